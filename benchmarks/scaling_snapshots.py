@@ -3,7 +3,8 @@
     python benchmarks/scaling_snapshots.py [--processes 1 2] [--ids 1000000]
 
 A table of 16 numbers with Adam's two columns beside each sees every id once. Then a snapshot is written in the
-background: the time of `Trainer.save` is what training waits, and "durable" is when it is on the disk for good.
+background: the time of `Trainer.save` is what training waits, and "durable" is when it is on the disk for good. As many
+other processes load it: how long that takes, what rank 0's memory grows by at most, and what its rows and id map take.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ def main() -> int:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--ids", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
+    parser.add_argument("--load", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        measure(Path(given.worker), given.ids[0])
+        (load if given.load else measure)(Path(given.worker), given.ids[0])
         return 0
-    print("| ids | processes | training waits | durable after | rank 0 grows by | bytes |\n|---:|" + "---:|" * 5)
+    heads = ["ids", "processes", "training waits", "durable after", "rank 0 grows by", "bytes", "loaded after"]
+    heads += ["rank 0 grows by, at most", "its rows and map"]
+    print(f"| {' | '.join(heads)} |\n|" + "---:|" * len(heads))
     for ids in given.ids:
         for count in given.processes:
             with tempfile.TemporaryDirectory() as scratch:
@@ -43,13 +47,18 @@ def main() -> int:
                 launch = [sys.executable, "-m", "trainer", "launch", "-n", str(count), "python"]
                 command = [*launch, *own] if count > 1 else [sys.executable, *own]
                 environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
-                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    print(done.stdout + done.stderr, file=sys.stderr)
-                    return 1
+                for more in ([], ["--load"]):
+                    done = subprocess.run(
+                        [*command, *more], env=environment, capture_output=True, text=True, check=False
+                    )
+                    if done.returncode:
+                        print(done.stdout + done.stderr, file=sys.stderr)
+                        return 1
                 found = json.loads((Path(scratch) / "found.json").read_text())
             cells = [f"{found['ids']:,}", str(count), f"{1000 * found['waits']:,.0f} ms", f"{found['durable']:.2f} s"]
-            print(f"| {' | '.join(cells)} | {found['grown'] / 1e6:,.0f} MB | {found['bytes'] / 1e6:,.0f} MB |")
+            cells += [f"{found[name] / 1e6:,.0f} MB" for name in ("grown", "bytes")]
+            cells += [f"{found['loaded']:.2f} s", *(f"{found[name] / 1e6:,.0f} MB" for name in ("load_grown", "kept"))]
+            print(f"| {' | '.join(cells)} |", flush=True)
     return 0
 
 
@@ -59,12 +68,11 @@ def memory(key: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def measure(folder: Path, count: int) -> None:
-    """Train on `count` ids, each seen once, save, and note the cost on rank 0."""
+def build():
+    """Return a trainer of the table."""
     from mindspore import nn
 
     from trainer import Trainer
-    from trainer.distributed.group import join
     from trainer.embedding import Embedding
 
     class Network(nn.Cell):
@@ -76,8 +84,34 @@ def measure(folder: Path, count: int) -> None:
         def construct(self, x):
             return self.head(self.ids(x).sum(axis=1))
 
-    group, network = join(), Network()
-    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.001), seed=1)
+    network = Network()
+    return Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.001), seed=1)
+
+
+def load(folder: Path, count: int) -> None:
+    """Load the snapshot, and note the cost on rank 0."""
+    from trainer.distributed.group import join
+
+    group, trainer = join(), build()
+    arrays = {"x": np.zeros((2 * ROWS, PER_ROW), np.int64), "y": np.zeros((2 * ROWS, 1), np.float32)}
+    trainer.fit(arrays, 1, batch_size=ROWS // group.size, shuffle=False, callbacks=[])  # finds the table
+    group.wait_for_all()
+    Path("/proc/self/clear_refs").write_text("5")
+    before, started = memory("VmRSS"), time.perf_counter()
+    trainer.load(folder / "snapshots")
+    loaded, grown = time.perf_counter() - started, memory("VmHWM") - before
+    if group.is_main:
+        (table,) = trainer.tables.tables.tables.values()
+        found = json.loads((folder / "found.json").read_text())
+        found |= {"loaded": loaded, "load_grown": grown, "kept": table.next_row * table.width * 4 + table.map.nbytes}
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+def measure(folder: Path, count: int) -> None:
+    """Train on `count` ids, each seen once, save, and note the cost on rank 0."""
+    from trainer.distributed.group import join
+
+    group, trainer = join(), build()
     rows = max(CALL * ROWS, count // PER_ROW // ROWS * ROWS)
     for first in range(0, rows, CALL * ROWS):  # so that the data take no memory worth counting
         last = min(rows, first + CALL * ROWS)

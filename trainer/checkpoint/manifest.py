@@ -137,7 +137,7 @@ def problem(folder: Path, files: FileSums) -> str | None:
     """Return the first problem with names and sizes of the files, or None."""
     for name, (size, _) in files.items():
         try:
-            _check_size(folder / name, size)
+            check_size(folder / name, size)
         except CheckpointError as error:
             return str(error)
     return None
@@ -158,7 +158,7 @@ def verified(path: Path, size: int, crc: int) -> memoryview | bytes:
         CheckpointDamagedError: missing, of another size, altered or unreadable.
         CheckpointError: no permission, too many open files, or no memory for the copy.
     """
-    _check_size(path, size)
+    check_size(path, size)
     if not size:
         return b""
     try:
@@ -202,7 +202,12 @@ def _room(size: int) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), size))
 
 
-def _check_size(path: Path, size: int) -> None:
+def check_size(path: Path, size: int) -> None:
+    """Check that `path` is a regular file of `size` bytes.
+
+    Raises:
+        CheckpointDamagedError: it is missing, of another kind or size. CheckpointError: no permission.
+    """
     try:
         status = os.stat(path)
     except OSError as error:
@@ -256,7 +261,7 @@ class FolderWriter:
         Raises:
             CheckpointDamagedError: it is missing or of another size.
         """
-        _check_size(self.path / name, size)
+        check_size(self.path / name, size)
         self._sums[name] = size, crc
 
     def seal(self, kind: str, body: Mapping[str, Any], identity: str | None = None) -> dict[str, Any]:

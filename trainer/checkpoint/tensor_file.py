@@ -21,6 +21,8 @@ import numpy as np
 
 from ..errors import CheckpointDamagedError, CheckpointError
 from . import strict_json
+from .block_arrays import BlockArray, JoinedArray, StoredArray
+from .verified_file import VerifiedFile
 
 _TAGS = {
     "|b1": "BOOL",
@@ -100,12 +102,54 @@ def parse(buffer: memoryview | bytes, what: str) -> dict[str, np.ndarray]:
     Raises:
         CheckpointDamagedError: the bytes are not a sound safetensors file.
     """
-    total = len(buffer)
-    length = int.from_bytes(buffer[:8], "little")
+    tensors = {}
+    for name, (dtype, shape, begin, end) in _layout(lambda first, last: buffer[first:last], len(buffer), what).items():
+        if begin == end:
+            tensors[name] = _empty(dtype, shape)
+        else:
+            count = (end - begin) // dtype.itemsize
+            tensors[name] = np.frombuffer(buffer, np.uint8, end - begin, begin).view(dtype)[:count].reshape(shape)
+    return tensors
+
+
+def parse_file(file: VerifiedFile) -> dict[str, Any]:
+    """Return the arrays of a safetensors file, read when they are used.
+
+    Raises:
+        CheckpointDamagedError: it is no sound safetensors file.
+    """
+    tensors: dict[str, Any] = {}
+    for name, (dtype, shape, begin, end) in _layout(file.read, file.size, str(file.path)).items():
+        if begin == end:
+            tensors[name] = _empty(dtype, shape)
+        elif shape:
+            tensors[name] = StoredArray(file, dtype, shape, begin)
+        else:
+            tensors[name] = file.read(begin, end).view(dtype).reshape(())
+    return tensors
+
+
+def _empty(dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
+    array = np.zeros(shape, dtype)
+    array.flags.writeable = False
+    return array
+
+
+def _layout(
+    read: Callable[[int, int], Any], total: int, what: str
+) -> dict[str, tuple[np.dtype, Sequence[int], int, int]]:
+    """Return dtype, shape, first and last byte of every tensor of a file.
+
+    Args:
+        read: returns the bytes from one position to another.
+        total: bytes of the file.
+        what: its name for messages.
+    """
+    length = int.from_bytes(bytes(read(0, min(8, total))), "little")
     if total < 8 or length > min(total - 8, _MAX_HEADER):
         raise CheckpointDamagedError(f"{what} is no safetensors file: {total:,} bytes cannot hold its header")
     try:
-        header = strict_json.parse(bytes(buffer[8 : 8 + length]))
+        header = strict_json.parse(bytes(read(8, 8 + length)))
     except ValueError as error:
         raise CheckpointDamagedError(f"{what} is no safetensors file: its header is damaged ({error})") from None
     if not isinstance(header, dict):
@@ -113,25 +157,18 @@ def parse(buffer: memoryview | bytes, what: str) -> dict[str, np.ndarray]:
     header.pop(_METADATA, None)
     start = 8 + length
     spans = []
-    tensors = {}
+    found: dict[str, tuple[np.dtype, Sequence[int], int, int]] = {}
     for name, entry in header.items():
         try:
             dtype, shape, begin, end = _checked(entry, total - start)
         except ValueError as error:
             raise CheckpointDamagedError(f"{what} is damaged: tensor {name!r} {error}") from None
         spans.append((begin, end))
-        if begin == end:
-            tensors[name] = np.zeros(shape, dtype)
-            tensors[name].flags.writeable = False
-        else:
-            count = (end - begin) // dtype.itemsize
-            tensors[name] = (
-                np.frombuffer(buffer, np.uint8, end - begin, start + begin).view(dtype)[:count].reshape(shape)
-            )
+        found[name] = dtype, shape, start + begin, start + end
     spans.sort()
     if [begin for begin, _ in spans] + [total - start] != [0] + [end for _, end in spans]:
         raise CheckpointDamagedError(f"{what} is damaged: its tensors overlap or leave gaps")
-    return tensors
+    return found
 
 
 def _checked(entry: Any, room: int) -> tuple[np.dtype, list[int], int, int]:
@@ -165,40 +202,10 @@ def _bfloat16() -> np.dtype:
         raise ValueError("is bfloat16, which needs MindSpore with bfloat16 support for NumPy") from None
 
 
-class Joined:
-    """Arrays joined along axis 0 when NumPy needs a single array.
+def join(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the arrays of several files by name.
 
-    Attributes:
-        dtype: type of the elements.
-        shape: of the joined array.
-    """
-
-    def __init__(self, pieces: Sequence[np.ndarray]) -> None:
-        first = pieces[0]
-        self._pieces = list(pieces)
-        self._starts = np.cumsum([0, *map(len, pieces)])
-        self.dtype = first.dtype
-        self.shape = (int(self._starts[-1]), *first.shape[1:])
-        for piece in pieces:
-            if piece.dtype != first.dtype or piece.shape[1:] != first.shape[1:]:
-                raise ValueError(f"{piece.dtype} {list(piece.shape)} beside {first.dtype} {list(first.shape)}")
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        whole = np.concatenate(self._pieces)
-        return whole if dtype is None else whole.astype(dtype, copy=False)
-
-    def take(self, indices: np.ndarray) -> np.ndarray:
-        """Return the items at ascending `indices`, int [n], without joining all."""
-        bounds = np.searchsorted(indices, self._starts)
-        spans = zip(self._pieces, self._starts, bounds, bounds[1:], strict=False)
-        return np.concatenate([piece[indices[first:last] - start] for piece, start, first, last in spans])
-
-
-def join(pieces: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
-    """Return the arrays of several files by name, `Joined` from 2 axes on.
+    Those in memory with one axis are joined; others are a `JoinedArray`.
 
     Raises:
         ValueError, TypeError: arrays of one name differ in dtype or in an axis other than 0.
@@ -206,8 +213,9 @@ def join(pieces: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
     joined: dict[str, Any] = {}
     for name in dict.fromkeys(name for piece in pieces for name in piece):
         own = [piece[name] for piece in pieces if name in piece]
-        one = own[0] if len(own) == 1 else Joined(own)
-        joined[name] = np.asarray(one) if len(one.shape) == 1 else one
+        one = own[0] if len(own) == 1 else JoinedArray(own)
+        small = len(one.shape) == 1 and not any(isinstance(piece, BlockArray) for piece in own)
+        joined[name] = np.asarray(one) if small else one
     return joined
 
 

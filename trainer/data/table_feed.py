@@ -23,7 +23,7 @@ from ..embedding.layers import open_accumulation
 from ..embedding.layers.network_tables import SparseTables
 from ..embedding.tables.hashing import to_plain
 from ..embedding.tables.table_state import check_states
-from ..errors import DataError
+from ..errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, DataError
 from ..state import Stateful
 from .as_columns import Columns
 from .chunk import Chunk, ChunkTransform
@@ -196,10 +196,18 @@ class TableFeed(ChunkTransform, Stateful):
         self.load_states([state])
 
     def check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Check that states can be restored (`table_state.check_states`); change nothing."""
-        check_states(self.tables.tables, states)
-        for state in states[-1:]:
-            open_accumulation.check(self.tables, state)
+        """Check that states can be restored (`table_state.check_states`); change nothing.
+
+        All processes call it, and raise the error of the first that has any.
+        """
+        problem: CheckpointError | None = None
+        try:
+            check_states(self.tables.tables, states)
+            for state in states[-1:]:
+                open_accumulation.check(self.tables, state)
+        except CheckpointError as error:
+            problem = error
+        _raise_first(self.tables.group, problem)
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore a full state and the deltas that build on it, in order."""
@@ -212,6 +220,17 @@ class TableFeed(ChunkTransform, Stateful):
         """Reset all rows to the values of such states during a run; ids keep their rows."""
         self.delta_policy.broken()
         self.tables.rewind(states)
+
+
+def _raise_first(group: Group, problem: CheckpointError | None) -> None:
+    """Raise this process's problem, or the first of the others."""
+    damaged = not isinstance(problem, CheckpointMismatchError)
+    for rank, other in enumerate(group.gather_json(None if problem is None else [damaged, str(problem)])):
+        if problem is not None:
+            raise problem
+        if other is not None:
+            kind = CheckpointDamagedError if other[0] else CheckpointMismatchError
+            raise kind(f"rank {rank}: {other[1]}")
 
 
 class OwnTables(ChunkTransform):

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from trainer import checkpoint
-from trainer.checkpoint import tensor_file
+from trainer.checkpoint import block_arrays, tensor_file, verified_file
+from trainer.checkpoint.durable import write_file
+from trainer.checkpoint.verified_file import VerifiedFile
 from trainer.distributed.world import Gather, World
 from trainer.embedding import Eviction, MinSightings
 from trainer.embedding.planning import sharded_state
@@ -186,6 +188,29 @@ def test_a_chain_of_snapshots_loads_on_any_number_of_processes(chain, size):
         assert len(held) == len(table)
         assert table.shards.owned(held).all()
         np.testing.assert_array_equal(table.admission.sketch, total(states[-1]["arrays"]["t/sketch"]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_large_files_are_read_in_blocks_while_they_are_loaded(chain, size, tmp_path, monkeypatch):
+    tables, states = chain
+    monkeypatch.setattr(verified_file, "BLOCK", 1 << 10)
+    monkeypatch.setattr(block_arrays, "BLOCK_BYTES", 1 << 10)
+    stored = []
+    for number, state in enumerate(states):
+        pieces = []
+        for part in range(2):  # as if two processes had written it
+            halves = {name: np.array_split(np.asarray(array), 2)[part] for name, array in state["arrays"].items()}
+            path = tmp_path / f"{number}.{part}"
+            pieces.append(tensor_file.parse_file(VerifiedFile(path, *write_file(path, tensor_file.blocks(halves)))))
+        stored.append({**state, "arrays": tensor_file.join(pieces)})
+    lengths, read = [], VerifiedFile.read
+    monkeypatch.setattr(VerifiedFile, "read", lambda *given: lengths.append(given[2] - given[1]) or read(*given))
+    restored = load(stored, size)
+    assert content(restored) == content(tables)
+    rows, sketch = max(len(table) for table in restored), restored[0].admission.sketch.nbytes
+    most = max(1 << 10, 8 * (rows + 1))  # a block, or what one column of the own rows takes
+    assert {length for length in lengths if length > most} <= {sketch, sketch // 2}
+    assert sum(lengths) > 20 * most
 
 
 def test_as_many_processes_go_on_exactly_as_the_interrupted_ones(chain):

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ...checkpoint.tensor_file import Frozen, Joined
+from ...checkpoint.block_arrays import blocks, taken
+from ...checkpoint.tensor_file import Frozen
 from ...distributed.group import Group
 from ..tables.id_map import find
 from ..tables.spec import DEFAULT_ROW
 from ..tables.table import SparseTable
-from ..tables.table_state import arrays_of
+from ..tables.table_state import arrays_of, owned_columns
 
 OPEN_ROWS = "accumulated_rows"  # key in a state: the rows of an open accumulation
 BLOCK_BYTES = 4 << 20  # per message and process
@@ -147,7 +148,10 @@ def _add_up(group: Group, sketch: np.ndarray, before: np.ndarray | None) -> np.n
 
 
 def own_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return this process's parts of a checked full state and its deltas."""
+    """Return this process's parts of a checked full state and its deltas.
+
+    Values that are read in blocks are read when they are restored.
+    """
     own: list[dict[str, Any]] = [{"json": {}, "arrays": {}} for _ in states]
     for name, table in tables.items():
         chain = _Chain(table)
@@ -165,7 +169,7 @@ class _Chain:
     """
 
     def __init__(self, table: SparseTable) -> None:
-        self.shards = table.shards
+        self.table, self.shards = table, table.shards
         self.names = ("values", *table.meta_names)
         self._start_over()
 
@@ -176,10 +180,8 @@ class _Chain:
 
     def part_of(self, arrays: Mapping[str, np.ndarray], json: Mapping[str, Any]) -> tuple[dict, dict]:
         """Return (arrays, json) of this process's part of a state."""
-        shards, rows = self.shards, np.asarray(arrays["rows"])
-        ids, removed = np.asarray(arrays["ids"]), np.asarray(arrays["removed"])
-        chosen = np.flatnonzero((rows == DEFAULT_ROW) | shards.owned(ids))
-        rows, ids = rows[chosen], ids[chosen]
+        shards, removed = self.shards, np.asarray(arrays["removed"])
+        chosen, rows, ids = owned_columns(self.table, arrays, json["next_row"])
         if json["full"]:
             self._start_over()
         same = (rows == DEFAULT_ROW) | (shards.owners_of_rows(rows) == shards.rank)
@@ -188,7 +190,7 @@ class _Chain:
         else:
             own = self._number(ids, rows)
             next_row = self._next
-        part = {name: _items(arrays[name], chosen) for name in self.names}
+        part = {name: taken(arrays[name], chosen) for name in self.names}
         part |= {"rows": own, "ids": ids, "removed": removed[shards.owned(removed)]}
         if "sketch" in arrays:
             part["sketch"] = arrays["sketch"]
@@ -209,11 +211,6 @@ class _Chain:
         return own
 
 
-def _items(array: Any, chosen: np.ndarray) -> np.ndarray:
-    """Return the items at ascending `chosen` of an array, or of one in parts."""
-    return array.take(chosen) if isinstance(array, Joined) else np.asarray(array)[chosen]
-
-
 def renumbered(
     group: Group, tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, Any]]
 ) -> dict[str, np.ndarray]:
@@ -228,9 +225,9 @@ def renumbered(
         saved = np.asarray(arrays[f"{name}/{OPEN_ROWS}"])
         ids = np.zeros(len(saved), np.int64)
         for state in states:  # a later state may have reassigned a row
-            rows = np.asarray(state["arrays"][f"{name}/rows"])
-            indices, known = find(rows, saved)
-            ids[known] = np.asarray(state["arrays"][f"{name}/ids"])[indices[known]]
+            for _, rows, own_ids in blocks(arrays_of(state["arrays"], name), "rows", "ids"):
+                indices, known = find(rows, saved)
+                ids[known] = own_ids[indices[known]]
         own = (saved != DEFAULT_ROW) & table.shards.owned(ids)
         numbers = np.zeros(len(saved), np.int32)
         numbers[own] = table.shards.numbers(table.map.get(ids[own]))

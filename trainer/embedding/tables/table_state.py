@@ -8,11 +8,13 @@ converted to an array, while training continues; rows that training is about to 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ...checkpoint.block_arrays import blocks
 from ...checkpoint.tensor_file import Frozen
 from ...checks import any_number, whole
 from ...errors import CheckpointDamagedError, CheckpointMismatchError
@@ -23,7 +25,8 @@ from .spec import DEFAULT_ROW
 from .table import SparseTable
 from .table_rows import dirty_column
 
-Arrays = Mapping[str, np.ndarray]
+Arrays = Mapping[str, Any]  # of arrays in memory, `Frozen`, or `BlockArray`
+Columns = tuple[np.ndarray, np.ndarray]  # rows, their ids
 _MOST_HOLES = 10**7  # free rows accepted beyond 100 per saved row: bounds the memory of a forged state
 
 
@@ -132,6 +135,8 @@ def _column(capture: _Capture, name: str) -> np.ndarray:
 def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, Any]]) -> None:
     """Check a full state and its deltas, as returned by `SparseTables.take`.
 
+    Arrays are read in blocks. Of tables that are divided, each process checks the ids that it owns.
+
     Raises:
         CheckpointMismatchError: the tables have other names, dimensions, optimizers or seeds.
         CheckpointDamagedError: the states are malformed, or a delta does not fit the states before it.
@@ -146,11 +151,12 @@ def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str
     for name, table in tables.items():
         chain = [(arrays_of(state["arrays"], name), state["json"][name]) for state in states]
         try:
+            owned = []
             for link, (arrays, json) in enumerate(chain):
                 _check_json(table, json, first=link == 0)
-                _check_arrays(table, arrays, json)
-            _check_chain(chain)
-            most = _MOST_HOLES + 100 * sum(len(arrays["rows"]) for arrays, _ in chain)
+                owned.append(_check_arrays(table, arrays, json))
+            _check_chain(chain, owned)
+            most = _MOST_HOLES + 100 * sum(arrays["rows"].shape[0] for arrays, _ in chain)
             rows = max((whole("next_row", json["next_row"], most=most) for _, json in chain), default=0)
             if table.shards.size == 1:  # each of several processes takes a part, which has no holes
                 table.reserve(rows)
@@ -190,33 +196,54 @@ def check_forms(arrays: Arrays, wanted: Mapping[str, tuple[Any, tuple[int, ...]]
             raise ValueError(f"{key} is {array.dtype} {list(array.shape)}, not {np.dtype(dtype)} {list(shape)}")
 
 
-def _check_arrays(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None:
-    rows, ids = arrays["rows"], arrays["ids"]
-    count = len(rows)
+def _check_arrays(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> Columns:
+    """Check one state; return this process's (rows, ids), with the default row."""
+    count = arrays["rows"].shape[0]
     wanted = {"rows": (np.int32, (count,)), "ids": (np.int64, (count,)), "values": (np.float32, (count, json["width"]))}
     wanted |= {name: (table.columns[name].dtype, (count,)) for name in table.meta_names}
-    wanted["removed"] = (np.int64, (arrays["removed"].size,))
+    wanted["removed"] = (np.int64, (math.prod(arrays["removed"].shape),))
     if table.admission.sketch is not None:
         parts = arrays["sketch"].shape[-3:-2]  # of a state that several processes have written
         wanted["sketch"] = (table.admission.sketch.dtype, (*parts, *table.admission.sketch.shape))
     check_forms(arrays, wanted)
-    if count and not 0 <= rows.min() <= rows.max() < json["next_row"]:
-        raise ValueError(f"rows lie in [{rows.min()}, {rows.max()}], not below next_row {json['next_row']}")
+    _, rows, ids = owned_columns(table, arrays, int(json["next_row"]))
     own = rows != DEFAULT_ROW
-    if len(np.unique(rows)) != count or len(np.unique(ids[own])) != np.count_nonzero(own):
+    if len(np.unique(rows)) != len(rows) or len(np.unique(ids[own])) != np.count_nonzero(own):
         raise ValueError("a row or an id occurs twice")
+    return rows, ids
 
 
-def _check_chain(chain: Iterable[tuple[Arrays, Mapping[str, Any]]]) -> None:
-    """Check that no delta moves an id to another row, or a row to another id."""
+def owned_columns(table: SparseTable, arrays: Arrays, next_row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (indices, rows, ids) of this process's ids and the default row.
+
+    Raises:
+        ValueError: a row of any process lies outside 0 to `next_row` - 1.
+    """
+    found: list[tuple[np.ndarray, ...]] = [(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))]
+    for first, rows, ids in blocks(arrays, "rows", "ids"):
+        if not 0 <= rows.min() <= rows.max() < next_row:
+            raise ValueError(f"rows lie in [{rows.min()}, {rows.max()}], not below next_row {next_row}")
+        own = np.flatnonzero((rows == DEFAULT_ROW) | table.shards.owned(ids))
+        found.append((first + own, rows[own], ids[own]))
+    indices, rows, ids = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return indices, rows, ids
+
+
+def _check_chain(chain: Iterable[tuple[Arrays, Mapping[str, Any]]], owned: Iterable[Columns]) -> None:
+    """Check that no delta moves an id to another row, or a row to another id.
+
+    Args:
+        chain: the states.
+        owned: the (rows, ids) of each that this process owns.
+    """
     known_ids, known_rows = np.zeros(0, np.int64), np.zeros(0, np.int32)
-    for arrays, json in chain:
-        own = arrays["rows"] != DEFAULT_ROW
-        ids, rows = arrays["ids"][own], arrays["rows"][own]
+    for (arrays, json), (all_rows, all_ids) in zip(chain, owned, strict=True):
+        own = all_rows != DEFAULT_ROW
+        ids, rows = all_ids[own], all_rows[own]
         if json["full"] or not len(known_ids):
             known_ids, known_rows = ids, rows
             continue
-        stays = ~np.isin(known_ids, arrays["removed"])
+        stays = ~np.isin(known_ids, np.asarray(arrays["removed"]))
         known_ids, known_rows = known_ids[stays], known_rows[stays]
         indices, again = find(ids, known_ids)
         others = known_rows[~again]
@@ -241,19 +268,29 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
         new[own] = table.map.get(ids[own]) < 0
         table.reserve(int(json["next_row"]))
         table.map.add(ids[new], rows[new])
-        table.store.write(rows, np.asarray(arrays["values"], np.float32)[:, : table.width])
+        for first, values in blocks(arrays, "values"):
+            table.store.write(rows[first : first + len(values)], values[:, : table.width])
         table.name_rows(rows, ids)
         table.columns["live"][rows] = True
         for meta in table.meta_names:
-            table.columns[meta][rows] = arrays[meta]
+            table.columns[meta][rows] = np.asarray(arrays[meta])
         table.mark_changed(rows)
         if table.admission.sketch is not None:
-            sketch = np.asarray(arrays["sketch"])
-            table.admission.sketch[...] = sketch.sum(0, dtype=sketch.dtype) if sketch.ndim > 2 else sketch
+            _restore_sketch(table.admission.sketch, arrays)
         table.step, table.next_row = int(json["step"]), int(json["next_row"])
         table.last_sweep, table.plans = float(json["last_sweep"]), int(json["plans"])
         table.counters.update(json["counters"])
         table.set_free_rows()
+
+
+def _restore_sketch(sketch: np.ndarray, arrays: Arrays) -> None:
+    """Set the sketch to the saved one, or to the sum of those of several processes."""
+    if len(arrays["sketch"].shape) <= sketch.ndim:
+        sketch[...] = np.asarray(arrays["sketch"])
+        return
+    sketch[...] = 0
+    for _, parts in blocks(arrays, "sketch"):
+        sketch += parts.sum(0, dtype=sketch.dtype)
 
 
 def rewind(table: SparseTable, states: Sequence[tuple[Arrays, Mapping[str, Any]]]) -> None:
@@ -266,9 +303,9 @@ def rewind(table: SparseTable, states: Sequence[tuple[Arrays, Mapping[str, Any]]
         table.write_first(live, table.ids_of(live))
         table.reset_default_row()
         for arrays, _ in states:
-            ids, values = np.asarray(arrays["ids"], np.int64), np.asarray(arrays["values"], np.float32)
-            rows = table.map.get(ids)
-            rows[np.asarray(arrays["rows"]) == DEFAULT_ROW] = DEFAULT_ROW
-            known = (rows >= 0) & ~table.columns["uncommitted"][rows]
-            table.store.write(rows[known], values[known])
+            for _, saved_rows, ids, values in blocks(arrays, "rows", "ids", "values"):
+                rows = table.map.get(ids)
+                rows[saved_rows == DEFAULT_ROW] = DEFAULT_ROW
+                known = (rows >= 0) & ~table.columns["uncommitted"][rows]
+                table.store.write(rows[known], values[known])
         table.mark_changed(live)
