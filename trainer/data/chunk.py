@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mindspore import Tensor
 
+from ..errors import DataError
 from .as_columns import ColumnOrder, Columns, common_dtype
 from .batch_sizes import RowFilling
 from .position import Position
@@ -42,6 +43,8 @@ class Chunk:
         signature: shapes and dtypes of the tensors.
         sparse: working sets of sparse tables, or None.
         filled: whether the tensors are padded with rows and end, before those of tables, with the row weights.
+        exchanged: seconds that its preparation, ahead of the training, spent in exchanges with other processes.
+        error: why it could not be prepared, where every process has the same error at this chunk; or None.
     """
 
     items: list[Item]
@@ -62,6 +65,8 @@ class Chunk:
     signature: tuple[Any, ...] = ()
     sparse: Any = None
     filled: bool = False
+    exchanged: float = 0.0
+    error: DataError | None = None
 
     @property
     def nbytes(self) -> int:
@@ -104,6 +109,13 @@ class ChunkTransform:
 
     on_graph_thread: bool = False
 
+    def connect(self, inline: bool) -> None:
+        """Prepare on the graph thread, with all processes, for chunks to be read.
+
+        Args:
+            inline: whether this process reads and prepares on the graph thread.
+        """
+
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
         """Return the graph's columns, and what the main thread needs (`Chunk.sparse`).
 
@@ -120,6 +132,12 @@ class ChunkTransform:
         Args:
             problem: why it has none; all processes raise it as a DataError.
         """
+
+    def finish(self) -> None:
+        """Tell other processes, on the preparing thread, that no chunk follows."""
+
+    def interrupt(self) -> None:
+        """End a wait for other processes on the preparing thread, which is to stop."""
 
     def release(self) -> None:
         """Release untrained chunks; called after the preparing thread has stopped."""

@@ -101,21 +101,25 @@ class Feed:
         chunks: Any = self._read_chunks(position, max_steps, self._reading)
         few = source.in_memory and source.size <= (MAX_QUEUED if transform is None else 1)
         inline = inline or source.thread_bound or few  # so few batches are cut sooner than a thread is started
+        if transform is not None:
+            transform.connect(inline)
         late = inline or (transform is not None and transform.on_graph_thread)
         if not inline:
             # Tables hold on to the rows of what waits, and other finite data is read no further ahead than needed.
             far = transform is None and (source.in_memory or source.endless)
-            chunks = self._ahead(chunks if late else map(self._prepare_ahead, chunks), far, should_stop)
+            chunks = self._ahead(chunks if late else self._prepare_ahead(chunks, self._reading), far, should_stop)
         try:
             for chunk in chunks:
                 if gate is not None and not gate(True):
                     return
+                if chunk.error is not None:
+                    raise chunk.error
                 if late:
                     self.times.prepared += self._prepare(chunk)
                 now = time.perf_counter()
                 if self.observer is not None:
                     self.observer("waiting for data", clock.since, now)
-                clock.waited, clock.since = clock.waited + now - clock.since, now
+                clock.note_wait(now, chunk.exchanged)
                 yield chunk
                 now = time.perf_counter()
                 clock.worked, clock.since = clock.worked + now - clock.since, now
@@ -149,6 +153,9 @@ class Feed:
         worker, self._worker = self._worker, None
         if worker is not None:
             self.source.interrupt()
+            transform = self.options.transform()
+            if transform is not None and not worker.has_ended:
+                transform.interrupt()
             self._left_behind |= not worker.stop(seconds)
 
     def join_exchange(self, problem: str = "") -> None:
@@ -319,9 +326,22 @@ class Feed:
             shapes.note(form, stacked, filling if self._conversion.equal_rows else None)
         return stacked
 
-    def _prepare_ahead(self, chunk: Chunk) -> Chunk:
-        self.times.prepared_ahead += self._prepare(chunk)
-        return chunk
+    def _prepare_ahead(self, chunks: Iterator[Chunk], reading: int) -> Iterator[Chunk]:
+        """Yield prepared chunks; the last one has the error that all processes raise."""
+        for chunk in chunks:
+            try:
+                self.times.prepared_ahead += self._prepare(chunk)
+            except DataError as error:
+                if error.rank is None:
+                    raise
+                # Raised where the others raise it: after their agreement on this chunk.
+                chunk.error = error
+            yield chunk
+            if chunk.error is not None:
+                return
+        transform = self.options.transform()
+        if transform is not None and reading == self._reading:
+            transform.finish()
 
     def _prepare(self, chunk: Chunk) -> float:
         """Put the arrays and tensors into a chunk; return the seconds it took."""

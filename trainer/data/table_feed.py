@@ -234,22 +234,53 @@ def _raise_first(group: Group, problem: CheckpointError | None) -> None:
 
 
 class OwnTables(ChunkTransform):
-    """Prepares this process's ids on the graph thread; the owners train the rows."""
+    """Prepares this process's ids; the owners train the rows.
+
+    The processes exchange ids while earlier calls are trained, on the thread that reads ahead and on connections of
+    their own; where any process reads on the thread that runs graphs, all of them do it there.
+    """
 
     on_graph_thread = True
 
-    def __init__(self, tables: TableFeed) -> None:
+    def __init__(self, tables: TableFeed, group: Group) -> None:
         self.tables = tables
+        self.group = group
+
+    def connect(self, inline: bool) -> None:
+        """Choose the thread on which all processes prepare, and open its connections."""
+        own = self.tables.tables.channel
+        any_inline, any_closed = self.group.gather(np.array([inline, not own.is_open], np.int64)).any(axis=0).tolist()
+        self.on_graph_thread = any_inline
+        if any_closed and not any_inline:
+            own.open()
+        self.tables.tables.planner.begin(self.group if any_inline else own)
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
         """Return columns with positions for ids, and the plan of the rows to exchange."""
-        planner = self.tables.tables.planner
-        placeholder = not chunk.num_samples
+        planner, channel = self.tables.tables.planner, self.tables.tables.channel
+        placeholder, before = not chunk.num_samples, channel.seconds
         fill, flush = chunk.start.micro_batches, chunk.flush
         columns, plan = planner.plan(
-            columns, chunk.stacked, chunk.num_batches, now=now, placeholder=placeholder, fill=fill, flush=flush
+            columns,
+            chunk.stacked,
+            chunk.num_batches,
+            now=now,
+            placeholder=placeholder,
+            fill=fill,
+            flush=flush,
+            last=chunk.ends_epoch,
         )
+        chunk.exchanged = channel.seconds - before
         return (*columns, *plan.inputs), plan
+
+    def finish(self) -> None:
+        """Tell the other processes that no chunk follows."""
+        self.tables.tables.planner.finish()
+
+    def interrupt(self) -> None:
+        """End an exchange under way on the preparing thread."""
+        if not self.on_graph_thread:
+            self.tables.tables.channel.interrupt()
 
     def release(self) -> None:
         """Release chunks prepared and not trained."""

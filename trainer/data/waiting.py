@@ -33,6 +33,17 @@ class WaitClock:
         self.waited = self.worked = 0.0
         self.since = time.perf_counter()
 
+    def note_wait(self, now: float, for_others: float) -> None:
+        """Count the time since `since` as waiting for data.
+
+        Args:
+            now: `time.perf_counter()`.
+            for_others: seconds of it, at most, that other processes were waited for; they count as work.
+        """
+        wait = now - self.since
+        others = min(wait, for_others)
+        self.waited, self.worked, self.since = self.waited + wait - others, self.worked + others, now
+
     @property
     def share(self) -> float:
         """Share of the time spent waiting, 0 to 1; the time since `since` counts as work."""
@@ -184,6 +195,11 @@ class Prefetch:
     def depth(self) -> int:
         """Chunks that are ready and waiting."""
         return len(self._ready)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
 
     def get(self, timeout: float) -> Any:
         """Return the next chunk, or None at the end; raise what the thread raised.

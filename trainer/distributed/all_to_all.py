@@ -5,6 +5,7 @@ MindSpore has no AlltoAll on CPU. A device that has one would use it behind `All
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import secrets
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import TrainerError
-from .group import Group
+from .group import Group, Sent
 from .launched import enable_keepalive, own_address
 
 CONNECT_SECONDS = 60.0
@@ -46,24 +47,30 @@ def _introduced(connection: socket.socket, word: bytes) -> int:
 class AllToAll:
     """Exchange of messages between all processes, which call it equally often.
 
+    One thread at a time may exchange. Threads that run beside each other need connections of their own.
+
     Args:
         group: the processes; all of them create the exchange together, on the thread that runs graphs.
         deadline: time limit of an exchange in seconds; None takes `MS_CPU_COMM_OP_TIMEOUT`, or half an hour.
         address: address of this machine for the others; None takes the one that reaches the scheduler.
+        sent: counts what it sends; None starts from zero.
 
     Attributes:
-        bytes_sent: bytes sent so far, with the heads of messages.
-        messages_sent: messages sent so far.
+        sent: see above.
+        is_open: whether another exchange may follow.
 
     Raises:
         TrainerError: the processes do not reach each other.
     """
 
-    def __init__(self, group: Group, deadline: float | None = None, address: str | None = None) -> None:
+    def __init__(
+        self, group: Group, deadline: float | None = None, address: str | None = None, sent: Sent | None = None
+    ) -> None:
         self.rank, self.size = group.rank, group.size
         self.deadline = float(os.environ.get(TIMEOUT_VARIABLE, DEADLINE_SECONDS)) if deadline is None else deadline
-        self.bytes_sent = self.messages_sent = 0
+        self.sent = Sent() if sent is None else sent
         self._connections: dict[int, socket.socket] = {}
+        self._wake_up, self._woken = socket.socketpair()
         with socket.create_server(("", 0), backlog=group.size) as listener:
             own = [address or own_address(), listener.getsockname()[1], secrets.token_hex(8)]
             addresses = group.gather_json(own)
@@ -72,7 +79,7 @@ class AllToAll:
             if given is not None:
                 self.close()
                 raise TrainerError(f"rank {peer} does not reach the others: {given}")
-        self._is_open, self._number = True, 0
+        self.is_open, self._number = True, 0
         for connection in self._connections.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             enable_keepalive(connection)
@@ -114,15 +121,27 @@ class AllToAll:
             bytearrays, with this rank's own part unchanged.
 
         Raises:
-            TrainerError: a process is gone, or the deadline has passed; the message names the ranks.
+            TrainerError: a process is gone, the deadline has passed, or another thread has called `interrupt`; the
+                message names the ranks.
         """
-        if not self._is_open:
+        if not self.is_open:
             raise TrainerError(f"rank {self.rank} cannot exchange rows: an earlier exchange has failed")
         try:
             return self._exchange(parts)
+        except _InterruptedError:  # the others keep waiting: whether they stop too is not decided here
+            raise
         except BaseException:  # a partial message may be in flight, which makes the rest unreadable
             self.close()
             raise
+
+    def interrupt(self) -> None:
+        """End the exchange that another thread is in, or begins; no exchange follows.
+
+        The connections stay open until `close`, so that the other processes do not fail before they stop as well.
+        """
+        self.is_open = False
+        with contextlib.suppress(OSError):  # closed by a failure
+            self._wake_up.send(b".")
 
     def _exchange(self, parts: Sequence[Any]) -> list[Any]:
         self._number += 1
@@ -136,16 +155,17 @@ class AllToAll:
             data = memoryview(parts[peer])
             head = self._number.to_bytes(_HEAD_BYTES, "little") + data.nbytes.to_bytes(_HEAD_BYTES, "little")
             pieces = [memoryview(head), data.cast("B")] if data.nbytes else [memoryview(head)]
-            self.bytes_sent += len(head) + data.nbytes
-            self.messages_sent += 1
+            self.sent.bytes += len(head) + data.nbytes
+            self.sent.messages += 1
             pieces = self._send(peer, pieces)
             if pieces:
                 unsent[peer] = pieces
         ends = time.monotonic() + self.deadline
         with selectors.DefaultSelector() as selector:
+            selector.register(self._woken, selectors.EVENT_READ, self.rank)
             for peer in peers:
                 selector.register(self._connections[peer], self._events(peer, unsent, arriving), peer)
-            while selector.get_map():
+            while arriving or unsent:
                 ready = selector.select(max(0.0, ends - time.monotonic()))
                 if not ready and time.monotonic() >= ends:
                     raise TrainerError(
@@ -153,6 +173,8 @@ class AllToAll:
                     )
                 for key, events in ready:
                     peer = key.data
+                    if peer == self.rank:
+                        raise _InterruptedError(f"rank {self.rank} was interrupted while it exchanged rows")
                     if events & selectors.EVENT_WRITE and not self._continue_sending(peer, unsent):
                         unsent.pop(peer)
                     if events & selectors.EVENT_READ and peer in arriving and self._receive(peer, arriving[peer]):
@@ -209,9 +231,56 @@ class AllToAll:
 
     def close(self) -> None:
         """Close the connections; no exchange follows."""
-        self._is_open = False
-        for connection in self._connections.values():
+        self.is_open = False
+        for connection in (*self._connections.values(), self._wake_up, self._woken):
             connection.close()
+
+
+class _InterruptedError(TrainerError):
+    """Another thread has called `AllToAll.interrupt`."""
+
+
+class Channel:
+    """All-to-all connections of one thread, opened again after an interruption.
+
+    Args:
+        group: the processes.
+
+    Attributes:
+        seconds: time spent in exchanges so far, waiting for other processes included.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.seconds = 0.0
+        self._sent = Sent()
+        self._exchange: AllToAll | None = None
+        group.track(self._sent)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process needs no new connections."""
+        return self._exchange is not None and self._exchange.is_open
+
+    def open(self) -> None:
+        """Open new connections; a collective call on the thread that runs graphs."""
+        if self._exchange is not None:
+            self._exchange.close()
+        self._exchange = AllToAll(self._group, sent=self._sent)
+
+    def all_to_all(self, parts: Sequence[Any]) -> list[Any]:
+        """Send `parts[r]` to each rank r; see `AllToAll.exchange`."""
+        if self._exchange is None:
+            raise TrainerError(f"rank {self._group.rank} has opened no connections for exchanges of this thread")
+        began = time.perf_counter()
+        received = self._exchange.exchange(parts)
+        self.seconds += time.perf_counter() - began
+        return received
+
+    def interrupt(self) -> None:
+        """End the exchange that another thread is in; see `AllToAll.interrupt`."""
+        if self._exchange is not None:
+            self._exchange.interrupt()
 
 
 class _Arriving:

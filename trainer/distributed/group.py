@@ -7,6 +7,7 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,22 @@ logger = logging.getLogger(__name__)
 SMALLEST_FRAME = 256  # bytes; messages are padded to few frame sizes, because each size needs a compiled graph
 
 
+@dataclass(slots=True)
+class Sent:
+    """Bytes, with the heads of messages, and messages that connections have sent."""
+
+    bytes: int = 0
+    messages: int = 0
+
+
 class Group:
     """Group of a single process, whose collectives return their argument.
 
     Attributes:
         rank: number of this process, 0 to `size` - 1.
         size: number of processes.
-        bytes_sent: bytes sent to other processes by `all_to_all` so far.
-        messages_sent: messages sent to other processes by `all_to_all` so far.
+        bytes_sent: bytes sent to other processes so far, by `all_to_all` and what is tracked (`track`).
+        messages_sent: messages sent to other processes likewise.
     """
 
     rank = 0
@@ -60,6 +69,9 @@ class Group:
 
     def connect(self) -> None:
         """Open the connections of `all_to_all` on the graph thread; a collective call."""
+
+    def track(self, sent: Sent) -> None:
+        """Add what another thread's connections send to `bytes_sent` and `messages_sent`."""
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
         """Return the array of rank 0; all pass the same shape and dtype."""

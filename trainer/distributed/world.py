@@ -26,7 +26,7 @@ from ..errors import TrainerError
 from ..mindspore_internals.compilation import collection_skipped
 from ..native.memory import bucket
 from .all_to_all import AllToAll
-from .group import SMALLEST_FRAME, Group
+from .group import SMALLEST_FRAME, Group, Sent
 from .launched import enable_keepalive, own_address
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class World(Group):
         self._programs: set[tuple[Any, ...]] = set()
         self._barrier: Barrier | None = None
         self._all_to_all: AllToAll | None = None
+        self._tracked: list[Sent] = []
 
     def wait_for_all(self) -> None:
         if self._barrier is None:
@@ -84,13 +85,18 @@ class World(Group):
         if not in_graph:
             self.connect()
         received = self._all_to_all.exchange(parts)
-        self.bytes_sent, self.messages_sent = self._all_to_all.bytes_sent, self._all_to_all.messages_sent
+        self.bytes_sent = sum([sent.bytes for sent in self._tracked])
+        self.messages_sent = sum([sent.messages for sent in self._tracked])
         return received
+
+    def track(self, sent: Sent) -> None:
+        self._tracked.append(sent)
 
     def connect(self) -> None:
         self._check_thread()
         if self._all_to_all is None:
             self._all_to_all = AllToAll(self)
+            self.track(self._all_to_all.sent)
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
         words, length = _as_words(array)

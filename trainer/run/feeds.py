@@ -141,7 +141,7 @@ def training_feed(
         from ..data.table_feed import OwnTables, UnionTables
 
         by_owner = trainer.tables.tables.by_owner
-        transform = OwnTables(trainer.tables) if by_owner else UnionTables(trainer.tables, trainer.group)
+        transform = (OwnTables if by_owner else UnionTables)(trainer.tables, trainer.group)
     return Feed(source, dataclasses.replace(feed_options, filling=filling, transform=lambda: transform))
 
 

@@ -15,7 +15,7 @@ from trainer.data.feed import Feed, to_tensor
 from trainer.data.finite.datasets import make_source
 from trainer.data.position import Position
 from trainer.data.streaming.stream_source import StreamSource
-from trainer.data.waiting import DATA_WAIT, MAX_QUEUED, MIN_QUEUED, Prefetch
+from trainer.data.waiting import DATA_WAIT, MAX_QUEUED, MIN_QUEUED, Prefetch, WaitClock
 from trainer.errors import DataError
 from trainer.streams import ReplayStream
 
@@ -396,3 +396,12 @@ def test_how_a_chunk_is_trained_does_not_depend_on_how_far_ahead_is_read(on_grap
     found = [(content(chunk), chunk.stacked) for chunk in feed.chunks(Position(), gate=wait)]
     feed.close()
     assert found == [([0], True), *[([number], False) for number in range(1, 6)]]
+
+
+def test_waiting_for_other_processes_is_not_waiting_for_data():
+    clock = WaitClock()
+    start = clock.since
+    clock.note_wait(start + 3, 2.0)
+    assert (clock.waited, clock.worked, clock.since) == (1.0, 2.0, start + 3)
+    clock.note_wait(start + 4, 5.0)  # spent while the caller trained, most of it
+    assert (clock.waited, clock.worked) == (1.0, 3.0)

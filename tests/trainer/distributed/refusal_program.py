@@ -72,6 +72,12 @@ def refused(verb, *arguments, **options):
     return [str(error.value), error.value.rank]
 
 
+def trains(trainer, data):
+    before = trainer.state.progress.global_step
+    trainer.fit(data, 1, batch_size=BATCH, callbacks=[], sink_size=1)
+    return trainer.state.progress.global_step - before == ROWS // BATCH // trainer.group.size
+
+
 def main(folder):
     group = jobs.member()
     trainer, found = build(Network()), {}
@@ -82,6 +88,10 @@ def main(folder):
     found["predict"] = refused(trainer.predict, {name: bad[name] for name in ("user", "city")}, batch_size=BATCH)
     found["fit"] = refused(trainer.fit, bad, 1, batch_size=BATCH, shuffle=False, callbacks=[])
     found["goes on"] = trainer.evaluate(sound, batch_size=BATCH)["loss"] == whole
+    found["trains again"] = trains(trainer, sound) and trains(trainer, sound)
+    parts = [{name: column[i : i + BATCH] for name, column in sound.items()} for i in range(0, ROWS, BATCH)]
+    found["fewer batches"] = refused(trainer.fit, parts[: -2 * group.rank or None], 1, callbacks=[], sink_size=1)
+    found["trains again"] &= trains(trainer, sound)
     plain = build(Plain())
     plain.evaluate(batches())
     found["no tables"] = refused(plain.evaluate, batches(bad=3))

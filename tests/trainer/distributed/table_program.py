@@ -13,12 +13,13 @@ from mindspore.dataset import NumpySlicesDataset
 from callbacks import Callback, Every, ModelCheckpoint
 from tests.trainer.distributed import jobs
 from trainer import Trainer, Window
-from trainer.embedding import Embedding, Eviction, MinSightings, RowAdagrad, RowSGD
+from trainer.embedding import Embedding, EmbeddingBag, Eviction, MinSightings, RowAdagrad, RowSGD
 from trainer.embedding.layers.network_tables import SparseTables
 from trainer.errors import DataError
 from trainer.serving.publisher import Publish
 from trainer.streams import ReplayStream
 
+FIT_OPTIONS = ("sink_size", "max_steps", "epochs", "valid_dataset", "valid_every")
 ROWS, STEP = 500, 32  # of the data; of a step, over all processes
 
 
@@ -61,6 +62,19 @@ class Clicks(Pairs):
 
     def construct(self, user, items):
         return super().construct(user, items) + (self.bias(items) + self.known(items)).sum(axis=1)
+
+
+class Baskets(nn.Cell):
+    """Users, and the mean of their items, which owners add up."""
+
+    def __init__(self):
+        super().__init__()
+        self.users = Embedding(4, mode="sparse", name="users")
+        self.items = EmbeddingBag(4, mode="sparse", name="items", combiner="mean", padding=0, pool_at_owners=True)
+        self.head = nn.Dense(8, 1, weight_init="ones", bias_init="zeros")
+
+    def construct(self, user, items):
+        return self.head(ops.concat((self.users(user), self.items(items)), 1))
 
 
 RULES = {"admission": MinSightings(3), "eviction": Eviction(None, ttl=3600.0)}
@@ -125,7 +139,7 @@ class Held(Callback):
 def train(folder, group, name, data, *, network=None, optimizer=None, bias=None, callbacks=(), resume=None, **options):
     network = network or Clicks(optimizer() if optimizer else None, bias)
     arguments = {"epochs": 2, "batch_size": STEP // group.size, "callbacks": list(callbacks), "resume": resume}
-    arguments |= {key: options.pop(key) for key in ("sink_size", "max_steps", "epochs") if key in options}
+    arguments |= {key: options.pop(key) for key in FIT_OPTIONS if key in options}
     trainer = build(network, **options)
     trainer.fit(data, **arguments)
     found = {f"{name}/loss": np.array(trainer.history.history["loss"]), f"{name}/head": network.head.weight.asnumpy()}
@@ -176,7 +190,10 @@ def main(folder):
         assert "Trainer.predict" in str(told.value)
     snapshots = ModelCheckpoint(f"{folder}/rules_{group.size}", every=6, keep_last=20)
     options = {"bias": RULES, "optimizer": RowAdagrad, "clip_norm": 0.1, "sink_size": 2}
+    # The ids of the next calls are planned while rows are read to validate.
+    options |= {"valid_dataset": {name: column[400:] for name, column in data.items()}, "valid_every": 4}
     trainer, one = train(folder, group, "rules", whole, callbacks=[snapshots], **options)
+    found["rules/val_loss"] = np.array(trainer.history.history["val_loss"])
     found |= one
     found["rules/deltas"] = np.array(trainer.tables.delta_policy._deltas)
     options = {"network": Pairs(DoubledSGD()), "gradient_accumulation_steps": 2, "amp_level": "O2", "epochs": 1}
@@ -197,6 +214,11 @@ def main(folder):
     trainer, one = train(folder, group, "half", whole, **options)
     found |= one
     found["half/by_owner"] = np.array(trainer.tables.tables.by_owner)
+    baskets = {**whole, "items": np.where(np.arange(3) < np.arange(448)[:, None] % 4, whole["items"], 0)}
+    options = {"network": Baskets(), "clip_norm": 0.1, "epochs": 2, "sink_size": 2}
+    trainer, one = train(folder, group, "bags", baskets, **options)
+    found |= one
+    found["bags/predicted"] = trainer.predict({key: baskets[key] for key in ("user", "items")}, batch_size=56)
     # The last batch of the stream falls to one process; the other takes part with made-up rows.
     network = Clicks(bias=RULES)
     trainer = build(network)

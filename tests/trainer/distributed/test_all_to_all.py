@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from trainer.distributed.all_to_all import AllToAll
+from trainer.distributed.all_to_all import AllToAll, Channel
 from trainer.distributed.group import SINGLE, Group
 from trainer.errors import TrainerError
 
@@ -56,8 +56,8 @@ def test_every_process_receives_the_parts_meant_for_it_in_the_order_of_ranks(mem
 
     run(one)
     sent = [length * rank * (6 - rank) + 16 * (SIZE - 1) for rank in range(SIZE)]
-    assert [member.bytes_sent for member in members] == [3 * count for count in sent]
-    assert all(member.messages_sent == 3 * (SIZE - 1) for member in members)
+    assert [member.sent.bytes for member in members] == [3 * count for count in sent]
+    assert all(member.sent.messages == 3 * (SIZE - 1) for member in members)
 
 
 def exchange_often(member):
@@ -113,6 +113,52 @@ def test_a_process_that_comes_late_is_waited_for(monkeypatch):
 
     with ThreadPoolExecutor(SIZE) as pool:
         assert [*pool.map(one, range(SIZE))] == [5_000_000 * SIZE] * SIZE
+
+
+def test_an_interrupted_exchange_ends_at_once_and_the_others_keep_waiting(members):
+    """Whose deadline is 20 s: they are stopped by their own training."""
+    members, _ = members
+    began = time.monotonic()
+    with ThreadPoolExecutor(SIZE) as pool:
+        waiting = [pool.submit(member.exchange, [b"x"] * SIZE) for member in members[:3]]  # rank 3 does not come
+        time.sleep(0.3)
+        for rank, member in enumerate(members[:3]):
+            assert not any(future.done() for future in waiting[rank:])
+            member.interrupt()
+            with pytest.raises(TrainerError, match=f"rank {rank} was interrupted"):
+                waiting[rank].result(timeout=10)
+            with pytest.raises(TrainerError, match="an earlier exchange has failed"):
+                member.exchange([b"x"] * SIZE)
+    assert time.monotonic() - began < 15
+
+
+def test_a_channel_is_opened_again_after_an_interruption(monkeypatch):
+    monkeypatch.setenv("MS_SCHED_HOST", "127.0.0.1")
+    monkeypatch.setenv("MS_SCHED_PORT", "9")
+    values, barrier = [None] * SIZE, threading.Barrier(SIZE)
+
+    class Counting(Thread):
+        def track(self, sent):
+            self.sent = sent
+
+    def one(rank):
+        group = Counting(rank, values, barrier)
+        channel, found = Channel(group), []
+        with pytest.raises(TrainerError, match="has opened no connections"):
+            channel.all_to_all([b"x"] * SIZE)
+        for _ in range(2):
+            assert not channel.is_open
+            channel.open()
+            assert channel.is_open
+            found.append(channel.all_to_all([bytes([rank])] * SIZE))
+            channel.interrupt()
+            barrier.wait()
+        return found, group.sent.messages
+
+    with ThreadPoolExecutor(SIZE) as pool:
+        for found, messages in pool.map(one, range(SIZE)):
+            assert [[part[0] for part in received] for received in found] == [[0, 1, 2, 3]] * 2
+            assert messages == 2 * (SIZE - 1)
 
 
 def test_strangers_at_the_port_are_sent_away():

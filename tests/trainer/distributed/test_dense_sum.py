@@ -64,7 +64,7 @@ def test_a_large_sum_sends_the_bytes_of_a_ring(members):
     members, run = members
     size, length = len(members), 120_000
     run(lambda member: DenseSum(member).add(np.ones(length, np.float32)))
-    sent = sum(member.connections.bytes_sent for member in members) / size
+    sent = sum(member.connections.sent.bytes for member in members) / size
     assert sent == pytest.approx(2 * (size - 1) / size * 4 * length, rel=1e-3)
 
 

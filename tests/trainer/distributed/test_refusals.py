@@ -17,6 +17,12 @@ def test_a_refused_id_is_told_with_rank_column_and_id_on_every_process(two, verb
 
 def test_the_processes_go_on_together_after_a_refusal(two):
     assert [found["goes on"] for found in two] == [True, True]
+    assert [found["trains again"] for found in two] == [True, True]
+
+
+def test_a_process_whose_batches_end_before_those_of_the_others_is_named_on_all(two):
+    for found in two:
+        assert found["fewer batches"] == ["rank 1: its data ends before that of the others", 1]
 
 
 @pytest.mark.parametrize(("case", "column"), [("no tables", "x"), ("before the exchange", "user")])

@@ -19,7 +19,9 @@ def of(found, name):
 BY_CLOCK = "last_time"
 
 
-@pytest.mark.parametrize("name", ["plain", "rules", "in graph", "accumulated", "own rule", "half", "stream", "window"])
+@pytest.mark.parametrize(
+    "name", ["plain", "rules", "in graph", "accumulated", "own rule", "half", "bags", "stream", "window"]
+)
 def test_rows_slots_and_decisions_are_those_of_one_process(one, two, name):
     expected, found = of(one, f"{name}/rows/"), of(two[0], f"{name}/rows/")
     assert expected.keys() == found.keys()
@@ -30,6 +32,12 @@ def test_rows_slots_and_decisions_are_those_of_one_process(one, two, name):
         elif BY_CLOCK not in key:
             np.testing.assert_array_equal(found[key], value, err_msg=key)
     np.testing.assert_allclose(two[0][f"{name}/loss"], one[f"{name}/loss"], rtol=0, atol=tolerance)
+
+
+def test_validations_between_calls_read_the_rows_after_the_last_one(one, two):
+    assert len(one["rules/val_loss"]) == 7
+    for found in two:
+        np.testing.assert_allclose(found["rules/val_loss"], one["rules/val_loss"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["half", "accumulated", "own rule"])
@@ -59,6 +67,7 @@ def test_evaluation_and_prediction_ask_the_owners(one, two):
         np.testing.assert_array_equal(found["plain/predicted"], two[0]["plain/predicted"])
         np.testing.assert_allclose(found["plain/predicted"], one["plain/predicted"], rtol=0, atol=1e-5)
         assert found["plain/evaluated"][0].tolist() == one["plain/evaluated"][0].tolist()
+        np.testing.assert_allclose(found["bags/predicted"], one["bags/predicted"], rtol=0, atol=1e-5)
         values = found["stream/evaluated"][:, 1].astype(float)
         np.testing.assert_allclose(values, one["stream/evaluated"][:, 1].astype(float), rtol=1e-5)
 

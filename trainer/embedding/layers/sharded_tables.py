@@ -7,12 +7,14 @@ On devices: before a training call, the owner of each distinct row sends the pac
 then holds the rows of the call and applies the same updates, because row gradients are summed over processes like dense
 ones. Afterwards each process keeps the rows it owns. `planning.sharded_planner` exchanges the ids beforehand.
 
-Everything runs on the thread that runs graphs.
+By owner, ids are planned and exchanged on the thread that prepares chunks, over a `Channel`; all else runs on the
+thread that runs graphs.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,20 +23,25 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
+from ...distributed.all_to_all import Channel
 from ...mindspore_internals.cell_structure import hide
 from ..planning.layout import FieldMap, Layout
 from ..planning.owned_table import OwnedTable
 from ..planning.owner_planner import OwnerPlanner
 from ..planning.planner import Planner
+from ..planning.pooled_bags import can_pool
 from ..planning.sharded_planner import ShardedPlanner, ShardedTable
 from ..planning.sharded_planner import exchange as exchange_all
 from ..planning.sharded_state import gather_table, joined_json, own_part, own_states, renumbered
 from ..planning.sparse_plan import SparsePlan
 from ..tables.table_state import arrays_of
+from .embedding_group import EmbeddingBag
 from .network_tables import SparseTables
 from .owner_rows import OwnerStackProgram
 from .row_optimizer import RowOptimizer
 from .stack_program import StackProgram
+
+_logger = logging.getLogger(__name__)
 
 
 class ShardedTables(SparseTables):
@@ -42,12 +49,14 @@ class ShardedTables(SparseTables):
 
     Attributes:
         by_owner: whether rows are exchanged with their owners in every step; see the module docstring.
+        channel: connections of the thread that prepares chunks; not open yet.
     """
 
     def _decide(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
         self.by_owner = self._has_kernel(None)  # wherever operators may call Python
         token = Parameter(Tensor(np.zeros(1, np.float32)), name="embedding.exchange", requires_grad=False)
         hide(self, "token", token)
+        hide(self, "channel", Channel(self.group))
 
     def _planned_tables(self) -> list[Any]:
         # The admission sketches that all processes started with; each then counts only its own ids.
@@ -55,8 +64,31 @@ class ShardedTables(SparseTables):
         return [(OwnedTable if self.by_owner else ShardedTable)(table) for table in self.tables.values()]
 
     def _make_planner(self, trainable: list[bool], fields: FieldMap, accumulate: int, layout: Layout) -> Planner:
-        kind = OwnerPlanner if self.by_owner else ShardedPlanner
-        return kind(self.group, self.planned, trainable, fields, accumulate, layout=layout)
+        if not self.by_owner:
+            return ShardedPlanner(self.group, self.planned, trainable, fields, accumulate, layout=layout)
+        planner = OwnerPlanner(self.group, self.planned, trainable, fields, accumulate, layout=layout)
+        planner.pool(self._combiners(fields, accumulate, layout))
+        return planner
+
+    def _combiners(self, fields: FieldMap, accumulate: int, layout: Layout) -> dict[int, str]:
+        """Return how bags are combined, of the tables whose owners pool them."""
+        combiners = {}
+        names, specs = list(self.tables), [table.spec for table in self.tables.values()]
+        cells = [cell for members in self._cells_of for cell in members]
+        for cell in cells:
+            if not isinstance(cell, EmbeddingBag) or not cell.pool_at_owners:
+                continue
+            index = names.index(cell.spec.name)
+            alone = sum(other.spec is cell.spec for other in cells) == 1
+            if alone and can_pool(index, fields, layout, specs, accumulate):
+                combiners[index] = cell.combiner
+            else:
+                _logger.warning(
+                    "table %r: its rows are exchanged, not pooled at their owners as pool_at_owners asks: that takes a "
+                    "column and a table that only this cell reads, and no accumulation of gradients",
+                    cell.spec.name,
+                )
+        return combiners
 
     def _program_for(self, optimizer: RowOptimizer) -> Callable[..., StackProgram]:
         if self.by_owner:

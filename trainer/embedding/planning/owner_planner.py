@@ -1,6 +1,6 @@
 """Planning by owners: each process plans its own ids, owners train their rows.
 
-Before a training call every process sends each of the others three messages, all tables in one:
+For a training call every process sends each of the others three messages, all tables in one:
 
 1. the distinct ids of its batches, to their owners, which give new ids rows (admission, eviction, capacity);
 2. the row numbers of these ids, back;
@@ -11,55 +11,33 @@ A step then sends no ids. Owners send the weights of the listed rows and receive
 With accumulation the unit is not a step but a stretch: the micro-batches of one optimizer update in a call, whose
 distinct rows are listed once. What an open accumulation has read in earlier calls is listed again in the next one.
 
+The messages are exchanged on connections of their own (`begin`), so the preparing thread plans calls while others are
+trained. What it sends tells the others whether more follows: they do not wait for a process whose data has ended.
+
 A refused id has the default row, of which every process has the same copy: it is listed for all owners, and each of
 them adds up all its gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ...distributed.all_to_all import Channel
+from ...distributed.group import Group
+from ...errors import DataError
 from ..tables.spec import DEFAULT_ROW
 from .planner import grow
+from .pooled_bags import Bags, StackRows
 from .sharded_planner import ShardedPlanner, exchange_parts, raise_problems
 from .sparse_plan import SortingIndexer, SparsePlan, TablePlan, UniqueIndexer
+from .stack_exchange import StackExchange
 
 _LARGEST = 1 << 31
-_LISTS = 4  # arrays that a process sends each owner for each stack
-
-
-@dataclass(slots=True)
-class StackExchange:
-    """What one stack's kernels send and receive in each stretch of a call.
-
-    A stretch is a step where gradients are not accumulated.
-
-    Rows owned here have positions of their own, from 1; those of the default rows of the tables come first.
-
-    Attributes:
-        stretches: the stretch of each micro-batch, ascending from 0, int64.
-        sent: for each stretch and rank, the positions in the stretch of the rows which that rank owns, int32.
-        requested: for each stretch, the positions of the owned rows that the ranks read, in their order, int32.
-        ends: for each stretch, where the rows of each rank end in `requested`, int64 [size].
-        indices: for each stretch and entry of `requested`, its index among the stretch's distinct rows, from 1, int32.
-        tables: table of each owned row, int32 [rows]; entry 0 is not a row.
-        rows: its row there, int32 [rows].
-        step_rows: for each stretch, the positions of its distinct owned rows, int32.
-    """
-
-    stretches: np.ndarray
-
-    sent: list[list[np.ndarray]]
-    requested: list[np.ndarray]
-    ends: list[np.ndarray]
-    indices: list[np.ndarray]
-    tables: np.ndarray
-    rows: np.ndarray
-    step_rows: list[np.ndarray]
+_LISTS = 6  # arrays that a process sends each owner for each stack
+_MORE, _LAST, _NONE = range(3)  # whether a process has ids, and may have more after them
 
 
 class OwnerPlanner(ShardedPlanner):
@@ -72,24 +50,55 @@ class OwnerPlanner(ShardedPlanner):
         self._owned_steps = UniqueIndexer()
         self._by_clock = self._placeholder = False
         self._now, self._fill = 0.0, 0
+        self.begin(self.group)
         self._stretches = np.zeros(0, np.int64)
         for index, table in enumerate(self.tables):
             table.keeps_seen = self._counts_sightings(index)
+        self._bags: dict[int, Bags] = {}
+
+    def pool(self, combiners: Mapping[int, str]) -> None:
+        """Let owners pool the bags of these tables, which `can_pool` has accepted."""
+        self._bags = {index: Bags(combiner) for index, combiner in combiners.items()}
+
+    def begin(self, connections: Group | Channel) -> None:
+        """Exchange what is planned to train over `connections` from now on."""
+        self._connections = connections
+        self._follows = _MORE
+
+    def finish(self) -> None:
+        """Tell the other processes that no ids follow, unless they know."""
+        if self._follows == _MORE:
+            self._follows = _NONE
+            self._exchange_questions([[] for _ in range(self.group.size)], 0.0)
 
     def plan(
-        self, *arguments: Any, now: float | None = None, placeholder: bool = False, fill: int = 0, **options: Any
+        self,
+        *arguments: Any,
+        train: bool = True,
+        now: float | None = None,
+        placeholder: bool = False,
+        fill: int = 0,
+        last: bool = False,
+        **options: Any,
     ) -> Any:
         """Replace ids by positions; see `Planner.plan`.
 
         Args:
             arguments: see `Planner.plan`.
+            train: see `Planner.plan`.
             now: newest event time of this process, in seconds; None: the system clock. The newest of all counts.
             placeholder: whether the rows of this process do not count: their ids are padding then.
             fill: see `Planner.plan`.
+            last: whether this process has no ids for another call.
             options: see `Planner.plan`.
+
+        Raises:
+            DataError: also if the ids of one process end before those of another; on all of them.
         """
-        self._by_clock, self._placeholder, self._fill = now is None, placeholder, fill
-        return super().plan(*arguments, now=now, fill=fill, **options)
+        if train:  # another thread may read meanwhile
+            self._by_clock, self._placeholder, self._fill = now is None, placeholder, fill
+            self._follows = _LAST if last else _MORE
+        return super().plan(*arguments, train=train, now=now, fill=fill, **options)
 
     def _share_problem(self, problem: str, train: bool) -> None:
         if train:
@@ -102,10 +111,15 @@ class OwnerPlanner(ShardedPlanner):
     ) -> list[list[np.ndarray]]:
         """Send each rank its arrays, the time and any problem; return the others'."""
         text = np.frombuffer(problem.encode(), np.uint8)
-        clock = np.array([self._by_clock, np.float64(now).view(np.int64), self._placeholder], np.int64)
+        clock = np.array([self._by_clock, np.float64(now).view(np.int64), self._placeholder, self._follows], np.int64)
         count = sum(3 if self._stepwise(table) else 1 for *_, table in self._reads())
         blank = [np.zeros(0, np.int64)] * count
-        received = exchange_parts(self.group, [[clock, text, *(own or blank)] for own in questions], np.int64)
+        received = exchange_parts(self._connections, [[clock, text, *(own or blank)] for own in questions], np.int64)
+        if self._follows == _NONE:
+            return []
+        follows = [clock[3] for clock, *_ in received]
+        if len(set(follows)) > 1:
+            raise DataError.of_rank(int(np.argmax(follows)), "its data ends before that of the others")
         raise_problems([text for _, text, *_ in received])
         clocks = [clock for clock, *_ in received if not clock[2]] or [received[0][0]]
         times = [float(clock[1:2].view(np.float64)[0]) for clock in clocks]
@@ -119,6 +133,9 @@ class OwnerPlanner(ShardedPlanner):
         if not train:
             super()._query_owners(ids, train, now)
             return
+        for number, _, index in self._reads():
+            if index in self._bags:
+                self._bags[index].length = ids[number].shape[2]
         questions: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         read = list(self._ids_of_tables(ids))
         for index, part in read:
@@ -135,9 +152,13 @@ class OwnerPlanner(ShardedPlanner):
             own = self.tables[index].answer(own_parts, len(part), self._now, train=self.trainable[index])
             for rank, rows in enumerate(own):
                 answers[rank].append(rows)
-        received = exchange_parts(self.group, answers, np.int32)
+        received = exchange_parts(self._connections, answers, np.int32)
         for number, (index, _) in enumerate(read):
             self.tables[index].receive([parts[number] for parts in received])
+
+    def _rows_of_all(self, tables: Sequence[int], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
+        rows = super()._rows_of_all(tables, ids, now)
+        return [self._bags[i].begin(own) if i in self._bags else own for i, own in zip(tables, rows, strict=True)]
 
     # -- the rows of each step -----------------------------------------------------------------------------------
 
@@ -158,31 +179,39 @@ class OwnerPlanner(ShardedPlanner):
         firsts = np.searchsorted(self._stretches, np.arange(self._stretches[-1] + 1))
         parts_of = plan.by_stack()
         sent: list[list[list[np.ndarray]]] = [[] for _ in parts_of]
+        scales: list[list[np.ndarray]] = [[] for _ in parts_of]
         lists: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         inputs = list(self._inputs_of_stacks())
         order = [(index, stack) for index, stacks in inputs for stack in stacks]
         for index, stack in order:
-            sent[stack], own = self._list_rows(parts_of[stack], plan.inputs[index][firsts], plan.sizes[stack])
+            steps = [row[1 : 1 + np.count_nonzero(row)] for row in plan.inputs[index][firsts]]
+            if any(part.table in self._bags for part in parts_of[stack]):
+                rows = StackRows(parts_of[stack], self._bags, plan.sizes[stack], self.tables[0].shards)
+                sent[stack], own, scales[stack] = rows.divide_steps(steps)
+            else:
+                sent[stack], own = self._list_rows(parts_of[stack], steps, plan.sizes[stack])
             for rank, arrays in enumerate(own):
                 lists[rank] += arrays
-        received = exchange_parts(self.group, lists, np.int32)
+        received = exchange_parts(self._connections, lists, np.int32)
         exchanges: dict[int, StackExchange] = {}
         for number, (_, stack) in enumerate(order):
             requested = [parts[_LISTS * number : _LISTS * (number + 1)] for parts in received]
             exchanges[stack] = self._number_owned(parts_of[stack], sent[stack], requested, len(firsts))
+            exchanges[stack].scales = scales[stack]
         for index, stacks in inputs:
             plan.inputs[index + 1] = self._owned_input(exchanges[stacks[0]], stacks, len(plan.inputs[index]))
         plan.exchanges = [exchanges[stack] for stack in range(len(parts_of))]
 
     def _list_rows(
-        self, parts: Sequence[TablePlan], steps: np.ndarray, size: int
+        self, parts: Sequence[TablePlan], steps: Sequence[np.ndarray], size: int
     ) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
-        """Divide each stretch's rows (`steps`, int32 [stretches, rows]) by owner.
+        """Divide each stretch's rows, the positions in `steps`, by owner.
 
         Returns:
             (positions in the stretch for each stretch and rank; for each rank the lists to send: how many rows of each
             table each stretch has, of those with an owner and of default rows, int32 [stretches, 2 * tables]; the
-            owner's rows; how often they are seen, and in which batch last, if any of the tables counts it).
+            owner's rows; how often they are seen, and in which batch last, if any of the tables counts it; two empty
+            ones in place of those of bags).
         """
         shards, members = self.tables[parts[0].table].shards, len(parts)
         numbers, member = np.zeros(size, np.int32), np.zeros(size, np.int32)
@@ -200,7 +229,6 @@ class OwnerPlanner(ShardedPlanner):
         seen: list[list[np.ndarray]] = [[] for _ in range(shards.size)]
         last: list[list[np.ndarray]] = [[] for _ in range(shards.size)]
         for step, positions in enumerate(steps):
-            positions = positions[1 : 1 + np.count_nonzero(positions)]
             own_keys = keys[positions]
             order = np.argsort(own_keys, kind="stable")
             starts = np.searchsorted(own_keys[order], bounds)
@@ -222,7 +250,14 @@ class OwnerPlanner(ShardedPlanner):
                     last[rank].append(seen_at[1, positions[own]].astype(np.int32))
                 sent[-1].append((own + 1).astype(np.int32))
         return sent, [
-            [heads[rank], np.concatenate(listed[rank]), _joined(seen[rank]), _joined(last[rank], self.accumulate > 1)]
+            [
+                heads[rank],
+                np.concatenate(listed[rank]),
+                _joined(seen[rank]),
+                _joined(last[rank], self.accumulate > 1),
+                _joined([]),
+                _joined([]),
+            ]
             for rank in range(shards.size)
         ]
 
@@ -248,9 +283,9 @@ class OwnerPlanner(ShardedPlanner):
         rows = _by_step([rows for _, rows, *_ in requested], heads)
         seen = last = None
         if self._any_seen(parts):
-            seen = _by_step([seen for _, _, seen, _ in requested], heads)
+            seen = _by_step([seen for _, _, seen, *_ in requested], heads)
             if self.accumulate > 1:
-                last = _by_step([last for *_, last in requested], heads)
+                last = _by_step([last for _, _, _, last, *_ in requested], heads)
         tables = [self.tables[part.table] for part in parts]
         starts = np.cumsum([0, *(max(1, table.table.next_row) for table in tables)])
         keys = np.concatenate((starts[:-1], starts[member] + rows))  # begins with the default row of each table
@@ -270,7 +305,14 @@ class OwnerPlanner(ShardedPlanner):
             indices.append(index)
         table_of = np.array([part.table for part in parts], np.int32)[number_of]
         asked_of = [inverse[piece] for piece in pieces]
-        return StackExchange(self._stretches, sent, asked_of, list(ends), indices, table_of, row_of, step_rows)
+        groups: list[np.ndarray] = []
+        if any(part.table in self._bags for part in parts):
+            totals = [total for *_, total, _ in requested]
+            ends = np.cumsum(totals, axis=0).T
+            counts = _by_step([counts for *_, counts in requested], [total[:, None] for total in totals])
+            steps_of = np.split(counts, np.cumsum(ends[:, -1])[:-1])
+            groups = [np.repeat(np.arange(len(own), dtype=np.int32), own) for own in steps_of]
+        return StackExchange(self._stretches, sent, asked_of, list(ends), indices, table_of, row_of, step_rows, groups)
 
     def _any_seen(self, parts: Sequence[TablePlan]) -> bool:
         return any(self._counts_sightings(part.table) for part in parts)

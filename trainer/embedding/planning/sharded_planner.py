@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...distributed.all_to_all import Channel
 from ...distributed.group import Group
 from ...errors import DataError
 from ..tables.spec import DEFAULT_ROW, PADDING
@@ -93,6 +94,10 @@ class ShardedTable:
 
     Args:
         table: this process's part.
+
+    Attributes:
+        query: the query for the latest ids to train.
+        reading: the query for the latest ids to read.
     """
 
     next_row = 0  # no lookup array over all row numbers
@@ -103,7 +108,8 @@ class ShardedTable:
         self.spec, self.width = table.spec, table.width
         self.packed = table.packed
         self.store = CallRows()
-        self.query = RowQuery(np.zeros((0, 0), np.int64), None)
+        # Reads may run on the graph thread while another one plans the next call to train.
+        self.query = self.reading = RowQuery(np.zeros((0, 0), np.int64), None)
         self._numbers = np.zeros(0, np.int32)
 
     # -- which id has which row ----------------------------------------------------------------------------------
@@ -158,11 +164,11 @@ class ShardedTable:
         return self.query.rows() if steps is None else self.query.rows_of(ids)
 
     def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
-        """Return the answers for the query's ids, int32 [n]; -1 for padding."""
-        return self.query.rows().reshape(-1)
+        """Return the answers for the ids that are read, int32 [n]; -1 for padding."""
+        return self.reading.rows().reshape(-1)
 
     def read_trained(self, ids: np.ndarray, padding: np.ndarray, out: np.ndarray) -> None:
-        """Write the query's trained weights from the owners to `out`, float32 [n, dim]."""
+        """Write the trained weights that the owners sent to `out`, float32 [n, dim]."""
         self.store.read_part(self.lookup(ids), out)
 
     def record(self, numbers: np.ndarray, inverse: np.ndarray, now: float) -> None:
@@ -202,7 +208,9 @@ class ShardedTable:
 
 
 class ShardedPlanner(Planner):
-    """A `Planner` that queries the other processes; all call it on the graph thread.
+    """A `Planner` that queries the other processes.
+
+    Reads, and on devices all of it, run on the graph thread.
 
     To train, all processes pass the same ids, those of the whole group; to read, each passes its own.
     """
@@ -236,7 +244,8 @@ class ShardedPlanner(Planner):
             self.join_exchange(problem)
 
     def _rows_of_all(self, tables: Sequence[int], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
-        return [self._rows_of(index, part, now) for index, part in zip(tables, ids, strict=True)]
+        # The query knows the rows of tables that are only read, too.
+        return [self.tables[index].plan(part, None, now) for index, part in zip(tables, ids, strict=True)]
 
     def _reads(self) -> Iterator[tuple[int, int | None, int]]:
         """Yield (component, index of its tables or None, table), the same on all ranks."""
@@ -291,7 +300,7 @@ class ShardedPlanner(Planner):
                 weights[owners[number] == rank] = parts[number].reshape(-1, table.spec.dim)
             table.store.values = weights
             query.answers = np.arange(len(query.keys), dtype=np.int32)
-            table.query = query
+            table.reading = query
 
 
 def raise_problems(texts: Sequence[np.ndarray]) -> None:
@@ -305,9 +314,11 @@ def raise_problems(texts: Sequence[np.ndarray]) -> None:
             raise DataError.of_rank(rank, text.astype(np.uint8).tobytes().decode())
 
 
-def exchange_parts(group: Group, parts: Sequence[Sequence[np.ndarray]], dtype: Any) -> list[list[np.ndarray]]:
+def exchange_parts(
+    connections: Group | Channel, parts: Sequence[Sequence[np.ndarray]], dtype: Any
+) -> list[list[np.ndarray]]:
     """Send each process its arrays; return those that every process sent here, flat."""
-    received = group.all_to_all([pack_arrays(own, dtype) for own in parts])
+    received = connections.all_to_all([pack_arrays(own, dtype) for own in parts])
     return [unpack_arrays(message, len(parts[0]), dtype) for message in received]
 
 
