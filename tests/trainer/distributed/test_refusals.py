@@ -5,6 +5,7 @@ import pytest
 from tests.trainer.distributed import refusal_program
 
 PROGRAM = refusal_program
+FORKED = True
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "predict", "fit"])
