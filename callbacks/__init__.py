@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspore_trainer.lazy import lazy_names
+from mindspore_trainer.lazy import declared_imports, lazy_names
 
 if TYPE_CHECKING:
     from trainer.cadence import Every as Every
@@ -48,41 +48,7 @@ if TYPE_CHECKING:
     from .weight_averages import EMA as EMA
     from .weight_averages import SWA as SWA
 
-_HOMES = {
-    "Every": "trainer.cadence",
-    "BatchSizeFinder": ".batch_size_finder",
-    "HOOKS": ".callback",
-    "Callback": ".callback",
-    "CallbackList": ".callback",
-    "DeviceStats": ".device_stats",
-    "DriftMonitor": ".drift_monitor",
-    "EarlyStopping": ".early_stopping",
-    "HealthFile": ".health_file",
-    "History": ".history",
-    "LambdaCallback": ".lambda_callback",
-    "LearningRateMonitor": ".learning_rate_monitor",
-    "ReduceLROnPlateau": ".learning_rate_monitor",
-    "CSVLogger": ".loggers.text_files",
-    "JSONLinesLogger": ".loggers.text_files",
-    "Logger": ".loggers.logger",
-    "MLflowLogger": ".loggers.mlflow",
-    "TensorBoard": ".loggers.tensorboard",
-    "WandbLogger": ".loggers.wandb",
-    "LRFinder": ".lr_finder",
-    "LossMonitor": ".loss_monitor",
-    "adapt": ".mindspore_adapter",
-    "ModelCheckpoint": ".model_checkpoint",
-    "SkipNonFinite": ".non_finite",
-    "TerminateOnNaN": ".non_finite",
-    "PredictionWriter": ".prediction_writer",
-    "Profiler": ".profiler",
-    "ProgressBar": ".progress_bar",
-    "PrometheusMonitor": ".prometheus",
-    "RunRecord": ".run_record",
-    "TimeMonitor": ".time_monitor",
-    "EMA": ".weight_averages",
-    "SWA": ".weight_averages",
-}
+_HOMES = declared_imports(__file__)
 if not TYPE_CHECKING:  # a type checker exports the imports above
     __all__ = sorted(_HOMES)
 

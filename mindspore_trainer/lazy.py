@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gc
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from . import PACKAGES, home_of
@@ -28,6 +30,21 @@ def _collector_paused() -> Iterator[None]:
 def _full_name(module: str) -> str:
     package, _, rest = module.partition(".")
     return f"{home_of(package)}.{rest}".rstrip(".") if package in PACKAGES else module
+
+
+def declared_imports(file: str) -> dict[str, str]:
+    """Return name -> module of what a source file imports under ``if TYPE_CHECKING:``, stars left out.
+
+    Type checkers read these imports; `lazy_names` does them on first use, so that each name is written once.
+    """
+    blocks = [node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {
+        alias.name: "." * node.level + (node.module or "")
+        for node in imports
+        for alias in node.names
+        if alias.name != "*"
+    }
 
 
 def lazy_names(

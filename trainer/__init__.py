@@ -13,7 +13,7 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 from mindspore_trainer import home_of
-from mindspore_trainer.lazy import lazy_names
+from mindspore_trainer.lazy import declared_imports, lazy_names
 
 if metadata.version("numpy").partition(".")[0] != "1":  # not imported: importing it may fail
     warnings.warn(
@@ -39,18 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Trainer": ".trainer",
-    "Model": ".compat.model",
-    "RecModel": ".compat.model",
-    "Every": ".cadence",
-    "Limits": ".run.limits",
-    "Mirror": ".storage.mirror",
-    "ParquetFolder": ".data.finite.parquet_folder",
-    "MultiTaskLoss": ".graph.multi_task",
-    "Schedule": ".graph.schedules",
-    "Window": ".metrics.window",
-}
+_HOMES = declared_imports(__file__)
 _HOMES |= dict.fromkeys(set(import_module(home_of("callbacks")).__all__) - {"HOOKS", "adapt"}, "callbacks")
 __all__ = ["__version__", *sorted(_HOMES)]
 

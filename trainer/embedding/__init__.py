@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspore_trainer.lazy import lazy_names
+from mindspore_trainer.lazy import declared_imports, lazy_names
 
 if TYPE_CHECKING:
     from .layers.embedding import Embedding as Embedding
@@ -20,20 +20,7 @@ if TYPE_CHECKING:
     from .tables.spec import MinSightings as MinSightings
     from .tables.spec import Probability as Probability
 
-_HOMES = {
-    "Embedding": ".layers.embedding",
-    "EmbeddingBag": ".layers.embedding_group",
-    "EmbeddingGroup": ".layers.embedding_group",
-    "Eviction": ".tables.spec",
-    "MinSightings": ".tables.spec",
-    "Probability": ".tables.spec",
-    "RowAdagrad": ".layers.row_optimizers",
-    "RowAdam": ".layers.row_optimizers",
-    "RowFTRL": ".layers.row_optimizers",
-    "RowOptimizer": ".layers.row_optimizer",
-    "RowSGD": ".layers.row_optimizers",
-    "SparseTables": ".layers.network_tables",
-}
+_HOMES = declared_imports(__file__)
 __all__ = sorted(_HOMES)
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES, rest=".layers.row_optimizers")

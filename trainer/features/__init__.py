@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mindspore_trainer.lazy import declared_imports, lazy_names
+
 from .categorical import Categorical, Time
 from .feature import Feature
 from .features import Features
@@ -40,14 +42,4 @@ __all__ = [
     *sorted(kind.__name__ for kind in KINDS.values()),
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name == "FeatureEmbedding":  # the only part that needs MindSpore
-        from .feature_embedding import FeatureEmbedding
-
-        return FeatureEmbedding
-    if name == "RawFiles":
-        from .raw_files import RawFiles
-
-        return RawFiles
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy_names(__name__, declared_imports(__file__))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspore_trainer.lazy import lazy_names
+from mindspore_trainer.lazy import declared_imports, lazy_names
 
 if TYPE_CHECKING:
     from .adapters import BySlice as BySlice
@@ -37,20 +37,7 @@ if TYPE_CHECKING:
     from .regression import Rmse as Rmse
     from .window_metric import WindowMetric as WindowMetric
 
-_NAMES = {
-    ".adapters": ("BySlice",),
-    ".binary": ("Auc", "BinaryMetrics", "Calibration", "NormalizedEntropy"),
-    ".classes": ("Accuracy", "LogLoss"),
-    ".loss": ("Loss", "WeightedMean"),
-    ".ranking": ("Gauc", "HitRateAtK", "Ndcg", "RecallAtK"),
-    ".registry": (
-        *("clear_metrics", "get_metrics", "metric_names", "numbers"),
-        *("read_metric", "read_metrics", "update_metrics"),
-    ),
-    ".regression": ("R2", "Bias", "Mae", "PoissonDeviance", "Rmse"),
-    ".window_metric": ("WindowMetric",),
-}
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_HOMES = declared_imports(__file__)
 __all__ = sorted(_HOMES)
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -6,7 +6,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING
 
-from mindspore_trainer.lazy import lazy_names
+from mindspore_trainer.lazy import declared_imports, lazy_names
 
 if TYPE_CHECKING:
     from .autoint import AutoInt as AutoInt
@@ -47,29 +47,7 @@ MODELS = {
     "esmm": "ESMM",
     "two_tower": "TwoTower",
 }
-_HOMES = {
-    "LogisticRegression": ".logistic_regression",
-    "FM": ".fm",
-    "WideDeep": ".wide_deep",
-    "DeepFM": ".deepfm",
-    "DCNv2": ".dcn",
-    "AutoInt": ".autoint",
-    "MaskNet": ".masknet",
-    "DLRM": ".dlrm",
-    "DIN": ".din",
-    "BST": ".bst",
-    "MMoE": ".mmoe",
-    "PLE": ".ple",
-    "ESMM": ".esmm",
-    "TwoTower": ".two_tower",
-    "InBatchSoftmax": ".in_batch_softmax",
-    "ItemIndex": ".item_index",
-    "top_items": ".retrieval",
-    "user_vectors": ".retrieval",
-    "item_vectors": ".retrieval",
-    "write_vectors": ".retrieval",
-    "read_vectors": ".retrieval",
-}
+_HOMES = declared_imports(__file__)
 __all__ = ["MODELS", "describe", *sorted(_HOMES)]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
@@ -88,12 +66,9 @@ def describe() -> str:
 
 def _options(model: type) -> list[str]:
     parameters = inspect.signature(model).parameters.values()
+    defaults = {p.name: list(p.default) if isinstance(p.default, tuple) else p.default for p in parameters}
     return [
-        option.name if option.default is option.empty else f"{option.name}={_default(option.default)}"
-        for option in parameters
-        if option.name != "features"
+        name if default is inspect.Parameter.empty else f"{name}={default!r}"
+        for name, default in defaults.items()
+        if name != "features"
     ]
-
-
-def _default(value: object) -> str:
-    return repr(list(value) if isinstance(value, tuple) else value)

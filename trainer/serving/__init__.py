@@ -4,37 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspore_trainer.lazy import lazy_names
+from mindspore_trainer.lazy import declared_imports, lazy_names
 
 if TYPE_CHECKING:
-    from .exported_model import Exported, export_model
-    from .graph_export import read_features
-    from .publisher import Publish
-    from .served_model import ServedModel
-    from .shadow import ShadowScoring
-    from .versions import Version, Versions
+    from .exported_model import Exported as Exported
+    from .exported_model import export_model as export_model
+    from .graph_export import read_features as read_features
+    from .publisher import Publish as Publish
+    from .served_model import ServedModel as ServedModel
+    from .shadow import ShadowScoring as ShadowScoring
+    from .versions import Version as Version
+    from .versions import Versions as Versions
 
-__all__ = [
-    "Exported",
-    "Publish",
-    "ServedModel",
-    "ShadowScoring",
-    "Version",
-    "Versions",
-    "export_model",
-    "read_features",
-]
+_HOMES = declared_imports(__file__)
+__all__ = sorted(_HOMES)
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Exported": ".exported_model",
-        "Publish": ".publisher",
-        "ServedModel": ".served_model",
-        "ShadowScoring": ".shadow",
-        "Version": ".versions",
-        "Versions": ".versions",
-        "export_model": ".exported_model",
-        "read_features": ".graph_export",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -7,63 +7,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspore_trainer.lazy import lazy_names
+from mindspore_trainer.lazy import declared_imports, lazy_names
 
 if TYPE_CHECKING:
-    from .base import Sharing, Stream
-    from .batch import Batch, Position, Span, advance, concat
-    from .dead_letter import DeadLetter
-    from .formats.schema import Column, Schema
-    from .retry import Retry
-    from .sources.files import FileStream
-    from .sources.iterable import IterableStream
-    from .sources.join import DelayedLabelJoin
-    from .sources.kafka import KafkaStream
-    from .sources.redis import RedisStream
-    from .sources.replay import ReplayStream
-    from .sources.segment import write_checksum
+    from .base import Sharing as Sharing
+    from .base import Stream as Stream
+    from .batch import Batch as Batch
+    from .batch import Position as Position
+    from .batch import Span as Span
+    from .batch import advance as advance
+    from .batch import concat as concat
+    from .dead_letter import DeadLetter as DeadLetter
+    from .formats.schema import Column as Column
+    from .formats.schema import Schema as Schema
+    from .retry import Retry as Retry
+    from .sources.files import FileStream as FileStream
+    from .sources.iterable import IterableStream as IterableStream
+    from .sources.join import DelayedLabelJoin as DelayedLabelJoin
+    from .sources.kafka import KafkaStream as KafkaStream
+    from .sources.redis import RedisStream as RedisStream
+    from .sources.replay import ReplayStream as ReplayStream
+    from .sources.segment import write_checksum as write_checksum
 
-__all__ = [
-    "Batch",
-    "Column",
-    "DeadLetter",
-    "DelayedLabelJoin",
-    "FileStream",
-    "IterableStream",
-    "KafkaStream",
-    "Position",
-    "RedisStream",
-    "ReplayStream",
-    "Retry",
-    "Schema",
-    "Sharing",
-    "Span",
-    "Stream",
-    "advance",
-    "concat",
-    "write_checksum",
-]
+_HOMES = declared_imports(__file__)
+__all__ = sorted(_HOMES)
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Batch": ".batch",
-        "Position": ".batch",
-        "Sharing": ".base",
-        "Span": ".batch",
-        "Stream": ".base",
-        "advance": ".batch",
-        "concat": ".batch",
-        "DeadLetter": ".dead_letter",
-        "FileStream": ".sources.files",
-        "IterableStream": ".sources.iterable",
-        "DelayedLabelJoin": ".sources.join",
-        "KafkaStream": ".sources.kafka",
-        "RedisStream": ".sources.redis",
-        "ReplayStream": ".sources.replay",
-        "Retry": ".retry",
-        "Column": ".formats.schema",
-        "Schema": ".formats.schema",
-        "write_checksum": ".sources.segment",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
