@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from trainer.checks import number, refuse, whole
+from trainer.checks import number, refuse, require, whole
 from trainer.errors import ConfigurationError, GraphError
 
 from .callback import Callback
@@ -81,13 +81,7 @@ class BatchSizeFinder(Callback):
 
     def setup(self, trainer: Trainer) -> None:
         """Refuse to start without psutil, or with tables whose rows could not be put back."""
-        try:
-            import psutil
-        except ImportError as error:
-            raise ConfigurationError(
-                "BatchSizeFinder needs psutil: pip install 'mindspore-trainer[monitor]'"
-            ) from error
-        self._process = psutil.Process()
+        self._process = require("psutil", "BatchSizeFinder needs psutil", "monitor").Process()
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Search, put everything back, and end the run."""

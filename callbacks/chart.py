@@ -29,13 +29,8 @@ def chart_svg(
 
     Args:
         curves: x and y of the points by name; points that are not finite are left out. A single curve has no legend.
-        title, x_label, y_label: texts.
         log_x: whether the x axis is logarithmic; x must be above 0 then.
         marks: x of vertical lines by their text.
-        width, height: size in pixels.
-
-    Returns:
-        An `<svg>` element with its namespace, or an empty string if no curve has two points.
     """
     known = {
         name: [(x, y) for x, y in zip(*curve, strict=True) if math.isfinite(x) and math.isfinite(y)]

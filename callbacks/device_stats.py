@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from trainer.cadence import Every, cadence
-from trainer.errors import ConfigurationError
+from trainer.checks import require
 
 from .callback import Callback
 
@@ -45,11 +45,7 @@ class DeviceStats(Callback):
 
     def setup(self, trainer: Trainer) -> None:
         """Refuse to start without psutil."""
-        try:
-            import psutil
-        except ImportError as error:
-            raise ConfigurationError("DeviceStats needs psutil: pip install 'mindspore-trainer[monitor]'") from error
-        self._process = psutil.Process()
+        self._process = require("psutil", "DeviceStats needs psutil", "monitor").Process()
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Begin to measure."""

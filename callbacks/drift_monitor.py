@@ -29,14 +29,7 @@ class Detector(Protocol):
 
 
 class RisesAbove:
-    """Fires when a value rises above a limit; again only after a value at or below it.
-
-    Args:
-        limit: the greatest value that is no change.
-
-    Raises:
-        ConfigurationError: `limit` is not a number above 0.
-    """
+    """Fires when a value rises above a limit; again only after a value at or below it."""
 
     def __init__(self, limit: float = 0.25) -> None:
         self.limit = number("RisesAbove(limit=...)", limit, above=0)

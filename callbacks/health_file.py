@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -14,7 +13,7 @@ from trainer.cadence import Every, cadence
 from trainer.masking import mask_text
 
 from .callback import Callback
-from .output import Throughput, gauges, writable
+from .output import Throughput, gauges, replace_text, writable
 from .watched import window_value
 
 if TYPE_CHECKING:
@@ -90,14 +89,7 @@ class HealthFile(Callback):
 
     def _write(self, trainer: Trainer, status: str) -> None:
         text = json.dumps(_finite(self.report(trainer, status)), indent=1, allow_nan=False)
-        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            aside.write_text(text + "\n", encoding="utf-8")
-            os.replace(aside, self.path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                aside.unlink(missing_ok=True)
-            raise
+        replace_text(self.path, text + "\n")
 
 
 def _finite(value: Any) -> Any:

@@ -25,10 +25,6 @@ class Curve:
     When full, it drops every second point and doubles its stride.
 
     A run of any length keeps between `max_points / 2` and `max_points` evenly spaced points.
-
-    Attributes:
-        steps: optimizer steps, ascending.
-        values: the values there, same length.
     """
 
     def __init__(self, max_points: int | None = None) -> None:
@@ -76,7 +72,6 @@ class Best:
     """The best value of a metric.
 
     Attributes:
-        value: in the metric's unit.
         step: optimizer step it was measured at.
         snapshot: name of the snapshot of that step, or None.
     """

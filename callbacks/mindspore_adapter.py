@@ -130,14 +130,7 @@ def monitored_name(monitor: str) -> str:
 
 
 class AdaptedCallback(Callback):
-    """Calls a `mindspore.train.Callback` as `mindspore.train.Model` does.
-
-    `adapt` creates it.
-
-    Attributes:
-        callback: the MindSpore callback.
-        run_context: the `RunContext` it is given; `run_context.original_args()` is a `CallbackParams`.
-    """
+    """Calls a `mindspore.train.Callback` as `mindspore.train.Model` does."""
 
     def __init__(self, callback: MindSporeCallback) -> None:
         self.callback = callback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import os
 import shutil
@@ -21,11 +22,7 @@ SEPARATOR = ", "
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-    """Print one line to `file` (standard output), above any progress bar.
-
-    Raises:
-        OSError: the disk is full, or the reader of a pipe is gone.
-    """
+    """Print one line to `file` (standard output), above any progress bar."""
     from tqdm import tqdm
 
     stream = file or sys.stdout
@@ -41,15 +38,7 @@ def format_metrics(metrics: dict[str, float]) -> str:
 
 
 def writable(argument: str, folder: Path) -> None:
-    """Create `folder` if missing and check that a file can be written there.
-
-    Args:
-        argument: the argument's name, for the message.
-        folder: the folder.
-
-    Raises:
-        ConfigurationError: it cannot be created or written; the message says why.
-    """
+    """Create `folder` and check that it can be written; errors name `argument`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -58,6 +47,18 @@ def writable(argument: str, folder: Path) -> None:
         raise ConfigurationError(
             f"{argument}: {folder} cannot be written: {error.strerror or error}; choose another folder"
         ) from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file atomically: a reader sees the old or the new one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        aside.write_text(text, "utf-8")
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
 
 
 def snapshot_step(path: Path) -> int | None:
@@ -116,7 +117,6 @@ def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
 
     Args:
         parts: (rank, text) of each part. Rank 0 is the most important; the first part of that rank always stays.
-        columns: available columns.
     """
     kept: list[int] = []
     used = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.checks import whole
 
 from .callback import Callback
-from .output import say, writable
+from .output import replace_text, say, writable
 from .step_profile import Span, StepProfile
 
 if TYPE_CHECKING:
@@ -191,23 +190,12 @@ class Profiler(Callback):
             say(text)
         if self._target is not None:
             self._target.mkdir(parents=True, exist_ok=True)
-            _write(self._target / "profile.txt", text + "\n")
-            _write(self._target / "profile.json", json.dumps(self.profile.as_dict()))
-            _write(self._target / "trace.json", json.dumps(self.profile.trace()))
+            replace_text(self._target / "profile.txt", text + "\n")
+            replace_text(self._target / "profile.json", json.dumps(self.profile.as_dict()))
+            replace_text(self._target / "trace.json", json.dumps(self.profile.trace()))
             if self.verbose:
                 say(f"a trace for https://ui.perfetto.dev: {self._target / 'trace.json'}")
 
     def teardown(self, trainer: Trainer) -> None:
         """End a measurement that an exception has cut off."""
         self._finish(trainer)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file atomically, because a report page may be reading it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        aside.write_text(text, "utf-8")
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cadence import Every, cadence
-from trainer.checks import refuse, whole
-from trainer.errors import ConfigurationError
+from trainer.checks import refuse, require, whole
 
 from .callback import Callback
 from .output import Throughput, gauges
@@ -63,13 +62,7 @@ class PrometheusMonitor(Callback):
 
     def setup(self, trainer: Trainer) -> None:
         """Open the endpoint."""
-        try:
-            from prometheus_client import CollectorRegistry, make_wsgi_app
-            from prometheus_client.exposition import ThreadingWSGIServer
-        except ImportError as error:
-            raise ConfigurationError(
-                "PrometheusMonitor needs prometheus_client: pip install 'mindspore-trainer[prometheus]'"
-            ) from error
+        client = require("prometheus_client", "PrometheusMonitor needs prometheus_client", "prometheus")
         import threading
         from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -78,10 +71,11 @@ class PrometheusMonitor(Callback):
                 """Leave scrapes out of the terminal."""
 
         self.teardown(trainer)
-        self._registry = CollectorRegistry()
+        self._registry = client.CollectorRegistry()
         self._gauges: dict[str, Any] = {}
-        app = make_wsgi_app(self._registry)
-        self._server = make_server(self.addr, self._asked_port, app, ThreadingWSGIServer, handler_class=Quiet)
+        app = client.make_wsgi_app(self._registry)
+        kind = client.exposition.ThreadingWSGIServer
+        self._server = make_server(self.addr, self._asked_port, app, kind, handler_class=Quiet)
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True)
         self._thread.start()

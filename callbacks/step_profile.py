@@ -32,12 +32,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Phase:
-    """One of the two measurements.
-
-    Attributes:
-        calls, steps, rows: calls of the program in it, their optimizer steps, the rows trained on.
-        began, ended: `time.perf_counter()`; 0.0 where it did not take place.
-    """
+    """One of the two measurements."""
 
     calls: int = 0
     steps: int = 0
@@ -59,10 +54,8 @@ class StepProfile:
     """Where the time of training steps went.
 
     Attributes:
-        training_thread: identifier of the thread that runs graphs.
         phase: steps measured without operators, from which the parts are.
         operators_phase: steps measured with them.
-        spans: pieces of work of both.
         operators: (kind, layer, whether backward, start by `time.perf_counter()`, seconds) of each run of an operator.
     """
 

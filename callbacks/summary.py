@@ -38,11 +38,7 @@ class Times:
         self._mark = time.perf_counter()
 
     def divide(self, preparing: Mapping[str, float]) -> None:
-        """Take what the training thread prepared itself out of its waiting.
-
-        Args:
-            preparing: seconds of "reading", "preparing" and "preparing ahead" (`Run.seconds_preparing`).
-        """
+        """Take what the training thread prepared itself out of its waiting."""
         inline = min(preparing["preparing"], self.seconds["waiting for data"])
         self.seconds["waiting for data"] -= inline
         self.seconds["preparing data"] += inline

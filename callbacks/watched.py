@@ -72,11 +72,7 @@ class Watched:
             )
 
     def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
-        """Set the directions declared by the metrics if the mode is "auto".
-
-        Raises:
-            ConfigurationError: a metric declares none and no mode was given.
-        """
+        """Set the metrics' declared directions for mode "auto"; refuse undeclared ones."""
         if self.requested_mode != "auto":
             return
         for name, higher in higher_is_better.items():
@@ -137,11 +133,7 @@ def _of_task(trainer: Trainer, name: str) -> bool:
 
 
 def _weights(owner: str, monitor: str | Mapping[str, float]) -> dict[str, float]:
-    """Return the weight of each metric by name.
-
-    Raises:
-        ConfigurationError: no names, a weight that is not above 0, or metrics that are not measured at the same time.
-    """
+    """Return the weight of each metric by name."""
     weights = {monitor: 1.0} if isinstance(monitor, str) else monitor
     named = isinstance(weights, Mapping) and weights and all(isinstance(name, str) and name for name in weights)
     if not named:
@@ -171,18 +163,11 @@ class Patience(Callback):
 
     Args:
         monitor: name of the metric, or several with weights, as {"val_auc": 0.7, "val_loss": 0.3}; see `Watched`.
-        patience: measurements without improvement before it stops.
-        min_delta: least change that counts as an improvement, in the metric's unit.
-        mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
 
     Attributes:
         best: best value so far, or None.
         best_step: optimizer step of the best value, or None.
         wait: measurements since the last improvement.
-
-    Raises:
-        ConfigurationError: an argument is invalid; before training, "auto" with a metric that
-            declares no direction.
     """
 
     def __init__(self, monitor: str | Mapping[str, float], patience: int, min_delta: float, mode: str) -> None:

@@ -10,6 +10,7 @@ import math
 import reprlib
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from importlib import import_module
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
@@ -22,6 +23,14 @@ _shorten.maxstring = _shorten.maxother = 100
 def refuse(argument: str, wanted: str, value: Any, hint: str = "") -> NoReturn:
     """Raise ConfigurationError: `argument` takes `wanted`, not `value`."""
     raise ConfigurationError(f"{argument} takes {wanted}; received {_shorten.repr(value)}{hint}")
+
+
+def require(module: str, needs: str, extra: str) -> Any:
+    """Import an optional module; `needs` names user and package: "DeviceStats needs psutil"."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(f"{needs}: pip install 'mindspore-trainer[{extra}]'") from error
 
 
 def is_whole(value: Any) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cadence import Every
+from trainer.checks import require
 from trainer.errors import ConfigurationError
 
 from .logger import Logger
@@ -69,10 +70,7 @@ class MLflowLogger(Logger):
 
     def setup(self, trainer: Trainer) -> None:
         """Connect to the server or database."""
-        try:
-            from mlflow.tracking import MlflowClient
-        except ImportError as error:
-            raise ConfigurationError("MLflowLogger needs MLflow: pip install 'mindspore-trainer[mlflow]'") from error
+        tracking = require("mlflow.tracking", "MLflowLogger needs MLflow", "mlflow")
         self._artifacts: str | None = None
         uri, run_dir = self.tracking_uri, trainer.run_dir
         if uri is None:
@@ -87,7 +85,7 @@ class MLflowLogger(Logger):
         from mlflow.exceptions import MlflowException
 
         try:
-            self._client = MlflowClient(tracking_uri=uri)
+            self._client = tracking.MlflowClient(tracking_uri=uri)
         except MlflowException as error:
             raise ConfigurationError(f"MLflowLogger(tracking_uri={uri!r}): {error}") from error
 

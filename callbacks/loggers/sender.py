@@ -17,7 +17,6 @@ class Sender:
     """Runs requests in order on a daemon thread; retries temporary failures.
 
     Args:
-        name: name of the sender, for messages.
         passes: whether an exception is temporary (the server is down); other exceptions drop the request.
         most: capacity of the queue; beyond it the oldest requests are dropped.
         pauses: seconds before the first retry, and the upper bound for later ones.

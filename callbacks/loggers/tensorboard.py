@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cadence import Every, cadence
-from trainer.errors import ConfigurationError
 
 from ..output import writable
 from . import score_pictures
@@ -73,11 +72,7 @@ class TensorBoard(Logger):
         self._file: EventFile | None = None
 
     def setup(self, trainer: Trainer) -> None:
-        """Find the folder, and refuse to start without tensorboardX."""
-        try:
-            import tensorboardX  # noqa: F401
-        except ImportError as error:
-            raise ConfigurationError("TensorBoard needs tensorboardX: pip install tensorboardX") from error
+        """Find the folder."""
         if self.log_dir is not None:
             self.folder = self.log_dir
         elif trainer.run_dir is not None:
@@ -167,10 +162,7 @@ class TensorBoard(Logger):
             self._add_curves(trainer, "window")
 
     def _add_curves(self, trainer: Trainer, group: str) -> None:
-        """Add the curves; log a failure to draw them.
-
-        Raises OSError as `EventFile.add` does.
-        """
+        """Add the curves; log a failure to draw them."""
         if self._curves_failed:
             return
         try:
@@ -258,7 +250,6 @@ class EventFile:
     write are dropped and the file is truncated to its previous end, so that no reader sees half an event.
 
     Args:
-        folder: folder of the event files of a run.
         purge_step: step from which readers discard the content of earlier files, or None.
     """
 
@@ -302,11 +293,7 @@ class EventFile:
             self.write()
 
     def write(self) -> None:
-        """Write the added events to the file.
-
-        Raises:
-            OSError: the write failed; these events are lost.
-        """
+        """Write the added events to the file; after an OSError they are lost."""
         events, self._events, self._written = self._events, bytearray(), time.monotonic()
         if not events:
             return

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.cadence import Every
 from trainer.errors import ConfigurationError
 
-from ..output import writable
+from ..output import replace_text, writable
 from .logger import Logger
 
 if TYPE_CHECKING:
@@ -22,16 +22,7 @@ if TYPE_CHECKING:
 
 
 class _FileLogger(Logger):
-    """Logs to one file; a resumed run reads it and drops what came after the snapshot.
-
-    Args:
-        path: the file; None for one in the run folder.
-        every, hparams: see `Logger`.
-
-    Raises:
-        ConfigurationError: an argument is invalid; at `setup`, there is neither a path nor a run folder,
-            or the folder cannot be written.
-    """
+    """Logs to one file; a resumed run reads it and drops what came after the snapshot."""
 
     default_name = ""
 
@@ -58,9 +49,7 @@ class _FileLogger(Logger):
         """Open the file: replace it, or after a resume drop what came after `step`."""
         assert self.path is not None
         kept = self._kept(step) if step and self.path.is_file() else ""
-        aside = self.path.with_name(self.path.name + ".new")
-        aside.write_text(kept, "utf-8")
-        os.replace(aside, self.path)
+        replace_text(self.path, kept)
         self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
 
     def _kept(self, step: int) -> str:
@@ -176,9 +165,7 @@ class CSVLogger(_FileLogger):
             with open(self.path, encoding="utf-8", newline="") as file:
                 rows: list[Mapping[str, Any]] = list(csv.DictReader(file))
             self._names += new
-            aside = self.path.with_name(self.path.name + ".new")
-            aside.write_text(self._text([*rows, row], header=True), "utf-8")
-            os.replace(aside, self.path)
+            replace_text(self.path, self._text([*rows, row], header=True))
             self._file.close()
             self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
         else:

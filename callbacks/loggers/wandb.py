@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cadence import Every
-from trainer.errors import ConfigurationError
+from trainer.checks import require
 
 from .logger import Logger
 
@@ -54,10 +54,7 @@ class WandbLogger(Logger):
 
     def setup(self, trainer: Trainer) -> None:
         """Refuse to start without wandb."""
-        try:
-            import wandb  # noqa: F401
-        except ImportError as error:
-            raise ConfigurationError("WandbLogger needs wandb: pip install 'mindspore-trainer[wandb]'") from error
+        require("wandb", "WandbLogger needs wandb", "wandb")
         self.run_id = None
 
     def open(self, trainer: Trainer, step: int) -> None:
