@@ -95,11 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code.
-
-    Args:
-        argv: arguments without the program's name; None for those of the process.
-    """
+    """Run a command and return its exit code."""
     if argv is None:
         sys.excepthook = print_traceback
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -123,9 +123,6 @@ class RecordedOutput:
     """Standard output that remembers its latest failed write.
 
     The exceptions are not enough: callbacks swallow them, and a failure may occur as late as the last flush.
-
-    Attributes:
-        lost: the latest failure, or None.
     """
 
     def __init__(self, stream: Any) -> None:

@@ -43,20 +43,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a sweep.
-
-    Attributes:
-        config: the experiment file, absolute.
-        vary: dotted path of the configuration -> values to choose from, or a `Range`.
-        search: "grid", "random" or "optuna" (extra ``[sweep]``).
-        trials: number of trials; None for the whole grid.
-        monitor: metric to compare trials by, named as in the history: "val_auc", "window_auc".
-        mode: "min", "max", or "auto": as the metric declares.
-        prune: stop unpromising trials early ("optuna" only).
-        command: "fit" or "online".
-        seed: seed of the random draws.
-        overrides: further ``--set`` arguments, for every trial.
-    """
+    """The plan of a sweep: the arguments of `sweep`, ranges as `Range`."""
 
     config: str
     vary: Mapping[str, Any]
@@ -75,12 +62,8 @@ class Trial:
     """One run of a sweep.
 
     Attributes:
-        number: from 0.
-        values: its values of the varied parameters, by dotted path.
-        folder: its run folder.
         state: "waiting", "running", "done", "pruned" or "failed".
         value: best value of the monitored metric, or None.
-        process: what trains it, while it runs.
         reported: how many measurements the search knows.
         record_version: of the record that they were read from.
     """
@@ -96,11 +79,7 @@ class Trial:
 
 
 def read_plan(folder: Path) -> Plan:
-    """Return the plan of the sweep in a folder.
-
-    Raises:
-        ConfigurationError: the folder has no plan, or it cannot be read.
-    """
+    """Return the plan of the sweep in a folder."""
     try:
         saved = json.loads((folder / PLAN).read_text("utf-8"))
         vary = {path: Range(**v) if isinstance(v, dict) else v for path, v in saved.pop("vary").items()}

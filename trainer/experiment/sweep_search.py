@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..checks import require
 from .sweep_plan import Plan, Range, Trial, higher_is_better
 
 
@@ -49,10 +49,7 @@ class Optuna(Grid):
 
     def __init__(self, plan: Plan, trials: Sequence[Trial]) -> None:
         super().__init__(plan, trials)
-        try:
-            import optuna
-        except ImportError as error:
-            raise ConfigurationError("search 'optuna' needs Optuna: pip install 'mindspore-trainer[sweep]'") from error
+        optuna = require("optuna", "search 'optuna' needs Optuna", "sweep")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         pruner = optuna.pruners.MedianPruner(n_startup_trials=2) if plan.prune else optuna.pruners.NopPruner()
         # with the seed alone, a resumed sweep would draw the values of its first trials again

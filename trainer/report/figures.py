@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import ConfigurationError
 from .run_data import RunData, Series, SweepData
 
 COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#14b8a6", "#ec4899", "#84cc16")
@@ -21,18 +20,6 @@ NEUTRAL = "#7a7f87"  # readable on light and dark pages without scripts
 def color_of(index: int) -> str:
     """Return the color of the run with this index."""
     return COLORS[index % len(COLORS)]
-
-
-def require_bokeh() -> None:
-    """Check that Bokeh is installed.
-
-    Raises:
-        ConfigurationError: it is not installed; the message says how to install it.
-    """
-    try:
-        import bokeh  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError("a report needs Bokeh: pip install 'mindspore-trainer[report]'") from error
 
 
 def _figure(title: str, x: str, y: str = "", **options: Any) -> Any:
@@ -300,10 +287,7 @@ def bars(title: str, x: str, values: Mapping[str, Mapping[str, float]], runs: Se
     """Plot horizontal bars: one bar per category and run.
 
     Args:
-        title: of the figure.
-        x: label of the bar length.
         values: run -> category -> length.
-        runs: the runs.
     """
     from bokeh.models import ColumnDataSource, FactorRange
 

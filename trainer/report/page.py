@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
+from ..checks import require
 from . import figures
 from .run_data import RunData, SweepData
 
@@ -35,7 +36,7 @@ def page(
     Raises:
         ConfigurationError: Bokeh is not installed.
     """
-    figures.require_bokeh()
+    require("bokeh", "a report needs Bokeh", "report")
     sections = [] if sweep is None else [("Sweep", _sweep(sweep))]
     sections += [(name, make(runs)) for name, make in _SECTIONS.items()]
     sections = [(name, parts) for name, parts in sections if parts]

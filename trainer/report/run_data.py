@@ -58,10 +58,7 @@ class RunData:
     """The data of one run on a page.
 
     Attributes:
-        name: its name on the page.
         state: how it ended, or that it is running.
-        record: its values.
-        results: final values by name.
         best: name -> {"value", "step", "snapshot"}.
         facts: (name, text) shown in its header: steps, rows, time, snapshot.
         config: dotted path -> value of the configuration.
@@ -71,7 +68,6 @@ class RunData:
         drift: column -> population stability index of the test rows relative to the training rows.
         snapshots: (name, bytes, time as text, pointers) of the snapshots in the folder.
         set_aside: (file, rows, reason -> rows, newest lines) of each file of bad rows.
-        profile: what `callbacks.Profiler` measured (`StepProfile.as_dict`), or empty.
     """
 
     name: str
@@ -96,7 +92,6 @@ class SweepData:
 
     Attributes:
         paths: dotted paths of the varied settings.
-        monitor: the metric that ranks trials.
         rows: per trial: name, state, values of `paths`, and value of the metric or None.
     """
 

@@ -26,9 +26,6 @@ class DeclaredRows:
     Args:
         path: a CSV, TSV, JSON-lines, Parquet or Arrow file, a folder of them, or the URL of one.
 
-    Attributes:
-        names: names of its columns.
-
     Raises:
         ConfigurationError: no such file, or an unknown format.
         DataError: it cannot be read, or has no rows.
@@ -41,11 +38,7 @@ class DeclaredRows:
         self.names = summarize(Path(self.path), _NAMED_ROWS).names
 
     def check_column(self, name: str) -> None:
-        """Check that the file has a column.
-
-        Raises:
-            ConfigurationError: it has not.
-        """
+        """Check that the file has a column."""
         if name not in self.names:
             raise ConfigurationError(
                 f"{self.path} has no column {name!r}{did_you_mean(name, self.names)}; it has {', '.join(self.names)}"
@@ -53,11 +46,6 @@ class DeclaredRows:
 
     def blocks(self, columns: Mapping[str, Column], size: int, max_bad_share: float) -> Iterator[dict[str, Any]]:
         """Yield blocks of up to `size` good rows as columns; warn of the others.
-
-        Args:
-            columns: the columns to read.
-            size: maximum rows per block.
-            max_bad_share: largest share of rows that may be set aside.
 
         Raises:
             ConfigurationError: the file has none of the columns.
@@ -82,11 +70,7 @@ class DeclaredRows:
 
 
 def columns_of_all(declared: Sequence[Mapping[str, Column]]) -> dict[str, Column]:
-    """Return the columns that several features read; as text if types differ.
-
-    Args:
-        declared: raw columns by name, of each.
-    """
+    """Return the columns that several features read; as text if types differ."""
     columns: dict[str, Column] = {}
     for own in declared:
         for name, column in own.items():

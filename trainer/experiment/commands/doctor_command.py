@@ -30,10 +30,7 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        name: what was checked.
-        value: the result.
         state: "ok", "note" (worth knowing) or "WRONG" (runs will fail).
-        advice: what to do about it.
     """
 
     name: str
@@ -43,11 +40,7 @@ class Finding:
 
 
 def examine(run_a_graph: bool = True) -> list[Finding]:
-    """Run all checks and return the findings.
-
-    Args:
-        run_a_graph: also compile and run a tiny network, which takes about a second.
-    """
+    """Run all checks and return the findings."""
     checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _job, _architecture, _cpus, _threads]
     checks += [_graph_cache, _convolutions, _devices]
     if run_a_graph:

@@ -88,13 +88,7 @@ def _rows(trainer: Any, path: str | None, column: str | None) -> tuple[Any, Any]
     """Return ids and raw rows of a file, as in training; None without a path.
 
     Args:
-        trainer: has the features.
-        path: the file.
         column: column of the ids; None: the first one. One that no feature reads is text.
-
-    Raises:
-        ConfigurationError: no features, no such file, unknown file type, or there is no such column.
-        DataError: no rows, or more rows are bad than `max_bad_share` of the features allows.
     """
     from ...features.feature import text_column
     from .declared_rows import DeclaredRows

@@ -31,16 +31,9 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
     """Describe the features computed from the first rows, as text.
 
     Args:
-        config: a checked configuration.
         snapshot: a run folder, a folder of snapshots or a snapshot with the fitted features, which is also the baseline
             for drift. None, or a folder without snapshots: features are fitted on data.train.
         data: a file or folder of raw rows; None: data.train, else the files of data.stream.
-        rows: rows to look at.
-
-    Raises:
-        ConfigurationError: the configuration declares no features, or names no rows.
-        DataError: there are no good rows.
-        CheckpointError: a snapshot is damaged or belongs to other features.
     """
     if config.features is None:
         raise ConfigurationError(f"{config.source}: has no section features, whose columns could be shown")
@@ -102,12 +95,10 @@ def _first(parts: Iterator[Rows], count: int) -> Rows:
     while sum(rows.count for rows in read) < count and (rows := next(parts, None)) is not None:
         good = min(rows.good, count - sum(rows.count for rows in read))
         read.append(Rows({name: column[:good] for name, column in rows.columns.items()}, good))
-    columns = {name: _joined([rows.columns[name] for rows in read]) for name in (read[0].columns if read else ())}
+    columns = {
+        name: np.concatenate([rows.columns[name] for rows in read]) for name in (read[0].columns if read else ())
+    }
     return Rows(columns, sum(rows.count for rows in read))
-
-
-def _joined(parts: list[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _line(feature: Feature, features: Features, rows: Rows, drift: dict[str, float]) -> list[str]:

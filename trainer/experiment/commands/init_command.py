@@ -35,14 +35,10 @@ class Proposal:
     """The experiment that `propose` suggests for a table.
 
     Attributes:
-        model: name of the model.
-        options: its options.
-        labels: names of the label columns.
         binary: whether the labels are 0 and 1; otherwise they are real numbers.
         event_time: name of the column that the table is split by, or None.
         features: pairs of a feature's arguments and a description of its column. For a column left out the arguments
             are None and the description gives the reason.
-        reason: why this model was chosen.
     """
 
     model: str
@@ -60,13 +56,9 @@ def propose(
     """Propose features and a model for a table.
 
     Args:
-        table: summary of the table.
         model: name of a model; None: choose one that suits the table.
         labels: names of the label columns; empty: the column whose name and values look like a label.
         event_time: name of the column with the time of an event; None: the first column of times.
-
-    Raises:
-        ConfigurationError: no such model or column, no label found, or the table lacks columns the model needs.
     """
     choice("MODEL", model, MODELS, optional=True)
     for name in (*labels, *([event_time] if event_time else [])):
@@ -176,10 +168,7 @@ def _suitable(labels: Sequence[str], history: str | None, item: str | None) -> t
 
 
 def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[dict[str, Any] | None, str]:
-    """Return feature arguments and description of a column.
-
-    `table` is the column whose table it shares.
-    """
+    """Return feature arguments and description of a column."""
     about = column.describe()
     shared = {"table": table} if table is not None and table != column.name else {}
     if column.kind == "empty":
@@ -292,7 +281,7 @@ def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
         rows=f"{'' if table.complete else 'about '}{table.rows:,}",
         looked="" if table.complete else f" (figures below are of the first {table.columns[0].rows:,})",
         columns=len(table.columns),
-        commands=_commands(_quoted(output), name),
+        commands=_commands(f'"{output}"' if " " in str(output) else str(output), name),
         name=name,
         run_dir=f"runs/{name}",
     )
@@ -397,10 +386,6 @@ def _comment(text: str) -> str:
     return " ".join(text.split())
 
 
-def _quoted(path: Path) -> str:
-    return f'"{path}"' if " " in str(path) else str(path)
-
-
 def write_first_config(
     data: Path,
     model: str | None = None,
@@ -413,14 +398,8 @@ def write_first_config(
     """Write a first experiment for a table; return its path and the proposal.
 
     Args:
-        data: file or folder of rows.
-        model, labels, event_time: see `propose`.
         output: the file to write; None: named like the data, with the suffix .yaml, in the working directory.
         overwrite: whether an existing file may be replaced.
-
-    Raises:
-        ConfigurationError: see `propose`; or the file exists, or cannot be written.
-        DataError: the table cannot be read.
     """
     output = Path(f"{data.name.partition('.')[0] or 'table'}.yaml") if output is None else output
     table = summarize(data)

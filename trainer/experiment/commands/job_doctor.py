@@ -24,11 +24,7 @@ _TRIES = 5
 
 
 def examine_job(finding: Callable[..., Any]) -> Iterator[Any]:
-    """Yield findings about this process's job, if any. A collective call.
-
-    Args:
-        finding: makes a finding of name, value, state ("ok" or "WRONG") and advice.
-    """
+    """Yield findings about this process's job, if any. A collective call."""
     if not is_launched() or process_count() == 1:
         return
     try:

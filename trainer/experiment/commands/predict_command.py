@@ -51,11 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Check the arguments; let features keep the columns of --keep.
-
-    Raises:
-        ConfigurationError: incompatible arguments.
-    """
+    """Check the arguments; let features keep the columns of --keep."""
     if args.to is not None and args.output is not None:
         raise ConfigurationError("trainer predict takes --output or --to, not both")
     if args.set_aside and args.to is None:
@@ -79,16 +75,12 @@ def predict_to(
     See `PredictionFile` and `Features(keep=...)`.
 
     Args:
-        config, checkpoint, split: as in `evaluate`.
         output: ends with .parquet, .csv or .jsonl.
         part_rows: rows written at a time; a kill loses at most the rows of one part.
         set_aside: see `Trainer.predict`.
 
     Returns:
         The split, and the number of rows.
-
-    Raises:
-        ConfigurationError, FolderInUseError, DataError: as in `PredictionFile` and `evaluate`.
     """
     from ..runs.training_run import DEFAULT_BATCH_SIZE, batch_size, build_restored, split_of
     from .prediction_file import PredictionFile

@@ -75,10 +75,6 @@ def published_folder(source: Path, wait: bool = False) -> Path:
     """Return the folder of a published model: `source` or its run's.
 
     If the run does not publish, its snapshot is exported as a version to the run's folder "served".
-
-    Raises:
-        ConfigurationError: it is neither.
-        CheckpointNotFoundError: nothing has been published there yet.
     """
     from ..runs import run_folder
 

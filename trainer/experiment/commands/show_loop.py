@@ -43,11 +43,7 @@ _EPOCHS_ONLY = ("on_train_epoch_begin", "on_train_epoch_end")
 
 
 def describe(config: ExperimentConfig) -> str:
-    """Return the loop of an experiment as text; creates its callbacks only.
-
-    Raises:
-        ConfigErrors: a callback cannot be created from its arguments.
-    """
+    """Return the loop of an experiment as text; creates its callbacks only."""
     active = [instantiate(spec) for spec in config.callbacks] or [ProgressBar()]
     callbacks = [adapt(callback) for callback in active]
     if not any(isinstance(callback, History) for callback in callbacks):
@@ -100,10 +96,7 @@ def show_loop(callbacks: Iterable[Any], words: dict[str, str], online: bool, val
     """Return the loop as text.
 
     Args:
-        callbacks: the callbacks of a run, in order.
         words: replacements for ``{limits}``, ``{chunk}``, ``{step}`` and ``{validation}``.
-        online: whether the loop trains on a stream.
-        validation: whether there is a validation dataset.
     """
     ordered = CallbackList(callbacks)
     left_out = set(_EPOCHS_ONLY if online else ("window",))

@@ -98,11 +98,7 @@ def schema(args: argparse.Namespace) -> int:
 
 
 def with_data(config: Any, data: str, split: str | None) -> Any:
-    """Return the configuration with a file or folder of raw rows as data.test.
-
-    Raises:
-        ConfigurationError: no such file, no declared features, or a split is given as well.
-    """
+    """Return the configuration with a file or folder of raw rows as data.test."""
     from ...storage.location import is_url
     from ..configuration.experiment_config import ObjectSpec
 

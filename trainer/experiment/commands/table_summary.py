@@ -33,14 +33,11 @@ class ColumnSummary:
     """Summary of a column.
 
     Attributes:
-        name: its name.
         kind: "number", "integer", "bool", "time", "milliseconds", "text", "list", "vector", "map" or "empty".
         rows: number of rows examined.
-        missing: number of rows without a value.
         distinct: number of distinct values; for lists, of distinct elements.
         values: counts of the distinct values, or list elements, as text.
         minimum, maximum: range of numbers, of times in seconds, or of list lengths.
-        median: median of numbers.
         width: length of a vector; for text, the mean number of words; for lists, the mean length.
         separator: separator of a list written as text, or None.
         whole: whether the elements of a list are integers.
@@ -93,8 +90,6 @@ class TableSummary:
     """Summary of a table.
 
     Attributes:
-        path: its file or folder.
-        columns: a summary of each column, in order.
         rows: rows in the whole table; an estimate if `complete` is False.
         complete: whether all rows were examined.
     """
@@ -119,11 +114,6 @@ def summarize(path: Path, sample: int = SAMPLE_ROWS) -> TableSummary:
 
     Args:
         path: a CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of them, of which only the first file is read.
-        sample: number of rows to examine.
-
-    Raises:
-        ConfigurationError: no such file, an unknown format, or pyarrow is needed and missing.
-        DataError: the table has no rows or cannot be read.
     """
     files = _files(path)
     first = files[0]

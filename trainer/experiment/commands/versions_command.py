@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ...checks import require
 from ...errors import ConfigurationError, did_you_mean
 
 _ACTIONS = {
@@ -88,15 +89,12 @@ def _list(versions: Any, as_json: bool) -> None:
         return
     rows = [["version", "step", "published", "MB", ""]]
     for version in listed:
-        when = "" if version.published is None else _time(version.published)
+        published = version.published
+        when = "" if published is None else f"{datetime.fromtimestamp(published, timezone.utc):%Y-%m-%d %H:%M:%SZ}"
         notes = ", ".join(version.marks) + (f" {version.problem}" if version.problem else "")
         step = "" if version.step is None else str(version.step)
         rows.append([str(version.number), step, when, f"{version.bytes / 1e6:.2f}", notes])
     print("\n".join(line.rstrip() for line in table(rows)))
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def _compare(versions: Any, args: argparse.Namespace) -> None:
@@ -131,12 +129,7 @@ def _cell(value: Any) -> str:
 
 
 def _rows_of(scoring: Any, args: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
-    """Yield blocks of the rows of --data with their labels, or None without --label.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or has no such column.
-        DataError: too many rows are bad.
-    """
+    """Yield blocks of the rows of --data with their labels, or None without --label."""
     from ...features.feature import text_column
     from ...streams.formats.column import Column
     from .declared_rows import DeclaredRows, columns_of_all
@@ -169,19 +162,12 @@ def _arrays_of(path: str, label: str | None, batch: int) -> Iterator[tuple[Any, 
 
     Args:
         path: a .parquet, .csv, .tsv, .jsonl or .arrow file; types are those that PyArrow finds.
-        label: column of the labels, or None.
-        batch: maximum rows per block.
-
-    Raises:
-        ConfigurationError: unknown file type, PyArrow is missing, or there is no such label column.
     """
     from ...data.as_columns import as_array
 
-    try:
-        import pyarrow.csv as pa_csv
-        import pyarrow.dataset as dataset
-    except ImportError:
-        raise ConfigurationError("reading rows needs PyArrow: pip install 'mindspore-trainer[arrow]'") from None
+    dataset = require("pyarrow.dataset", "reading rows needs PyArrow", "arrow")
+    import pyarrow.csv as pa_csv
+
     kinds = {
         ".parquet": "parquet",
         ".csv": "csv",

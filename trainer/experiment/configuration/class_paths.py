@@ -40,7 +40,6 @@ def resolve(class_path: str, fits: Callable[[Any], bool] = lambda value: True) -
     """Return the object that `class_path` names, importing modules as needed.
 
     Args:
-        class_path: the path.
         fits: predicate for acceptable values; only these are suggested for a misspelled name.
 
     Raises:
@@ -180,7 +179,6 @@ def expand(text: str, name: object = "") -> str:
     """Substitute variables in `text`; later output masks those that are credentials.
 
     Args:
-        text: a value.
         name: the argument or key that receives the value.
 
     Raises:

@@ -141,11 +141,7 @@ def make_features(section: Mapping[str, Any]) -> Features:
 
 
 def keyword_values(section: Mapping[str, Any], target: Callable[..., Any]) -> dict[str, Any]:
-    """Return a section's keyword arguments as objects of the types of `target`.
-
-    Raises:
-        ConfigErrors: an object cannot be created from its arguments.
-    """
+    """Return a section's keyword arguments as objects of the types of `target`."""
     return _keywords(section, real_signature(target))
 
 

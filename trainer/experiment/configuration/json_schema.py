@@ -149,12 +149,14 @@ def _object_or_path() -> Schema:
 
 def _object() -> Schema:
     """Return the schema of class_path and init_args, which known classes refine."""
+    from mindspore import nn
+
     known = []
     for path, target in known_classes():
         signature = real_signature(target)
         if signature is None:
             continue
-        free = supplied_names("optimizer" if _is_optimizer(target) else "network", signature, features=True)
+        free = supplied_names("optimizer" if issubclass(target, nn.Optimizer) else "network", signature, features=True)
         arguments = _arguments(signature, free, _documented(target), needed=False)
         listed = (
             {"type": "array"} if signature.positional is None else {"type": "array", "maxItems": signature.positional}
@@ -170,7 +172,7 @@ def _object() -> Schema:
     }
 
 
-def known_classes() -> Iterable[tuple[str, Callable[..., Any]]]:
+def known_classes() -> Iterable[tuple[str, type]]:
     """Yield this package's classes and MindSpore's losses and optimizers by path."""
     from mindspore import nn
     from mindspore.nn.loss.loss import LossBase
@@ -198,12 +200,6 @@ def known_classes() -> Iterable[tuple[str, Callable[..., Any]]]:
             and target not in (nn.Optimizer, LossBase)
         ):
             yield f"mindspore.nn.{name}", target
-
-
-def _is_optimizer(target: Any) -> bool:
-    from mindspore import nn
-
-    return isinstance(target, type) and issubclass(target, nn.Optimizer)
 
 
 def _signature(target: Callable[..., Any]) -> Signature:

@@ -103,7 +103,10 @@ class _Reader:
         sections = {
             name: node for name, node in sections.items() if node and (node.value is not None or name in REQUIRED)
         }
-        read = {name: readers.get(name, self._section_object)(node, name) for name, node in sections.items()}
+        read = {
+            name: readers[name](node, name) if name in readers else self.objects.read(node, name, section=name)
+            for name, node in sections.items()
+        }
         values = {name: value for name, value in read.items() if value is not None}
         if not all(name in values for name in REQUIRED):
             return None
@@ -250,9 +253,6 @@ class _Reader:
             return self.refuse(node, path, "a list of callbacks, each with class_path and init_args")
         callbacks = [self.objects.read(item, join(path, i), section="callbacks") for i, item in enumerate(node.value)]
         return tuple(spec for spec in callbacks if spec is not None)
-
-    def _section_object(self, node: Node, path: str) -> ObjectSpec | None:
-        return self.objects.read(node, path, section=path)
 
     def _keywords(self, node: Node, path: str) -> Mapping[str, Any] | None:
         if not isinstance(node.value, dict):

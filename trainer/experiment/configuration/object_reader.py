@@ -21,26 +21,14 @@ MOST_PROBLEMS = 200
 
 
 class ObjectReader:
-    """Reads objects and collects the problems of a configuration.
-
-    Args:
-        problems: those known so far.
-        has_features: whether the configuration declares features.
-
-    Attributes:
-        problems: all problems.
-    """
+    """Reads objects and collects the problems of a configuration."""
 
     def __init__(self, problems: Iterable[Problem], has_features: bool) -> None:
         self.problems = list(problems)
         self.has_features = has_features
 
     def add(self, location: SourceLocation, path: str, message: str) -> None:
-        """Report a problem.
-
-        Raises:
-            ConfigErrors: there are too many.
-        """
+        """Report a problem; raise ConfigErrors when there are too many."""
         self.problems.append(Problem(location, path, message))
         if len(self.problems) == MOST_PROBLEMS:
             message = f"there may be more that is wrong; these are the first {MOST_PROBLEMS} problems"

@@ -77,7 +77,6 @@ def format_value(value: Any, path: str = "") -> str:
     """Format `value` for a message: its shortened repr, and its type unless obvious.
 
     Args:
-        value: plain data.
         path: its dotted path in the configuration; values of credentials are masked.
     """
     if value is None:

@@ -42,11 +42,7 @@ _METHODS = {"trainer": "__init__", "fit": "fit", "online": "online_train"}
 
 @functools.cache
 def section_signature(section: str) -> tuple[Signature, Mapping[str, str]]:
-    """Return a keyword section's signature, and the keys given elsewhere.
-
-    Args:
-        section: "trainer", "fit" or "online".
-    """
+    """Return the signature of "trainer", "fit" or "online", and keys given elsewhere."""
     from ...trainer import Trainer
 
     target = Trainer if section == "trainer" else inspect.unwrap(getattr(Trainer, _METHODS[section]))
@@ -60,8 +56,6 @@ def supplied_names(section: str, signature: Signature | None, *, features: bool 
     """Return the arguments of an object that other sections supply.
 
     Args:
-        section: the section.
-        signature: signature of the object's class, or None.
         features: whether there is a section `features`, which networks may take as an argument.
     """
     if section == "optimizer" and signature is None:
@@ -170,7 +164,6 @@ class Kind:
 
     Attributes:
         name: for messages: "a callbacks.Callback or a mindspore.train.Callback".
-        fits: predicate: whether instances of a class are of this kind.
         examples: classes of this kind; a function annotated to return a base class of these may return one.
     """
 

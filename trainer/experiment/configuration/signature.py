@@ -51,7 +51,6 @@ def accepted(parameter: inspect.Parameter, documented: str | None, names: Mappin
     """Return the values that `parameter` accepts.
 
     Args:
-        parameter: a parameter of a signature.
         documented: the TYPE of its docstring line ``name (TYPE): ...``, or None.
         names: globals in which an annotation given as text is evaluated.
     """

@@ -31,12 +31,7 @@ _TOO_LONG = f"is longer than {MAX_BYTES:,} bytes; a configuration names data and
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A value of a configuration and its location.
-
-    Attributes:
-        value: a scalar, a tuple of nodes, or a dict of `Entry` by key.
-        location: where the value begins.
-    """
+    """A value of a configuration and its location."""
 
     value: Scalar | tuple[Node, ...] | dict[Any, Entry]
     location: SourceLocation
@@ -130,11 +125,7 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 
 def read_tree(path: Path) -> Node:
-    """Return the tree of the YAML file `path`.
-
-    Raises:
-        ConfigErrors: the file cannot be read, is not UTF-8, is not YAML, or contains what `parse_tree` rejects.
-    """
+    """Return the tree of the YAML file `path`."""
     location = SourceLocation(str(path))
     try:
         with path.open("rb") as file:
@@ -159,8 +150,6 @@ def parse_tree(text: str, source: str, location: SourceLocation | None = None) -
     """Return the tree of YAML `text`.
 
     Args:
-        text: one YAML document.
-        source: name of the text in messages.
         location: a fixed location for every node, used for values from the command line.
 
     Raises:

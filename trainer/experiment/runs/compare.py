@@ -50,9 +50,6 @@ def compare(*folders: str | Path) -> str:
     """Return tables of what differs between runs, and of their results.
 
     Columns that do not fit the terminal continue in a further table below.
-
-    Raises:
-        ConfigurationError: one of them is not a run folder.
     """
     runs = [Run.read(folder) for folder in folders]
     names = [str(run.path) for run in runs]
@@ -67,11 +64,7 @@ def compare(*folders: str | Path) -> str:
 
 
 def list_runs(folder: str | Path) -> str:
-    """Return a table of the runs below a folder, newest first.
-
-    Raises:
-        ConfigurationError: a file of a run cannot be read.
-    """
+    """Return a table of the runs below a folder, newest first."""
     configs = sorted(Path(folder).rglob(run_folder.CONFIG), key=lambda path: path.stat().st_mtime, reverse=True)
     runs = [
         run for run in (Run.read(path.parent) for path in configs) if "command" in run.versions
@@ -182,7 +175,6 @@ def table(rows: list[list[str]], columns: int | None = None) -> list[str]:
     """Return the lines of a table; the first row is its header.
 
     Args:
-        rows: cells; all rows have the same length.
         columns: maximum width in characters; None: the terminal's, or unlimited without a terminal. A wider table
             continues below with its first column repeated; words are not broken.
     """

@@ -108,9 +108,6 @@ def fetch_published(url: str, config: ExperimentConfig) -> None:
     """Fetch a mirrored run's published versions if this machine has none.
 
     Their numbers then continue.
-
-    Raises:
-        CheckpointError: the store cannot be read.
     """
     from ...storage import fetch
     from ...storage.location import Location

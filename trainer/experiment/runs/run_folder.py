@@ -56,11 +56,7 @@ _PACKAGES = ("mindspore", "numpy", DISTRIBUTION, "pyyaml", "safetensors", "tenso
 
 
 def claim_run_dir(wanted: Path) -> Path:
-    """Create a run folder: `wanted`, or with the next free number if in use.
-
-    Raises:
-        ConfigurationError: the folder cannot be created.
-    """
+    """Create a run folder: `wanted`, or with the next free number if in use."""
     for number in itertools.count(1):
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         try:
@@ -103,11 +99,7 @@ def newest_run(wanted: Path) -> Path | None:
 
 
 def existing_run(path: str | Path) -> Path:
-    """Return `path` as a run folder.
-
-    Raises:
-        ConfigurationError: there is no run; the message suggests the most similar name.
-    """
+    """Return `path` as a run folder."""
     path = Path(path)
     if (path / CONFIG).is_file():
         return path
@@ -161,14 +153,7 @@ def write_config(run_dir: Path, config: ExperimentConfig) -> None:
 
 
 def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, seconds: float) -> None:
-    """Add an entry to ``resumes.json``; update ``config.yaml`` if there are overrides.
-
-    Args:
-        run_dir: the run folder.
-        config: the configuration of this process, with its overrides.
-        snapshot: the snapshot that the run continues from.
-        seconds: how long the earlier processes took.
-    """
+    """Add an entry to ``resumes.json``; update ``config.yaml`` if there are overrides."""
     entries = read_json(run_dir / RESUMES) if (run_dir / RESUMES).is_file() else []
     entry = {
         "time": now(),
@@ -251,11 +236,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file of a run.
-
-    Raises:
-        ConfigurationError: it cannot be read.
-    """
+    """Read a JSON file of a run."""
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -279,8 +260,6 @@ class Run:
     """The contents of a run folder, read without importing the run's classes.
 
     Attributes:
-        path: the folder.
-        config: the resolved configuration, plain.
         versions: content of ``versions.json``, or empty.
         metrics: content of ``metrics.json``, or empty until the run has ended.
     """
@@ -292,11 +271,7 @@ class Run:
 
     @classmethod
     def read(cls, path: str | Path) -> Run:
-        """Read the run in the folder `path`.
-
-        Raises:
-            ConfigurationError: not a run folder, or one of its files cannot be read.
-        """
+        """Read the run in the folder `path`."""
         folder = existing_run(path)
         config = read_tree(folder / CONFIG).plain()
         documents = {

@@ -31,11 +31,7 @@ HIDDEN = ("defaults", run_folder.VARIABLES)  # of versions.json
 
 
 def render(folders: Sequence[str | Path], refresh_seconds: int | None = None) -> str:
-    """Render the page of the runs in `folders`.
-
-    Raises:
-        ConfigurationError: one is not a run folder, or Bokeh is not installed.
-    """
+    """Render the page of the runs in `folders`."""
     paths = [Path(folder) for folder in folders]
     if len(paths) == 1 and (paths[0] / PLAN).is_file():
         return render_sweep(paths[0])
@@ -50,11 +46,7 @@ def render(folders: Sequence[str | Path], refresh_seconds: int | None = None) ->
 
 
 def render_sweep(folder: Path) -> str:
-    """Render the page of a sweep: its trials, and the best runs overlaid.
-
-    Raises:
-        ConfigurationError: the folder holds no sweep, or Bokeh is not installed.
-    """
+    """Render the page of a sweep: its trials, and the best runs overlaid."""
     plan = read_plan(folder)
     trials = best_first(read_trials(folder), plan)
     rows = [(t.folder.name, t.state, [t.values[path] for path in plan.vary], t.value) for t in trials]
@@ -144,11 +136,7 @@ def _set_aside(config: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[st
 
 
 def make_server(folders: Sequence[str | Path], port: int, every: int) -> ThreadingHTTPServer:
-    """Return a server of the page on 127.0.0.1 that reloads it while a run is active.
-
-    Raises:
-        OSError: the port is taken.
-    """
+    """Return a server of the page on 127.0.0.1 that reloads it while a run is active."""
 
     @functools.lru_cache(maxsize=1)
     def rendered(stamp: tuple[Any, ...], going: bool) -> bytes:

@@ -23,8 +23,6 @@ def snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | None
     """Return a Trainer with a snapshot's weights, and rows for its `predict`.
 
     Args:
-        config: a checked configuration.
-        checkpoint: see `training_run.evaluate`.
         split: dataset whose first rows are taken; None: the first in the configuration. If it has only a stream, the
             stream is not read; the declared features get rows in which every value is missing.
 

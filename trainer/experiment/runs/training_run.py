@@ -210,10 +210,7 @@ def _results(trainer: Trainer) -> dict[str, Any]:
 
 
 def _outcome(trainer: Trainer, command: str, seconds: tuple[float, float], results: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of ``metrics.json``.
-
-    `seconds` are those of the earlier processes and of this one.
-    """
+    """Return the content of ``metrics.json``."""
     state = trainer.state
     ended = str(state.stop_reason) if state.exception is None else f"exception: {type(state.exception).__name__}"
     return {
@@ -257,16 +254,11 @@ def evaluate(config: ExperimentConfig, checkpoint: Path, split: str | None = Non
     """Evaluate the weights of a snapshot.
 
     Args:
-        config: a checked configuration.
         checkpoint: a snapshot, a pointer, a folder of snapshots, a run folder or a .ckpt file.
         split: "test", "valid" or "train"; None: the first of these in the configuration.
 
     Returns:
         The split and its metrics.
-
-    Raises:
-        ConfigurationError: the configuration has no such dataset.
-        CheckpointError: there is no intact snapshot, or it belongs to another network.
     """
     split = split_of(config, split)
     experiment = build_restored(config, checkpoint, split)
@@ -310,11 +302,7 @@ def _save_predictions(output: Path, trainer: Trainer, predictions: Any) -> None:
 
 
 def write_predictions(output: Path, trainer: Trainer, predictions: Any) -> None:
-    """Write predictions as CSV with row numbers; binary predictions as probabilities.
-
-    Raises:
-        ConfigurationError: an output has more than one number per row.
-    """
+    """Write predictions as CSV with row numbers; binary predictions as probabilities."""
     columns = prediction_columns(trainer, predictions)
     for name, values in columns.items():
         if values.ndim > 1:
@@ -329,12 +317,7 @@ def write_predictions(output: Path, trainer: Trainer, predictions: Any) -> None:
 
 
 def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarray]:
-    """Return predictions by name, [n, ...], in label units if the loss defines them.
-
-    Args:
-        trainer: the trainer that predicted.
-        predictions: the result of its `predict`: an array or a tuple of arrays.
-    """
+    """Return predictions by name, [n, ...], in label units if the loss defines them."""
     tasks = () if trainer.tasks is None else trainer.tasks.tasks
     parts = predictions if isinstance(predictions, tuple) else (predictions,)
     losses = [trainer.loss_fn] if trainer.tasks is None else list(trainer.tasks.losses)
@@ -354,11 +337,7 @@ def splits_of(config: ExperimentConfig) -> list[str]:
 
 
 def split_of(config: ExperimentConfig, split: str | None) -> str:
-    """Return the dataset to use: `split`, or the first of `SPLITS` there is.
-
-    Raises:
-        ConfigurationError: the dataset is not configured.
-    """
+    """Return the dataset to use: `split`, or the first of `SPLITS` there is."""
     splits = splits_of(config)
     if split is None and splits:
         return splits[0]
@@ -381,12 +360,7 @@ def build_restored(config: ExperimentConfig, checkpoint: Path, split: str | None
 
 
 def default_checkpoint(run_dir: Path, which: str | None) -> Path:
-    """Return the requested snapshot; None is "best" where marked, else "last".
-
-    Args:
-        run_dir: the run folder.
-        which: "best", "last", a path, or None.
-    """
+    """Return the requested snapshot; None is "best" where marked, else "last"."""
     if which not in (None, "best", "last"):
         return Path(which)
     folder = run_dir / run_folder.CHECKPOINTS
