@@ -150,11 +150,9 @@ class IdFeature(Feature):
         return Table(self.table or self.name, self.dim, size, self.options)
 
     def statistic(self) -> ValueCounts:
-        """Return counts of the ids."""
         return ValueCounts(self.min_count, self.max_size)
 
     def observed(self, raw: RawColumns) -> np.ndarray:
-        """Return the ids that are not missing."""
         values = self.values(raw)
         return to_ids(values[~missing_ids(values)])
 
@@ -179,15 +177,12 @@ class Categorical(IdFeature):
     """A category as a row's id in a table: int64 [N]; arguments as of `IdFeature`."""
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
         return {self.source: id_column(self.dtype, self.required)}
 
     def outputs(self) -> list[Output]:
-        """Return the id."""
         return [Output(self.name, Kind.IDS, table=self.id_table)]
 
     def values(self, raw: RawColumns) -> np.ndarray:
-        """Return the raw ids."""
         return raw[self.source]
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
@@ -254,12 +249,10 @@ class Time(Feature):
         object.__setattr__(self, "parts", parts)
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
         names = [self.source, *([] if self.since is None else [self.since])]
         return {name: time_column(self.required and name == self.source) for name in names}
 
     def outputs(self) -> list[Output]:
-        """Return the id of each part, and the age."""
         parts = [
             Output(name, Kind.IDS, table=Table(name, self.dim, 1 + _PARTS[part][0], self.options))
             for part, name in ((part, f"{self.name}_{part}") for part in self.parts)
@@ -267,7 +260,6 @@ class Time(Feature):
         return parts + ([] if self.since is None else [Output(f"{self.name}_age", Kind.NUMBERS)])
 
     def id_sources(self) -> dict[str, dict[str, Any]]:
-        """Return the part of the time, and the offset."""
         return {
             f"{self.name}_{part}": {"kind": "time", "part": part, "offset": float(self.offset)} for part in self.parts
         }

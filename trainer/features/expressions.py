@@ -44,7 +44,6 @@ class Parsed:
     """A checked expression.
 
     Attributes:
-        names: the columns it reads, in order of first use.
         evaluate: computes its value from float64 columns, [N].
     """
 
@@ -53,11 +52,7 @@ class Parsed:
 
 
 def parse(text: str, functions: Mapping[str, Callable[..., Any]]) -> Parsed:
-    """Parse and check an expression.
-
-    Raises:
-        ConfigurationError: it is not an expression, reads no column, or uses anything but arithmetic and `functions`.
-    """
+    """Parse and check an expression."""
     if not isinstance(text, str) or not text.strip() or len(text) > MAX_LENGTH:
         raise ConfigurationError(f"an expression takes text of 1 to {MAX_LENGTH} characters; received {text!r:.100}")
     try:

@@ -34,7 +34,6 @@ class Table:
     """The table in which ids are looked up.
 
     Attributes:
-        name: features that name the same table share it.
         dim: length of a vector; None: that of the `FeatureEmbedding`.
         size: number of ids if known, else None.
         options: further arguments of `trainer.embedding.Embedding` (capacity, admission, eviction...).
@@ -252,12 +251,6 @@ def apply_features(
 
     A feature costs some microseconds whatever the number of rows, which is most of the time of one row. So features
     that differ only in columns and statistics are applied to one array of a few rows, with bit-identical results.
-
-    Args:
-        features: the features.
-        groups: of `alike_features`.
-        raw: raw columns by name.
-        statistics: what features learned, by their name.
     """
     if not raw or len(next(iter(raw.values()))) > FEW_ROWS:
         return [feature.apply(raw, statistics.get(feature.name)) for feature in features]
@@ -287,9 +280,7 @@ def id_problems(
     """Return table -> why its ids mean other rows in a state; empty without conflict.
 
     Args:
-        features: the declared ones.
         state: of `Features.state_dict`; one of a version that did not record the sources contradicts nothing.
-        table_there: the name of a table there.
     """
     problems: dict[str, str] = {}
     recorded = state["json"].get("ids") or {}
@@ -298,21 +289,18 @@ def id_problems(
         for name, declared in of_table.items():
             if saved and declared not in saved.values():
                 other = name if name in saved else next(iter(saved))
+                those = "the same feature" if other == name else f"feature {other!r}"
                 problems.setdefault(
                     table,
                     f"feature {name!r} is declared with {_shown(declared)}, and the rows of its table are of "
-                    f"{_named(other, name)} with {_shown(saved[other])}: the same value would find another row, or "
+                    f"{those} with {_shown(saved[other])}: the same value would find another row, or "
                     "none. Declare it as it was, or give it a table of its own, under another name",
                 )
     return problems
 
 
 def check_numbers(features: Iterable[Feature], state: Mapping[str, Any]) -> None:
-    """Check that numbers have the scale that they have in a state.
-
-    Raises:
-        CheckpointMismatchError: clip, transform, normalization or expression of a feature differ.
-    """
+    """Check that numbers have the scale they have in a state, else raise a mismatch."""
     saved = state["json"].get("numbers") or {}
     for feature in features:
         declared, before = feature.number_source(), saved.get(feature.name)
@@ -326,10 +314,6 @@ def check_numbers(features: Iterable[Feature], state: Mapping[str, Any]) -> None
 
 def _arguments(source: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in source.items() if name != "kind")
-
-
-def _named(other: str, name: str) -> str:
-    return "the same feature" if other == name else f"feature {other!r}"
 
 
 def _shown(source: Mapping[str, Any]) -> str:

@@ -15,11 +15,7 @@ PREDICTION, SET_ASIDE = "prediction", "set_aside"  # names beside the columns ke
 
 
 def as_feature(value: Mapping[str, Any]) -> Feature:
-    """Create a feature from a mapping with its "kind" and arguments.
-
-    Raises:
-        ConfigurationError: an unknown kind or argument; the message names the nearest one.
-    """
+    """Create a feature from a mapping with its "kind" and arguments."""
     from . import KINDS
 
     arguments = dict(value)
@@ -39,11 +35,7 @@ def as_feature(value: Mapping[str, Any]) -> Feature:
 
 
 def names_kept(keep: Any) -> tuple[str, ...]:
-    """Return the names of columns returned together with predictions.
-
-    Raises:
-        ConfigurationError: they are not names, or one is reserved.
-    """
+    """Return the names of columns returned together with predictions."""
     names = (keep,) if isinstance(keep, str) else tuple(keep)
     if not all(isinstance(name, str) and name for name in names):
         refuse("Features(keep=...)", "names of columns", keep)
@@ -55,11 +47,7 @@ def names_kept(keep: Any) -> tuple[str, ...]:
 
 
 def check_unique(what: str, names: Sequence[str]) -> None:
-    """Check that the names of features or outputs are unique.
-
-    Raises:
-        ConfigurationError: two names are equal, or one is the name of a network input.
-    """
+    """Check that names are unique and none is that of a network input."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ConfigurationError(f"two {what}s are named {twice[0]!r}; give each a name of its own")

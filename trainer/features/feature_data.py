@@ -38,11 +38,8 @@ def rows_of(
     """Yield raw rows in parts: a table at once, files part by part.
 
     Args:
-        features: the declared columns.
-        data: see `is_raw`.
         labelled: whether labels have to be there.
         kept: whether the columns that are kept for output are read as well.
-        aside: counts the rows that are set aside.
 
     Raises:
         DataError: the file does not exist, the data has no rows, or a required column is absent.
@@ -82,11 +79,8 @@ def inputs_of(
     """Convert raw rows to network inputs and labels; return other data unchanged.
 
     Args:
-        features: the declared columns.
-        data: the data of a verb.
         fit: whether unfitted features learn from these rows.
         labelled: whether labels have to be there.
-        kept: collects the columns kept for output, or None.
         set_aside: whether any number of bad rows is left out, of rows without labels too.
 
     Raises:
@@ -119,11 +113,7 @@ def batches_of(
     kept: KeptColumns | None = None,
     set_aside: bool = False,
 ) -> Iterator[Inputs]:
-    """Yield the network inputs of raw rows in parts; arguments as for `inputs_of`.
-
-    Raises:
-        DataError: without labels and `set_aside`, a row that the declaration forbids; see also `rows_of`.
-    """
+    """Yield the network inputs of raw rows in parts; arguments as for `inputs_of`."""
     answer_all = not labelled and not set_aside
     for rows in rows_of(features, data, labelled=labelled, kept=kept is not None, aside=aside):
         _check_all_answered(aside, answer_all)

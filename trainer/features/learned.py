@@ -27,7 +27,6 @@ class Recent:
     learns bit-identical statistics.
 
     Attributes:
-        rows: number of rows.
         values: feature name -> the values that its statistic counts, batch by batch.
     """
 
@@ -57,16 +56,7 @@ class Recent:
 
 
 class Learned:
-    """A statistic per feature that learns, and a profile per raw column.
-
-    Args:
-        features: the declared features.
-        columns: the raw columns they read.
-
-    Attributes:
-        statistics: by feature name.
-        profiles: by raw column name.
-    """
+    """A statistic per feature that learns, and a profile per raw column."""
 
     def __init__(self, features: Sequence[Feature], columns: Mapping[str, Column]) -> None:
         self._learning = tuple(feature for feature in features if feature.learns)
@@ -135,11 +125,7 @@ class Learned:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; missing profiles stay empty.
-
-        Raises:
-            CheckpointMismatchError: the state belongs to other features.
-        """
+        """Restore what `state_dict` returned; missing profiles stay empty."""
         saved, profiles = state["json"]["features"], state["json"].get("profiles", {})
         if set(saved) != set(self.statistics):
             raise CheckpointMismatchError(

@@ -89,7 +89,6 @@ class ListFeature(_Aligned):
             refuse("ListFeature(separator=...)", "a text, or None", self.separator)
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
         column = list_column(self.dtype, self.required) if self.separator is None else text_column(self.required)
         return {self.source: column}
 
@@ -101,7 +100,6 @@ class ListFeature(_Aligned):
         return lists if aligned else without(lists, missing_ids(lists.values))
 
     def aligned(self) -> dict[str, str | None]:
-        """Return the column."""
         return {self.source: self.separator}
 
 
@@ -124,11 +122,9 @@ class WeightedList(_Aligned):
             refuse("WeightedList(weights=...)", "the name of a column", self.weights)
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
         return {self.source: list_column(self.dtype, self.required), self.weights: list_column("float64")}
 
     def outputs(self) -> list[Output]:
-        """Return the list and its weights."""
         name = f"{self.name}_weights"
         return [
             Output(self.name, Kind.LIST, table=self.id_table, pooling=self.pooling, weights=name),
@@ -136,11 +132,9 @@ class WeightedList(_Aligned):
         ]
 
     def lists(self, raw: RawColumns) -> Ragged:
-        """Return lists of raw ids."""
         return raw[self.source][:]
 
     def aligned(self) -> dict[str, str | None]:
-        """Return the columns of categories and weights."""
         return {self.source: None, self.weights: None}
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
@@ -178,11 +172,9 @@ class Text(_Lists):
         whole("Text(ngrams=...)", self.ngrams, most=8)
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
         return {self.source: text_column(self.required)}
 
     def lists(self, raw: RawColumns) -> Ragged:
-        """Return the words of each text."""
         return per_distinct(raw[self.source], self._words)
 
     def _words(self, text: str) -> list[str]:
@@ -210,8 +202,6 @@ def split(texts: np.ndarray, separator: str | None, dtype: str, keep_empty: bool
     """Split texts into lists; parts are stripped. Invalid numbers count as missing.
 
     Args:
-        texts: [N].
-        separator: between the parts.
         dtype: of the parts, "str" or "int64".
         keep_empty: whether empty parts of a text that is not blank are kept, as missing values.
     """
@@ -241,11 +231,7 @@ def without(lists: Ragged, left_out: np.ndarray) -> Ragged:
 
 
 def aligned_columns(features: Sequence[Feature]) -> dict[str, dict[str, str | None]]:
-    """Return the aligned columns of each sequence -> separator; see `Schema.aligned`.
-
-    Raises:
-        ConfigurationError: lists of one sequence are cut to different lengths.
-    """
+    """Return the aligned columns of each sequence -> separator; see `Schema.aligned`."""
     sequences: dict[str, dict[str, str | None]] = {}
     longest: dict[str, _Aligned] = {}
     for feature in features:

@@ -23,8 +23,6 @@ class NumberEmbedding(nn.Cell):
     The perceptron: e = V_j relu(w_j x + b_j) + c_j, with H hidden units.
 
     Args:
-        features: number of features.
-        dim: length of a vector.
         options: the settings that the features share.
 
     Inputs:

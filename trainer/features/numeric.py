@@ -67,11 +67,9 @@ class Numeric(Feature):
         return self.normalize is not None or self.missing == "mean"
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
         return {self.source: number_column(self.required)}
 
     def outputs(self) -> list[Output]:
-        """Return the number, with its indicator."""
         return [Output(self.name, Kind.NUMBERS, 1 + self._has_indicator, vector=_number_vector(self.embedding))]
 
     @property
@@ -79,12 +77,10 @@ class Numeric(Feature):
         return self.indicator or self.embedding is not None
 
     def number_source(self) -> dict[str, Any]:
-        """Return what is done to a value."""
         clip = None if self.clip is None else list(self.clip)
         return {"clip": clip, "transform": self.transform, "normalize": self.normalize}
 
     def statistic(self) -> Moments:
-        """Return the moments of the clipped and transformed values."""
         return Moments()
 
     def observed(self, raw: RawColumns) -> np.ndarray:
@@ -102,7 +98,6 @@ class Numeric(Feature):
 
     @property
     def alike(self) -> Hashable | None:
-        """Equal for numbers that are treated alike."""
         return repr((self.clip, self.transform, self.normalize, self.missing, self._has_indicator))
 
     def apply_alike(self, features: Sequence[Any], raw: RawColumns, statistics: Sequence[Any]) -> list[list[Any]]:
@@ -200,25 +195,20 @@ class Bucketized(Feature):
         return isinstance(self.boundaries, int)
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
         return {self.source: number_column(self.required)}
 
     def outputs(self) -> list[Output]:
-        """Return the bucket's id."""
         count = self.boundaries if isinstance(self.boundaries, int) else len(self.boundaries) + 1
         return [Output(self.name, Kind.IDS, table=Table(self.name, self.dim, 1 + count, self.options))]
 
     def id_sources(self) -> dict[str, dict[str, Any]]:
-        """Return the boundaries."""
         boundaries = self.boundaries if isinstance(self.boundaries, int) else list(self.boundaries)
         return {self.name: {"kind": "buckets", "boundaries": boundaries}}
 
     def statistic(self) -> Quantiles:
-        """Return quantiles of the values."""
         return Quantiles()
 
     def observed(self, raw: RawColumns) -> np.ndarray:
-        """Return the values."""
         return np.asarray(raw[self.source], np.float64)
 
     def edges(self, statistic: Quantiles | None) -> np.ndarray:
@@ -253,14 +243,12 @@ class Vector(Feature):
         whole("Vector(width=...)", self.width)
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
         default = None if self.required else [float("nan")] * self.width
         return {
             self.source: Column(np.float64, (self.width,), default=default, allow_nan=not self.required, coerce=True)
         }
 
     def outputs(self) -> list[Output]:
-        """Return the numbers."""
         return [Output(self.name, Kind.NUMBERS, self.width)]
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
@@ -308,15 +296,12 @@ class Expression(Feature):
         return parse(self.expression, self.FUNCTIONS)
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
         return {name: number_column(False) for name in self._parsed.names}
 
     def outputs(self) -> list[Output]:
-        """Return the number."""
         return [Output(self.name, Kind.NUMBERS, 1)]
 
     def number_source(self) -> dict[str, Any]:
-        """Return the expression."""
         return {"expression": self.expression}
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:

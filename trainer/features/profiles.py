@@ -23,11 +23,7 @@ SMALLEST_SHARE = 1e-4  # used for an empty bucket
 
 
 class ColumnProfile:
-    """Value counts of a raw column; a list counts its last value, a vector its mean.
-
-    Args:
-        column: its declaration.
-    """
+    """Value counts of a raw column; a list counts its last value, a vector its mean."""
 
     def __init__(self, column: Column) -> None:
         self.ordered = column.dtype.kind == "f"
@@ -72,25 +68,16 @@ class ColumnProfile:
         return other
 
     def state_dict(self) -> dict[str, Any]:
-        """Return rows, missing rows and value counts."""
         arrays = {"ids": self.counts.ids, "counts": self.counts.counts}
         return {"json": [self.rows, self.missing], "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.rows, self.missing = (whole("profile", count, 0) for count in state["json"])
         self.counts.load_state_dict({"json": {}, "arrays": state["arrays"]})
 
 
 class ProfileBuckets:
-    """Buckets of profile comparison: missing; then number ranges or frequent values.
-
-    Args:
-        reference: the profile.
-
-    Attributes:
-        shares: share of the reference's rows in each bucket.
-    """
+    """Buckets of profile comparison: missing; then number ranges or frequent values."""
 
     def __init__(self, reference: ColumnProfile) -> None:
         self._reference = reference

@@ -138,7 +138,6 @@ class _Drawn:
 
     Args:
         edges: float64 [2]: share of the rows in "train", and in "train" plus "valid".
-        index: of the part.
     """
 
     def __init__(self, edges: np.ndarray, index: int) -> None:
@@ -150,12 +149,7 @@ class _Drawn:
 
 
 class _Rest:
-    """Skips the first rows that another function keeps.
-
-    Args:
-        keep: the other function; None keeps all rows.
-        first: number of rows to skip.
-    """
+    """Skips the first rows that another function keeps."""
 
     def __init__(self, keep: Callable[[Rows, int], Rows] | None, first: int) -> None:
         self._keep, self._missing = keep, first
@@ -178,7 +172,6 @@ class Block:
     """Consecutive rows of the files.
 
     Attributes:
-        position: where the block begins, as given by `FileStream`.
         first: index of the first row among the good rows.
         read: good rows in the block.
         rows: number of those rows that belong to the part.
@@ -195,15 +188,7 @@ class RawBlocks:
 
     The first pass over the files finds the blocks; with `learn`, the features also learn from the rows.
 
-    Args:
-        features: the declared columns.
-        data: the files.
-        learn: whether the features learn from the rows.
-        block_rows: rows of a block.
-
     Attributes:
-        rows: number of rows of each block.
-        names: names of the columns that `read` returns.
         report: how many rows were set aside and why, or None.
 
     Raises:
@@ -236,11 +221,7 @@ class RawBlocks:
         return rows if self._keep is None else self._keep(rows, first)
 
     def read(self, numbers: Sequence[int]) -> list[Inputs]:
-        """Return the network inputs of some blocks.
-
-        Raises:
-            DataError: the files have changed since the first pass.
-        """
+        """Return the network inputs of some blocks; DataError if the files have changed."""
         parts = []
         for index in numbers:
             block = self._blocks[index]
@@ -269,9 +250,6 @@ def open_files(
     """Open files as a stream that ends after the last of them.
 
     Args:
-        path: a file or a folder.
-        features: declare the columns.
-        aside: counts the rows that are set aside.
         position: where to start; None: at the beginning.
         labelled: whether labels are required.
         kept: whether the columns kept for output are read as well.

@@ -29,7 +29,6 @@ class Rows:
     """Rows read from raw data.
 
     Attributes:
-        columns: raw columns of the good rows.
         count: number of rows, bad ones included.
         bad: row index -> why it is set aside.
     """
@@ -45,11 +44,7 @@ class Rows:
 
 
 class SetAside(DeadLetter):
-    """Counts finite data's bad rows by reason, and keeps the location of the first.
-
-    Args:
-        max_bad_share: largest share of bad rows tolerated; see `Features`.
-    """
+    """Counts finite data's bad rows by reason, and keeps the location of the first."""
 
     def __init__(self, max_bad_share: float = 1.0) -> None:
         least = math.ceil(TOLERATED_ROWS / max_bad_share) if max_bad_share else 1
@@ -85,7 +80,6 @@ def raw_values(data: Any, schema: Schema) -> tuple[dict[str, Any], int]:
 
     Args:
         data: a frame (pandas, polars, Arrow), a mapping of columns, a list of mappings (rows), or one mapping (a row).
-        schema: the raw columns.
 
     Raises:
         DataError: other data, no declared column, or columns of different lengths.
@@ -151,11 +145,7 @@ FEWEST = 10  # rows, below which all values of a column may well be missing
 
 
 class AbsentColumns:
-    """Notes which declared columns have had a value.
-
-    Args:
-        schema: the declared columns.
-    """
+    """Notes which declared columns have had a value."""
 
     def __init__(self, schema: Schema) -> None:
         self._absent = {name: column for name, column in schema.fields.items() if column.default is not None}

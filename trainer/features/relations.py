@@ -61,11 +61,9 @@ class Lookup(Feature):
                 refuse(f"Lookup({argument}=...)", "a non-empty text", value)
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
         return {self.source: text_column(self.required), self.key: text_column(False)}
 
     def outputs(self) -> list[Output]:
-        """Return the number."""
         return [Output(self.name, Kind.NUMBERS)]
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
@@ -105,11 +103,9 @@ class Overlap(Feature):
             refuse("Overlap(columns=...)", "two names of columns", self.columns)
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
         return {name: text_column(self.required) for name in self.columns}
 
     def outputs(self) -> list[Output]:
-        """Return the four numbers."""
         return [Output(self.name, Kind.NUMBERS, 4)]
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
@@ -126,6 +122,16 @@ def _overlap(first: str, second: str) -> tuple[float, float, float, float]:
     common = len(left & right)
     inside = f" {' '.join(words)} " in f" {' '.join(others)} "
     return common / len(left), common / len(right), common / len(left | right), float(inside)
+
+
+def _dtypes(owner: str, columns: Sequence[str], dtype: str | Sequence[str], accepted: Sequence[str]) -> tuple[str, ...]:
+    """Return the dtype of each column, from one for all or one each."""
+    dtypes = (dtype,) * len(columns) if isinstance(dtype, str) else tuple(dtype)
+    if len(dtypes) != len(columns):
+        refuse(f"{owner}(dtype=...)", f"one dtype, or {len(columns)} of them", dtype)
+    for each in dtypes:
+        choice(f"{owner}(dtype=...)", each, accepted)
+    return dtypes
 
 
 @dataclass(frozen=True)
@@ -156,12 +162,7 @@ class Custom(Feature):
         self._check_dim(self.dim)
         if isinstance(self.columns, str) or not self.columns or self.column is not None:
             refuse("Custom(columns=...)", "names of columns", self.columns)
-        dtypes = [self.dtype] * len(self.columns) if isinstance(self.dtype, str) else list(self.dtype)
-        if len(dtypes) != len(self.columns):
-            refuse("Custom(dtype=...)", f"one dtype, or {len(self.columns)} of them", self.dtype)
-        for dtype in dtypes:
-            choice("Custom(dtype=...)", dtype, ("float64", *DTYPES))
-        object.__setattr__(self, "dtype", tuple(dtypes))
+        object.__setattr__(self, "dtype", _dtypes("Custom", self.columns, self.dtype, ("float64", *DTYPES)))
         _ = self._call
 
     @cached_property
@@ -195,14 +196,12 @@ class Custom(Feature):
         return {**super().declaration(), "function": name}
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
         return {
             name: number_column(self.required) if dtype == "float64" else id_column(dtype, self.required)
             for name, dtype in zip(self.columns, self.dtype, strict=True)
         }
 
     def outputs(self) -> list[Output]:
-        """Return the numbers or the id."""
         if self.output == "ids":
             return [Output(self.name, Kind.IDS, table=Table(self.name, self.dim))]
         return [Output(self.name, Kind.NUMBERS, self.width)]
@@ -264,12 +263,7 @@ class Cross(Feature):
         whole("Cross(hash_buckets=...)", self.hash_buckets, optional=True)
         if isinstance(self.columns, str) or len(self.columns) < 2 or self.column is not None:
             refuse("Cross(columns=...)", "two or more names of columns", self.columns)
-        dtypes = [self.dtype] * len(self.columns) if isinstance(self.dtype, str) else list(self.dtype)
-        if len(dtypes) != len(self.columns):
-            refuse("Cross(dtype=...)", f"one dtype, or {len(self.columns)} of them", self.dtype)
-        for dtype in dtypes:
-            choice("Cross(dtype=...)", dtype, DTYPES)
-        object.__setattr__(self, "dtype", tuple(dtypes))
+        object.__setattr__(self, "dtype", _dtypes("Cross", self.columns, self.dtype, DTYPES))
         choice("Cross(pooling=...)", self.pooling, POOLINGS)
         whole("Cross(max_length=...)", self.max_length, optional=True)
         if self.elements is None:
@@ -283,7 +277,6 @@ class Cross(Feature):
             refuse("Cross(separator=...)", "a text, or None", self.separator)
 
     def raw(self) -> dict[str, Column]:
-        """Return the raw columns that are read."""
         return {name: self._column(name, dtype) for name, dtype in zip(self.columns, self.dtype, strict=True)}
 
     def _column(self, name: str, dtype: str) -> Column:

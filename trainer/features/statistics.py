@@ -32,7 +32,6 @@ class Moments:
         self.least, self.greatest = math.inf, -math.inf
 
     def add(self, values: np.ndarray) -> None:
-        """Add the finite values."""
         values = values[np.isfinite(values)]
         if not len(values):
             return
@@ -65,12 +64,10 @@ class Moments:
         return math.sqrt(self.squares / self.count) if self.squares > 0 else 1.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return count, mean, sum of squares, minimum and maximum."""
         ends = [self.least, self.greatest] if self.count else [0.0, 0.0]
         return {"json": [self.count, self.mean, self.squares, *ends], "arrays": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         count, *values = state["json"]
         self.count = whole("count", count, 0)
         self.mean, self.squares, self.least, self.greatest = (any_number("moment", value) for value in values)
@@ -96,7 +93,6 @@ class Quantiles:
         self.counts = np.empty(0, np.int64)
 
     def add(self, values: np.ndarray) -> None:
-        """Add the finite values."""
         self._count(*np.unique(self.keys_of(values[np.isfinite(values)]), return_counts=True))
 
     @classmethod
@@ -115,7 +111,6 @@ class Quantiles:
         self.keys, self.counts = _added([self.keys, keys], [self.counts, counts])
 
     def merge(self, *others: Quantiles) -> None:
-        """Add what others have seen."""
         self.keys, self.counts = _added(
             [self.keys, *(other.keys for other in others)], [self.counts, *(other.counts for other in others)]
         )
@@ -134,11 +129,9 @@ class Quantiles:
         return np.sign(keys) * middle
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the buckets and their counts."""
         return {"json": {}, "arrays": {"keys": self.keys, "counts": self.counts}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.keys = np.array(state["arrays"]["keys"], np.int64)
         self.counts = np.array(state["arrays"]["counts"], np.int64)
 
@@ -155,7 +148,6 @@ class KnownIds:
     """A vocabulary's ids and table rows, after the rows of missing and unseen ids.
 
     Args:
-        ids: int64, distinct.
         rows: their rows; None: consecutive rows.
     """
 
@@ -235,11 +227,9 @@ class ValueCounts:
         return self._vocabulary
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ids, counts and rows."""
         return {"json": {}, "arrays": {"ids": self.ids, "counts": self.counts, "rows": self.rows}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         arrays = state["arrays"]
         self.ids, self.counts = np.array(arrays["ids"], np.int64), np.array(arrays["counts"], np.int64)
         self.rows = np.array(arrays["rows"], np.int32) if "rows" in arrays else np.full(len(self.ids), -1, np.int32)

@@ -30,7 +30,6 @@ class BatchTransform:
     trained batch.
 
     Args:
-        features: the trainer's declared columns, fitted.
         stream: the stream; without a dead letter it gets one that only counts.
 
     Attributes:
@@ -52,11 +51,7 @@ class BatchTransform:
         self._ahead = self.features.copy() if self.features.learns_online else self.features
 
     def __call__(self, batch: Batch) -> Batch:
-        """Return the batch of the good rows, with their positions in the stream.
-
-        Raises:
-            StreamError: too many rows are bad, or the dead-letter file cannot be written.
-        """
+        """Return the batch of the good rows, with their positions in the stream."""
         features = self._ahead
         if features.learns_online and features.recent.rows >= (features.update_every or 0):
             features.learned, features.recent = features.learned.updated(features.recent), Recent()
@@ -83,12 +78,7 @@ class BatchTransform:
         return Batch(columns, times, batch.spans)
 
     def learn(self, batch: Batch, state: Any) -> None:
-        """Learn from a batch that `__call__` returned, or a join of such, in order.
-
-        Args:
-            batch: the batch.
-            state: the position after the batch, with which `trained_to` finds it.
-        """
+        """Learn from a batch that `__call__` returned, or a join of such, in order."""
         features, drift = self._ahead, None
         raw = {name: batch.columns[_RAW + name] for name in self._carried}
         if features.learns_online:
@@ -129,13 +119,6 @@ class WindowDrift(Stateful):
 
     The reference is the profile of the rows that the features learned from; without one, the first window, whose own
     index is NaN. The index of a feature of several raw columns is the greatest of theirs.
-
-    Args:
-        features: the declared columns.
-        names: names of the features to measure.
-
-    Raises:
-        ConfigurationError: there is no such feature; the message names the nearest one.
     """
 
     def __init__(self, features: Features, names: Iterable[str]) -> None:
