@@ -10,11 +10,7 @@ from .program import CustomStep, TrainStep
 
 
 class OpenAccumulation:
-    """The gradients that a step has accumulated and not yet applied.
-
-    Args:
-        step: the step; without accumulation there are none.
-    """
+    """The gradients that a step has accumulated and not yet applied."""
 
     def __init__(self, step: TrainStep | CustomStep | None) -> None:
         self._step = step if isinstance(step, TrainStep) and step.accumulate > 1 else None

@@ -40,10 +40,6 @@ class WeightAverage(nn.Cell, Stateful):
     """Float32 averages of parameters, updated in the graph after each update.
 
     A skipped update (overflow, non-finite value) adds nothing.
-
-    Args:
-        parameters: weights, and moving statistics of normalisation.
-        rule: see `AverageRule`.
     """
 
     def __init__(self, parameters: Sequence[Parameter], rule: AverageRule) -> None:
@@ -101,11 +97,7 @@ class WeightAverage(nn.Cell, Stateful):
         return {"json": {"updates": int(self.updates.asnumpy())}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state_dict`.
-
-        Raises:
-            ValueError: the state belongs to another network.
-        """
+        """Restore the result of `state_dict`; ValueError for another network's."""
         arrays = state["arrays"]
         values = [arrays.get(average.name.removeprefix(PREFIX)) for average in self.averages]
         for average, value in zip(self.averages, values, strict=True):

@@ -71,11 +71,7 @@ class BoostConfig:
 
 
 def make_config(config: BoostConfig | Mapping[str, Any] | None) -> BoostConfig:
-    """Return the `BoostConfig` of a user's argument.
-
-    Raises:
-        ConfigurationError: an unknown field, or a value out of range.
-    """
+    """Return the `BoostConfig` of a user's argument."""
     if config is None:
         return BoostConfig()
     if isinstance(config, BoostConfig):
@@ -217,10 +213,7 @@ class Freezing(Stateful):
     only state.
 
     Args:
-        seed: seed of the choices.
-        share: share of the calls that are frozen.
         depths: numbers of leading parameters that a frozen call chooses among.
-        after: optimizer steps before the first frozen one.
     """
 
     def __init__(self, seed: int, share: float, depths: Sequence[int], after: int = 0) -> None:
@@ -314,9 +307,6 @@ class Adasum(nn.Cell):
 
     Args:
         processes: number of processes, a power of two.
-
-    Raises:
-        ConfigurationError: another number.
     """
 
     def __init__(self, processes: int) -> None:

@@ -60,8 +60,6 @@ class StepBuilder:
 
     Args:
         network: the user's network, already converted to its precision.
-        loss_fn: loss cell, or None when the network returns the loss.
-        optimizer: optimizer, or None when the network is a whole training step.
         cast: whether outputs are cast to float32 (some cells compute in low precision).
         eval_network: cell returning loss, prediction and label, or None to build one.
         options: those of each step; `keep_predictions`, `guard` and `halt` are set per run.
@@ -273,11 +271,7 @@ class StepBuilder:
         return sunk_runner(self.make_call(self._sunk_steps(options, batches_per_call, sample, depth)), options)
 
     def compile(self, options: StepOptions, batches_per_call: int | None, sample: Chunk) -> None:
-        """Compile the programs that `train` would run on chunks like `sample`.
-
-        Raises:
-            GraphError: the compilation failed.
-        """
+        """Compile the programs that `train` would run on chunks like `sample`."""
         if self.tables is not None:  # the graph holds as many rows as this chunk needs
             self.tables.load(sample.sparse)
         for depth in self._depths:

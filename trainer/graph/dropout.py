@@ -38,14 +38,7 @@ class StatelessDropout(nn.Cell):
 
     Args:
         keep_prob: probability of keeping an entry, in (0, 1].
-        key: `layer_key` of this layer.
         whole: trailing dimensions that are kept or dropped as a whole: 0 for entries, 2 for the maps of [N, C, H, W].
-
-    Inputs:
-        x: float Tensor of any shape.
-
-    Outputs:
-        Tensor of the shape and dtype of x.
     """
 
     def __init__(self, keep_prob: float, key: int, whole: int = 0) -> None:
@@ -88,11 +81,7 @@ class StatelessDropout(nn.Cell):
 
 
 def replace_dropout(network: nn.Cell, seed: int) -> list[str]:
-    """Replace all `nn.Dropout*` cells of `network` by `StatelessDropout`; idempotent.
-
-    Returns:
-        Names of the replaced cells.
-    """
+    """Replace all `nn.Dropout*` cells by `StatelessDropout`; return their names."""
     replaced: dict[int, StatelessDropout] = {}
     names = []
     parents = [(name, parent) for name, parent in cells_and_names(network)]

@@ -49,14 +49,7 @@ def modes_put_back(*roots: nn.Cell) -> Iterator[None]:
 
 
 class FilledPrograms:
-    """The programs for padded batches of one builder.
-
-    Args:
-        builder: builds the programs for batches as they are.
-
-    Attributes:
-        training: which batches are padded for the training program.
-    """
+    """The programs for padded batches of one builder."""
 
     def __init__(self, builder: StepBuilder) -> None:
         self._builder = builder
@@ -224,10 +217,8 @@ class FilledBatches:
     """Train batches of odd sizes padded if that is exact, all others unchanged.
 
     Args:
-        run: trains an unpadded batch.
         make: returns the runner for padded batches; called once.
         try_out: runs the trial on a batch.
-        filling: which batches are odd.
         table_inputs: number of a chunk's last tensors that belong to tables.
     """
 

@@ -118,10 +118,6 @@ class FilledForward(nn.Cell):
     """A `Forward` for padded batches; only the loss ignores padding.
 
     The last column, after the label, has the row weights: float32 [rows], 1 or 0.
-
-    Args:
-        forward: of a network with one label.
-        rows_loss: its loss, as `row_loss` returns it.
     """
 
     several = False
@@ -194,8 +190,6 @@ class TrialStep(nn.Cell):
     """Forward and gradients without an update, to compare padded and plain batches.
 
     Args:
-        forward: of a network with one label.
-        parameters: the parameters to differentiate.
         table_rows: rows of sparse tables; their number and order follow the batch.
         table_inputs: number of inputs after the columns.
     """

@@ -37,9 +37,6 @@ class GraphCall:
     The first call with new shapes or dtypes compiles. The second checks that calling the program directly gives the
     same outputs, and later calls do that; if outputs differ, all calls go through `compile_and_run`.
 
-    Args:
-        cell: the cell; only tensors are passed to it.
-
     Attributes:
         programs: programs looked up or compiled so far.
         seconds: time of the lookups and compilations, with the first run of each program.
@@ -56,7 +53,6 @@ class GraphCall:
         """Return the graph's outputs; compiles for new shapes or dtypes.
 
         Args:
-            tensors: the arguments.
             like: hashable that differs when shapes or dtypes differ, if the caller has one.
         """
         cell = self.cell
@@ -151,11 +147,7 @@ class BatchSizes:
     """Warn once when every new batch size costs a compilation.
 
     Args:
-        run: the call that compiles.
         filling: why batches are not filled up to a few sizes, or None.
-
-    Attributes:
-        programs: programs compiled up to the last `note`.
     """
 
     def __init__(self, run: Call, filling: RowFilling | None = None) -> None:
@@ -241,9 +233,6 @@ def single_runner(
     """Return a runner of single batches.
 
     Args:
-        run: calls the step.
-        options: those of the step.
-        sizes: notes compiled batch sizes, or None.
         returns: whether `StepOutputs.returned` gets all outputs of the step.
     """
     run.cell.set_train(True)
@@ -287,11 +276,7 @@ def sunk_runner(run: Call, options: StepOptions) -> TrainRunner:
 
 
 class OneStep(nn.Cell):
-    """A step without the `flush` input; unused it costs 0.1 ms per call on CPU.
-
-    Args:
-        step: a `TrainStep` or `CustomStep`.
-    """
+    """A step without the `flush` input; unused it costs 0.1 ms per call on CPU."""
 
     def __init__(self, step: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
@@ -309,7 +294,6 @@ class SunkSteps(nn.Cell):
     """A graph loop over stacked batches, bit-identical to single calls.
 
     Args:
-        step: a `TrainStep` or `CustomStep`.
         batches_per_call: leading length of the stacked columns.
         row_shape: shape of one row's prediction if predictions are kept, or None.
         counted: index of a column with the rows on its first axis.

@@ -29,11 +29,7 @@ class InferencePrograms:
     """The evaluation and prediction programs of one builder, each built once.
 
     Args:
-        builder: gives the network, its loss and sparse tables, and makes calls of cells.
         eval_network: cell returning loss, prediction and label, or None to build one.
-
-    Attributes:
-        row_padding: the sizes of batches for which the prediction program has been compiled.
     """
 
     def __init__(self, builder: StepBuilder, eval_network: nn.Cell | None) -> None:
@@ -62,11 +58,7 @@ class InferencePrograms:
         return self.eval_network is not None and cell is self._evaluate
 
     def run(self, cell: nn.Cell, chunk: Chunk) -> Any:
-        """Run an evaluation or prediction program on one batch; return device outputs.
-
-        Raises:
-            GraphError: the compilation or the run failed.
-        """
+        """Run an evaluation or prediction program on one batch; return device outputs."""
         if chunk.sparse is not None:
             self._builder.tables.load(chunk.sparse)
         if chunk.filled:
@@ -105,11 +97,7 @@ class InferencePrograms:
         return self._builder.make_call(cell)(*(to_tensor(column) for column in columns))
 
     def row_shape(self, sample: Chunk, output: int) -> tuple[int, ...]:
-        """Return the shape of one row of the kept prediction, by one inference forward.
-
-        Raises:
-            ConfigurationError: the prediction does not have the rows of the batch on axis 0.
-        """
+        """Return the shape of one row of the kept prediction, by one inference forward."""
         outputs = self.sample_outputs(sample)
         if output < 0 and len(outputs) > 1:
             return (sum(int(np.prod(part.shape[1:])) for part in outputs),)

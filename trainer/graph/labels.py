@@ -58,15 +58,6 @@ class LabelCast(nn.Cell):
     A label [N] with a prediction [N, 1], or the reverse, gets the prediction's shape if the loss compares values:
     MindSpore would broadcast both to [N, N]. A custom loss is tried on two rows: it broadcasts if swapping their
     labels changes nothing, or if it fails for these shapes alone.
-
-    Args:
-        loss_fn: the loss.
-
-    Inputs:
-        label, prediction: tensors.
-
-    Outputs:
-        The label.
     """
 
     def __init__(self, loss_fn: Any) -> None:
@@ -206,7 +197,6 @@ class ClassRange:
     numbers too high. After an operator refused a number, MindSpore runs no other program in the process.
 
     Args:
-        losses: the loss of each label column, in order.
         casts: the `LabelCast` of each, which knows the shapes after a compilation.
     """
 
@@ -219,11 +209,7 @@ class ClassRange:
         return bool(self.columns)
 
     def __call__(self, chunk: Chunk, compile_first: Callable[[], None] | None) -> None:
-        """Check one chunk; `compile_first`, if given, compiles its program before.
-
-        Raises:
-            DataError: a class number out of range.
-        """
+        """Check one chunk; `compile_first`, if given, compiles its program before."""
         if not self._compiled and compile_first is not None:
             compile_first()
             self._compiled = True

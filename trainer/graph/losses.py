@@ -13,12 +13,6 @@ class FusedBCEWithLogits(nn.Cell):
     """The value of `nn.BCEWithLogitsLoss()` and its gradient, (sigmoid(x) - y) / n.
 
     MindSpore's own gradient provides for weights and takes ten operators, a sixth of a small network's step.
-
-    Inputs:
-        logits, labels: float tensors of one shape.
-
-    Outputs:
-        Scalar, the mean over all elements.
     """
 
     def __init__(self) -> None:
@@ -125,9 +119,6 @@ class RowLoss(nn.Cell):
     Inputs:
         prediction, label: tensors with the rows on axis 0.
         weights: float32 [rows], 1 for a row that counts and 0 for padding.
-
-    Outputs:
-        Scalar, float32.
     """
 
     def __init__(self, each: nn.Cell, *, mean: bool, ignored: int | None = None) -> None:

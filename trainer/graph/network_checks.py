@@ -24,12 +24,7 @@ _OPTIMIZERS = (nn.Optimizer, experimental.optim.Optimizer)
 
 
 def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any) -> None:
-    """Check that the parts are cells and fit together.
-
-    Raises:
-        ConfigurationError: a part of the wrong kind, a loss without an optimizer, or an optimizer that holds none of
-            the network's parameters.
-    """
+    """Check that the parts are cells and fit together."""
     if not isinstance(network, nn.Cell):
         raise ConfigurationError(f"network takes a mindspore.nn.Cell; received {_kind(network)}")
     if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn)):
@@ -94,11 +89,7 @@ def _kind(value: Any) -> str:
 
 
 def check_compile(network: nn.Cell, compile: Any) -> bool:
-    """Return whether programs are compiled; warn of the cost if not.
-
-    Raises:
-        ConfigurationError: no bool, or a network with sparse tables, which only compiled programs read.
-    """
+    """Return whether programs are compiled; warn of the cost if not."""
     if not isinstance(compile, bool):
         checks.refuse("compile", "True or False", compile)
     if not compile:
@@ -123,9 +114,6 @@ def check_custom_step(network: nn.Cell, **options: Any) -> None:
     """Check that no option needs to be applied inside the user's training step.
 
     A network that does not train may have an amp level.
-
-    Raises:
-        ConfigurationError: an option that the trainer cannot apply from outside.
     """
     neutral = {"amp_level": "O0", "gradient_accumulation_steps": 1}
     if not is_training_step(network):
@@ -144,9 +132,6 @@ def check_row_dependence(loss_fn: Any, accumulate: int, processes: int) -> None:
 
     Such a loss class has ``rows_depend = True``. Warns if parts of a batch are weighted by their rows although the loss
     is a mean over other weights.
-
-    Raises:
-        ConfigurationError: its batch would be divided, by accumulation or among processes.
     """
     name = type(loss_fn).__name__
     uneven = _uneven_mean(loss_fn)

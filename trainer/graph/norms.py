@@ -16,9 +16,6 @@ class NormRecorder(nn.Cell):
     """2-norms of each dense parameter and its gradient, before clipping and update.
 
     Computed only in calls after `request`; a call of several steps keeps the norms of its last step.
-
-    Args:
-        parameters: the optimizer's, in its order.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:

@@ -20,14 +20,8 @@ class OptimizerGroups(nn.Cell):
 
     The learning rate shown is the first optimizer's; setting it sets all.
 
-    Args:
-        optimizers: MindSpore optimizers over different parameters.
-
     Raises:
         ConfigurationError: fewer than two, not an `nn` optimizer, or a parameter in two of them.
-
-    Inputs:
-        The tuple of gradients of `parameters`.
     """
 
     def __init__(self, optimizers: Sequence[nn.Optimizer]) -> None:
@@ -154,11 +148,7 @@ def get_learning_rate(optimizer: nn.Cell | None) -> float | None:
 
 
 def set_learning_rate(optimizer: nn.Cell | None, value: float) -> None:
-    """Set a constant learning rate for every parameter group.
-
-    Raises:
-        ConfigurationError: no optimizer, or its rate follows a schedule.
-    """
+    """Set a constant rate for every parameter group; refuse schedules."""
     rates: list[Any] = []
     groups = getattr(optimizer, "param_groups", None)
     if groups and isinstance(groups[0], dict) and "lr" in groups[0]:

@@ -49,7 +49,6 @@ class Precision:
 
     Attributes:
         level: "O0" to "O3" ("auto" is already resolved).
-        dtype: the low-precision dtype.
         white_list: cells lowered at O1.
         black_list: cells kept in float32 at O2.
     """
@@ -77,12 +76,7 @@ def resolve(
     white_list: Sequence[type[nn.Cell]] | None = None,
     black_list: Sequence[type[nn.Cell]] | None = None,
 ) -> Precision:
-    """Check the arguments of a trainer and return its `Precision`.
-
-    Raises:
-        ConfigurationError: an unknown level or dtype, a dtype the device does not have, or an entry of a list that
-            is no Cell class.
-    """
+    """Check the arguments of a trainer and return its `Precision`."""
     if level not in LEVELS:
         raise ConfigurationError(
             f"amp_level: received {level!r}; accepted are {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}"
@@ -156,11 +150,7 @@ def recurrent_cells(network: nn.Cell) -> tuple[type[nn.Cell], ...]:
 
 
 def convert(network: nn.Cell, precision: Precision) -> None:
-    """Convert `network` to `precision` in place; idempotent.
-
-    Raises:
-        ConfigurationError: the network was already converted to another precision.
-    """
+    """Convert `network` in place; idempotent, but not to another precision."""
     mark = getattr(network, _MARK, None)
     if mark is not None:
         if mark == precision:
@@ -227,9 +217,6 @@ def make_scaler(loss_scale: Any, precision: Precision) -> amp.LossScaler | None:
     Args:
         loss_scale: None for the level's default (dynamic at O2), a number >= 1 (static), an `amp.LossScaler`, a
             `FixedLossScaleManager` or a `DynamicLossScaleManager`. False switches scaling off at every level.
-
-    Raises:
-        ConfigurationError: anything else.
     """
     if loss_scale is False:
         return None
@@ -255,13 +242,6 @@ class AllFinite(nn.Cell):
     """Check whether all entries of some tensors are finite.
 
     `amp.all_finite`, used on devices other than CPU, takes as long to compile as a layer.
-
-    Inputs:
-        tensors: float tensors of any shapes.
-        others: bool scalar that must be true too.
-
-    Outputs:
-        Bool scalar.
     """
 
     def __init__(self) -> None:

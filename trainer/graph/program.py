@@ -36,13 +36,11 @@ class StepOptions:
     """The options of a training step.
 
     Attributes:
-        scaler: loss scaler, or None.
         guard: leave everything as it was when loss or gradients are not finite.
         halt: after the first non-finite step, other than an overflow of scaled gradients, apply no update any more
             (`TerminateOnNaN`).
         accumulate: micro-batches per optimizer update.
         clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013, algorithm 1), or None.
-        clip_value: bound of each gradient entry, or None.
         transform: function of the gradient tuple applied before clipping (gradient centralization), or None.
         exchange: makes the `trainer.distributed.exchange.Exchange` that sums gradients over processes from the step's
             buffers; every batch then has its number of rows as a last input. None with one process.
@@ -74,14 +72,10 @@ class TrainStep(nn.Cell):
     """Forward, backward and update of one batch.
 
     Args:
-        forward: columns -> (loss, prediction).
         optimizer: cell taking the tuple of gradients of `parameters`.
         parameters: the parameters to differentiate, in the optimizer's order.
-        options: see `StepOptions`.
         buffers: parameters that the forward itself changes (moving statistics); restored when an update is skipped.
         tables: the network's sparse tables (`trainer.embedding.layers.network_tables.SparseTables`), or None.
-        average: averages of the weights that each update adds to, or None.
-        norms: records norms of gradients and weights, or None.
     """
 
     def __init__(

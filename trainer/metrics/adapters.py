@@ -187,10 +187,6 @@ class GatheredRows(WindowOnly):
 
     Every process keeps the window's predictions and labels, which travel when the window closes. A window of more than
     `max_bytes` over all processes has the value NaN, with a warning.
-
-    Args:
-        metric: an object with `clear`, `update` and `eval`.
-        max_bytes: bytes of a window's predictions and labels, over all processes.
     """
 
     def __init__(self, metric: Any, max_bytes: int = 64 << 20) -> None:

@@ -41,9 +41,6 @@ class BinaryMetric(RowMetric):
 
     Args:
         link: how predictions become scores; see `trainer.metrics.predictions.check_link`.
-
-    Raises:
-        ConfigurationError: unknown link.
     """
 
     takes_raw = True
@@ -87,8 +84,6 @@ class BinaryMetric(RowMetric):
         Args:
             predictions: [B], [B, 1] or [B, 2] for one label, [B, K] for several.
             labels: 0 or 1 (for log loss and derived metrics any number between); [B] or [B, 1], or [B, K].
-            weights: [B] or None.
-            groups: ignored.
 
         Raises:
             DataError: incompatible shapes, or labels or probabilities outside [0, 1].

@@ -31,11 +31,7 @@ def is_one_hot(labels: np.ndarray) -> bool:
 
 
 def class_labels(predictions: np.ndarray, labels: np.ndarray, name: str) -> np.ndarray:
-    """Return class indices, int64, in the shape of the predictions without axis 1.
-
-    Raises:
-        DataError: labels that are neither class indices nor one-hot, or of the wrong shape.
-    """
+    """Return class indices, int64, in the shape of the predictions without axis 1."""
     shape = predictions.shape[:1] + predictions.shape[2:]
     if labels.shape == predictions.shape:
         return labels.argmax(axis=1)

@@ -30,9 +30,6 @@ def meaning_of(loss_fn: Any, activation: Activation | None = None) -> Meaning:
     """Return what predictions mean: the user's `activation`, else the loss's.
 
     The loss's attribute ``prediction_activation`` overrides what its class says.
-
-    Raises:
-        ConfigurationError: the attribute is neither a known name nor a function.
     """
     meaning = next((meaning for kinds, meaning in _MEANINGS.items() if isinstance(loss_fn, kinds)), Meaning())
     if isinstance(loss_fn, nn.PoissonNLLLoss):

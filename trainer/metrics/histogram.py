@@ -11,6 +11,7 @@ No bucket holds more than about 3 / buckets of the weight, which bounds the erro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -50,7 +51,6 @@ class ScoreHistogram:
         Args:
             scores: shape [N], float32 or float64, no NaN; infinities are allowed.
             positive: whether each row is a positive, shape [N], bool.
-            weights: weight of each row, shape [N], not negative; None counts rows.
         """
         for start in range(0, len(scores), DEFAULT_BUFFER_ROWS):
             rows = slice(start, start + DEFAULT_BUFFER_ROWS)
@@ -64,7 +64,8 @@ class ScoreHistogram:
     def merge(self, other: ScoreHistogram) -> None:
         """Add the counts of `other`, which is unchanged."""
         if len(other.scores):
-            self._insert(other.scores, other.positives, other.negatives, _merge_sort)
+            timsort = functools.partial(np.argsort, kind="stable")  # linear for two ascending runs
+            self._insert(other.scores, other.positives, other.negatives, timsort)
 
     def decay(self, factor: float) -> None:
         """Multiply every weight; drop buckets with less than 1e-12 of the total."""
@@ -133,11 +134,6 @@ def _argsort(scores: np.ndarray) -> np.ndarray:
     keys = bits ^ ((bits.view(np.int32) >> 31).view(np.uint32) | np.uint32(0x80000000))
     order = np.argsort(keys.astype(np.uint16), kind="stable")
     return order[np.argsort((keys >> np.uint32(16)).astype(np.uint16)[order], kind="stable")]
-
-
-def _merge_sort(scores: np.ndarray) -> np.ndarray:
-    """Return the indexes that sort two ascending runs, in linear time by timsort."""
-    return np.argsort(scores, kind="stable")
 
 
 class RowBuffer:

@@ -13,11 +13,7 @@ from ..errors import ConfigurationError, DataError, did_you_mean
 
 
 def to_numpy(value: Any, name: str = "array") -> np.ndarray:
-    """Return a Tensor, array or sequence as an array; half floats become float32.
-
-    Raises:
-        DataError: not numeric.
-    """
+    """Return a Tensor, array or sequence as an array; half floats become float32."""
     array = value.asnumpy() if hasattr(value, "asnumpy") else np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{name} must hold numbers; received dtype {array.dtype}")
@@ -25,11 +21,7 @@ def to_numpy(value: Any, name: str = "array") -> np.ndarray:
 
 
 def row_weights(weights: Any, rows: int) -> np.ndarray | None:
-    """Return sample weights as float64, shape [rows]; None stays None.
-
-    Raises:
-        DataError: wrong shape, or a weight that is negative or not finite.
-    """
+    """Return sample weights as float64 [rows], not negative and finite; or None."""
     if weights is None:
         return None
     array = to_numpy(weights, "sample weights")
@@ -42,11 +34,7 @@ def row_weights(weights: Any, rows: int) -> np.ndarray | None:
 
 
 def group_column(groups: Any, rows: int) -> np.ndarray:
-    """Return groups as integers or text, shape [rows].
-
-    Raises:
-        DataError: wrong number of rows, or values that are neither.
-    """
+    """Return groups as integers or text, shape [rows]."""
     column = groups.asnumpy() if hasattr(groups, "asnumpy") else np.asarray(groups)
     if column.size != rows or column.ndim > 2:
         raise DataError(f"groups take shape [{rows}] or [{rows}, 1]; received {column.shape}")
@@ -65,9 +53,6 @@ def named_values(name: str, value: Any) -> dict[str, float]:
     Each part of a dict is named name_part; an empty part gives the name alone, and a part that begins with "/" gives
     name/part. A vector of one value per class, such as MindSpore's precision, gives the mean under the name and the
     values under name_0, name_1, ...
-
-    Raises:
-        ConfigurationError: the result is not a number, a vector of numbers or a dict of numbers.
     """
     if isinstance(value, Mapping):
         base = name.partition("/")[0]
@@ -141,11 +126,7 @@ class Meaning:
 
 
 def check_activation(argument: str, activation: Any) -> Activation | None:
-    """Return `activation` if it is None, a known name or a function.
-
-    Raises:
-        ConfigurationError: it is not; the message suggests the nearest name.
-    """
+    """Return `activation` if it is None, a known name or a function."""
     if activation is None or callable(activation) or (isinstance(activation, str) and activation in ACTIVATIONS):
         return activation
     accepted = f"{', '.join(map(repr, ACTIVATIONS))}, a function of a NumPy array or None"
@@ -176,9 +157,6 @@ def check_link(link: str) -> str:
     of both classes, shape [B, 2]. - "auto": two columns are probabilities where each row sums to 1, else logits. One
     column is logits in a Trainer with `nn.BCEWithLogitsLoss`; otherwise it is read as probabilities while all
     predictions seen are in [0, 1], and as logits from the first one outside.
-
-    Raises:
-        ConfigurationError: there is no such link.
     """
     return choice("link", link, LINKS)
 
@@ -233,11 +211,7 @@ def outside_unit(scores: np.ndarray) -> bool:
 
 
 def hard_labels(labels: np.ndarray) -> np.ndarray:
-    """Return whether each label is 1, shape [B], bool.
-
-    Raises:
-        DataError: a label is neither 0 nor 1.
-    """
+    """Return whether each label is 1, shape [B], bool."""
     positive = labels == 1
     if np.count_nonzero(positive) + np.count_nonzero(labels == 0) != len(labels):
         row = int(np.flatnonzero(~(positive | (labels == 0)))[0])
@@ -246,12 +220,7 @@ def hard_labels(labels: np.ndarray) -> np.ndarray:
 
 
 class Sums:
-    """Sums over rows; each is a number, or an array with one number per output.
-
-    Attributes:
-        sums: names of the sums.
-        total: each sum by name.
-    """
+    """Sums over rows; each is a number, or an array with one number per output."""
 
     sums: ClassVar[tuple[str, ...]] = ()
     total: dict[str, Any]

@@ -44,9 +44,6 @@ class PrequentialMetrics:
         decay: factor applied to the weight of the decayed past when a window closes, 0 < decay < 1.
         task: prefix of the metrics' names, for one of several tasks.
         lenient: names of metrics that are dropped with a warning if they cannot read their rows; others raise.
-
-    Raises:
-        ConfigurationError: decay out of range.
     """
 
     def __init__(

@@ -283,9 +283,6 @@ def task_metrics(metrics: Any, tasks: Sequence[str]) -> dict[str, Any]:
         metrics: as in `trainer.metrics.get_metrics`. A name that begins with a task ("click_auc") applies to that task,
             any other ("auc") to every task. A dict may list several for a task: {"click": ["auc"]}.
         tasks: the tasks; empty for a single-task network, whose metrics are returned unchanged.
-
-    Raises:
-        ConfigurationError: as in `get_metrics`.
     """
     if not tasks:
         return get_metrics(metrics)
@@ -316,11 +313,7 @@ def _add_metric(by_name: dict[str, Any], task: str, name: str, metric: Any, task
 
 
 def task_activations(activation: Any, tasks: Sequence[str]) -> dict[str, Activation]:
-    """Return the declared activations by task; "" is the only task.
-
-    Raises:
-        ConfigurationError: neither an activation nor a dict of them by task.
-    """
+    """Return the declared activations by task; "" is the only task."""
     argument = "Trainer(prediction_activation=...)"
     given = activation if isinstance(activation, Mapping) else dict.fromkeys(tasks or ("",), activation)
     for task in given:

@@ -20,11 +20,7 @@ class OutputMetric(SumMetric):
     """Base of regression metrics: sums per output, float64 [K], and of weights."""
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add rows: predictions and labels of equal size, [B], [B, 1] or [B, ...].
-
-        Raises:
-            DataError: predictions and labels of different sizes.
-        """
+        """Add rows: predictions and labels of equal size, [B], [B, 1] or [B, ...]."""
         predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
         rows = len(labels) if labels.ndim else 0
         if predictions.shape[:1] != labels.shape[:1] or predictions.size != labels.size:

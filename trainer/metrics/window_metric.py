@@ -64,7 +64,6 @@ class RowMetric(Metric):
         higher_is_better: whether callbacks that monitor the metric look for a maximum; None: they must be configured. A
             dict by part if `value` returns several.
         takes_raw: whether `add` handles logits itself; otherwise the activation is applied first.
-        meaning: the meaning of predictions; set by the trainer before the first rows.
     """
 
     group: str | None = None
