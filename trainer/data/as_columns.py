@@ -22,9 +22,6 @@ def as_array(value: Any, name: str) -> Any:
 
     float64 becomes float32, as does bfloat16, which NumPy lacks. Text stays text: sparse tables turn it into rows, and
     what they leave is refused by `check_dtype`.
-
-    Raises:
-        DataError: lists of different depths, or missing values among Python objects.
     """
     if not isinstance(value, np.ndarray):
         value = _from_library(value, name)
@@ -79,11 +76,7 @@ def _check_missing(column: np.ndarray, name: str) -> None:
 
 
 def check_dtype(column: np.ndarray, name: str) -> None:
-    """Check that a graph can take the column.
-
-    Raises:
-        DataError: a dtype that is none of bool, integer and float.
-    """
+    """Check that a graph can take the column: bool, integer or float."""
     if column.dtype.kind not in _KINDS:
         cure = "feed text to a trainer.embedding.Embedding, or turn it into integers first"
         if column.dtype.kind in "Mm":
@@ -97,11 +90,7 @@ def as_columns(item: Any, names: tuple[str, ...] | None) -> tuple[Columns, tuple
     """Return a batch's columns and names; a batch is a frame, mapping, list or array.
 
     Args:
-        item: the batch.
         names: the names of the batches before it, which it has to have in any order; None before the first.
-
-    Raises:
-        DataError: other names than before, or what `as_array` refuses.
     """
     if is_frame(item):
         item = columns_of(item)
@@ -207,11 +196,7 @@ class ColumnOrder:
     def __call__(
         self, columns: Columns, names: tuple[str, ...]
     ) -> tuple[Columns, tuple[str, ...], Mapping[str, Any] | None]:
-        """Return columns and names in order, and the columns kept aside, by name.
-
-        Raises:
-            DataError: a named batch lacks a label column of one of several tasks.
-        """
+        """Return columns and names in order, and the columns kept aside, by name."""
         kept = list(range(len(names)))
         aside: dict[str, Any] = {}
         for name in self.aside:
@@ -233,11 +218,7 @@ class ColumnOrder:
 
 
 def check_task_labels(labels: Sequence[str], names: Sequence[str]) -> None:
-    """Check that the label columns of all tasks are named, or no column has a name.
-
-    Raises:
-        DataError: a label column is missing; taken by position, the tasks could be swapped.
-    """
+    """Check that the label columns of all tasks are named, or no column has a name."""
     missing = [label for label in labels if label not in names]
     if not missing or are_unnamed(names):
         return

@@ -33,8 +33,6 @@ def padded_size(rows: int, fine: int = FINE, *, few: bool = False) -> int:
     """Return the bucket for `rows`: powers of two >= 16, quarter steps above `fine`.
 
     Args:
-        rows: number of rows, >= 1.
-        fine: a power of two.
         few: up to `fine` take only every other power of two, from 32 on: rows that are computed once cost less than
             another program does.
     """
@@ -81,14 +79,9 @@ class RowFilling:
     The first two are compiled as they are: most data have one size, and a last batch of another. The size that a batch
     is padded to follows from its rows alone.
 
-    Args:
-        reason: why no batch can be padded; empty if it may be.
-        few: see `padded_size`.
-
     Attributes:
         exact: whether padded batches give the same loss and predictions; None while that is not known.
         reason: see `reason` above; also the result of a failed trial.
-        sizes: numbers of rows that are compiled as they are.
     """
 
     def __init__(self, reason: str = "", *, few: bool = False) -> None:
@@ -178,7 +171,6 @@ class BatchShapes:
 
     Attributes:
         seen: the forms (`as_columns.form_of`) of all batches so far.
-        stacked: those of batches that were trained many per call.
     """
 
     def __init__(self) -> None:

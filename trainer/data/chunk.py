@@ -90,7 +90,6 @@ class InputBatch(NamedTuple):
     """What the network is given of one batch.
 
     Attributes:
-        names: names of its inputs.
         columns: one array each, rows on axis 0; of a ragged column handed over with offsets, values.
         ragged: the inputs made of ragged columns, by the column's name.
     """
@@ -121,7 +120,6 @@ class ChunkTransform:
 
         Args:
             columns: arrays [B, ...], or [K, B, ...] when the chunk is stacked.
-            chunk: the chunk as read, without arrays.
             now: newest event time of the rows in seconds, or None.
         """
         raise NotImplementedError

@@ -23,7 +23,6 @@ class ColumnCheck:
     """Checks the first batch against the network, every later one against the first.
 
     Args:
-        network: cell whose `construct` receives the columns.
         labels: number of columns at the end that go to the loss instead of the network.
         extra: whether columns past those the network takes are fine (they are dropped).
         class_losses: for each label, the name of its loss where that takes class numbers, else None.
@@ -50,14 +49,10 @@ class ColumnCheck:
         self._expected: list[tuple[str, int, Any, Any]] | None = None
 
     def __call__(self, columns: Columns, names: tuple[str, ...]) -> None:
-        """Check one batch.
-
-        Raises:
-            DataError: a wrong number of columns, class numbers that are floats, or a column whose number of axes or
-                dtype changed.
-        """
+        """Check one batch."""
         if self._expected is None:
-            self._check_rows(columns, names)
+            if columns and all(column.ndim == 0 for column in columns):
+                raise DataError(rows_instead_of_batches(columns, names))
             self._check_keys(names)
             self._check_number(columns, names)
             self._check_order(names)
@@ -84,11 +79,6 @@ class ColumnCheck:
                     f"column {name!r} changed its dtype: received {column.dtype}, expected {dtype} "
                     "as in the first batch"
                 )
-
-    def _check_rows(self, columns: Columns, names: tuple[str, ...]) -> None:
-        """Refuse a batch of single values: the dataset delivers rows."""
-        if columns and all(column.ndim == 0 for column in columns):
-            raise DataError(rows_instead_of_batches(columns, names))
 
     def _check_keys(self, names: tuple[str, ...]) -> None:
         """Refuse columns without a key that the network reads; one column needs no name."""
@@ -214,13 +204,7 @@ class BatchConversion:
 
     Batches of the same form as the one before are only checked again where the options say so.
 
-    Args:
-        source: gives the batches.
-        options: what the program takes.
-
     Attributes:
-        ragged: converts columns of lists.
-        names: names of the columns of the newest batch.
         equal_rows: whether all columns have the same number of rows; None before the first batch.
     """
 

@@ -31,11 +31,7 @@ LEAVING_SECONDS = 0.5  # for a source to end after a stop signal
 def peek(
     source: Source, options: FeedOptions, should_stop: Callable[[], bool] = lambda: False
 ) -> tuple[Columns, tuple[str, ...]]:
-    """Return the first batch's columns and names as a `Feed` gives them; consume none.
-
-    Raises:
-        DataError: the source has no batch.
-    """
+    """Return the first batch's columns and names as a `Feed` gives them; consume none."""
     columns = source.peek(should_stop)
     names = source.names or ()
     if options.order is not None:
@@ -48,13 +44,8 @@ def peek(
 class Feed:
     """Chunks of one source.
 
-    Args:
-        source: where batches come from.
-        options: how they are grouped.
-
     Attributes:
         clock: how long `chunks` has kept its caller waiting.
-        times: seconds of reading and preparing.
         observer: called with "waiting for data", "reading" and "preparing" of each chunk, or None.
     """
 
@@ -87,8 +78,6 @@ class Feed:
         """Yield the chunks from `position` to its epoch's end or `max_steps` updates.
 
         Args:
-            position: where to begin.
-            max_steps: optimizer updates, or None.
             should_stop: asked while the source makes the caller wait; True ends the chunks.
             gate: called with True before each chunk and with False at the end; returns whether to continue.
                 A transform of the graph thread (`ChunkTransform.on_graph_thread`) runs after it.

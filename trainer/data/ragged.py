@@ -76,9 +76,6 @@ class ListTypes:
     A column is identified by its index among those a network takes, which is the same for every verb of a trainer.
     Before the first batch with values `default` is assumed.
 
-    Args:
-        default: returns the dtype to assume.
-
     Attributes:
         assumed: names of the columns whose newest batch had to be given `default`.
     """
@@ -144,14 +141,9 @@ class RaggedInput(NamedTuple):
 class RaggedColumns:
     """Pads the ragged columns of one feed's batches to equal shapes.
 
-    Args:
-        arguments: names of what the network's `construct` takes, in order.
-
     Attributes:
         cells: number of values that programs were given, padding included.
         values: of these, values of the data.
-        lengths: lengths padded to so far.
-        inputs: the arguments of each ragged column so far.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
@@ -176,8 +168,6 @@ class RaggedColumns:
         Besides masks there may be lengths or offsets.
 
         Args:
-            columns: of a batch.
-            names: of the columns.
             of_step: by name, how long the lists of all processes are in the batch's step; None with one process.
         """
         if of_step is None and not self._bases and Ragged not in [type(column) for column in columns]:

@@ -108,11 +108,7 @@ class Source:
         raise NotImplementedError
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
-        """Return the columns of one batch, which `batches` delivers all the same.
-
-        Raises:
-            DataError: the source has no batch.
-        """
+        """Return the columns of one batch, which `batches` delivers all the same."""
         for item in self.batches(0, 0):
             if item is not None:
                 return item.columns
@@ -138,14 +134,7 @@ class Source:
         return None
 
     def go_back(self, position: Position, trained: int) -> None:
-        """Seek to `position`, from which the next call continues.
-
-        Streams are read ahead of training.
-
-        Args:
-            position: right after the last row trained on.
-            trained: rows that have been trained on.
-        """
+        """Seek to `position`, from which the next call continues."""
 
     def of_all(self, position: Position) -> Position:
         """Return the position of all processes for a snapshot; all call this together."""

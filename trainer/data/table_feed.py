@@ -7,11 +7,8 @@ as a single process would from the larger batch, so that positions mean the same
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ import numpy as np
 from mindspore import nn
 
 from ..distributed.group import SINGLE, Group
+from ..distributed.packing import pack, unpack
 from ..embedding.layers import open_accumulation
 from ..embedding.layers.network_tables import SparseTables
 from ..embedding.tables.hashing import to_plain
@@ -58,15 +56,6 @@ class DeltaPolicy:
 
     A delta is worth it while it is small, and only builds on the snapshot taken right before it, in the same folder.
     The number of deltas between full snapshots is bounded, so that restoring is, too.
-
-    Args:
-        tables: the tables.
-        most_deltas: deltas that may follow a full snapshot.
-        most_rows: share of all rows that the deltas since the last full snapshot may hold together.
-
-    Attributes:
-        delta: whether the snapshot decided about holds changes only.
-        folder: the folder it is written to, or None before the first.
     """
 
     CONSUMER = "snapshot"
@@ -118,7 +107,6 @@ class TableFeed(ChunkTransform, Stateful):
     """Prepares chunks for sparse tables to be trained.
 
     Attributes:
-        tables: the tables as the programs see them.
         reading: the transform for programs that only read them.
     """
 
@@ -140,12 +128,8 @@ class TableFeed(ChunkTransform, Stateful):
         """Return the feed of the network's tables; None without ids to translate or check.
 
         Args:
-            network: network with embedding cells.
             sample: one batch of the columns that the network takes.
-            names: their names.
             optimizer: decides the row optimizer of tables that have none of their own.
-            accumulate: batches of one optimizer update.
-            group: the processes that divide the rows of the tables among them.
 
         Raises:
             ConfigurationError: a cell's ids do not come unchanged from a column.
@@ -309,17 +293,17 @@ class UnionTables(ChunkTransform):
         by_clock = now is None
         now = time.time() if now is None else now
         counted = not placeholder and own[0].shape[axis]
-        message = _Message(own if counted else [], now, by_clock)
-        parts = [_Message.unpack(part) for part in self.group.gather_bytes(message.pack())]
+        message = pack([now, by_clock], own if counted else [])  # no ids where the rows do not count
+        times, ids = zip(*map(unpack, self.group.gather_bytes(message)), strict=True)
         joined = list(columns)
         for index, column in enumerate(self._columns):
-            joined[column] = _joined([part.arrays[index] for part in parts if part.arrays], axis)
-        now = max((part.now for part in parts if not part.by_clock), default=parts[0].now)
+            joined[column] = _joined([arrays[index] for arrays in ids if arrays], axis)
+        now = max((newest for newest, of_clock in times if not of_clock), default=times[0][0])
         prepared, plan = self.tables.prepare(tuple(joined), chunk, now)
         result = list(prepared)
         for index, column in enumerate(self._columns):
             # values one after another, with offsets, are not as many as the rows
-            before = sum(part.arrays[index].shape[axis] for part in parts[: self.group.rank] if part.arrays)
+            before = sum(arrays[index].shape[axis] for arrays in ids[: self.group.rank] if arrays)
             count = own[index].shape[axis]
             chosen: Any = slice(before, before + count)
             if placeholder:  # a full batch, where all processes together may have fewer rows: short last batches
@@ -330,36 +314,6 @@ class UnionTables(ChunkTransform):
     def release(self) -> None:
         """Release chunks prepared and not trained."""
         self.tables.release()
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """What a process sends the others about its chunk.
-
-    Attributes:
-        arrays: its columns of ids; none where its rows do not count.
-        now: newest event time, or the clock's, in seconds.
-        by_clock: whether `now` is the clock's.
-    """
-
-    arrays: list[np.ndarray]
-    now: float
-    by_clock: bool
-
-    def pack(self) -> bytes:
-        head = json.dumps([[[array.dtype.str, array.shape] for array in self.arrays], self.now, self.by_clock]).encode()
-        content = (np.ascontiguousarray(array).tobytes() for array in self.arrays)
-        return b"".join([len(head).to_bytes(4, "little"), head, *content])
-
-    @classmethod
-    def unpack(cls, message: bytes) -> _Message:
-        start = 4 + int.from_bytes(message[:4], "little")
-        described, now, by_clock = json.loads(message[4:start])
-        arrays = []
-        for dtype, shape in described:
-            arrays.append(np.frombuffer(message, dtype, math.prod(shape), start).reshape(shape))
-            start += arrays[-1].nbytes
-        return cls(arrays, now, by_clock)
 
 
 def _joined(parts: Sequence[np.ndarray], axis: int) -> np.ndarray:

@@ -20,7 +20,6 @@ class WaitClock:
     Attributes:
         waited: seconds between asking for a chunk and having it.
         worked: seconds between having a chunk and asking for the next.
-        since: `time.perf_counter()` at the last change from one to the other.
     """
 
     __slots__ = ("since", "waited", "worked")
@@ -202,11 +201,7 @@ class Prefetch:
         return not self._thread.is_alive()
 
     def get(self, timeout: float) -> Any:
-        """Return the next chunk, or None at the end; raise what the thread raised.
-
-        Raises:
-            queue.Empty: none came within `timeout` seconds.
-        """
+        """Return the next chunk; None at the end. May raise queue.Empty, or its error."""
         if not self._ready:
             self._wait(timeout)
         value, size = self._ready.popleft()

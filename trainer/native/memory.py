@@ -27,11 +27,7 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
 
 
 class Memory:
-    """Bytes, zero at first, in anonymous memory or in a mapped file.
-
-    Args:
-        path: file to map; None for anonymous memory.
-    """
+    """Bytes, zero at first, in anonymous memory or in a mapped file."""
 
     def __init__(self, path: Path | str | None = None) -> None:
         self._map: mmap.mmap | None = None

@@ -22,10 +22,6 @@ class BlockSource(Source):
     reads only the blocks of its position and those after it.
 
     Args:
-        block_rows: rows of each block.
-        batch_size: rows per batch; the last one of an epoch may have fewer.
-        shuffle: whether rows come in another order each epoch.
-        seed: of the order.
         shuffled_rows: rows that are shuffled together; None: `SHUFFLED_ROWS`.
         ahead: whether a thread reads the next blocks while the present ones are trained on; twice the memory.
     """

@@ -23,12 +23,7 @@ def make_source(
     fitting: bool = False,
     read_mode: ReadMode = ReadMode.COMMON,
 ) -> Source:
-    """Return the source for a user's dataset; arguments as of `ArraySource`.
-
-    Raises:
-        DataError: data that cannot be iterated, or is empty.
-        ConfigurationError: arrays without a batch size, or a batch size for data that is already batched.
-    """
+    """Return the source for a user's dataset; arguments as of `ArraySource`."""
     if isinstance(data, Source):
         return data
     if is_frame(data):
@@ -106,7 +101,10 @@ def wrapped_arrays(dataset: Any, seed: int, read_mode: ReadMode) -> WrappedArray
     if type(dataset).__name__ != "BatchDataset" or not isinstance(dataset.batch_size, int):
         return None
     inner = dataset.children[0]
-    if type(inner).__name__ != "NumpySlicesDataset" or _changes_batches(dataset) or _chooses_rows(inner):
+    changes = ("per_batch_map", "batch_size_func", "cache", "output_columns")
+    if any(getattr(dataset, name, None) for name in changes):
+        return None
+    if type(inner).__name__ != "NumpySlicesDataset" or _chooses_rows(inner):
         return None
     names = dataset.get_col_names()
     columns = [_as_array(column) for column in inner.source.data]
@@ -118,10 +116,6 @@ def wrapped_arrays(dataset: Any, seed: int, read_mode: ReadMode) -> WrappedArray
         return None
     arrays = dict(zip(names, columns, strict=True))
     return WrappedArrays(dataset, arrays, seed, shuffle, read_mode)
-
-
-def _changes_batches(dataset: Any) -> bool:
-    return any(getattr(dataset, name, None) for name in ("per_batch_map", "batch_size_func", "cache", "output_columns"))
 
 
 def _chooses_rows(inner: Any) -> bool:

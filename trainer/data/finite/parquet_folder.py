@@ -89,7 +89,9 @@ class ParquetFolder(BlockSource):
         groups = [self._groups[number] for number in numbers]
         for group in groups:
             try:
-                tables.append(_opened(group.path, functools.partial(_one_group, number=group.number, names=self.names)))
+                tables.append(
+                    _opened(group.path, functools.partial(arrow.row_group, number=group.number, columns=self.names))
+                )
             except arrow.errors() as error:
                 raise DataError(f"{group.path}, row group {group.number}: {error}") from error
         try:
@@ -118,12 +120,6 @@ class ParquetFolder(BlockSource):
         if flat is None:
             raise DataError(f"{self.path}: column {name!r} holds lists of different lengths, or lists with gaps")
         return as_array(flat.reshape(len(array), length) if listed else flat, name)
-
-
-def _one_group(file: Any, number: int, names: Sequence[str]) -> Any:
-    from ...streams.formats import arrow
-
-    return arrow.row_group(file, number, names)
 
 
 def _opened(path: Path | RemoteFile, use: Callable[[Any], Any]) -> Any:

@@ -74,12 +74,7 @@ class ShardedArrays(ArraySource):
 
 
 class EveryNth(Source):
-    """Deals a source's batches in turn: a process reads all and keeps its own.
-
-    Args:
-        source: delivers the same batches on every process.
-        shard: which of them are this process's.
-    """
+    """Deals a source's batches in turn: a process reads all and keeps its own."""
 
     def __init__(self, source: Source, shard: Group) -> None:
         self.source = source
@@ -204,12 +199,9 @@ def make_shard(
     """Return the source of this process's part of what a user passes as a dataset.
 
     Args:
-        data: as `make_source` takes it.
-        shard: this process among all.
         sharded: whether `data` holds only this process's rows; None: as its pipeline says.
         whole_batches: whether a batch of arrays is all on one process, the last ones too, as an evaluation needs it.
         batch_size: rows per batch on each process, for arrays.
-        options: those of `make_source`.
     """
     if shard.size == 1 or isinstance(data, Source):
         return make_source(data, batch_size=batch_size, **options)

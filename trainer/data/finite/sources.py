@@ -40,16 +40,7 @@ class ArraySource(Source):
     """Equally long arrays cut into batches; shuffled by (seed, epoch) alone.
 
     Args:
-        arrays: the arrays, with the rows on axis 0.
-        batch_size: rows per batch; None needs `fitting`.
-        shuffle: whether rows are shuffled.
-        seed: of the shuffling.
         fitting: without a batch size take 4,096 rows, fewer where those would be more than 1 MB.
-        read_mode: how several processes read the rows.
-
-    Raises:
-        DataError: unequal lengths or no rows.
-        ConfigurationError: no batch size.
     """
 
     in_memory = True

@@ -23,9 +23,6 @@ _UNEVEN = -1
 class AgreedLists:
     """Knowledge of the lists in a step that all processes share.
 
-    Args:
-        group: the processes.
-
     Attributes:
         seen: checksum of the lengths of this process's rows, for the others; 0 before the first row, -1 once lengths
             differ. As long as all rows are equally long, all processes with rows have the same number.

@@ -81,10 +81,7 @@ class SharedStream(Source):
     """This process's share of a stream.
 
     Args:
-        local: the stream as this process reads it.
-        group: the processes.
         ahead: batches agreed on at once, those of a call.
-        hooks: the run.
         idle_timeout: seconds without a row on any process after which the stream counts as ended, or None.
     """
 

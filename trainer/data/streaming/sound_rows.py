@@ -40,11 +40,7 @@ class SoundRows:
         self._max_future = stream.max_future if schema is None else schema.max_future
 
     def __call__(self, batch: Batch, names: Sequence[str]) -> Batch:
-        """Return the trainable rows; `names` are those of the columns trained on.
-
-        Raises:
-            StreamError: too many rows are bad, or the dead-letter file cannot be written.
-        """
+        """Return the trainable rows; `names` are those of the columns trained on."""
         reasons: dict[int, str] = {}
         for name in names:
             allowed = self.stream.allow_nan

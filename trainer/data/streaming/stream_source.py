@@ -45,11 +45,7 @@ class Transform(Protocol):
 
 
 def as_stream(data: Any) -> Stream:
-    """Return `data` if it is a stream, else an `IterableStream` over it.
-
-    Raises:
-        ConfigurationError: data that cannot be iterated, or arrays.
-    """
+    """Return `data` if it is a stream, else an `IterableStream` over it."""
     if is_arrays(data):
         raise ConfigurationError(
             "stream: received arrays; make a stream of them, as trainer.streams.ReplayStream({'x': x, 'label': y}), "
@@ -67,7 +63,6 @@ class StreamSource(Source):
     """Batches of a stream.
 
     Args:
-        stream: where rows come from.
         batch_size: rows per batch; None takes `DEFAULT_BATCH_SIZE`, or an iterable's own batches as they come.
         inputs: names of the columns the network takes, in order; empty: every column but the labels.
         labelled: whether the last columns are a label and, with `weight`, its loss weight.
@@ -76,16 +71,12 @@ class StreamSource(Source):
         labels: names of the label columns of several tasks, in the order of the loss; then `label` is not read.
         weight: name of the column of loss weights given to the loss after the label, or None.
         extras: names of columns kept on the host with the batch (a metric's group).
-        counted: which rows of `labels` count for each task (`SoundRows`), or None.
-        list_types: gives lists without any value a dtype, or None.
-        transform: turns a batch of raw rows into the network's columns, or None.
         flush_after: seconds without a row after which complete batches are trained though the call is not full.
         idle_timeout: seconds without a row after which the stream counts as ended, or None.
         restarts: whether the stream begins again with every call; otherwise `go_back` leaves it after the trained rows.
 
     Attributes:
         begun: position at which `batches` began, once it is known.
-        last_row: when the last row came, as `time.monotonic` counts.
     """
 
     endless = True
