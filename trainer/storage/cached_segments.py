@@ -24,16 +24,9 @@ class CachedSegments:
     reader then sees a replaced local file and compares its content to find out whether it grew. Positions, fingerprints
     and checksums therefore work as for local files.
 
-    Args:
-        url: the folder, or one file.
-
     Attributes:
         folder: local folder of the copies.
         single: name of the file if the URL names one, else None.
-
-    Raises:
-        ConfigurationError: the URL cannot be used, or nothing is there.
-        OSError: the store refused the request.
     """
 
     def __init__(self, url: str) -> None:
@@ -48,11 +41,7 @@ class CachedSegments:
         self._copied: dict[str, Entry] = {}
 
     def look(self) -> dict[str, bool]:
-        """List the folder: name -> whether it is a file.
-
-        Raises:
-            OSError: the store is temporarily unavailable.
-        """
+        """List the folder: name -> whether it is a file."""
         self._listed = self.location.files(below=False)
         return dict.fromkeys(self._listed, True)
 

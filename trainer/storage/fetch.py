@@ -43,8 +43,6 @@ def fetch_part(source: Location, name: str, into: Path) -> Path:
     """Download a snapshot, version or graph; return its verified local folder.
 
     Args:
-        source: the folder in the mirror.
-        name: the part's name in it.
         into: local parent folder; an identical part that is already there is not downloaded again.
 
     Raises:
@@ -174,10 +172,6 @@ def fetch_run(url: str, run_dir: Path) -> Path:
 
     A folder that already has snapshots of this run is left unchanged.
 
-    Args:
-        url: URL of the mirror.
-        run_dir: the local folder.
-
     Raises:
         ConfigurationError: the URL cannot be used, holds no mirrored run, or the folder holds another run.
         CheckpointDamagedError: no snapshot is sound.
@@ -246,12 +240,7 @@ def fetch_published(source: Location, run_dir: Path, roots: Iterable[Path]) -> N
     All versions come along, pinned and kept ones with what they build on. One that is damaged or gone is left out.
 
     Args:
-        source: the mirrored run.
-        run_dir: its local folder, with its record.
         roots: the folders that it publishes to. One outside `run_dir` is ``published`` in the mirror.
-
-    Raises:
-        OSError: the store or the local disk refused.
     """
     run_dir = durable.resolved(run_dir)
     for root in map(durable.resolved, roots):
@@ -280,11 +269,7 @@ def _fetch_if_valid(source: Location, name: str, into: Path) -> bool:
 
 
 def mirrored_run(source: Location) -> dict[str, Any]:
-    """Return the record of a mirrored run.
-
-    Raises:
-        ConfigurationError: no run is mirrored there.
-    """
+    """Return the record of a mirrored run."""
     try:
         record = json.loads(source.read(RECORD))
         if isinstance(record["run"], str):

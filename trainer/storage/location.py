@@ -162,11 +162,7 @@ class Location:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def upload(self, path: Path, name: str) -> tuple[int, int]:
-        """Copy a local file to the store; return size and CRC-32 of the bytes sent.
-
-        Raises:
-            FileNotFoundError: the local file does not exist.
-        """
+        """Copy a local file to the store; return size and CRC-32 of the bytes sent."""
         with open(path, "rb", buffering=0) as file:
             return self._send(name, iter(lambda: file.read(_BLOCK), b""))
 
@@ -206,12 +202,7 @@ class Location:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file in a store, read in place.
-
-    Attributes:
-        location: its folder.
-        name: its name.
-    """
+    """A file in a store, read in place."""
 
     location: Location
     name: str

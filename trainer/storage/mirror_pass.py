@@ -33,9 +33,6 @@ class Part:
     """A local folder with a manifest.
 
     Attributes:
-        name: path in the mirror.
-        folder: local path.
-        manifest: content of the manifest.
         files: the files that the manifest lists.
         order: sort key: a part comes after the parts it builds on.
     """
@@ -144,12 +141,7 @@ class MirrorPass:
 
     Args:
         folders: prefix in the mirror -> local folder.
-        target: the mirror.
         spared: paths in the mirror that are never removed.
-
-    Attributes:
-        uploaded: parts uploaded by this object.
-        lag: parts that the last pass did not upload.
     """
 
     def __init__(self, folders: Mapping[str, Path], target: Location, spared: Iterable[str] = ()) -> None:

@@ -142,7 +142,6 @@ class BufferedStream(Stream):
         """Return 1 to `max_rows` rows once available, or None after `timeout` seconds.
 
         Raises:
-            ValueError: `max_rows` is not positive.
             StreamError: the source failed permanently, or bad rows could not be written to the dead letters. The
                 position stays after the last returned row.
         """

@@ -32,11 +32,7 @@ class Cursor:
 
     @classmethod
     def of(cls, value: Any) -> Cursor:
-        """Parse the value of a partition in a position, ``[offset, row]``.
-
-        Raises:
-            StreamError: not such a value.
-        """
+        """Parse the value of a partition in a position, ``[offset, row]``."""
         try:
             offset, row = value
             if isinstance(offset, Offset) and isinstance(row, int):
@@ -224,10 +220,6 @@ def far_ahead(times: np.ndarray | None, max_future: float | None) -> dict[int, s
 
     Windows, times to live and joins follow the latest event time. A single row from the far future would close windows
     too early, expire table rows, and turn waiting impressions into negatives.
-
-    Args:
-        times: seconds since the epoch, float64 [rows], or None.
-        max_future: seconds that an event may be ahead of this machine's clock; None: unlimited.
     """
     if times is None or max_future is None or not len(times):
         return {}

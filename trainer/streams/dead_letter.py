@@ -30,7 +30,6 @@ class BadRow:
     Attributes:
         message: index of its message among those read together.
         row: its index within the message.
-        reason: why it is bad.
         raw: the payload: bytes or text, or any value that JSON can hold.
     """
 

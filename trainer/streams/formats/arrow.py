@@ -19,11 +19,7 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def require() -> Any:
-    """Import pyarrow.
-
-    Raises:
-        ConfigurationError: it is missing, or incompatible with the installed NumPy.
-    """
+    """Import pyarrow, or raise a ConfigurationError that says what is wrong with it."""
     try:
         import pyarrow
         import pyarrow.ipc
@@ -61,9 +57,6 @@ def open_parquet(path: Path | RemoteFile) -> Any:
     """Open a Parquet file, local or in a store.
 
     Page checksums, if present, are verified on read.
-
-    Raises:
-        pyarrow.ArrowException, OSError, ValueError: it is damaged, or cannot be read.
     """
     require()
     import pyarrow.parquet
@@ -83,11 +76,7 @@ def group_rows(file: Any) -> list[int]:
 
 
 def row_group(file: Any, number: int, columns: Sequence[str]) -> Any:
-    """Return columns of a Parquet row group; check its row count against the footer.
-
-    Raises:
-        pyarrow.ArrowException, OSError, ValueError: it is damaged.
-    """
+    """Return columns of a Parquet row group; check its row count against the footer."""
     table = validated(file.read_row_group(number, columns=list(columns), use_threads=False))
     expected = file.metadata.row_group(number).num_rows
     if table.num_rows != expected:
@@ -96,11 +85,7 @@ def row_group(file: Any, number: int, columns: Sequence[str]) -> Any:
 
 
 def convert(schema: Schema, table: Any) -> Decoded:
-    """Convert a pyarrow table or batch; nulls and wrong list lengths make rows bad.
-
-    Raises:
-        pyarrow.ArrowException, ValueError: it is damaged, or has duplicate column names.
-    """
+    """Convert a pyarrow table or batch; nulls and wrong list lengths make rows bad."""
     values: dict[str, Any] = {}
     for name, column in schema.fields.items():
         if table.schema.names.count(name) > 1:
@@ -115,8 +100,6 @@ def plain(array: Any, column: Column, time_unit: float | None = None) -> Any:
     """Return values for `Column.convert`, with nulls as the default or `MISSING`.
 
     Args:
-        array: a pyarrow array.
-        column: the target column.
         time_unit: seconds per unit of the column, for converting timestamps to numbers.
     """
     pyarrow = require()

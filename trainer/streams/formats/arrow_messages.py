@@ -43,16 +43,7 @@ class Message(NamedTuple):
 
 
 def messages(source: Any, start: int, size: int) -> Iterator[Message]:
-    """Yield the messages from byte `start` on; the end mark is of kind `END`.
-
-    Args:
-        source: a seekable file.
-        start: start of a message.
-        size: end of the bytes that can hold messages.
-
-    Raises:
-        ValueError: a message is incomplete or damaged.
-    """
+    """Yield the messages from byte `start` on; the end mark is of kind `END`."""
     while start < size:
         message = _message(source, start, size)
         if (message.kind == SCHEMA) != (start in (0, _START)):
@@ -145,18 +136,7 @@ class _Table:
 
 
 class FooterFile:
-    """The record batches of an Arrow file, which has a footer.
-
-    Args:
-        source: a seekable pyarrow.NativeFile.
-
-    Attributes:
-        rows: number of rows of each batch.
-        schema: the pyarrow.Schema.
-
-    Raises:
-        pyarrow.ArrowException, OSError, ValueError: the file is damaged, or footer and messages disagree.
-    """
+    """The record batches of an Arrow file, which has a footer."""
 
     def __init__(self, source: Any) -> None:
         pyarrow = arrow.require()
@@ -176,11 +156,7 @@ class FooterFile:
             raise ValueError("the footer has another schema than the messages")
 
     def batch(self, number: int) -> Any:
-        """Return one record batch.
-
-        Raises:
-            pyarrow.ArrowException, OSError, ValueError: it is damaged.
-        """
+        """Return one record batch."""
         return _counted(self._file.get_batch(number), self.rows[number])
 
 
@@ -190,7 +166,6 @@ class StreamFile:
     It is not memory-mapped, because it may shrink at any time.
 
     Attributes:
-        rows: number of rows of each batch.
         ends: byte at which each batch ends.
         problem: why the stream is incomplete, or None.
     """
@@ -229,11 +204,7 @@ class StreamFile:
                 self.problem = str(error)
 
     def batch(self, number: int) -> Any:
-        """Return one record batch.
-
-        Raises:
-            pyarrow.ArrowException, OSError, ValueError: it is damaged.
-        """
+        """Return one record batch."""
         message, heads = self._batches[number]
         with self.path.open("rb") as file:
             file.seek(message.start)
@@ -242,11 +213,7 @@ class StreamFile:
 
 
 def read_payload(payload: bytes) -> Any:
-    """Return the table in an Arrow IPC stream or file held in memory.
-
-    Raises:
-        pyarrow.ArrowException, OSError, ValueError: it is damaged.
-    """
+    """Return the table in an Arrow IPC stream or file held in memory."""
     pyarrow = arrow.require()
     source = pyarrow.BufferReader(payload)
     if payload.startswith(MAGIC):

@@ -45,8 +45,6 @@ def coerced(column: Column, values: Any, text: bool, missing: Any) -> Any:
     """Convert values to the type of `column` if possible; return others unchanged.
 
     Args:
-        column: the target column.
-        values: a list or array with one value per row, or a `Ragged` column.
         text: the values are cells of text.
         missing: replacement for a missing row.
     """

@@ -222,11 +222,7 @@ class Column:
 
 
 def as_column(value: Any) -> Column:
-    """Return `value` as a `Column`: itself, a dtype, or a mapping of its arguments.
-
-    Raises:
-        ConfigurationError: none of these.
-    """
+    """Return `value` as a `Column`: itself, a dtype, or a mapping of its arguments."""
     if isinstance(value, Column):
         return value
     if isinstance(value, Mapping):
@@ -235,11 +231,7 @@ def as_column(value: Any) -> Column:
 
 
 def known_arguments(owner: str, value: Mapping[str, Any], accepted: list[str], needed: str) -> Mapping[str, Any]:
-    """Return `value` if all its keys are `accepted` and the `needed` one is present.
-
-    Raises:
-        ConfigurationError: they are not.
-    """
+    """Return `value` if all its keys are `accepted` and the `needed` one is present."""
     for name in value:
         if name not in accepted:
             raise ConfigurationError(f"{owner} takes {accepted}; received {name!r}{did_you_mean(name, accepted)}")

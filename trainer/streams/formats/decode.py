@@ -57,12 +57,7 @@ class Decoder:
 
     Args:
         schema: the columns; None: `declare` sets them before the first payload.
-        dead_letter: where bad rows go.
         source: name of the stream, for the dead-letter file.
-        format: "json", "arrow" or "auto" (by the first bytes of each payload).
-
-    Raises:
-        ConfigurationError: an unknown format, or pyarrow is needed and not installed.
     """
 
     def __init__(
@@ -81,11 +76,7 @@ class Decoder:
 
     @property
     def schema(self) -> Schema:
-        """The declared schema.
-
-        Raises:
-            ConfigurationError: no schema was declared.
-        """
+        """The declared schema; ConfigurationError without one."""
         if self.declared is None:
             raise ConfigurationError(
                 f"{self.source}: no schema says what the columns are; pass schema=, or train with Trainer(features=...)"
@@ -172,12 +163,8 @@ class Decoder:
         """Convert decoded messages to a batch; report and count their bad rows.
 
         Args:
-            decoded: rows of the messages.
             origins: for each message the span of its first row: partition, offset and next offset.
             rows_read: message index -> number of its rows to drop because they were read before.
-
-        Raises:
-            StreamError: too many bad rows, or they cannot be written to the dead letters.
         """
         bad = decoded.bad
         if rows_read:

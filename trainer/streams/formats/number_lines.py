@@ -241,7 +241,6 @@ class LineShape:
     """The text shared by all lines, and the fields between.
 
     Attributes:
-        literals: the text before each number, and after the last one.
         indices: field -> the indices of its values among the numbers of a line: an array of its shape, or a slice.
     """
 

@@ -53,10 +53,6 @@ class Ragged:
 
         Args:
             rows: one sequence of values per row; None is an empty row.
-            options: further arguments of `Ragged`.
-
-        Raises:
-            DataError: rows are not lists of numbers or text.
         """
         if isinstance(rows, Ragged):
             return cls(rows.values, rows.offsets, **{**rows.options, **options})
@@ -194,11 +190,7 @@ def _no_values(rows: Any) -> np.ndarray:
 
 
 def rows_of(value: Any) -> Any:
-    """Convert a column to an array, or to `Ragged` if its lists differ in length.
-
-    Raises:
-        DataError: rows that are neither all lists nor all single values.
-    """
+    """Convert a column to an array, or to `Ragged` if its lists differ in length."""
     if isinstance(value, Ragged):
         return value
     if hasattr(value, "asnumpy"):  # a MindSpore tensor, without importing MindSpore

@@ -21,7 +21,6 @@ class AlignedLists:
     """Columns whose lists have the same length in every row.
 
     Attributes:
-        name: name of the sequence, for messages.
         columns: name of each column -> the separator of lists that are written as one text; None for columns of lists.
     """
 
@@ -29,11 +28,7 @@ class AlignedLists:
     columns: Mapping[str, str | None]
 
     def misfits(self, arrays: Mapping[str, Any]) -> dict[int, str]:
-        """Return why rows do not fit, by row index: the columns with their lengths.
-
-        Args:
-            arrays: converted columns by name, of the same number of rows.
-        """
+        """Return why rows do not fit, by row index: the columns with their lengths."""
         lengths = {name: list_lengths(arrays[name], separator) for name, separator in self.columns.items()}
         first, *others = lengths.values()
         differ = np.any([other != first for other in others], axis=0) if others else np.zeros(len(first), bool)
@@ -48,7 +43,6 @@ def list_lengths(values: Any, separator: str | None) -> np.ndarray:
     """Return the number of values in each row, int64 [N].
 
     Args:
-        values: `Ragged`, or text [N] of lists written with `separator`.
         separator: see `values`; blank text is an empty list, an empty part a value that is missing.
     """
     if isinstance(values, Ragged):
@@ -63,10 +57,6 @@ def as_aligned(value: Any, columns: Mapping[str, Column]) -> tuple[AlignedLists,
 
     Args:
         value: name of a sequence -> names of its columns, or a mapping from these names to separators.
-        columns: the schema's columns.
-
-    Raises:
-        ConfigurationError: it is no such mapping, or a column is unknown or holds no lists.
     """
     accepted = "a mapping from names of sequences to names of their columns"
     if not isinstance(value, Mapping):
@@ -100,12 +90,10 @@ class Decoded:
     """Good rows of some messages, and the bad ones.
 
     Attributes:
-        columns: name -> array of the good rows.
         event_time: their event times in seconds, float64, or None.
         message: for each good row, the index of its message, int64.
         row: for each good row, its index within the message (bad rows included), int64.
         counts: rows in each message, bad ones included, int64 [messages].
-        bad: the bad rows.
     """
 
     columns: dict[str, np.ndarray]
@@ -133,9 +121,6 @@ class Decoded:
 
         Args:
             message: for each row, good or bad, the index of its message.
-            row: its index within that message.
-            counts: number of rows in each of those messages.
-            bad: further bad rows of those messages.
         """
         moved = [replace(b, message=int(message[b.row]), row=int(row[b.row])) for b in self.bad]
         moved = sorted([*bad, *moved], key=lambda b: (b.message, b.row))
@@ -332,11 +317,7 @@ def _alike(fields: Mapping[str, Column]) -> tuple[tuple[Column, tuple[str, ...]]
 
 
 def as_schema(value: Any) -> Schema:
-    """Return `value` as a `Schema`: itself, or a mapping of `Schema`'s arguments.
-
-    Raises:
-        ConfigurationError: neither.
-    """
+    """Return `value` as a `Schema`: itself, or a mapping of `Schema`'s arguments."""
     if isinstance(value, Schema):
         return value
     accepted = ["columns", "label", "event_time", "event_time_unit", "max_future", "key", "aligned"]

@@ -112,10 +112,7 @@ class CsvReader(TextReader):
     or only by a stray one, costs its line alone.
 
     Args:
-        path: the segment.
-        decoder: decoder with the schema.
         names: field names; None: from the first line of each segment.
-        delimiter: field delimiter.
         list_delimiter: delimiter of values in a list field.
     """
 

@@ -40,15 +40,6 @@ class BrokerStream(BufferedStream):
     Args:
         source: name of the stream in dead letters ("kafka clicks").
         server: name of the server in messages ("Kafka at localhost:9092").
-        schema: what the columns are to be, or a mapping of `Schema`'s arguments; None: as the Trainer's features say.
-        format: "json", "arrow" or "auto".
-        on_missing: when unread messages are gone: "error", or "skip" to warn and go on with the first available.
-        dead_letter: file for records that do not fit, or a `DeadLetter`.
-        max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
-        give_up_after: seconds of unbroken failure after which StreamError is raised; None: never.
-
-    Raises:
-        ConfigurationError: an option is not one of those accepted.
     """
 
     sharing = Sharing.PARTITIONED
@@ -153,9 +144,6 @@ class ReadMarks:
 
     A position says how far a log was read, but not which log it was. With the mark of an earlier record, that record
     can be read again and compared. If it was removed (retention, compaction), nothing can be concluded.
-
-    Args:
-        order: sort key for offsets of one partition.
     """
 
     def __init__(self, order: Callable[[Offset], Any] = lambda offset: offset) -> None:
@@ -170,11 +158,7 @@ class ReadMarks:
             self._marks[partition] = deque([*list(marks)[:-1:2], marks[-1]])
 
     def begin(self, position: Position) -> None:
-        """Load the marks of `position`; drop those at or after it, which are reread.
-
-        Raises:
-            StreamError: the position has an invalid mark.
-        """
+        """Load the marks of `position`; drop those at or after it, which are reread."""
         for name, value in position.items():
             if name.startswith("@"):
                 continue

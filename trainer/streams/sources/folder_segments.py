@@ -35,14 +35,8 @@ class SegmentNames:
     """Selects the segments of a folder; lists all other entries in one warning.
 
     Args:
-        folder: the folder.
-        single: name of the single file to read, or None.
         pattern: shell pattern; None: names with a known suffix (with `format`, one of its suffixes or no suffix).
-        format: format of all segments; None: by suffix.
         copies: lists a store whose segments are copied to the folder; None: list the folder itself.
-
-    Raises:
-        ConfigurationError: the suffix of the single file or of the pattern does not determine the format.
     """
 
     def __init__(
@@ -66,11 +60,7 @@ class SegmentNames:
                 )
 
     def look(self) -> tuple[list[str], AbstractSet[str]]:
-        """Return the names of the segments, in order, and of all entries in the folder.
-
-        Raises:
-            OSError: the folder cannot be read.
-        """
+        """Return the names of the segments, in order, and of all entries in the folder."""
         if self._copies is not None:
             present = self._copies.look()
         else:

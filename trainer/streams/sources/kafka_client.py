@@ -8,22 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
+from ...checks import require
 from ...errors import ConfigurationError, StreamError, did_you_mean
 from ...masking import is_secret, remember_secret
 from ..batch import Cursor
 
 
 def library() -> Any:
-    """Import confluent_kafka.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
-    try:
-        import confluent_kafka
-    except ImportError as error:
-        raise ConfigurationError("KafkaStream needs confluent-kafka: pip install 'mindspore-trainer[kafka]'") from error
-    return confluent_kafka
+    """Import confluent_kafka."""
+    return require("confluent_kafka", "KafkaStream needs confluent-kafka", "kafka")
 
 
 def connect(servers: str, group: str, options: Mapping[str, Any]) -> Any:
@@ -73,12 +66,7 @@ def weak_callback(method: Callable[..., None]) -> Callable[..., None]:
 
 
 def partitions_of(consumer: Any, topic: str, chosen: Sequence[int] | None, timeout: float) -> list[int]:
-    """Return the partition numbers of `topic` to read: the `chosen`, or all.
-
-    Raises:
-        StreamError: there is no such topic or partition.
-        KafkaException: the brokers did not answer within `timeout` seconds.
-    """
+    """Return the partition numbers of `topic` to read: the `chosen`, or all."""
     metadata = consumer.list_topics(timeout=timeout)
     described = metadata.topics.get(topic)
     if described is None:
@@ -99,9 +87,6 @@ def ends_of(consumer: Any, topic: str, partition: int, timeout: float) -> tuple[
 
     Does not use `get_watermark_offsets`: it requests both at once and, if one request fails, may return the other
     twice, which looks like an empty partition whose messages would be skipped.
-
-    Raises:
-        KafkaException: the brokers did not answer within `timeout` seconds, or with an error.
     """
     kafka = library()
     ends = []
@@ -114,11 +99,7 @@ def ends_of(consumer: Any, topic: str, partition: int, timeout: float) -> tuple[
 
 
 def commit_offsets(consumer: Any, topic: str, cursors: Mapping[int, Cursor]) -> None:
-    """Commit the offsets of partitions to the consumer group, in the background.
-
-    Raises:
-        KafkaException: the client refused.
-    """
+    """Commit the offsets of partitions to the consumer group, in the background."""
     partition = library().TopicPartition
     offsets = [partition(topic, number, c.offset, metadata=f"row {c.row}") for number, c in cursors.items()]
     if offsets:
@@ -129,8 +110,6 @@ class PausedPartitions:
     """Pauses partitions whose buffered messages pile up, to bound memory.
 
     Args:
-        consumer: the client.
-        topic: the topic.
         limit: messages in the buffer above which a partition is paused; below half of it, it is resumed.
     """
 

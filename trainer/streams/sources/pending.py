@@ -221,11 +221,7 @@ class OutcomeBuffer:
         return [pack(np.array(values)) for values in zip(*[(o.key, o.time, o.matched) for o in held], strict=True)]
 
     def restore(self, packed: list[Any], arrived: int) -> None:
-        """Add outcomes returned by `pack`, as if they arrived in round `arrived`.
-
-        Raises:
-            ValueError: not a result of `pack`.
-        """
+        """Add outcomes returned by `pack`, as if they arrived in round `arrived`."""
         if packed:
             for key, time, matched in zip(*(unpack(values).tolist() for values in packed), strict=True):
                 self.add(Outcome(key, time, arrived, matched))
@@ -241,11 +237,7 @@ def pack(array: Any) -> list[Any]:
 
 
 def unpack(packed: list[Any]) -> Any:
-    """Decode an array encoded by `pack`.
-
-    Raises:
-        ValueError: not a result of `pack`.
-    """
+    """Decode an array encoded by `pack`; ValueError for anything else."""
     dtype, shape, text = packed
     if isinstance(dtype, list):
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ...checks import whole
+from ...checks import require, whole
 from ...errors import ConfigurationError, StreamError
 from ...masking import mask_text, remember_secret
 from ..batch import Cursor, Offset, Position, Span, cursors_of
@@ -337,12 +337,10 @@ class RedisStream(BrokerStream):
 
 
 def _connect(url: str) -> tuple[Any, Any]:
-    try:
-        import redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry as ClientRetry
-    except ImportError as error:
-        raise ConfigurationError("RedisStream needs redis-py: pip install 'mindspore-trainer[redis]'") from error
+    redis = require("redis", "RedisStream needs redis-py", "redis")
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry as ClientRetry
+
     try:
         client = redis.Redis.from_url(
             url,

@@ -99,11 +99,7 @@ class Removals:
 
 
 def parse(value: Offset | bytes, label: str = "") -> Id:
-    """Return an entry id as (milliseconds, sequence).
-
-    Raises:
-        ConfigurationError: not an entry id.
-    """
+    """Return an entry id as (milliseconds, sequence); errors name `label`."""
     if isinstance(value, bytes):
         value = value.decode()
     first, _, second = str(value).partition("-")

@@ -44,12 +44,7 @@ def write_checksum(segment: str | Path, target: str | Path | None = None) -> Pat
 
 
 def verify_checksum(segment: Path) -> None:
-    """Verify a segment against the checksum file beside it, if there is one.
-
-    Raises:
-        StreamError: the content does not match, or the checksum file is invalid.
-        OSError: one of the two files cannot be read.
-    """
+    """Verify a segment against the checksum file beside it, if there is one."""
     path = segment.with_name(segment.name + CHECKSUM_SUFFIX)
     try:
         with path.open("rb") as file:
@@ -101,11 +96,7 @@ class Fingerprint:
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint:
-        """Parse a fingerprint formatted by `str`.
-
-        Raises:
-            ValueError: not a fingerprint.
-        """
+        """Parse a fingerprint formatted by `str`; ValueError for other text."""
         size, colon, digest = text.partition(":")
         if not (colon and len(digest) == 16 and int(digest, 16) >= 0 and int(size) > 0):
             raise ValueError(f"{text!r} is no fingerprint")
@@ -130,11 +121,7 @@ class Progress:
 
     @classmethod
     def of(cls, cursor: Cursor) -> Progress:
-        """Parse a progress written by `to_json`.
-
-        Raises:
-            StreamError: not a progress.
-        """
+        """Parse a progress written by `to_json`."""
         try:
             name, at, rest = str(cursor.offset).rpartition("@")
             if not at or not name:
@@ -159,9 +146,6 @@ class OpenSegment:
     """An open segment; detects changes to the bytes already read.
 
     Args:
-        folder: its folder.
-        begin: the segment, and where to begin.
-        open_reader: function that opens a reader for a file.
         restart: whether to read a replaced file from its start; otherwise raise.
     """
 
