@@ -32,11 +32,7 @@ class Piece(NamedTuple):
 
 
 def pieces(content: bytes) -> list[Piece]:
-    """Return the entries of a .ckpt file in order, unchecked.
-
-    Raises:
-        ValueError: other content, or a wrong checksum.
-    """
+    """Return the entries of a .ckpt file in order, unchecked; ValueError if damaged."""
     from google.protobuf.message import DecodeError
     from mindspore.train.checkpoint_pb2 import Checkpoint
 

@@ -52,12 +52,7 @@ def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
 
 
 class DictNetwork(nn.Cell):
-    """Pass a network its columns as a dict.
-
-    Args:
-        network: takes one dict.
-        keys: names of the columns, in order.
-    """
+    """Pass a network its columns as a dict."""
 
     def __init__(self, network: nn.Cell, keys: Sequence[str]) -> None:
         super().__init__(auto_prefix=False)

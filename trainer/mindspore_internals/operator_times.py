@@ -28,7 +28,6 @@ class OperatorTimes:
 
     Attributes:
         name: its full name in the graph: "Default/step-TrainStep/optimizer-Adam/Adam-op0".
-        runs: (start in seconds since the epoch, duration in seconds) of each run.
     """
 
     name: str

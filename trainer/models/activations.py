@@ -19,9 +19,6 @@ class LeakyReLU(nn.Cell):
     Computed as slope * x + (1 - slope) * relu(x). Forward and backward take 1.0 to 1.6 times as long as ReLU on CPU;
     `nn.LeakyReLU` takes 2.3 to 3.2 times as long (2 cores, [1024, 200] and [20480, 64], medians of 15 interleaved
     windows).
-
-    Args:
-        slope: slope on the negative side.
     """
 
     def __init__(self, slope: float = 0.01) -> None:
@@ -40,9 +37,6 @@ class Dice(nn.Cell):
     Training uses the mean and variance of the batch, inference their moving averages; alpha is learned per column.
     Because of the batch statistics, training batches are not padded with rows. MindSpore's BatchNorm1d takes 1.0 to 2.5
     times as long on CPU as the products here.
-
-    Args:
-        width: number of columns.
 
     Inputs:
         x float [N, width]; counted float32 [1, N]: 1 for a row that counts in mean and variance, else 0.
@@ -137,9 +131,5 @@ ACTIVATIONS: dict[str, Callable[[int], nn.Cell]] = {
 
 
 def activation_of(place: str, name: str, width: int) -> nn.Cell:
-    """Return the activation of a given name as a cell of (x, counted).
-
-    Raises:
-        ConfigurationError: the name is unknown.
-    """
+    """Return the activation of a given name as a cell of (x, counted)."""
     return ACTIVATIONS[choice(place, name, tuple(ACTIVATIONS))](width)

@@ -20,8 +20,6 @@ class InteractingLayer(nn.Cell):
 
     Args:
         width: length of a field's vector.
-        heads: number of heads.
-        head_dim: width of a head.
 
     Inputs:
         float [N, F, width].

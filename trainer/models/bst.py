@@ -36,7 +36,6 @@ class TransformerBlock(nn.Cell):
     The perceptron has two layers and leaky ReLU. Equations 2 to 6 of the paper, without its dropout.
 
     Args:
-        width: length of the vectors.
         heads: number of heads; it divides the width.
 
     Inputs:

@@ -18,8 +18,6 @@ class CrossNetwork(nn.Cell):
     """Layers x' = x0 * (W x + b) + x, W of full rank or U V^T.
 
     Args:
-        width: length of x.
-        layers: number of layers.
         rank: rank of W; None: full.
 
     Inputs:

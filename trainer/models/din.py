@@ -22,8 +22,6 @@ class ActivatedPerceptron(nn.Cell):
     """Apply dense layers with activations, and a linear layer.
 
     Args:
-        inputs: width of the input.
-        hidden: widths of the layers.
         activation: "dice", "relu" or "leaky_relu".
 
     Inputs:
@@ -61,8 +59,6 @@ class ActivationUnit(nn.Cell):
     the interest.
 
     Args:
-        dim: length of the vectors.
-        hidden: widths of the perceptron's layers.
         activation: see `ActivatedPerceptron`; padding does not count in the statistics of Dice.
 
     Inputs:

@@ -17,9 +17,6 @@ from .layers import Perceptron, check_hidden, pooled_embedding
 class DotInteraction(nn.Cell):
     """The inner products of all pairs of different vectors.
 
-    Args:
-        count: number of vectors.
-
     Inputs:
         float [N, count, D].
 

@@ -20,8 +20,6 @@ class Perceptron(nn.Cell):
     """Dense layers with an activation.
 
     Args:
-        inputs: width of the input.
-        hidden: widths of the layers.
         outputs: width of a last layer without activation; None: no such layer.
         activation: class of the cell after each hidden layer.
 
@@ -54,11 +52,7 @@ class Perceptron(nn.Cell):
 
 
 def check_hidden(hidden: Sequence[int]) -> tuple[int, ...]:
-    """Check the widths of hidden layers and return them as a tuple.
-
-    Raises:
-        ConfigurationError: not a list of whole numbers >= 1.
-    """
+    """Check the widths of hidden layers and return them as a tuple."""
     if not isinstance(hidden, list | tuple) or not hidden:
         refuse("hidden", "a list of widths, as [400, 400]", hidden)
     return tuple(whole("hidden", width) for width in hidden)
@@ -66,9 +60,6 @@ def check_hidden(hidden: Sequence[int]) -> tuple[int, ...]:
 
 class Linear(nn.Cell):
     """First-order terms: a weight per category and per number, and a bias.
-
-    Args:
-        features: the declared columns.
 
     Inputs:
         the columns of `Features.inputs`.
@@ -118,11 +109,7 @@ class Float32Cell(nn.Cell):
 
 
 class LayerNorm(nn.Cell):
-    """Layer normalization over the last axis (J. Ba, J. Kiros, G. Hinton, 2016).
-
-    Args:
-        width: length of the last axis.
-    """
+    """Layer normalization over the last axis (J. Ba, J. Kiros, G. Hinton, 2016)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -179,10 +166,6 @@ def inverse_root(x, training):
 
     Training and inference use different operators, whose gradients differ only in the last digits. MindSpore can export
     neither Rsqrt to ONNX nor Reciprocal, which a scalar divided by an array becomes.
-
-    Args:
-        x: float array.
-        training: the cell's `training`.
     """
     if training:
         return ops.rsqrt(x)
@@ -190,11 +173,7 @@ def inverse_root(x, training):
 
 
 def pooled_embedding(features: Features, dim: int, **options: Any) -> FeatureEmbedding:
-    """Return the embedding of a model that does not support sequences.
-
-    Raises:
-        ConfigurationError: a list feature has no pooling.
-    """
+    """Return the embedding of a model that does not support sequences."""
     embedding = FeatureEmbedding(features, dim, **options)
     if embedding.sequence_names:
         raise ConfigurationError(

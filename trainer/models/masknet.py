@@ -18,9 +18,6 @@ class MaskBlock(nn.Cell):
     """Relu(LayerNorm(W (mask * x))), mask a two-layer perceptron of the embeddings.
 
     Args:
-        width: total width of the concatenated embeddings.
-        inputs: width of x.
-        outputs: width of the block's output.
         reduction: ratio of the mask's hidden layer to its output.
 
     Inputs:

@@ -24,7 +24,6 @@ class ExtractionLayer(nn.Cell):
     Args:
         widths: width of each input: one per task, and last the shared one.
         experts: number of experts of each task, and of shared ones.
-        hidden: widths of an expert's layers.
 
     Inputs:
         a tuple of float [N, width]: one per task, and the shared one.

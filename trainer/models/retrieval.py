@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..checkpoint import durable
-from ..checks import refuse, whole
+from ..checks import refuse, require, whole
 from ..errors import ConfigurationError, DataError
 
 _SCORES_AT_ONCE = 1 << 24  # 64 MB
@@ -100,11 +100,7 @@ def _best_of(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def checked_vectors(name: str, vectors: Any) -> np.ndarray:
-    """Return vectors as a contiguous float32 array.
-
-    Raises:
-        ConfigurationError: not finite numbers of shape [rows, width].
-    """
+    """Return vectors as a contiguous float32 array."""
     try:
         array = np.ascontiguousarray(vectors, np.float32)
     except (TypeError, ValueError):
@@ -163,11 +159,7 @@ def read_vectors(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def checked_ids(ids: Any) -> np.ndarray:
-    """Return ids as an array of int64 or text.
-
-    Raises:
-        ConfigurationError: another type, more than one column, or a duplicate id.
-    """
+    """Return ids as int64 or text [rows], all different."""
     array = np.asarray(ids)
     if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.ravel()):
         array = array.astype(np.str_)
@@ -203,11 +195,7 @@ def _read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _arrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ConfigurationError(
-            "files ending with .parquet need pyarrow: pip install 'mindspore-trainer[arrow]'"
-        ) from None
+    parquet = require("pyarrow.parquet", "files ending with .parquet need pyarrow", "arrow")
+    import pyarrow
+
     return pyarrow, parquet

@@ -18,8 +18,6 @@ def candidates_of(features: Features, model: str, candidate: str | Sequence[str]
     Several lists are the aligned columns of one sequence: the items of a history, their shops, their categories.
 
     Args:
-        features: the declared columns.
-        model: name of the model, for messages.
         candidate: the names given by the user, or None: for each list a category that shares its table.
 
     Raises:

@@ -9,11 +9,7 @@ from ..features import Features
 
 
 def tasks_of(features: Features, model: str, tasks: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of a model's tasks: those given, or the labels of the features.
-
-    Raises:
-        ConfigurationError: fewer than two names, or a duplicate name.
-    """
+    """Return the names of a model's tasks: those given, or the labels of the features."""
     names = features.labels if tasks is None else tasks
     if isinstance(names, str) or len(names) < 2 or len(set(names)) < len(names):
         refuse(f"{model}(tasks=...)", "two or more different names, or features with as many labels", names)
