@@ -29,7 +29,11 @@ class Detector(Protocol):
 
 
 class RisesAbove:
-    """Fires when a value rises above a limit; again only after a value at or below it."""
+    """Fires when a value rises above a limit; again only after a value at or below it.
+
+    Args:
+        limit: the greatest value that is no change, above 0.
+    """
 
     def __init__(self, limit: float = 0.25) -> None:
         self.limit = number("RisesAbove(limit=...)", limit, above=0)

@@ -27,6 +27,10 @@ class WeightAveraging(Callback):
     Args:
         replace_at_end: leave the averages in the network when the run has ended, after its last snapshot. A training
             that goes on from there begins with them.
+
+    Raises:
+        ConfigurationError: an argument is invalid; before training, the network is a whole training step, layers are
+            frozen by boost, or another callback also averages.
     """
 
     order = -1000  # restores the weights before another callback saves them

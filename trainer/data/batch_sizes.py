@@ -81,7 +81,7 @@ class RowFilling:
 
     Attributes:
         exact: whether padded batches give the same loss and predictions; None while that is not known.
-        reason: see `reason` above; also the result of a failed trial.
+        reason: why no batch can be padded, known before or from a failed trial; empty if it may be.
     """
 
     def __init__(self, reason: str = "", *, few: bool = False) -> None:

@@ -23,6 +23,9 @@ class PageHinkley:
         threshold: allowed rise of the sum above its minimum, in units of the loss.
         delta: tolerated rise of the mean, in units of the loss.
         min_values: minimum number of values before it can fire.
+
+    Raises:
+        ConfigurationError: threshold not positive, delta negative, min_values less than 1.
     """
 
     def __init__(self, threshold: float = 0.1, delta: float = 0.005, min_values: int = 5) -> None:
@@ -71,6 +74,9 @@ class Adwin:
             case.
         max_buckets: buckets for each power of two.
         min_values: minimum number of values in each compared part.
+
+    Raises:
+        ConfigurationError: delta outside (0, 1), scale not positive, max_buckets or min_values less than 1.
     """
 
     def __init__(

@@ -43,6 +43,9 @@ class GroupMetric(RowMetric):
     Args:
         group: column whose values are the groups; integers or strings.
         capacity: maximum number of rows kept, 28 bytes each.
+
+    Raises:
+        ConfigurationError: no column name, or a capacity below 2.
     """
 
     higher_is_better = True
@@ -224,6 +227,10 @@ class FirstK(GroupMetric):
 
     Args:
         k: number of top-ranked rows considered.
+        group, capacity: as in `GroupMetric`.
+
+    Raises:
+        ConfigurationError: k below 1, or as in `GroupMetric`.
     """
 
     def __init__(self, k: int, group: str, capacity: int = DEFAULT_CAPACITY) -> None:

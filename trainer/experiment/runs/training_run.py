@@ -271,7 +271,7 @@ def predict(config: ExperimentConfig, checkpoint: Path, output: Path, split: str
     ``.csv`` has a column for each output, converted to label units (such as probabilities) if the loss defines the
     conversion. ``.npy``, or ``.npz`` for several outputs, holds the raw network output.
 
-    Arguments and errors as in `evaluate`; also TrainerError if `output` cannot be written.
+    Arguments as in `evaluate`. Raises TrainerError if `output` cannot be written.
 
     Returns:
         The split and the shape of the predictions.

@@ -43,7 +43,7 @@ def list_lengths(values: Any, separator: str | None) -> np.ndarray:
     """Return the number of values in each row, int64 [N].
 
     Args:
-        separator: see `values`; blank text is an empty list, an empty part a value that is missing.
+        separator: of lists written as text; blank text is an empty list, an empty part a value that is missing.
     """
     if isinstance(values, Ragged):
         return values.lengths
