@@ -267,7 +267,6 @@ class OwnTables(ChunkTransform):
             self.tables.tables.channel.interrupt()
 
     def release(self) -> None:
-        """Release chunks prepared and not trained."""
         self.tables.release()
 
 
@@ -312,7 +311,6 @@ class UnionTables(ChunkTransform):
         return tuple(result), plan
 
     def release(self) -> None:
-        """Release chunks prepared and not trained."""
         self.tables.release()
 
 

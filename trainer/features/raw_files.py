@@ -112,7 +112,13 @@ class RawFiles:
             return None
         index = PARTS.index(self.part)
         if features.event_time is None:
-            return _Drawn(np.cumsum([1 - self.valid - self.test, self.valid]), index)
+            shares = np.cumsum([1 - self.valid - self.test, self.valid])  # of "train", and of "train" and "valid"
+
+            def drawn(rows: Rows, first: int) -> Rows:
+                numbers = uniform64(np.arange(first, first + rows.count), _SEED)
+                return _chosen(rows, np.searchsorted(shares, numbers, side="right") == index)
+
+            return drawn
         column = features.event_time
         edges = self._times(column)
         return lambda rows, first: _chosen(rows, np.searchsorted(edges, rows.columns[column], side="right") == index)
@@ -131,21 +137,6 @@ class RawFiles:
         ordered = np.sort(np.concatenate(times))
         begins = np.ceil(np.array([1 - self.valid - self.test, 1 - self.test]) * len(ordered) - 1e-9).astype(np.int64)
         return np.append(ordered, np.inf)[begins]
-
-
-class _Drawn:
-    """Keeps the rows sampled for a part, by their index among the good rows.
-
-    Args:
-        edges: float64 [2]: share of the rows in "train", and in "train" plus "valid".
-    """
-
-    def __init__(self, edges: np.ndarray, index: int) -> None:
-        self.edges, self.index = edges, index
-
-    def __call__(self, rows: Rows, first: int) -> Rows:
-        numbers = np.arange(first, first + rows.count)
-        return _chosen(rows, np.searchsorted(self.edges, uniform64(numbers, _SEED), side="right") == self.index)
 
 
 class _Rest:

@@ -20,6 +20,8 @@ class Perceptron(nn.Cell):
     """Dense layers with an activation.
 
     Args:
+        inputs: width of the input.
+        hidden: widths of the layers.
         outputs: width of a last layer without activation; None: no such layer.
         activation: class of the cell after each hidden layer.
 

@@ -47,7 +47,6 @@ class BlockSource(Source):
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """Return the properties that a saved position depends on."""
         return {
             "kind": type(self).__name__,
             "rows": self.rows,

@@ -76,11 +76,9 @@ class ParquetFolder(BlockSource):
             raise DataError(f"{self.path}: shard {shard_id} of {num_shards} has no rows")
 
     def describe(self) -> dict[str, Any]:
-        """Return the properties that a saved position depends on."""
         return {**super().describe(), "shard": [self.shard_id, self.num_shards]}
 
     def read(self, numbers: Sequence[int]) -> Columns:
-        """Return the rows of some row groups."""
         import pyarrow as pa
 
         from ...streams.formats import arrow

@@ -44,7 +44,6 @@ class ShardedArrays(ArraySource):
         return {**super().describe(), "batch_size": self.step_rows, "processes": self.shard.size}
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
-        """Yield this process's batches."""
         order = self.order(epoch)
         for first in range(self.first_row(epoch, state) + start * self.step_rows, self.rows, self.step_rows):
             last = min(first + self.step_rows, self.rows)
@@ -91,7 +90,6 @@ class EveryNth(Source):
 
     @property
     def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        """Column names."""
         return self.source.names
 
     @property
@@ -109,7 +107,6 @@ class EveryNth(Source):
         self.source.continues_epochs = value
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
-        """Yield this process's batches."""
         size, rank = self.shard.size, self.shard.rank
         step: list[Any] = []
         lengths: dict[str, ListLengths] = {}
@@ -145,7 +142,6 @@ class EveryNth(Source):
         return own
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
-        """Return the columns of one batch of the source."""
         return self.source.peek(should_stop)
 
     def describe(self) -> dict[str, Any]:
@@ -153,27 +149,21 @@ class EveryNth(Source):
         return {**self.source.describe(), "processes": self.shard.size}
 
     def warn_of_non_finite(self, ignored: Collection[str] = ()) -> None:
-        """Log which column of the source holds NaN or infinite values."""
         self.source.warn_of_non_finite(ignored)
 
     def checksums(self) -> dict[str, int]:
-        """Return the checksums of the shared source."""
         return self.source.checksums()
 
     def resolve(self, position: Position) -> Position:
-        """Return the position as the source resolves it."""
         return self.source.resolve(position)
 
     def commit(self, position: Position) -> None:
-        """Acknowledge the rows before `position` to the source."""
         self.source.commit(position)
 
     def interrupt(self) -> None:
-        """Interrupt the source."""
         self.source.interrupt()
 
     def close(self) -> None:
-        """Close the source."""
         self.source.close()
 
 

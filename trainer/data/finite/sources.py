@@ -105,7 +105,6 @@ class ArraySource(Source):
         return {name: _checksum(columns) for name, columns in batches.items()}
 
     def describe(self) -> dict[str, Any]:
-        """Return kind, rows, batch size, shuffle and seed."""
         return {
             "kind": "ArraySource",
             "rows": self.rows,
@@ -162,7 +161,6 @@ class PipelineSource(Source):
         self._read = 0  # batches of a pipeline without a size, from its beginning
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
-        """Yield the batches."""
         continues_epochs = self.continues_epochs and self.size is None
         following = self._next is not None and continues_epochs and (epoch, start) == (self._next[0] + 1, 0)
         if self._iterator is None or not (self._next == (epoch, start) or following):
@@ -181,14 +179,12 @@ class PipelineSource(Source):
             self.size = count
 
     def when_slow(self) -> str:
-        """Return advice for faster pipelines."""
         return (
             "arrays that fit into memory are read fastest as they are, fit((x, y), batch_size=...); else give the "
             "pipeline's operations more num_parallel_workers, or apply them to whole batches, after .batch()"
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return kind, size and seed."""
         return {"kind": "PipelineSource", "size": self.size, "seed": self.seed}
 
     def _open(self, epoch: int, start: int) -> None:
@@ -255,7 +251,6 @@ class IterableSource(Source):
             raise DataError("the dataset is empty: len(dataset) is 0")
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
-        """Return the columns of one batch, which `batches` delivers all the same."""
         for item in self.data() if self._is_factory else self.data:
             if self.one_shot:
                 self._peeked.append(item)
@@ -264,7 +259,6 @@ class IterableSource(Source):
         raise DataError("the dataset delivered no batches")
 
     def when_slow(self) -> str:
-        """Return advice for faster iterables."""
         return (
             "the iterable makes its batches on one thread; prepare them beforehand, make them of whole arrays instead "
             "of rows, or pass arrays with batch_size="

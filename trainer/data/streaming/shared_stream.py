@@ -117,7 +117,6 @@ class SharedStream(Source):
 
     @property
     def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        """Column names."""
         return self.rows_of.names
 
     def describe(self) -> dict[str, Any]:
@@ -125,7 +124,6 @@ class SharedStream(Source):
         return self.rows_of.describe()
 
     def when_slow(self) -> str:
-        """Return advice for faster reading, or an empty string."""
         return self.rows_of.when_slow()
 
     def lag(self) -> int | None:
@@ -144,7 +142,6 @@ class SharedStream(Source):
         return position.merge([part or {} for part in self.group.gather_json(own.state)], self.stream.join)
 
     def trained_to(self, position: Position) -> None:
-        """Take note that the rows before `position` have been trained on."""
         self.rows_of.trained_to(position)
 
     def commit(self, position: Position) -> None:
@@ -360,12 +357,10 @@ class SharedStream(Source):
             self._learn(tuple(rows))
 
     def go_back(self, position: Position, trained: int) -> None:
-        """Seek this process's part to `position`."""
         if not self._left_behind:
             self.rows_of.go_back(position, trained)
 
     def interrupt(self) -> None:
-        """Stop reading."""
         self._local.interrupt()
         if self._reader is not None:
             self._left_behind |= not self._reader.stop()

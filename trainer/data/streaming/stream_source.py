@@ -131,7 +131,6 @@ class StreamSource(Source):
         return "rows are waiting upstream; Arrow and Parquet are decoded faster than CSV and JSON"
 
     def lag(self) -> int | None:
-        """Return the rows that wait upstream, or None."""
         return self.stream.lag()
 
     def describe(self) -> dict[str, Any]:
@@ -187,7 +186,6 @@ class StreamSource(Source):
             yield self._item(joined, advance(position, joined))
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
-        """Return the columns of the first rows, which `batches` delivers all the same."""
         while not should_stop():
             columns = self.try_peek()
             if columns is not None:
@@ -276,21 +274,17 @@ class StreamSource(Source):
         return (*(name for name in rest if name not in tail), *tail)
 
     def resolve(self, position: Position) -> Position:
-        """Return a chunk's position in the form that goes into a snapshot."""
         return position if position.state is None else position.with_state(self.stream.resolve(position.state))
 
     def trained_to(self, position: Position) -> None:
-        """Take note that the rows before `position` have been trained on."""
         if self._transform is not None:
             self._transform.trained_to(position.state)
 
     def commit(self, position: Position) -> None:
-        """Acknowledge the rows before `position`, which are in a durable snapshot."""
         if position.state is not None:
             self.stream.commit(position.state)
 
     def interrupt(self) -> None:
-        """Make `batches` on another thread end soon."""
         self._stopped = True
 
     def close(self) -> None:
@@ -310,11 +304,9 @@ class SummedSource(Source):
 
     @property
     def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        """Column names."""
         return self.source.names
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
-        """Yield the batches of the stream."""
         total = 0
         for item in self.source.batches(epoch, start, state):
             if item is not None:
@@ -325,11 +317,9 @@ class SummedSource(Source):
             yield item
 
     def interrupt(self) -> None:
-        """Interrupt the stream."""
         self.source.interrupt()
 
     def close(self) -> None:
-        """Close the source."""
         self.source.close()
 
 

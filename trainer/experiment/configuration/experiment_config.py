@@ -62,7 +62,7 @@ class DataConfig:
     stream: ObjectSpec | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
     """A checked experiment.
 
@@ -90,12 +90,12 @@ class ExperimentConfig:
     """
 
     experiment: str
-    network: ObjectSpec
-    features: Mapping[str, Any] | None = None
-    init_from: Mapping[str, Any] | None = None
     seed: int = 0
     run_dir: Path = Path("runs")
     mirror: str | None = None
+    init_from: Mapping[str, Any] | None = None
+    features: Mapping[str, Any] | None = None
+    network: ObjectSpec
     loss: ObjectSpec | None = None
     optimizer: ObjectSpec | None = None
     metrics: tuple[str | ObjectSpec, ...] = ()
@@ -139,24 +139,7 @@ def _defaults(value: Any, path: str) -> Iterator[str]:
             yield from _defaults(item, f"{path}.{index}")
 
 
-SECTIONS: tuple[str, ...] = (
-    "experiment",
-    "seed",
-    "run_dir",
-    "mirror",
-    "init_from",
-    "features",
-    "network",
-    "loss",
-    "optimizer",
-    "metrics",
-    "trainer",
-    "data",
-    "fit",
-    "online",
-    "callbacks",
-    "report",
-)
+SECTIONS: tuple[str, ...] = tuple(entry.name for entry in fields(ExperimentConfig) if entry.compare)
 REQUIRED: tuple[str, ...] = ("experiment", "network")
 INIT_KEYS: tuple[str, ...] = ("path", "parameter_map", "strict")
 FEATURES_KEYS: tuple[str, ...] = (
