@@ -167,11 +167,7 @@ class RowFilling:
 
 
 class BatchShapes:
-    """The shapes of a feed's batches, each of which needs a program.
-
-    Attributes:
-        seen: the forms (`as_columns.form_of`) of all batches so far.
-    """
+    """The shapes of a feed's batches, each of which needs a program."""
 
     def __init__(self) -> None:
         self.seen: set[Any] = set()

@@ -125,11 +125,7 @@ class ChunkTransform:
         raise NotImplementedError
 
     def join_exchange(self, problem: str = "") -> None:
-        """Join other processes' exchange if no chunk was prepared here since the last.
-
-        Args:
-            problem: why it has none; all processes raise it as a DataError.
-        """
+        """Join others' exchange if no chunk was prepared here; all raise a `problem`."""
 
     def finish(self) -> None:
         """Tell other processes, on the preparing thread, that no chunk follows."""

@@ -104,11 +104,7 @@ class DeltaPolicy:
 
 
 class TableFeed(ChunkTransform, Stateful):
-    """Prepares chunks for sparse tables to be trained.
-
-    Attributes:
-        reading: the transform for programs that only read them.
-    """
+    """Prepares chunks for sparse tables to be trained; `reading` is for reading them."""
 
     def __init__(self, tables: SparseTables) -> None:
         self.tables = tables

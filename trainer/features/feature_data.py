@@ -37,10 +37,6 @@ def rows_of(
 ) -> Iterator[Rows]:
     """Yield raw rows in parts: a table at once, files part by part.
 
-    Args:
-        labelled: whether labels have to be there.
-        kept: whether the columns that are kept for output are read as well.
-
     Raises:
         DataError: the file does not exist, the data has no rows, or a required column is absent.
     """
@@ -80,7 +76,6 @@ def inputs_of(
 
     Args:
         fit: whether unfitted features learn from these rows.
-        labelled: whether labels have to be there.
         set_aside: whether any number of bad rows is left out, of rows without labels too.
 
     Raises:

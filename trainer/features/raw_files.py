@@ -238,16 +238,7 @@ def open_files(
     labelled: bool = True,
     kept: bool = False,
 ) -> Iterator[FileStream]:
-    """Open files as a stream that ends after the last of them.
-
-    Args:
-        position: where to start; None: at the beginning.
-        labelled: whether labels are required.
-        kept: whether the columns kept for output are read as well.
-
-    Raises:
-        DataError: the file does not exist.
-    """
+    """Open files as a stream that ends after the last of them."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     schema = features.schema_of(labelled=labelled, kept=kept)

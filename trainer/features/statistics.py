@@ -145,11 +145,7 @@ def _added(keys: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> tuple[np
 
 
 class KnownIds:
-    """A vocabulary's ids and table rows, after the rows of missing and unseen ids.
-
-    Args:
-        rows: their rows; None: consecutive rows.
-    """
+    """A vocabulary's ids and table rows, after the rows of missing and unseen ids."""
 
     def __init__(self, ids: np.ndarray, rows: np.ndarray | None = None) -> None:
         self.count = len(ids)
@@ -172,7 +168,6 @@ class ValueCounts:
     Args:
         min_count: occurrences that an id needs to get a row.
         max_size: most ids with a row; the most frequent ids without one come first; None: no bound.
-        limit: number of ids to count.
     """
 
     def __init__(self, min_count: int = 1, max_size: int | None = None, limit: int = MAX_DISTINCT) -> None:

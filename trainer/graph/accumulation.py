@@ -44,11 +44,7 @@ class OpenAccumulation:
         return {parameter.name: parameter for parameter in (*step.gradient_sum[: step.dense], *step.saved)}
 
     def clear(self, *, keep_count: bool = False) -> None:
-        """Discard the accumulated gradients.
-
-        Args:
-            keep_count: end the accumulation at the same batch; otherwise the next batch begins a new accumulation.
-        """
+        """Discard the gradients; with `keep_count` the accumulation ends where it would."""
         step = self._step
         if step is None:
             return

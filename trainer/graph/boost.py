@@ -124,11 +124,7 @@ def make_boost(
     optimizer: nn.Cell | None,
     seed: int,
 ) -> Boost:
-    """Check the boost arguments of a trainer and return the active parts.
-
-    Raises:
-        ConfigurationError: an unknown level, a wrong configuration, or a part that network or optimizer rule out.
-    """
+    """Check the boost arguments of a trainer and return the active parts."""
     if level not in LEVELS:
         raise ConfigurationError(
             f"boost_level: received {level!r}; accepted are {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}"
@@ -211,9 +207,6 @@ class Freezing(Stateful):
 
     A call of several steps is frozen as a whole. The depth of an open accumulation, which its later calls keep, is the
     only state.
-
-    Args:
-        depths: numbers of leading parameters that a frozen call chooses among.
     """
 
     def __init__(self, seed: int, share: float, depths: Sequence[int], after: int = 0) -> None:
@@ -304,9 +297,6 @@ class Adasum(nn.Cell):
 
     Parallel gradients are averaged, orthogonal gradients are added (equation 4). Every process gathers all gradients
     and combines them in the same order, so all results are bit-identical.
-
-    Args:
-        processes: number of processes, a power of two.
     """
 
     def __init__(self, processes: int) -> None:

@@ -50,11 +50,7 @@ class GraphCall:
         self.seconds = 0.0
 
     def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
-        """Return the graph's outputs; compiles for new shapes or dtypes.
-
-        Args:
-            like: hashable that differs when shapes or dtypes differ, if the caller has one.
-        """
+        """Return the outputs; `like`, a hashable, differs where shapes or dtypes do."""
         cell = self.cell
         key = (cell.phase, like if like is not None else tuple([(tensor.shape, tensor.dtype) for tensor in tensors]))
         program = self._programs.get(key)
@@ -144,11 +140,7 @@ Call = GraphCall | EagerCall
 
 
 class BatchSizes:
-    """Warn once when every new batch size costs a compilation.
-
-    Args:
-        filling: why batches are not filled up to a few sizes, or None.
-    """
+    """Warn once when every new batch size costs a compilation, which `filling` saves."""
 
     def __init__(self, run: Call, filling: RowFilling | None = None) -> None:
         self.run = run
@@ -230,11 +222,7 @@ def inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:
 def single_runner(
     run: Call, options: StepOptions, sizes: BatchSizes | None = None, *, returns: bool = False
 ) -> TrainRunner:
-    """Return a runner of single batches.
-
-    Args:
-        returns: whether `StepOutputs.returned` gets all outputs of the step.
-    """
+    """Return a runner of single batches; `returns` keeps all outputs of the step."""
     run.cell.set_train(True)
     leading = ((), ()) if isinstance(run.cell, OneStep) else ((Tensor(False),), (Tensor(True),))
     keep, inputs = options.keep_predictions, inputs_of(options)

@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 class InferencePrograms:
-    """The evaluation and prediction programs of one builder, each built once.
-
-    Args:
-        eval_network: cell returning loss, prediction and label, or None to build one.
-    """
+    """The evaluation and prediction programs of one builder, each built once."""
 
     def __init__(self, builder: StepBuilder, eval_network: nn.Cell | None) -> None:
         self._builder = builder

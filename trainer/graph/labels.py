@@ -195,9 +195,6 @@ class ClassRange:
 
     `nn.CrossEntropyLoss` trains on -1 as if it were the last class, a sparse `nn.SoftmaxCrossEntropyWithLogits` on
     numbers too high. After an operator refused a number, MindSpore runs no other program in the process.
-
-    Args:
-        casts: the `LabelCast` of each, which knows the shapes after a compilation.
     """
 
     def __init__(self, losses: Sequence[Any], casts: Sequence[LabelCast]) -> None:

@@ -37,9 +37,10 @@ def page(
         ConfigurationError: Bokeh is not installed.
     """
     require("bokeh", "a report needs Bokeh", "report")
-    sections = [] if sweep is None else [("Sweep", _sweep(sweep))]
-    sections += [(name, make(runs)) for name, make in _SECTIONS.items()]
-    sections = [(name, parts) for name, parts in sections if parts]
+    made = [] if sweep is None else [("Sweep", _sweep(sweep))]
+    made += [(name, make(runs)) for name, make in _SECTIONS.items()]
+    filled = [(name, [part for part in parts if part]) for name, parts in made]
+    sections = [(name, parts) for name, parts in filled if parts]
     plots = {f"figure-{i}-{j}": part for i, (_, parts) in enumerate(sections) for j, part in enumerate(parts)}
     plots = {key: part for key, part in plots.items() if not isinstance(part, str)}
     script, divs = _components(plots)
@@ -132,13 +133,13 @@ def _side_by_side(caption: str, head: str, runs: Sequence[RunData], sides: Seque
     return _table(caption, [head, *(run.name for run in runs)], rows, differs)
 
 
-# -- sections ----------------------------------------------------------------------------------------------------------
+# -- sections: figures, tables, or something empty where the runs have none --------------------------------------------
 
 
 def _sweep(sweep: SweepData) -> list[Any]:
     rows = [[name, state, *values, value] for name, state, values, value in sweep.rows]
     table = _table("The best first", ["trial", "state", *sweep.paths, sweep.monitor], rows)
-    return [part for part in (figures.parallel_coordinates(sweep), table) if part]
+    return [figures.parallel_coordinates(sweep), table]
 
 
 def _runs(runs: Sequence[RunData]) -> list[Any]:
@@ -160,11 +161,10 @@ def _results(runs: Sequence[RunData]) -> list[Any]:
         for name, best in run.best.items()
         if _SLICE not in name
     ]
-    tables = [
+    return [
         _side_by_side("Last values", "result", runs, finals),
         _table("Best values", ["run", "metric", "best", "at step", "in snapshot"], best),
     ]
-    return [table for table in tables if table]
 
 
 def _names(runs: Sequence[RunData], group: str) -> list[str]:
@@ -177,8 +177,7 @@ def _curves(runs: Sequence[RunData]) -> list[Any]:
     plots = [figures.lines("Loss", runs, losses)]
     plots += [figures.lines(name, runs, [name]) for name in _names(runs, "val") if name != "val/loss"]
     known = {"train/loss", "train/samples_per_second", "train/data_wait"}
-    plots += [figures.lines(name, runs, [name]) for name in _names(runs, "train") if name not in known]
-    return [plot for plot in plots if plot is not None]
+    return plots + [figures.lines(name, runs, [name]) for name in _names(runs, "train") if name not in known]
 
 
 def _all(runs: Sequence[RunData]) -> set[str]:
@@ -196,7 +195,7 @@ def _windows(runs: Sequence[RunData]) -> list[Any]:
             names = [f"window/{horizon}{base}" for horizon in ("", "decayed_", "lifetime_")]
             shown = [name for name in names if name in _all(runs)]
             plots.append(figures.lines(f"{base} by window", runs, shown, by_time=True))
-    return [plot for plot in plots if plot is not None]
+    return plots
 
 
 _STREAM_FIGURES = ("lag", "staleness", "rows_per_second", "queue_depth")
@@ -204,8 +203,7 @@ _STREAM_FIGURES = ("lag", "staleness", "rows_per_second", "queue_depth")
 
 def _scores(runs: Sequence[RunData]) -> list[Any]:
     tasks = dict.fromkeys(task for run in runs for task in run.record.scores)
-    plots = [make(runs, task) for task in tasks for make in (figures.calibration, figures.distribution)]
-    return [plot for plot in plots if plot is not None]
+    return [make(runs, task) for task in tasks for make in (figures.calibration, figures.distribution)]
 
 
 def _slices(runs: Sequence[RunData]) -> list[Any]:
@@ -219,19 +217,18 @@ def _slices(runs: Sequence[RunData]) -> list[Any]:
         if side:
             sides.append(side)
             sliced.append(run)
-    return [table] if (table := _side_by_side("Newest values", "slice", sliced, sides)) else []
+    return [_side_by_side("Newest values", "slice", sliced, sides)]
 
 
 def _features(runs: Sequence[RunData]) -> list[Any]:
     drift = {run.name: dict(run.drift) for run in runs if run.drift}
     plot = figures.bars("Drift of the test rows from those trained on", "population stability index", drift, runs)
     note = '<p class="note">Below 0.1 a column is usually called unchanged, above 0.25 changed.</p>' if drift else ""
-    kinds = _side_by_side("", "feature", runs, [run.features for run in runs])
-    return [part for part in (plot, note, kinds) if part]
+    return [plot, note, _side_by_side("", "feature", runs, [run.features for run in runs])]
 
 
 def _speed(runs: Sequence[RunData]) -> list[Any]:
-    plots = [
+    return [
         figures.lines("Rows a second", runs, ["train/samples_per_second"]),
         figures.lines("Share of the time that waits for data", runs, ["train/data_wait"]),
         *(figures.lines(name, runs, [f"window/{name}"], by_time=True) for name in _STREAM_FIGURES),
@@ -242,8 +239,8 @@ def _speed(runs: Sequence[RunData]) -> list[Any]:
             {run.name: run.record.seconds_beside for run in runs if any(run.record.seconds_beside.values())},
             runs,
         ),
+        *(part for run in runs for part in _profile(run)),
     ]
-    return [plot for plot in plots if plot is not None] + [part for run in runs for part in _profile(run)]
 
 
 def _profile(run: RunData) -> list[str]:
@@ -275,13 +272,12 @@ def _tables(runs: Sequence[RunData]) -> list[Any]:
         if run.record.tables
         for name, table in run.record.tables[-1][1].items()
     ]
-    return [*(plot for plot in plots if plot is not None), *filter(None, [_table("", ["run", "table", *heads], rows)])]
+    return [*plots, _table("", ["run", "table", *heads], rows)]
 
 
 def _snapshots(runs: Sequence[RunData]) -> list[Any]:
     rows = [[run.name, *snapshot] for run in runs for snapshot in run.snapshots]
-    table = _table("", ["run", "snapshot", "bytes", "written", "pointers"], rows)
-    return [table] if table else []
+    return [_table("", ["run", "snapshot", "bytes", "written", "pointers"], rows)]
 
 
 def _set_aside(runs: Sequence[RunData]) -> list[Any]:
@@ -304,12 +300,11 @@ def _configuration(runs: Sequence[RunData]) -> list[Any]:
     given, left = ([options(run, defaults) for run in runs] for defaults in (False, True))
     defaults = _side_by_side("", "option", runs, left)
     folded = f"<details><summary>Options with their default values</summary>{defaults}</details>" if defaults else ""
-    return [part for part in (_side_by_side("What was chosen", "option", runs, given), folded) if part]
+    return [_side_by_side("What was chosen", "option", runs, given), folded]
 
 
 def _environment(runs: Sequence[RunData]) -> list[Any]:
-    table = _side_by_side("", "", runs, [run.environment for run in runs])
-    return [table] if table else []
+    return [_side_by_side("", "", runs, [run.environment for run in runs])]
 
 
 _SECTIONS = {

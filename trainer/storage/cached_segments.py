@@ -90,10 +90,6 @@ def local_files(path: str | Path) -> Path:
     """Return the local path of finite files; for a URL, that of a downloaded copy.
 
     A copy is kept until the process ends, as it may be in use. Another is made when the store lists something else.
-
-    Raises:
-        ConfigurationError: the URL cannot be used.
-        DataError: the file or folder does not exist or cannot be read.
     """
     if not is_url(path):
         return Path(path)

@@ -42,9 +42,6 @@ def scratch_folder(purpose: str) -> Path:
 def fetch_part(source: Location, name: str, into: Path) -> Path:
     """Download a snapshot, version or graph; return its verified local folder.
 
-    Args:
-        into: local parent folder; an identical part that is already there is not downloaded again.
-
     Raises:
         CheckpointNotFoundError: the part does not exist.
         CheckpointDamagedError: a file is missing or does not match its checksum.
@@ -96,7 +93,6 @@ def fetch_snapshot(source: Location, into: Path) -> Path:
 
     Args:
         source: a mirrored run, a folder of snapshots, a snapshot or a pointer to one (``.../checkpoints/best``).
-        into: local folder of snapshots.
 
     Raises:
         CheckpointNotFoundError: no snapshot exists.

@@ -176,11 +176,7 @@ class Mirror(Callback):
 
 
 def take_mirror(location: Location, run_dir: Path) -> dict[str, Any]:
-    """Claim a new mirror for this run or check its owner; return the record.
-
-    Raises:
-        ConfigurationError: it belongs to another run, or cannot be read or written.
-    """
+    """Claim a new mirror for this run or check its owner; return the record."""
     path = run_dir / RECORD
     try:
         owner = _record(location.read(RECORD))

@@ -45,12 +45,7 @@ class DeclaredRows:
             )
 
     def blocks(self, columns: Mapping[str, Column], size: int, max_bad_share: float) -> Iterator[dict[str, Any]]:
-        """Yield blocks of up to `size` good rows as columns; warn of the others.
-
-        Raises:
-            ConfigurationError: the file has none of the columns.
-            DataError: more rows are bad.
-        """
+        """Yield blocks of up to `size` good rows as columns; warn of the others."""
         from ...features.raw_files import parts_of
         from ...features.raw_rows import SetAside
         from ...streams.formats.schema import Schema

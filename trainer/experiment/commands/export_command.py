@@ -85,11 +85,7 @@ def _publish(trainer: Any, rows: Any, root: Path, batch: int, step: int) -> int:
 
 
 def _rows(trainer: Any, path: str | None, column: str | None) -> tuple[Any, Any] | None:
-    """Return ids and raw rows of a file, as in training; None without a path.
-
-    Args:
-        column: column of the ids; None: the first one. One that no feature reads is text.
-    """
+    """Return (ids, raw rows) of a file, or None; by default its first column has ids."""
     from ...features.feature import text_column
     from .declared_rows import DeclaredRows
 

@@ -56,7 +56,6 @@ def propose(
     """Propose features and a model for a table.
 
     Args:
-        model: name of a model; None: choose one that suits the table.
         labels: names of the label columns; empty: the column whose name and values look like a label.
         event_time: name of the column with the time of an event; None: the first column of times.
     """

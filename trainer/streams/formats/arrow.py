@@ -45,9 +45,6 @@ def validated(table: Any) -> Any:
     """Validate a Table or RecordBatch from Arrow IPC and return it.
 
     IPC data are used in place: following an offset outside its buffer would crash the process.
-
-    Raises:
-        pyarrow.ArrowInvalid: the data are damaged.
     """
     table.validate(full=True)
     return table

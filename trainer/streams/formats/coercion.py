@@ -42,12 +42,7 @@ def is_missing(value: Any) -> bool:
 
 
 def coerced(column: Column, values: Any, text: bool, missing: Any) -> Any:
-    """Convert values to the type of `column` if possible; return others unchanged.
-
-    Args:
-        text: the values are cells of text.
-        missing: replacement for a missing row.
-    """
+    """Convert values to the type of `column` if possible; return others unchanged."""
     if isinstance(values, Ragged) and not column.ragged:
         rows: Any = values
         values = [row if len(row) else MISSING for row in rows]

@@ -57,7 +57,6 @@ class Decoder:
 
     Args:
         schema: the columns; None: `declare` sets them before the first payload.
-        source: name of the stream, for the dead-letter file.
     """
 
     def __init__(

@@ -143,11 +143,7 @@ class Progress:
 
 
 class OpenSegment:
-    """An open segment; detects changes to the bytes already read.
-
-    Args:
-        restart: whether to read a replaced file from its start; otherwise raise.
-    """
+    """An open segment; of changed bytes it raises, or with `restart` begins again."""
 
     def __init__(
         self, folder: Path, begin: Progress, open_reader: Callable[[Path], Reader], restart: bool = False
