@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer.checks import function, number, refuse, whole
+from trainer.checks import function, nonempty_text, number, refuse, whole
 from trainer.errors import ConfigurationError
 
 from .callback import Callback
@@ -87,8 +87,7 @@ class DriftMonitor(Callback):
         feature: str | None = None,
     ) -> None:
         if feature is not None:
-            if not isinstance(feature, str) or not feature:
-                refuse("DriftMonitor(feature=...)", "the name of a declared feature", feature)
+            nonempty_text("DriftMonitor(feature=...)", feature, "the name of a declared feature")
             if key is not None:
                 raise ConfigurationError("DriftMonitor takes key or feature, not both")
             self.drift_features = (feature,)
@@ -97,9 +96,7 @@ class DriftMonitor(Callback):
         key = "window_log_loss" if key is None else key
         if not callable(getattr(detector, "update", None)):
             refuse("DriftMonitor(detector=...)", "an object with update(value) -> bool", detector)
-        if not isinstance(key, str) or not key:
-            refuse("DriftMonitor(key=...)", "the name of a window metric", key)
-        self.detector, self.key = detector, key
+        self.detector, self.key = detector, nonempty_text("DriftMonitor(key=...)", key, "the name of a window metric")
         self.monitor = key if is_window_name(key) else f"window_{key}"
         self.lr_factor = number("DriftMonitor(lr_factor=...)", lr_factor, above=0, optional=True)
         self.lr_windows = whole("DriftMonitor(lr_windows=...)", lr_windows, 1)

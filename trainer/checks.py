@@ -52,6 +52,13 @@ def choice(argument: str, value: Any, choices: Iterable[Any], *, optional: bool 
     return value
 
 
+def nonempty_text(argument: str, value: Any, wanted: str = "a non-empty text", *, optional: bool = False) -> Any:
+    """Return `value` if it is a non-empty text, or None if `optional`."""
+    if not ((optional and value is None) or (isinstance(value, str) and value)):
+        refuse(argument, wanted + (", or None" if optional else ""), value)
+    return value
+
+
 def whole(
     argument: str, value: Any, least: int = 1, *, most: int | None = None, optional: bool = False, also: str = ""
 ) -> Any:

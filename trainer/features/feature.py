@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..checks import refuse, whole
+from ..checks import nonempty_text, whole
 from ..errors import CheckpointMismatchError
 from ..streams.formats.coercion import MISSING_NUMBER
 from ..streams.formats.column import Column
@@ -125,10 +125,8 @@ class Feature:
     required: bool = False
 
     def __post_init__(self) -> None:
-        for argument in ("name", "column"):
-            value = getattr(self, argument)
-            if not (isinstance(value, str) and value) and not (argument == "column" and value is None):
-                refuse(f"{type(self).__name__}({argument}=...)", "a non-empty text", value)
+        nonempty_text(f"{type(self).__name__}(name=...)", self.name)
+        nonempty_text(f"{type(self).__name__}(column=...)", self.column, optional=True)
 
     @property
     def source(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import choice, refuse, whole
+from ..checks import choice, nonempty_text, whole
 from ..errors import ConfigurationError
 from ..streams.formats.coercion import lower_truth
 from ..streams.formats.column import Column
@@ -59,8 +59,7 @@ class _Aligned(_Lists):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sequence is not None and not (isinstance(self.sequence, str) and self.sequence):
-            refuse(f"{type(self).__name__}(sequence=...)", "the name of a sequence, or None", self.sequence)
+        nonempty_text(f"{type(self).__name__}(sequence=...)", self.sequence, "the name of a sequence", optional=True)
 
     def aligned(self) -> dict[str, str | None]:
         """Return the columns aligned with those of the sequence -> their separators."""
@@ -85,8 +84,7 @@ class ListFeature(_Aligned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.separator is not None and not (isinstance(self.separator, str) and self.separator):
-            refuse("ListFeature(separator=...)", "a text, or None", self.separator)
+        nonempty_text("ListFeature(separator=...)", self.separator, "a text", optional=True)
 
     def raw(self) -> dict[str, Column]:
         column = list_column(self.dtype, self.required) if self.separator is None else text_column(self.required)
@@ -118,8 +116,7 @@ class WeightedList(_Aligned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (isinstance(self.weights, str) and self.weights):
-            refuse("WeightedList(weights=...)", "the name of a column", self.weights)
+        nonempty_text("WeightedList(weights=...)", self.weights, "the name of a column")
 
     def raw(self) -> dict[str, Column]:
         return {self.source: list_column(self.dtype, self.required), self.weights: list_column("float64")}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import choice, number, refuse, whole
+from ..checks import choice, nonempty_text, number, refuse, whole
 from ..embedding.tables.hashing import mix64, stable_seed, to_ids
 from ..errors import ConfigurationError, DataError, did_you_mean
 from ..streams.formats.column import Column
@@ -56,9 +56,7 @@ class Lookup(Feature):
         super().__post_init__()
         number("Lookup(missing=...)", self.missing)
         for argument in ("key", "separator", "assign"):
-            value = getattr(self, argument)
-            if not (isinstance(value, str) and value):
-                refuse(f"Lookup({argument}=...)", "a non-empty text", value)
+            nonempty_text(f"Lookup({argument}=...)", getattr(self, argument))
 
     def raw(self) -> dict[str, Column]:
         return {self.source: text_column(self.required), self.key: text_column(False)}
@@ -273,8 +271,7 @@ class Cross(Feature):
             hint = did_you_mean(self.elements, self.columns)
             accepted = f"one of the columns, {', '.join(self.columns)}, or None"
             raise ConfigurationError(f"Cross(elements=...) takes {accepted}; received {self.elements!r}{hint}")
-        if self.separator is not None and not (isinstance(self.separator, str) and self.separator):
-            refuse("Cross(separator=...)", "a text, or None", self.separator)
+        nonempty_text("Cross(separator=...)", self.separator, "a text", optional=True)
 
     def raw(self) -> dict[str, Column]:
         return {name: self._column(name, dtype) for name, dtype in zip(self.columns, self.dtype, strict=True)}

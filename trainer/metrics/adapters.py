@@ -10,7 +10,7 @@ from typing import Any
 import mindspore.train as ms_train
 import numpy as np
 
-from ..checks import refuse, whole
+from ..checks import nonempty_text, refuse, whole
 from .predictions import Meaning, group_column, joined_states, row_weights, split_states, to_numpy
 from .window_metric import Direction, RowMetric, WindowMetric
 
@@ -54,8 +54,7 @@ class BySlice(RowMetric):
         super().__init__()
         from .registry import get_metrics
 
-        if not isinstance(column, str) or not column:
-            refuse("BySlice(column=...)", "the name of a column", column)
+        nonempty_text("BySlice(column=...)", column, "the name of a column")
         metrics = get_metrics([metric] if isinstance(metric, str) else metric)
         name, empty = next(iter(metrics.items()), ("", None))
         if len(metrics) != 1 or not isinstance(empty, WindowMetric) or empty.parts or empty.group:

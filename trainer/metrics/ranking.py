@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..checks import refuse, whole
+from ..checks import nonempty_text, whole
 from ..errors import DataError
 from .predictions import binary_scores, group_column, hard_labels, row_weights
 from .window_metric import RowMetric
@@ -54,9 +54,7 @@ class GroupMetric(RowMetric):
     def __init__(self, group: str, capacity: int = DEFAULT_CAPACITY) -> None:
         super().__init__()
         kind = type(self).__name__
-        if not isinstance(group, str) or not group:
-            refuse(f"{kind}(group=...)", "the name of a column", group)
-        self.group = group
+        self.group = nonempty_text(f"{kind}(group=...)", group, "the name of a column")
         self.capacity = whole(f"{kind}(capacity=...)", capacity, 2)
         self.clear()
 

@@ -138,12 +138,14 @@ def read_tree(path: Path) -> Node:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = data[: error.start]
-        line = before.count(b"\n") + 1
-        column = error.start - (before.rfind(b"\n") + 1) + 1
         message = f"byte 0x{data[error.start]:02x} is not UTF-8; a configuration is UTF-8 text"
-        raise ConfigErrors([Problem(SourceLocation(str(path), line, column), "", message)]) from error
+        raise ConfigErrors([Problem(_after(data[: error.start], b"\n", str(path)), "", message)]) from error
     return parse_tree(text, str(path))
+
+
+def _after(before: Any, line_end: Any, source: str) -> SourceLocation:
+    """Return the location behind `before`, text or bytes."""
+    return SourceLocation(source, before.count(line_end) + 1, len(before) - before.rfind(line_end))
 
 
 def parse_tree(text: str, source: str, location: SourceLocation | None = None) -> Node:
@@ -171,12 +173,9 @@ def parse_tree(text: str, source: str, location: SourceLocation | None = None) -
         problem = ", ".join(part for part in (error.context, error.problem) if part)
         raise ConfigErrors([Problem(where, "", f"invalid YAML: {problem}")]) from error
     except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        where = location or SourceLocation(
-            source, before.count("\n") + 1, error.position - (before.rfind("\n") + 1) + 1
-        )
-        problem = f"the character {chr(error.character)!r} is not allowed"
-        raise ConfigErrors([Problem(where, "", f"invalid YAML: {problem}")]) from error
+        where = location or _after(text[: error.position], "\n", source)
+        message = f"invalid YAML: the character {chr(error.character)!r} is not allowed"
+        raise ConfigErrors([Problem(where, "", message)]) from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigErrors([Problem(location or SourceLocation(source), "", f"invalid YAML: {error}")]) from error
     if root is None:
