@@ -17,7 +17,9 @@ from callbacks import (
     TerminateOnNaN,
     adapt,
 )
+from trainer.checks import require
 from trainer.errors import ConfigurationError
+from trainer.features import Cross, ListFeature
 
 WRONG = [
     (lambda: LossMonitor("often"), "LossMonitor(every=...) takes an Every, a whole number of optimizer steps"),
@@ -43,6 +45,11 @@ WRONG = [
     (lambda: PrometheusMonitor(namespace="a-b"), "received 'a-b'"),
     (lambda: HealthFile("x", every="now"), "HealthFile(every=...)"),
     (lambda: DriftMonitor(detector=3), "takes an object with update(value) -> bool; received 3"),
+    (lambda: DriftMonitor(key=""), "DriftMonitor(key=...) takes the name of a window metric; received ''"),
+    (lambda: DriftMonitor(feature=3), "DriftMonitor(feature=...) takes the name of a declared feature; received 3"),
+    (lambda: ListFeature("a", sequence=""), "(sequence=...) takes the name of a sequence, or None; received ''"),
+    (lambda: ListFeature("", sequence="s"), "ListFeature(name=...) takes a non-empty text; received ''"),
+    (lambda: Cross("a", columns=("b", "c"), elements="b", separator=1), "takes a text, or None; received 1"),
     (lambda: adapt(LossMonitor), "give an instance, not the class"),
 ]
 
@@ -52,3 +59,8 @@ def test_a_wrong_argument_is_refused_with_what_was_received_and_what_is_accepted
     with pytest.raises(ConfigurationError) as raised:
         make()
     assert message in str(raised.value)
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it():
+    with pytest.raises(ConfigurationError, match=r"^Charts need plots: pip install 'mindspore-trainer\[plot\]'$"):
+        require("no_such_package.plots", "Charts need plots", "plot")
