@@ -26,7 +26,7 @@ def refuse(argument: str, wanted: str, value: Any, hint: str = "") -> NoReturn:
 
 
 def require(module: str, needs: str, extra: str) -> Any:
-    """Import an optional module; `needs` names user and package: "DeviceStats needs psutil"."""
+    """Import an optional module; `needs` says for what: "DeviceStats needs psutil"."""
     try:
         return import_module(module)
     except ImportError as error:
