@@ -20,6 +20,7 @@ from callbacks import (
 from trainer.checks import require
 from trainer.errors import ConfigurationError
 from trainer.features import Cross, ListFeature
+from trainer.metrics.drift import PageHinkley
 
 WRONG = [
     (lambda: LossMonitor("often"), "LossMonitor(every=...) takes an Every, a whole number of optimizer steps"),
@@ -45,7 +46,10 @@ WRONG = [
     (lambda: PrometheusMonitor(namespace="a-b"), "received 'a-b'"),
     (lambda: HealthFile("x", every="now"), "HealthFile(every=...)"),
     (lambda: DriftMonitor(detector=3), "takes an object with update(value) -> bool; received 3"),
-    (lambda: DriftMonitor(key=""), "DriftMonitor(key=...) takes the name of a window metric; received ''"),
+    (
+        lambda: DriftMonitor(PageHinkley(), key=""),
+        "DriftMonitor(key=...) takes the name of a window metric; received ''",
+    ),
     (lambda: DriftMonitor(feature=3), "DriftMonitor(feature=...) takes the name of a declared feature; received 3"),
     (lambda: ListFeature("a", sequence=""), "(sequence=...) takes the name of a sequence, or None; received ''"),
     (lambda: ListFeature("", sequence="s"), "ListFeature(name=...) takes a non-empty text; received ''"),
