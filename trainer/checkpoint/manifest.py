@@ -33,7 +33,8 @@ from . import durable, strict_json
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
-PARTS_VERSION = 2  # of snapshots written by several processes; earlier versions of this package refuse them
+PARTS_VERSION = 2  # of folders written by several processes; earlier versions of this package refuse them
+TENSOR_SUFFIX = ".safetensors"
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 
 _CRC = re.compile("[0-9a-f]{8}")
@@ -107,6 +108,25 @@ def files_of(body: Mapping[str, Any]) -> FileSums:
             for name, entry in body["files"].items()
         }
     )
+
+
+def part_of(group: str, rank: int) -> str:
+    """Return the name of a rank's part of a tensor group."""
+    return f"{group}.{rank}"
+
+
+def parts_of(body: Mapping[str, Any], files: FileSums) -> Mapping[str, int]:
+    """Return the number of parts of each tensor group that several processes wrote.
+
+    Raises:
+        ValueError, TypeError, AttributeError: the entry is malformed, or `files` lacks a part.
+    """
+    parts = {str(group): count(number) for group, number in body.get("parts", {}).items()}
+    for group, number in parts.items():
+        names = [part_of(group, rank) + TENSOR_SUFFIX for rank in range(min(number, len(files) + 1))]
+        if not names or not files.keys() >= set(names):
+            raise ValueError(f"not all parts of {group!r} are listed")
+    return parts
 
 
 def named(pattern: re.Pattern[str], value: Any) -> str:
@@ -282,6 +302,7 @@ class FolderWriter:
 
     def close(self) -> None:
         """Remove the folder unless it was renamed."""
-        if self._lock is not None:
-            os.close(self._lock)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
         shutil.rmtree(self.path, ignore_errors=True)

@@ -1,8 +1,9 @@
-"""Write snapshots in parts: each process writes its rows into one shared folder.
+"""Write folders in parts: each process writes its rows into one shared folder.
 
-Rank 0 creates the snapshot's temporary folder and sends its path to the others. Rank r writes
-``<group>.<r>.safetensors`` there on a background thread, then ``<group>.<r>.json`` with the size and CRC-32, or the
-error. Rank 0's writer waits for these notes, removes them, lists the parts in the manifest and renames the folder.
+Snapshots and published versions are written like this. Rank 0 creates the temporary folder and sends its path to the
+others. Rank r writes ``<group>.<r>.safetensors`` there on a background thread, then ``<group>.<r>.json`` with the size
+and CRC-32, or the error. Rank 0's writer waits for these notes, removes them, lists the parts in the manifest and
+renames the folder.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,7 @@ from typing import Any
 from ..distributed.group import Group
 from ..errors import CheckpointError
 from . import durable, tensor_file
-from .manifest import PARTS_VERSION, FolderWriter
-from .snapshot import TENSOR_SUFFIX, part_of
+from .manifest import PARTS_VERSION, TENSOR_SUFFIX, FolderWriter, part_of
 
 IDLE_SECONDS = 120.0  # without progress of the process that writes a missing part
 POLL_SECONDS = 0.02
@@ -40,12 +40,14 @@ class Parts:
         path: the folder before it is renamed.
         writers: machine and process id of each rank.
         folder: its writer on rank 0; None on the others.
+        what: "snapshot" or "version", for messages.
     """
 
     group: str
     path: Path
     writers: Sequence[tuple[str, int]]
     folder: FolderWriter | None
+    what: str = "snapshot"
 
     def own(self, rank: int) -> str:
         """Return the name of a rank's part, stored as a tensor group."""
@@ -66,40 +68,58 @@ class Parts:
     def _sums_of(self, rank: int) -> tuple[int, int]:
         """Wait for a part and return its size and CRC-32."""
         part, note = self.files(rank)
+        found = self.read_note(rank, note, part, f"its part {part} was written")
+        return found["size"], found["crc32"]
+
+    def read_note(self, rank: int, note: Path, growing: Path, awaited: str) -> dict[str, Any]:
+        """Wait for a rank's note, remove it and return its content.
+
+        Args:
+            rank: the process that writes it.
+            note: a JSON file. One with the entry "unfinished" is not the last.
+            growing: file that changes as long as the process makes progress.
+            awaited: what the note reports, for messages.
+
+        Raises:
+            CheckpointError: the note holds an error, or the process ended before or makes no progress.
+        """
         host, process = self.writers[rank]
-        seen, idle_since = -1, time.monotonic()
+        seen, idle_since = (-1, -1), time.monotonic()
         while True:
             # Checked before the note: a process may write its note and then end.
             has_ended = host == _machine() and not durable.process_alive(process)
             if note.exists():
-                break
-            size = -1
+                found = json.loads(durable.read_bytes(note))
+                if "unfinished" not in found:
+                    break
+            state = (-1, -1)
             with contextlib.suppress(FileNotFoundError):  # not started, or removed after an error
-                size = part.stat().st_size
-            if size != seen:
-                seen, idle_since = size, time.monotonic()
+                status = growing.stat()
+                state = (status.st_size, status.st_mtime_ns)
+            if state != seen:
+                seen, idle_since = state, time.monotonic()
             if has_ended or time.monotonic() - idle_since > IDLE_SECONDS:
                 reason = "has ended" if has_ended else f"shows no progress for {IDLE_SECONDS:g} s"
-                raise CheckpointError(f"rank {rank} {reason} before its part {part} was written")
+                raise CheckpointError(f"rank {rank} {reason} before {awaited}")
             time.sleep(POLL_SECONDS)
-        found = json.loads(durable.read_bytes(note))
         note.unlink()
         if "error" in found:
             raise CheckpointError(f"rank {rank}: {found['error']}")
-        return found["size"], found["crc32"]
+        return found
 
     def files(self, rank: int) -> tuple[Path, Path]:
         """Return a rank's part, and the note that reports it until `collect`."""
         return self.path / (self.own(rank) + TENSOR_SUFFIX), self.path / f"{self.own(rank)}.json"
 
 
-def open_parts(processes: Group, final: Path, group: str) -> Parts | None:
-    """Create the temporary folder of a snapshot on rank 0; a collective call.
+def open_parts(processes: Group, final: Path, group: str, what: str = "snapshot") -> Parts | None:
+    """Create the temporary folder of `final` on rank 0; a collective call.
 
     Args:
         processes: all processes of the job.
-        final: final path of the snapshot.
+        final: final path of the folder; rank 0's counts.
         group: the tensor group that is written in parts.
+        what: what the folder is, for messages.
 
     Returns:
         The folder; None if a process cannot write to it, as on a file system that is not shared.
@@ -115,21 +135,22 @@ def open_parts(processes: Group, final: Path, group: str) -> Parts | None:
             final.parent.mkdir(parents=True, exist_ok=True)
             folder.open()
         except OSError as error:
-            raise durable.write_error("snapshot", final, error) from error
+            raise durable.write_error(what, final, error) from error
         return str(folder.path)
 
     path = Path(processes.from_main(make))
     found = processes.gather_json([_machine(), os.getpid(), os.access(path, os.W_OK | os.X_OK)])
     without = [rank for rank, (_, _, may_write) in enumerate(found) if not may_write]
     if not without:
-        return Parts(group, path, [(host, process) for host, process, _ in found], folder)
+        return Parts(group, path, [(host, process) for host, process, _ in found], folder, what)
     if folder is not None:
         folder.close()
         _logger.warning(
             "rank %d cannot write to %s, which rank 0 made: rank 0 collects the rows of all processes while they wait; "
-            "keep snapshots on a file system that all processes share",
+            "keep %ss on a file system that all processes share",
             without[0],
             path,
+            what,
         )
     return None
 
@@ -148,9 +169,13 @@ class PartWriter:
 
     def submit(self, parts: Parts, rank: int, tensors: Mapping[str, Any]) -> None:
         """Wait for the last part, then start writing one; the arrays must not change."""
+        self.run(write_part, parts, rank, tensors)
+
+    def run(self, write: Callable[..., Any], *arguments: Any) -> None:
+        """Wait for the last part, then start a function that writes one."""
         self.wait()
         # Not a daemon: an interpreter that exits finishes the part that rank 0 waits for.
-        self._thread = threading.Thread(target=write_part, args=(parts, rank, tensors), name="part-writer")
+        self._thread = threading.Thread(target=write, args=arguments, name="part-writer")
         self._thread.start()
 
     def wait(self) -> None:
@@ -160,20 +185,30 @@ class PartWriter:
             self._thread = None
 
 
-def write_part(parts: Parts, rank: int, tensors: Mapping[str, Any]) -> None:
-    """Write a part and its note; report a failure in the note and the log."""
+def write_part(parts: Parts, rank: int, tensors: Mapping[str, Any]) -> bool:
+    """Write a part and its note; report a failure in the note and the log.
+
+    Returns:
+        Whether the part was written.
+    """
     part, note = parts.files(rank)
     try:
         size, crc = durable.write_file(part, tensor_file.blocks(tensors))
         found: dict[str, Any] = {"size": size, "crc32": crc}
     except Exception as error:
-        _logger.warning("the part %s of a snapshot cannot be written: %s", part, error)
+        _logger.warning("the part %s of a %s cannot be written: %s", part, parts.what, error)
         if isinstance(error, OSError):
-            error = durable.write_error("part of a snapshot", part, error)
+            error = durable.write_error(f"part of a {parts.what}", part, error)
         found = {"error": str(error) if isinstance(error, CheckpointError) else repr(error)}
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)  # on a full disk this makes room for the note
+    write_note(note, found)
+    return "error" not in found
+
+
+def write_note(note: Path, found: Mapping[str, Any]) -> None:
+    """Write or replace the note for `Parts.read_note`; log a failure."""
     try:
         durable.replace_file(note, json.dumps(found).encode())
     except OSError as error:
-        _logger.warning("rank 0 cannot be told of the part %s: %s", part, error)
+        _logger.warning("rank 0 cannot be notified by %s: %s", note, error)

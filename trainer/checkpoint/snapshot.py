@@ -11,23 +11,17 @@ from typing import Any
 
 from ..errors import CheckpointDamagedError, CheckpointError, did_you_mean
 from . import durable, manifest, strict_json, tensor_file
-from .manifest import MANIFEST, FileSums
+from .manifest import MANIFEST, TENSOR_SUFFIX, FileSums, part_of
 from .verified_file import VerifiedFile
 
 STATE = "state.json"
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
-TENSOR_SUFFIX = ".safetensors"
 RESERVED = (MANIFEST, STATE, CONFIG, VERSIONS)
 KIND = "snapshot"
 TABLES_GROUP = "part.tables"  # the rows of sparse tables
 LARGE_FILE = 64 << 20  # bytes of a file of rows from which on it is read in blocks
 STEP_NAME = re.compile(r"step_(\d{8,18})")
-
-
-def part_of(group: str, rank: int) -> str:
-    """Return the name of a rank's part of a tensor group."""
-    return f"{group}.{rank}"
 
 
 @dataclass(frozen=True)
@@ -97,18 +91,13 @@ class Manifest:
                 None if known is None else manifest.text(known),
             )
         files = manifest.files_of(body)
-        parts = {str(group): manifest.count(number) for group, number in body.get("parts", {}).items()}
-        for group, number in parts.items():
-            names = [part_of(group, rank) + TENSOR_SUFFIX for rank in range(min(number, len(files) + 1))]
-            if not names or not files.keys() >= set(names):
-                raise ValueError(f"not all parts of {group!r} are listed")
         return cls(
             manifest.count(body["step"]),
             manifest.count(body["sequence"]),
             manifest.text(body["id"]),
             base,
             files,
-            parts,
+            manifest.parts_of(body, files),
             manifest.digest(body),
         )
 

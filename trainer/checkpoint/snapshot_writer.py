@@ -40,9 +40,9 @@ from ..checks import is_whole
 from ..errors import CheckpointError
 from . import durable, strict_json, tensor_file
 from .catalog import Entry, available, delete, recover, unproven
-from .manifest import FILE_NAME, FolderWriter
+from .manifest import FILE_NAME, TENSOR_SUFFIX, FolderWriter
 from .parts import Parts
-from .snapshot import CONFIG, KIND, STATE, STEP_NAME, TENSOR_SUFFIX, VERSIONS, Manifest
+from .snapshot import CONFIG, KIND, STATE, STEP_NAME, VERSIONS, Manifest
 from .tensor_file import Frozen
 
 TensorGroups = Mapping[str, Mapping[str, np.ndarray]]

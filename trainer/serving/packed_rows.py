@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from ..checkpoint.tensor_file import Frozen
+from ..embedding.tables.table_state import arrays_of
 from ..errors import ConfigurationError
 
 ROW_TYPES = ("float32", "int8")
@@ -32,24 +35,54 @@ def unpack_rows(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.asarray(arrays["weights"], np.float32)
 
 
-def pack_tables(saved: Mapping[str, Any], rows: str) -> dict[str, np.ndarray]:
-    """Return the arrays of a file of rows, by "<table>/<key>".
+def pack_tables(saved: Mapping[str, Any], rows: str) -> dict[str, Frozen]:
+    """Return the arrays of a file of rows, by "<table>/<key>", computed when read.
 
     Args:
         saved: the result of `Tables.take`.
         rows: one of `ROW_TYPES`.
     """
-    packed: dict[str, np.ndarray] = {}
+    packed: dict[str, Frozen] = {}
     for name, json in saved["json"].items():
-        arrays = saved["arrays"]
-        positions, values = np.asarray(arrays[f"{name}/rows"]), np.asarray(arrays[f"{name}/values"])
-        own = positions > 0
-        weights = values[:, : json["dim"]]
-        default = weights[~own] if (~own).any() else np.zeros((0, json["dim"]), np.float32)
-        parts = {"ids": np.asarray(arrays[f"{name}/ids"])[own], "removed": arrays[f"{name}/removed"]}
-        parts |= {"default": default, **pack_rows(weights[own], rows)}
-        packed |= {f"{name}/{key}": value for key, value in parts.items()}
+        table = _PackedTable(arrays_of(saved["arrays"], name), json["dim"], rows)
+        packed |= {f"{name}/{key}": array for key, array in table.arrays().items()}
     return packed
+
+
+class _PackedTable:
+    """The rows of one table as stored, computed together at the first read.
+
+    Args:
+        saved: arrays of `table_state.take`.
+        dim: columns of the weights.
+        rows: one of `ROW_TYPES`.
+    """
+
+    def __init__(self, saved: Mapping[str, Any], dim: int, rows: str) -> None:
+        self._saved, self._dim, self._rows = saved, dim, rows
+
+    def arrays(self) -> dict[str, Frozen]:
+        """Return the arrays by key."""
+        kinds: dict[str, type] = {"ids": np.int64, "removed": np.int64, "default": np.float32}
+        kinds |= {"weights": np.float32} if self._rows == "float32" else {"weights": np.int8, "scale": np.float32}
+        return {key: Frozen(functools.partial(self._array, key), kind) for key, kind in kinds.items()}
+
+    def _array(self, key: str) -> np.ndarray:
+        return self._packed[key]
+
+    @functools.cached_property
+    def _packed(self) -> dict[str, np.ndarray]:
+        saved = self._saved
+        own = np.asarray(saved["rows"]) > 0
+        weights = np.asarray(saved["values"])[:, : self._dim]
+        # Only the default row has number 0, and rows are ascending: mostly a view, not a copy.
+        chosen: Any = slice(int(len(own) > 0 and not own[0]), None)
+        if not own[chosen].all():
+            chosen = own
+        packed = {"ids": np.asarray(saved["ids"])[chosen], "removed": np.asarray(saved["removed"])}
+        packed |= {"default": weights[~own], **pack_rows(weights[chosen], self._rows)}
+        self._saved = {}  # frees what is not stored
+        return packed
 
 
 class RedisRows:
@@ -73,18 +106,29 @@ class RedisRows:
         self._server = redis.Redis.from_url(address)
         self._prefix = prefix
 
-    def send(self, version: int, packed: Mapping[str, np.ndarray]) -> None:
-        """Send the rows of `pack_tables`, and the version last."""
+    def send(self, packed: Mapping[str, Any], report: Callable[[int], None] = lambda rows: None) -> None:
+        """Send the rows of `pack_tables`.
+
+        Args:
+            packed: the arrays.
+            report: called with the number of rows sent so far.
+        """
+        sent = 0
         for key in [key for key in packed if key.endswith("/ids")]:
             table = key.removesuffix("/ids")
-            arrays = {name.rsplit("/", 1)[1]: value for name, value in packed.items() if name.startswith(f"{table}/")}
+            arrays = {name: np.asarray(array) for name, array in arrays_of(packed, table).items()}
             ids, weights = arrays["ids"].astype("<i8"), unpack_rows(arrays).astype("<f4")
             hash_name = f"{self._prefix}:{table}"
-            removed = [number.tobytes() for number in np.asarray(arrays["removed"]).astype("<i8")]
+            removed = [number.tobytes() for number in arrays["removed"].astype("<i8")]
             for start in range(0, len(removed), _AT_ONCE):
                 self._server.hdel(hash_name, *removed[start : start + _AT_ONCE])
             for start in range(0, len(ids), _AT_ONCE):
                 block = slice(start, start + _AT_ONCE)
                 pairs = zip(ids[block], weights[block], strict=True)
                 self._server.hset(hash_name, mapping={number.tobytes(): row.tobytes() for number, row in pairs})
+                sent += len(ids[block])
+                report(sent)
+
+    def set_version(self, version: int) -> None:
+        """Set the version, once all its rows have been sent."""
         self._server.set(f"{self._prefix}:version", version)

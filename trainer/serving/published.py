@@ -4,7 +4,7 @@
       current.json        which folders make up the present model; replaced atomically, last of all
       graph-<id>/         network.mindir, graph.json (which columns feed which table), manifest.json
       v_00000007/         weights.safetensors, rows.safetensors (what changed), full.safetensors (all rows, in some),
-                          manifest.json
+                          manifest.json; of several processes rows.<rank>.safetensors and so on, see `version_parts`
       pins.json           which version servers stay with, and which are kept, where that has been said
 
 Each folder is written aside, forced to the disk and renamed, its manifest last. ``current.json`` names the graph and
@@ -194,6 +194,7 @@ class Folder:
             raise CheckpointDamagedError(f"{self.path} is not the {kind} that {root / CURRENT} names")
         try:
             self._files = manifest.files_of(body)
+            self._parts = manifest.parts_of(body, self._files)
             before = body.get("before")
             self.before = None if before is None else Part.of(VERSION, before)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -206,12 +207,30 @@ class Folder:
         for name, sums in self._files.items():
             manifest.verified(self.path / name, *sums)
 
-    def tensors(self, name: str) -> dict[str, np.ndarray]:
-        """Return the arrays of one file, verified, as read-only views of a copy.
+    def pieces(self, name: str) -> list[tuple[str, dict[str, np.ndarray]]]:
+        """Return (path, arrays) of a file, or of each of its parts in rank order.
 
         Raises CheckpointDamagedError as `verify` does.
         """
-        file = f"{name}.safetensors"
+        ranks = range(self._parts.get(name, 0))
+        names = [manifest.part_of(name, rank) for rank in ranks] or [name]
+        return [(str(self.path / piece), self._arrays(piece)) for piece in names]
+
+    def tensors(self, name: str) -> dict[str, np.ndarray]:
+        """Return the arrays of one file, its parts joined; see `pieces`.
+
+        The arrays of a file without parts are read-only views of a copy.
+        """
+        pieces = [arrays for _, arrays in self.pieces(name)]
+        if len(pieces) == 1:
+            return pieces[0]
+        try:
+            return {key: np.asarray(array) for key, array in tensor_file.join(pieces).items()}
+        except (ValueError, TypeError) as error:
+            raise CheckpointDamagedError(f"the parts of {name} in {self.path} do not fit together: {error}") from None
+
+    def _arrays(self, name: str) -> dict[str, np.ndarray]:
+        file = f"{name}{manifest.TENSOR_SUFFIX}"
         if file not in self._files:
             raise CheckpointDamagedError(f"{self.path / manifest.MANIFEST} does not list {file}")
         return tensor_file.parse(manifest.verified(self.path / file, *self._files[file]), str(self.path / file))

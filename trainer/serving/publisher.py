@@ -23,13 +23,12 @@ from callbacks import Callback
 from ..cadence import Every
 from ..checkpoint import catalog, tensor_file
 from ..checkpoint.folder_lock import FolderLock, claim
-from ..checkpoint.manifest import FolderWriter
 from ..checks import choice, whole
 from ..data.chunk import InputBatch
 from ..errors import CheckpointError, ConfigurationError, FolderInUseError
 from ..mindspore_internals.cell_structure import parameters_of
 from .graph_export import write_learned
-from .packed_rows import ROW_TYPES, RedisRows, pack_tables
+from .packed_rows import ROW_TYPES, RedisRows
 from .published import (
     CURRENT,
     FULL,
@@ -44,6 +43,7 @@ from .published import (
     remove,
 )
 from .published_graph import check_folder, check_publishable, publish_network, trained_batch
+from .version_parts import RowSource, VersionRows, shared_errors
 from .version_records import VersionRecords, changing, version_name
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class Publish(Callback):
     Later ones hold the rows that changed. A version starts when it is due and the one before it is written. A version
     that cannot be written leaves nothing behind, and the next one holds everything again. Training does not end for it
     unless `on_error` says so; after several failures in a row the pauses between tries grow to a minute. While it
-    publishes, nobody else may publish to the same folder. Of several processes rank 0
-    publishes; where there are tables, all hold on while they give it their rows.
+    publishes, no other run may publish to the same folder. Of several processes rank 0 publishes, and each writes its
+    own rows of tables.
 
     Args:
         root: folder that servers follow.
@@ -73,7 +73,8 @@ class Publish(Callback):
             server takes the smallest in which the rows have room. One row is then answered sooner, but not always with
             the last bits of its answer among many: a processor's matrix products differ with the number of rows.
         redis: address of a server that also receives the rows: a hash ``<prefix>:<table>`` from the id's 8 bytes
-            (little-endian) to float32 bytes, and ``<prefix>:version``, set last.
+            (little-endian) to float32 bytes, and ``<prefix>:version``, set last. Of several processes each sends its
+            rows.
         prefix: see `redis`.
         compact: versions of changes after which all rows are written once more.
         keep: newest versions that servers can be sent back to (see `Versions`), with the full versions they build on;
@@ -117,6 +118,7 @@ class Publish(Callback):
         self.rows, self.batch, self.compact = rows, batch, compact
         self.keep = compact if keep is None else keep
         self._redis = RedisRows(redis, prefix) if redis is not None else None
+        self._source = RowSource(rows, self._redis)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._lock: FolderLock | None = None
@@ -145,11 +147,12 @@ class Publish(Callback):
             check_publishable(trainer.features)
         trainer.group.from_main(lambda: self._take_folder(trainer.network))
         self._consumer = self._consumer_name(trainer)
+        self._source.start()
         self._chain, self._graph, self._tried = [], None, False
         self.problem, self._error, self._failures, self._next_try = None, None, 0, 0.0
 
     def _consumer_name(self, trainer: Trainer) -> str:
-        """Return the name that tables track changes under, one for each publisher."""
+        """Return the name that tables track this publisher's changes under."""
         publishers = [callback for callback in trainer.callbacks if isinstance(callback, Publish)]
         number = publishers.index(self) if self in publishers else 0
         return f"{CONSUMER}.{number}" if number else CONSUMER
@@ -191,7 +194,8 @@ class Publish(Callback):
         if trainer.state.outputs is None or not _takes_part(trainer):
             return
         for _ in range(2):  # no later version makes up for a failure of the last one
-            written = self._try(trainer, lambda: self.publish(trainer)) and self._try(trainer, self.wait)
+            written = self._try(trainer, lambda: self.publish(trainer))
+            written &= self._try(trainer, lambda: self._finish(trainer))
             if _decide(trainer, partial(bool, written)):
                 return
 
@@ -227,8 +231,17 @@ class Publish(Callback):
             known = isinstance(error, CheckpointError)
             raise error if known else CheckpointError(f"publishing to {self.root} failed: {error!r}") from error
 
+    def _finish(self, trainer: Trainer) -> None:
+        """Wait for the version on all processes that take part."""
+        try:
+            self.wait()
+        finally:
+            if trainer.tables is not None:
+                trainer.group.wait_for_all()  # rank 0 may wait longer than a collective does
+
     def teardown(self, trainer: Trainer) -> None:
         """Wait for the version being written and give the folder back."""
+        self._source.wait()
         if self._thread is not None:
             self._thread.join()
         lock, self._lock = self._lock, None
@@ -237,11 +250,12 @@ class Publish(Callback):
                 self._sweep()
 
     def wait(self) -> None:
-        """Wait for the version being written.
+        """Wait for the version being written; on ranks other than 0, for their part.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: on rank 0, if it could not be written.
         """
+        self._source.wait()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -262,34 +276,38 @@ class Publish(Callback):
                 were loaded.
         """
         started = time.perf_counter()
-        begun: tuple[bool, bool] | None = None
-        try:
-            if trainer.group.is_main:
-                begun = self._begin(trainer, seen)
-        finally:
-            begun = _decide(trainer, lambda: begun)  # where it fails, the others must not wait for it
+        begun = _decide(trainer, lambda: self._begin(trainer, seen) if trainer.group.is_main else None)
         if begun is None:
             return
         full, compact = begun
-        tables = trainer.tables.tables if trainer.tables is not None else None
-        saved = tables.take(self._consumer, full=full) if tables is not None else {"arrays": {}, "json": {}}
-        everything = tables.take(self._consumer + ".full", full=True) if compact and tables is not None else None
-        if not trainer.group.is_main:
-            return
-        with trainer.averaged_weights():
-            weights = {p.name: np.array(p.asnumpy()) for p in parameters_of(trainer.network)}
-        self._version += 1
-        extras_seen = [] if trainer.state.outputs is None else trainer.state.outputs.chunk.extras
-        times = [extras["event_time"].max() for extras in extras_seen if _has_time(extras)]
-        event_time = float(max(times)) if times else None
-        step = trainer.state.progress.global_step if step is None else step
-        about = {"version": self._version, "step": step, "event_time": event_time}
-        features = trainer.features
-        learned = features.published_state() if features is not None and features.learns_online else None
-        arguments = (about, weights, saved, everything, full or compact, learned)
-        self._thread = threading.Thread(target=self._publish, args=arguments, name="publisher")
-        self._thread.start()
+        try:
+            final = self.root / version_name(self._version + 1)
+            rows = self._source.take(trainer, self._consumer, final, full=full, compact=compact)
+            if trainer.group.is_main:
+                self._start(trainer, rows, full or compact, step)
+        except BaseException:
+            self._chain = []  # the changes were taken from the tables: the next version has to hold everything
+            raise
         self.hold_seconds.append(time.perf_counter() - started)
+
+    def _start(self, trainer: Trainer, rows: VersionRows, restart: bool, step: int | None) -> None:
+        """Copy the weights and start the writing thread."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(rows.close)
+            with trainer.averaged_weights():
+                weights = {p.name: np.array(p.asnumpy()) for p in parameters_of(trainer.network)}
+            self._version += 1
+            extras_seen = [] if trainer.state.outputs is None else trainer.state.outputs.chunk.extras
+            times = [extras["event_time"].max() for extras in extras_seen if _has_time(extras)]
+            event_time = float(max(times)) if times else None
+            step = trainer.state.progress.global_step if step is None else step
+            about = {"version": self._version, "step": step, "event_time": event_time}
+            features = trainer.features
+            learned = features.published_state() if features is not None and features.learns_online else None
+            arguments = (about, weights, rows, restart, learned)
+            self._thread = threading.Thread(target=self._publish, args=arguments, name="publisher")
+            self._thread.start()
+            undo.pop_all()
 
     def _begin(self, trainer: Trainer, seen: InputBatch | None) -> tuple[bool, bool]:
         """Wait for the previous version; return (new chain, all rows)."""
@@ -301,27 +319,22 @@ class Publish(Callback):
             self._note_failure(error)
         if self._graph is None:
             shown = trained_batch(trainer) if seen is None else seen
-            self._graph = publish_network(trainer, self.root, self.batch, shown)
+            with shared_errors(self.root):
+                self._graph = publish_network(trainer, self.root, self.batch, shown)
         full = not self._chain
         return full, not full and len(self._chain) > self.compact
 
     # -- the writing thread --------------------------------------------------------------------------------------
 
-    def _publish(
-        self, about: dict, weights: dict, saved: dict, everything: dict | None, restart: bool, learned: dict | None
-    ) -> None:
+    def _publish(self, about: dict, weights: dict, rows: VersionRows, restart: bool, learned: dict | None) -> None:
         try:
             if self._lock is not None:
                 self._lock.check()
-            changed = pack_tables(saved, self.rows)
-            files = {WEIGHTS: weights, ROWS: changed}
-            if everything:
-                files[FULL] = pack_tables(everything, self.rows)
-            full = (FULL if everything else ROWS) if restart else self._full
+            rows.compute()
             about |= {"time": time.time()}
-            part = self._write(
-                {**about, "graph": self._graph.to_json(), "restart": restart, "full": full}, files, learned
-            )
+            full = (FULL if FULL in rows.files else ROWS) if restart else self._full
+            body = {**about, "graph": self._graph.to_json(), "restart": restart, "full": full}
+            part = self._write(body, weights, rows, learned)
             chain = [part] if restart else [*self._chain, part]
             now = Current(**about, graph=self._graph, chain=tuple(chain), full=full)
             try:
@@ -331,23 +344,23 @@ class Publish(Callback):
                 raise
             self._chain, self._full = chain, full
             if self._redis is not None:
-                self._redis.send(now.version, changed)
+                rows.send(self._redis, now.version)
             self.problem, self._failures, self._next_try = None, 0, 0.0
             self._sweep()
         except BaseException as error:
             self._failure = error
+        finally:
+            rows.close()
 
-    def _write(
-        self, about: Mapping[str, Any], files: Mapping[str, Mapping[str, np.ndarray]], learned: dict | None
-    ) -> Part:
+    def _write(self, about: Mapping[str, Any], weights: dict, rows: VersionRows, learned: dict | None) -> Part:
         name = version_name(about["version"])
-        with FolderWriter(self.root / name) as folder:
-            for file, tensors in files.items():
-                folder.write(f"{file}.safetensors", tensor_file.blocks(tensors))
+        with rows.folder(self.root / name) as folder:
+            folder.write(f"{WEIGHTS}.safetensors", tensor_file.blocks(weights))
+            entries = rows.write(folder)
             if learned is not None:
                 write_learned(learned, folder)
             before = self._chain[-1].to_json() if self._chain else None
-            return publish_folder(self.root, folder, VERSION, name, {**about, "before": before})
+            return publish_folder(self.root, folder, VERSION, name, {**about, "before": before, **entries})
 
     def _sweep(self) -> None:
         """Remove versions that no server needs, unless others pin one."""

@@ -284,8 +284,9 @@ class ServedModel:
         files = [now.full if missing is None else ROWS, *[ROWS] * (len(folders) - 1)]
         dims = {name: table.spec.dim for name, table in graph.tables.items()}
         updates = [
-            table_rows(folder.tensors(file), dims, str(folder.path / file))
+            table_rows(arrays, dims, where)  # parts have no id in common: each is a step of its own
             for folder, file in zip(folders, files, strict=True)
+            for where, arrays in folder.pieces(file)
         ]
         weights = _weights_for(graph, folders[-1])
         learned = folders[-1].learned()

@@ -307,19 +307,25 @@ class SparseTables(nn.Cell):
         """Return the rows trained since the consumer's last state; at first all rows."""
         return sum(table.changed(consumer) for table in self.tables.values())
 
-    def take(self, consumer: str = "snapshot", *, full: bool = True, folder: Path | None = None) -> dict[str, Any]:
+    def take(
+        self,
+        consumer: str = "snapshot",
+        *,
+        full: bool = True,
+        folder: Path | None = None,
+        weights_only: bool = False,
+    ) -> dict[str, Any]:
         """Return the state after the last `write_back`: {"json": ..., "arrays": ...}.
 
         Fast enough to call between two steps. Rows are `table_state.Frozen`: a writer thread can convert them to arrays
         while training continues.
-
-        Rows are `table_state.Frozen`, read when turned into an array: on a writing thread, while training goes on.
 
         Args:
             consumer: whose change tracking to use ("snapshot", "serving").
             full: return all rows, not only those changed since the consumer's last state; the first state is always
                 full.
             folder: unused with one process; see `ShardedTables.take`.
+            weights_only: leave out optimizer slots; such a state cannot be restored.
         """
         arrays: dict[str, Any] = {}
         json: dict[str, Any] = {}
@@ -327,7 +333,7 @@ class SparseTables(nn.Cell):
         for index, (name, table) in enumerate(self.tables.items()):
             first = consumer not in table.tombstones
             table.follow(consumer)
-            own, json[name] = table_state.take(table, consumer, full=full or first)
+            own, json[name] = table_state.take(table, consumer, full=full or first, weights_only=weights_only)
             json[name]["updates"] = updates[index]
             arrays |= {f"{name}/{key}": value for key, value in own.items()}
         return {"json": json, "arrays": arrays}

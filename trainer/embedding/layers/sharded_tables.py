@@ -145,7 +145,13 @@ class ShardedTables(SparseTables):
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def take(
-        self, consumer: str = "snapshot", *, full: bool = True, folder: Path | None = None, own_rows: bool = False
+        self,
+        consumer: str = "snapshot",
+        *,
+        full: bool = True,
+        folder: Path | None = None,
+        weights_only: bool = False,
+        own_rows: bool = False,
     ) -> dict[str, Any]:
         """Return `SparseTables.take` of one process on rank 0; elsewhere an empty state.
 
@@ -155,10 +161,11 @@ class ShardedTables(SparseTables):
             consumer: see `SparseTables.take`.
             full: see `SparseTables.take`; the same on all processes.
             folder: where rank 0 joins large arrays, in unnamed files.
+            weights_only: see `SparseTables.take`.
             own_rows: send counters only: every process returns the arrays of its own rows, as `Frozen`. Joined in the
                 order of ranks they are the arrays of all, with the sketches stacked.
         """
-        own = super().take(consumer, full=full)
+        own = super().take(consumer, full=full, weights_only=weights_only)
         if own_rows:
             parts: dict[str, Any] = {}
             for name, table in self.tables.items():

@@ -102,13 +102,13 @@ class RowStore:
         """Whether any view still has rows to copy."""
         return bool(self._views)
 
-    def view(self, chosen: np.ndarray) -> CopyOnWriteView:
+    def view(self, chosen: np.ndarray, columns: int | None = None) -> CopyOnWriteView:
         """Freeze the present values of rows where `chosen` (bool [n]), copied later.
 
-        The view keeps a reference to `chosen`, so do not modify it.
+        The view keeps a reference to `chosen`, so do not modify it. It has the first `columns` of a row, or all.
         """
         with self.lock:
-            view = CopyOnWriteView(self, chosen)
+            view = CopyOnWriteView(self, chosen, self.width if columns is None else columns)
             self._views = [*self._views, view]
         return view
 
@@ -127,8 +127,9 @@ class CopyOnWriteView:
     Creating one only records which rows it covers, so it takes almost no time.
     """
 
-    def __init__(self, store: RowStore, chosen: np.ndarray) -> None:
+    def __init__(self, store: RowStore, chosen: np.ndarray, columns: int) -> None:
         self._store = store
+        self._columns = columns
         self._waiting = chosen
         self._rows: np.ndarray | None = None
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
@@ -147,26 +148,31 @@ class CopyOnWriteView:
         due = inside[self._waiting[inside]]
         if len(due):
             assert self.rows is not None  # set before the first row is removed from the list
-            self._kept.append((due, self._store.read(due)))
+            self._kept.append((due, self._read(due)))
             self._waiting[due] = False
 
     def values(self) -> np.ndarray:
-        """Return the frozen values, float32 [n, width].
+        """Return the frozen values, float32 [n, columns].
 
         Copies the remaining rows block by block, so that writers wait only briefly.
         """
         store, rows = self._store, self.rows
-        values = np.empty((len(rows), store.width), np.float32)
+        values = np.empty((len(rows), self._columns), np.float32)
         for start in range(0, len(rows), _COPY_BLOCK):
             block = rows[start : start + _COPY_BLOCK]
             with store.lock:
                 if self._waiting[block].any():
-                    store.read(block, values[start : start + len(block)])
+                    store.read_part(block, values[start : start + len(block)])
                 self._waiting[block] = False
         self.release()
         for due, kept in self._kept:
             values[np.searchsorted(rows, due)] = kept
         self._kept = []
+        return values
+
+    def _read(self, rows: np.ndarray) -> np.ndarray:
+        values = np.empty((len(rows), self._columns), np.float32)
+        self._store.read_part(rows, values)
         return values
 
     def release(self) -> None:

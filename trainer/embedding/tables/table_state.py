@@ -39,10 +39,13 @@ def arrays_of(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
 class _Capture:
     """What `take` records of a table; columns are read late, or before they change."""
 
-    def __init__(self, table: SparseTable, view: CopyOnWriteView, evicted: list[tuple[Evicted, np.ndarray]]) -> None:
+    def __init__(
+        self, table: SparseTable, view: CopyOnWriteView, evicted: list[tuple[Evicted, np.ndarray]], width: int
+    ) -> None:
         self._table = table
         self._view = view
         self._evicted = evicted
+        self._width = width
         self._pending = [(plan.rows, plan.meta) for plan in table.pending]
         self._columns: dict[str, np.ndarray] | None = None
 
@@ -72,10 +75,13 @@ class _Capture:
 
     def values(self) -> np.ndarray:
         values = self._view.values()
-        return np.concatenate((values, *(e.values[mask] for e, mask in self._evicted))) if self._evicted else values
+        evicted = (e.values[mask, : self._width] for e, mask in self._evicted)
+        return np.concatenate((values, *evicted)) if self._evicted else values
 
 
-def take(table: SparseTable, consumer: str, *, full: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def take(
+    table: SparseTable, consumer: str, *, full: bool, weights_only: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (arrays, json) after the last committed step, without open plans.
 
     Arrays: "rows" int32 [n], "ids" int64 [n], "values" float32 [n, width], one per bookkeeping column [n], all
@@ -85,7 +91,9 @@ def take(table: SparseTable, consumer: str, *, full: bool) -> tuple[dict[str, An
         table: the table; `follow` must have been called for `consumer`.
         consumer: whose delta this is; its change tracking starts over.
         full: return all rows, not only those changed since the consumer's last state.
+        weights_only: leave out optimizer slots: "values" is [n, dim].
     """
+    width = table.spec.dim if weights_only else table.width
     with table.lock:
         pending, columns = list(table.pending), table.columns
         chosen = columns["live"] & ~columns["uncommitted"] if full else columns[dirty_column(consumer)]
@@ -96,7 +104,7 @@ def take(table: SparseTable, consumer: str, *, full: bool) -> tuple[dict[str, An
             if mask.any():
                 evicted.append((part, mask))
             part.dirty[consumer] = np.zeros(len(part.rows), np.bool_)
-        capture = _Capture(table, table.store.view(chosen), evicted)
+        capture = _Capture(table, table.store.view(chosen, width), evicted, width)
         table.deferred.append(capture.columns)
         kinds = {"rows": np.int32, "ids": np.int64, **{name: columns[name].dtype for name in table.meta_names}}
         arrays: dict[str, Any] = {

@@ -1,0 +1,210 @@
+"""Store the rows of a version, on several processes each its own.
+
+Where tables are divided among processes, rank r writes ``rows.<r>.safetensors``, and in a version with all rows also
+``full.<r>.safetensors``, into the version's folder on a background thread. `trainer.checkpoint.parts` says who waits
+for whom. Rank 0 lists the parts in the manifest, whose format is then 2, and renames the folder.
+
+With a Redis server each process sends its rows once its part is written, and leaves a note beside the folder. Rank 0
+sets the version once all notes are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..checkpoint import durable, tensor_file
+from ..checkpoint.manifest import TENSOR_SUFFIX, FolderWriter
+from ..checkpoint.parts import Parts, PartWriter, open_parts, write_note, write_part
+from ..errors import CheckpointError, ConfigurationError
+from .packed_rows import RedisRows, pack_tables
+from .published import FULL, ROWS
+
+if TYPE_CHECKING:
+    from callbacks.callback import Trainer
+
+NOTE_SECONDS = 5.0  # between two notes of the rows sent so far
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class VersionRows:
+    """One process's rows of a version.
+
+    Attributes:
+        files: name of a file -> its arrays, which are computed when read.
+        parts: folder that all processes write to; None if rank 0 has all rows.
+    """
+
+    files: Mapping[str, Mapping[str, Any]]
+    parts: Parts | None = None
+
+    def compute(self) -> None:
+        """Read the rows from the tables, which keep copies of them until then."""
+        for arrays in self.files.values():
+            for array in arrays.values():
+                np.asarray(array)
+
+    # -- rank 0 ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def folder(self, final: Path) -> Iterator[FolderWriter]:
+        """Create the folder of the version, or open that of all processes.
+
+        It is removed at the end of the ``with`` block unless it was renamed.
+        """
+        shared = None if self.parts is None else self.parts.folder
+        with shared or FolderWriter(final) as folder:
+            yield folder
+
+    def write(self, folder: FolderWriter) -> dict[str, Any]:
+        """Write rank 0's rows and wait for the others; return the manifest's entries.
+
+        Raises:
+            CheckpointError: a process failed to write its part, or ended before. OSError: the file system refused.
+        """
+        if self.parts is None:
+            for name, arrays in self.files.items():
+                folder.write(name + TENSOR_SUFFIX, tensor_file.blocks(arrays))
+            return {}
+        groups = [(replace(self.parts, group=name), arrays) for name, arrays in self.files.items()]
+        for group, arrays in groups:
+            folder.write(group.own(0) + TENSOR_SUFFIX, tensor_file.blocks(arrays))
+        collected = [group.collect() for group, _ in groups]
+        return {**collected[0], "parts": {name: count for entry in collected for name, count in entry["parts"].items()}}
+
+    def send(self, redis: RedisRows, version: int) -> None:
+        """Send rank 0's rows, wait for the others, then set the version.
+
+        Raises:
+            CheckpointError: a process failed to send its rows, or ended before. Others: as redis-py raises them.
+        """
+        redis.send(self.files[ROWS])
+        if self.parts is not None:
+            for rank in range(1, len(self.parts.writers)):
+                note = note_of(self.parts, rank)
+                self.parts.read_note(rank, note, note, "its rows were sent to the Redis server")
+        redis.set_version(version)
+
+    def close(self) -> None:
+        """Remove the folder unless it was renamed, and unread notes."""
+        if self.parts is None:
+            return
+        assert self.parts.folder is not None
+        self.parts.folder.close()
+        with contextlib.suppress(OSError):
+            for rank in range(1, len(self.parts.writers)):
+                note_of(self.parts, rank).unlink(missing_ok=True)
+
+
+def final_path(parts: Parts) -> Path:
+    """Return the path of the version's folder once it is closed."""
+    name, _ = durable.target_of(parts.path) or (parts.path.name, "")
+    return parts.path.with_name(name)
+
+
+def note_of(parts: Parts, rank: int) -> Path:
+    """Return the note of the rows that a rank has sent: a temporary beside the folder."""
+    name = final_path(parts).name
+    return parts.path.with_name(parts.path.name.replace(f".{name}.", f".{name}-sent-{rank}.", 1))
+
+
+def contribute(rows: VersionRows, rank: int, redis: RedisRows | None) -> None:
+    """Write the rows of a rank other than 0, and send them; report failures to rank 0."""
+    assert rows.parts is not None
+    with contextlib.suppress(Exception):  # raised again, and reported, where they are written
+        rows.compute()
+    for name, arrays in rows.files.items():
+        if not write_part(replace(rows.parts, group=name), rank, arrays):
+            return
+    if redis is None:
+        return
+    note, noted = note_of(rows.parts, rank), time.monotonic()
+
+    def report(count: int) -> None:
+        nonlocal noted
+        if time.monotonic() - noted >= NOTE_SECONDS:
+            noted = time.monotonic()
+            write_note(note, {"unfinished": count})
+
+    try:
+        redis.send(rows.files[ROWS], report)
+        result: dict[str, str] = {}
+    except Exception as error:
+        logger.warning("the rows of this process are not in the Redis server: %r", error)
+        result = {"error": f"sending rows to the Redis server failed: {error!r}"}
+    write_note(note, result)
+    if not any(path.exists() for path in (rows.parts.path, final_path(rows.parts))):
+        note.unlink(missing_ok=True)  # rank 0 has given the version up and reads no note
+
+
+@contextlib.contextmanager
+def shared_errors(root: Path) -> Iterator[None]:
+    """Turn errors into those that rank 0 can send to the other processes."""
+    try:
+        yield
+    except (CheckpointError, ConfigurationError):
+        raise
+    except Exception as error:
+        raise CheckpointError(f"publishing to {root} failed: {error!r}") from error
+
+
+class RowSource:
+    """Takes the rows of versions from the tables of a job.
+
+    Args:
+        rows: how rows are stored, one of `packed_rows.ROW_TYPES`.
+        redis: server that also receives the rows, or None.
+    """
+
+    def __init__(self, rows: str, redis: RedisRows | None) -> None:
+        self._rows, self._redis = rows, redis
+        self._writer = PartWriter()
+        self._is_shared = True
+
+    def start(self) -> None:
+        """Start a run, whose processes may all be able to write to the folder."""
+        self._is_shared = True
+
+    def take(self, trainer: Trainer, consumer: str, final: Path, *, full: bool, compact: bool) -> VersionRows:
+        """Return the rows of a version; ranks other than 0 start to write theirs.
+
+        Rows are those of this moment, read while training continues. All processes with tables call it together.
+
+        Args:
+            trainer: has the tables.
+            consumer: name under which tables track changes.
+            final: final path of the version's folder; rank 0's counts.
+            full: all rows, not only those that changed since the consumer's last version.
+            compact: all rows in a second file.
+
+        Raises:
+            CheckpointError: on all processes, if rank 0 cannot create the folder.
+        """
+        tables = trainer.tables
+        if tables is None:
+            return VersionRows({ROWS: {}})
+        parts = None
+        if tables.is_divided and self._is_shared:
+            parts = open_parts(trainer.group, final, ROWS, "version")
+            self._is_shared = parts is not None  # of the others there is one warning
+        options: dict[str, Any] = {"weights_only": True, **({} if parts is None else {"own_rows": True})}
+        taken = {ROWS: tables.tables.take(consumer, full=full, **options)}
+        if compact:
+            taken[FULL] = tables.tables.take(f"{consumer}.full", full=True, **options)
+        rows = VersionRows({name: pack_tables(saved, self._rows) for name, saved in taken.items()}, parts)
+        if parts is not None and not trainer.group.is_main:
+            self._writer.run(contribute, rows, trainer.group.rank, self._redis)
+        return rows
+
+    def wait(self) -> None:
+        """Wait for this process's part in flight; rank 0 reports failures."""
+        self._writer.wait()
