@@ -142,6 +142,25 @@ def test_training_on_does_not_change_a_state_that_was_taken():
     assert not table.store.is_frozen
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_weights_alone_are_those_of_the_whole_rows(full):
+    """Also of rows that a plan ahead evicts, and of rows that are trained before they are read."""
+    tables = make(), make()
+    for table in tables:
+        table.follow("snapshot")
+        run(table, 0, 40)
+    assert any(plan.evicted for plan in tables[0].pending)
+    expected = saved(take(tables[0], "snapshot", full=full))[0]
+    arrays, _ = take(tables[1], "snapshot", full=full, weights_only=True)
+    for turn in range(43, 60):
+        plan(tables[1], turn)
+        commit(tables[1])
+    assert expected["values"].shape[1] == 5
+    np.testing.assert_array_equal(np.asarray(arrays["values"]), expected["values"][:, :3])
+    np.testing.assert_array_equal(np.asarray(arrays["ids"]), expected["ids"])
+    assert not tables[1].store.is_frozen
+
+
 def test_a_cut_survives_growth_and_partial_copies(tmp_path):
     store = RowStore(3, 100, tmp_path / "rows")
     everything = np.arange(100)
