@@ -227,7 +227,8 @@ class Trainer(TrainerBase):
             batch_size: rows per batch, for arrays.
             shuffle: whether arrays are shuffled, differently each epoch, from the seed alone.
             sharded: whether the dataset holds the rows of this process alone, of several; None: as the pipeline's
-                num_shards says. Otherwise every process is given the whole dataset and takes its part of each step.
+                num_shards says. Parts may differ in length. Otherwise every process is given the whole dataset and
+                takes its part of each step.
             max_steps: bound of the optimizer steps of this call.
             max_seconds: bound of the wall time of this call.
             resume: a snapshot, a folder of snapshots or a run folder to continue, or the URL of a mirrored one;

@@ -174,13 +174,13 @@ class BatchShapes:
         self.stacked: set[Any] = set()
         self._compiled: set[Any] = set()
 
-    def note(self, form: Any, stacked: bool, filling: RowFilling | None) -> None:
+    def note(self, form: Any, stacked: bool, filling: RowFilling | None, kind: Any = None) -> None:
         """Record the form of a chunk's batches; warn when there are many.
 
         Each form is another program to compile, unless `filling` pads the batches.
         """
         if stacked:
-            self.stacked.add(form)
+            self.stacked.add((kind, form))
         if form in self.seen:
             return
         self.seen.add(form)

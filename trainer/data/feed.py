@@ -33,6 +33,8 @@ def peek(
 ) -> tuple[Columns, tuple[str, ...]]:
     """Return the first batch's columns and names as a `Feed` gives them; consume none."""
     columns = source.peek(should_stop)
+    if columns is None:
+        raise DataError("the dataset delivered no batches")
     names = source.names or ()
     if options.order is not None:
         columns, names, _ = options.order(columns, names)
@@ -55,6 +57,7 @@ class Feed:
         source.continues_epochs = options.batches_per_epoch is not None and not options.same_batches
         steps = options.steps_per_call
         self._batches_per_call = steps * options.accumulate if isinstance(steps, int) else 0  # 0: not known yet
+        source.ahead = self._batches_per_call or source.ahead
         self._worker: Prefetch | None = None
         self._signature: tuple[Any, ...] = ()
         self._conversion = BatchConversion(source, options)
@@ -98,6 +101,7 @@ class Feed:
             far = transform is None and (source.in_memory or source.endless)
             chunks = self._ahead(chunks if late else self._prepare_ahead(chunks, self._reading), far, should_stop)
         try:
+            others = source.waited_for_others
             for chunk in chunks:
                 if gate is not None and not gate(True):
                     return
@@ -108,7 +112,8 @@ class Feed:
                 now = time.perf_counter()
                 if self.observer is not None:
                     self.observer("waiting for data", clock.since, now)
-                clock.note_wait(now, chunk.exchanged)
+                clock.note_wait(now, chunk.exchanged + source.waited_for_others - others)
+                others = source.waited_for_others
                 yield chunk
                 now = time.perf_counter()
                 clock.worked, clock.since = clock.worked + now - clock.since, now
@@ -229,7 +234,7 @@ class Feed:
         look_ahead = not self.source.endless or self.options.accumulate > 1
         group: list[Item] = []
         taken = 0
-        changed = False
+        varies = False
         for item in items:
             if item is None:
                 if group and not look_ahead:
@@ -238,11 +243,14 @@ class Feed:
                 continue
             if not self._batches_per_call:
                 steps_for: Any = self.options.steps_per_call
-                self._batches_per_call = steps_for(item) * self.options.accumulate
-            self._vary = self._vary or changed
+                self._batches_per_call = self.source.ahead = steps_for(item) * self.options.accumulate
+            self._vary = self._vary or varies
             odd = self.options.filling is not None and self._is_odd(item)
             most = 1 if self._vary or odd else self._batches_per_call
-            changed = bool(group) and (group[-1].kind != item.kind or group[-1].form != item.form)
+            same_kind = not group or group[-1].kind == item.kind
+            changed = bool(group) and not (same_kind and group[-1].form == item.form)
+            # The kinds of a source that agrees say how many rows each process has, and change when one has no more.
+            varies = changed and (same_kind or not self.source.agrees)
             if group and (changed or len(group) >= most):
                 yield group, False
                 group = []
@@ -276,7 +284,7 @@ class Feed:
         epoch, number = position.epoch, position.batch
         read, most = 0 if self.options.same_batches else epoch, self.options.batches_per_epoch
         take = iter(self.source.batches(read, number, position.state)).__next__
-        if not (self.source.read_mode.agrees_while_reading or self.source.in_memory):
+        if not (self.source.agrees or self.source.in_memory):
             take = DATA_WAIT.around(take)
         while most is None or number < most:
             began = time.perf_counter()
@@ -307,12 +315,14 @@ class Feed:
     def _is_stacked(self, items: list[Item]) -> bool:
         """Return whether the program of many steps trains a group; record its shapes."""
         form, shapes, filling = items[0].form, self._shapes, self.options.filling
-        # one batch of a new shape, the rest of an epoch, is not worth a second program of many steps
-        many = len(items) > 1 or form in shapes.stacked or not shapes.seen
+        # One batch of a new shape, the rest of an epoch, is not worth a second program of many steps. All processes
+        # have to decide alike, and the kind says what is new on others.
+        kind = None if self.source.agrees else items[0].kind
+        many = len(items) > 1 or (kind, form) in shapes.stacked or not shapes.seen or self.source.agrees
         stacked = self._batches_per_call > 1 and many and not self._vary
         stacked = stacked and (filling is None or not self._is_odd(items[0]))
-        if form not in (shapes.stacked if stacked else shapes.seen):
-            shapes.note(form, stacked, filling if self._conversion.equal_rows else None)
+        if (kind, form) not in shapes.stacked if stacked else form not in shapes.seen:
+            shapes.note(form, stacked, filling if self._conversion.equal_rows else None, kind)
         return stacked
 
     def _prepare_ahead(self, chunks: Iterator[Chunk], reading: int) -> Iterator[Chunk]:

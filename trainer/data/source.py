@@ -5,12 +5,10 @@ How batches become chunks is `feed`'s concern.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import DataError
 from .as_columns import Columns
 from .position import Position
 
@@ -47,24 +45,6 @@ class Item:
         return sum([column.nbytes for column in self.columns])
 
 
-class ReadMode(enum.Enum):
-    """How the processes of a group read a source.
-
-    Attributes:
-        separate: whether each process has rows of its own, of which the others know nothing.
-        agrees_while_reading: whether the processes agree on every step while they read: ending a reading is an
-            agreement too, and no signal may interrupt it.
-    """
-
-    COMMON = (False, False)  # all can read all rows, and each takes its part of every step
-    SEPARATE = (True, False)  # the user has divided the rows
-    LOCKSTEP = (False, True)
-
-    def __init__(self, separate: bool, agrees_while_reading: bool) -> None:
-        self.separate = separate
-        self.agrees_while_reading = agrees_while_reading
-
-
 class Source:
     """Base of the sources.
 
@@ -80,7 +60,10 @@ class Source:
             pipeline fails under any other thread than the first one that ran a pipeline.
         reuses_buffers: whether an array it yielded may change once the next one is asked for.
         endless: whether it is a stream: no epochs, no look-ahead past the newest batch.
-        read_mode: how several processes read it.
+        agrees: whether several processes agree on every step while they read: ending a reading is an agreement too, and
+            no signal may interrupt it.
+        ahead: batches that a source that agrees agrees on at once; a feed sets those of a call.
+        waited_for_others: seconds spent on waiting for the data of other processes.
         continues_epochs: whether an epoch begins after the last batch of the previous one; set by a feed that limits
             epochs. For data that cannot start again: iterators, pipelines of unknown size.
         set_aside: how many rows were set aside so far and why, or None.
@@ -96,7 +79,9 @@ class Source:
     dataset: Any = None
     reuses_buffers: bool = False
     endless: bool = False
-    read_mode: ReadMode = ReadMode.COMMON
+    agrees: bool = False
+    ahead: int = 1
+    waited_for_others: float = 0.0
     continues_epochs: bool = False
     set_aside: str | None = None
 
@@ -107,12 +92,12 @@ class Source:
         """
         raise NotImplementedError
 
-    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
-        """Return the columns of one batch, which `batches` delivers all the same."""
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns | None:
+        """Return the columns of a batch that `batches` delivers too; None without any."""
         for item in self.batches(0, 0):
             if item is not None:
                 return item.columns
-        raise DataError("the dataset delivered no batches")
+        return None
 
     def warn_of_non_finite(self, ignored: Collection[str] = ()) -> None:
         """Log which column holds NaN or infinity; NaN of `ignored` columns is expected."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..errors import DataError
 from ..state import StopReason
 from .group import Group
 
@@ -60,3 +61,33 @@ class StopHooks:
         if reason is not None:
             self.stop(reason)
         return reason is not None
+
+
+_WAITING = 2  # besides 0 and 1, whether a process has a chunk
+
+
+def all_go_on(group: Group, hooks: StopHooks, ready: bool | None) -> bool:
+    """Return whether all processes train the next chunk; a collective call.
+
+    A process that waits for its data (`ready` is None) calls it repeatedly and learns whether to keep waiting, because
+    MindSpore limits the time in one collective. A process that wants to stop while it waits ends the waiting of all;
+    none of them trains its chunk then.
+
+    Raises:
+        DataError: the data of some processes has ended before that of others.
+    """
+    state = _WAITING if ready is None else int(ready)
+    while True:
+        kinds, states = group.gather(np.array([stop_kind(hooks.requested_stop()), state], np.int64)).T
+        if hooks.decide(kinds.tolist()):
+            return False
+        if ready is None:
+            return True
+        if not (states == _WAITING).any():
+            break
+    if states.any() and not states.all():
+        raise DataError(
+            f"the data of ranks {np.flatnonzero(states == 0).tolist()} ended before that of the others; give all "
+            "processes the same dataset, or say sharded=True where each has rows of its own"
+        )
+    return bool(ready)

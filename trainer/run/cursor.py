@@ -61,7 +61,7 @@ class Cursor:
         """Return the position, the limits' base, the loss sums and the cadence."""
         loop = {
             "position": self.of_all().to_json(),
-            "source": describe(self.source),
+            "source": self.source.describe(),
             "meter": self.meter.state_dict(),
             "valid_every": None if self.valid_every is None else self.valid_every.state_dict(),
             "filling": None if self.filling is None else self.filling.state_dict(),
@@ -84,7 +84,7 @@ class Cursor:
             self.valid_every.load_state_dict(loop["valid_every"])
         if self.filling is not None and loop.get("filling") is not None:
             self.filling.load_state_dict(loop["filling"])
-        now, then = describe(self.source), loop["source"]
+        now, then = self.source.describe(), loop["source"]
         self._convert_steps(now, then)
         changed = [f"{key} {then.get(key)!r} -> {now[key]!r}" for key in now if then.get(key) != now[key]]
         if changed:
@@ -116,11 +116,3 @@ class Cursor:
             row = first + position.batch * then["batch_size"]
             self.position = dataclasses.replace(position, batch=0, state={"epoch": position.epoch, "row": row})
             del now["batch_size"]
-
-
-def describe(source: Source) -> dict[str, Any]:
-    """Return the settings that a position depends on.
-
-    Only those that all processes know.
-    """
-    return {"kind": "separate"} if source.read_mode.separate else source.describe()

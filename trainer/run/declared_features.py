@@ -17,7 +17,7 @@ from ..data import column_checks
 from ..data.as_columns import Columns
 from ..data.finite.block_source import BlockSource, rebatched
 from ..data.finite.shards import EveryNth
-from ..data.source import Item, ReadMode, Source
+from ..data.source import Item, Source
 from ..distributed.group import Group
 from ..distributed.packing import gather_states
 from ..errors import ConfigurationError, DataError
@@ -117,7 +117,6 @@ def prepare_training(
         learn=learns_from_next(features),
         shuffle=shuffle,
         seed=trainer.seed,
-        read_mode=ReadMode.SEPARATE if sharded else ReadMode.COMMON,
     )
     return source if group.size == 1 or sharded else EveryNth(source, group)
 
@@ -225,13 +224,12 @@ class RawRowBlocks(BlockSource):
         learn: bool,
         shuffle: bool,
         seed: int,
-        read_mode: ReadMode = ReadMode.COMMON,
     ) -> None:
         self._blocks = RawBlocks(features, data, learn=learn, block_rows=min(PART_ROWS, data.shuffled_rows))
         self.set_aside = self._blocks.report
         if self._blocks.report is not None:
             logger.warning("features: %s", self._blocks.report)
-        self.names, self.read_mode = self._blocks.names, read_mode
+        self.names = self._blocks.names
         super().__init__(
             self._blocks.rows,
             batch_size,

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from callbacks import Callback
 
 from ..data import column_checks
@@ -97,11 +99,13 @@ def training_feed(
     size = source.size if batches is None else min(batches, source.size or batches)
 
     def steps_for(item: Item) -> int:
-        steps = 1 if source.read_mode.separate or not trainer.compiled else steps_per_call
+        steps = steps_per_call if trainer.compiled else 1
         if steps is None:
             most = MAX_STEPS_PER_CALL if trainer.boost.freezing is None else MAX_FROZEN_STEPS
             nbytes = max(1, sum(column.nbytes for column in item.columns) * trainer.accumulate)
             steps = max(1, min(most, MAX_BYTES_PER_CALL // nbytes, steps_per_epoch(size, trainer.accumulate) or most))
+            if source.agrees:  # the batches of other processes may have other sizes
+                steps = int(trainer.group.gather(np.array([steps], np.int64)).min())
         trainer.sink_mode = f"graph loop of {steps} steps" if steps > 1 else "off: one step per call"
         logger.info("sink mode: %s", trainer.sink_mode)
         return steps
@@ -121,14 +125,7 @@ def training_feed(
     )
     try:
         find_tables(trainer, source, feed_options)
-        check_training(
-            trainer.group.size,
-            trainer.network,
-            trainer.optimizer,
-            accumulate=trainer.accumulate,
-            has_tables=trainer.tables is not None,
-            separate=source.read_mode.separate,
-        )
+        check_training(trainer.group.size, trainer.network, trainer.optimizer)
     except Exception:
         Feed(source, feed_options).close()
         raise
@@ -165,9 +162,7 @@ def _labels_that_may_be_missing(trainer: TrainedNetwork, source: Source) -> tupl
 
 def inference_source(trainer: TrainedNetwork, dataset: Any, batch_size: int | None) -> Source:
     """Return this process's batches of an evaluation or a prediction."""
-    return make_shard(
-        dataset, trainer.group, whole_batches=True, batch_size=batch_size, seed=trainer.seed, fitting=True
-    )
+    return make_shard(dataset, trainer.group, batch_size=batch_size, seed=trainer.seed, fitting=True)
 
 
 def evaluation_feed(trainer: TrainedNetwork, dataset: Any, batch_size: int | None, trial: Trial = ALL_BATCHES) -> Feed:
@@ -262,7 +257,7 @@ def find_tables(trainer: TrainedNetwork, source: Source, options: FeedOptions) -
         return
     from ..data.table_feed import TableFeed
 
-    with contextlib.nullcontext() if source.read_mode.agrees_while_reading else DATA_WAIT:
+    with contextlib.nullcontext() if source.agrees else DATA_WAIT:
         sample, names = peek(source, options, lambda: trainer.state.stop_reason is not None)
     takes = arguments_of(trainer.features, trainer.network)[1] or len(sample) - trainer.label_count
     tables = TableFeed.find(

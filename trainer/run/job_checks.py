@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import get_auto_parallel_context, nn
 
-from ..data.source import ReadMode, Source
+from ..data.source import Source
 from ..distributed.group import Group
 from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import cells_and_names
@@ -88,7 +88,7 @@ def _settings_of(trainer: TrainedNetwork) -> dict[str, Any]:
 
 
 def _data_of(source: Source) -> dict[str, Any]:
-    if source.read_mode is not ReadMode.COMMON:
+    if source.agrees:
         return {}
     data = {f"data: {name}": value for name, value in source.describe().items()}
     data["data: columns"] = list(source.names or ())
@@ -132,13 +132,11 @@ def _code_of(kind: type) -> bytes:
 _MODES = ("stand_alone", "data_parallel")
 
 
-def check_training(
-    processes: int, network: nn.Cell, optimizer: nn.Cell | None, *, accumulate: int, has_tables: bool, separate: bool
-) -> None:
+def check_training(processes: int, network: nn.Cell, optimizer: nn.Cell | None) -> None:
     """Check that several processes can train a network together.
 
     Raises:
-        ConfigurationError: each would train a network of its own, or they would wait for each other for ever.
+        ConfigurationError: each would train a network of its own, or a part of one.
     """
     if processes == 1:
         return
@@ -146,17 +144,6 @@ def check_training(
         raise ConfigurationError(
             f"fit: {type(network).__name__} is a whole training step, whose gradients cannot be added up over "
             f"{processes} processes; give network, loss_fn and optimizer instead"
-        )
-    if has_tables and separate:
-        raise ConfigurationError(
-            "fit: sparse tables do not go with data that the user has divided (sharded=True or num_shards): a process "
-            "that has run out of batches would not take part in the exchange of rows; give all of them the whole "
-            "dataset, of which each takes its share"
-        )
-    if separate and accumulate > 1:
-        raise ConfigurationError(
-            "fit: gradient_accumulation_steps does not go with data that the user has divided (sharded=True or "
-            "num_shards): processes may have different numbers of batches; give all of them the whole dataset"
         )
     check_parallel_mode()
 

@@ -25,14 +25,14 @@ from ..features.stream_rows import WindowDrift
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.window import Window, WindowClock
 from ..metrics.window_metric import Direction
-from ..state import Phase, Stateful, StepOutputs, StopReason
+from ..state import Phase, Stateful, StepOutputs
 from ..streams import Stream
 from . import declared_features
 from .call import call
 from .cursor import Cursor
 from .feeds import run_options, training_feed
 from .job_checks import check_stream
-from .run import train
+from .run import stop_hooks, train
 from .scoring import Scoring
 from .tally import LossMeter
 
@@ -306,10 +306,5 @@ def online_train(
 
 def _hooks(trainer: TrainerBase) -> JobHooks:
     """Return the connection between the run and agreements on a stream."""
-
-    def requested_stop() -> StopReason | None:
-        return trainer.state.requested_stop if trainer.run is None else trainer.run.requested_stop()
-
-    return JobHooks(
-        requested_stop, trainer.state.agree_to_stop, lambda: trainer.saver.durable_count, trainer.saver.commit_durable
-    )
+    hooks, saver = stop_hooks(trainer), trainer.saver
+    return JobHooks(hooks.requested_stop, hooks.stop, lambda: saver.durable_count, saver.commit_durable)

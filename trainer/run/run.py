@@ -16,7 +16,7 @@ from mindspore import Parameter, nn
 from ..data.chunk import Chunk
 from ..data.feed import Feed
 from ..data.waiting import Observer
-from ..distributed.agreement import StopHooks, agree_to_stop
+from ..distributed.agreement import StopHooks, agree_to_stop, all_go_on
 from ..distributed.dense_state import align
 from ..graph.dropout import repeatable
 from ..graph.graph_call import TrainRunner
@@ -32,7 +32,6 @@ from .data_waits import DataWaits
 from .feeds import steps_per_epoch
 from .job_checks import check_settings, warn_of_own_statistics
 from .limits import Limits
-from .lockstep import all_go_on, lockstep_chunks
 from .monitors import check_monitors, produced_metrics
 
 if TYPE_CHECKING:
@@ -218,21 +217,14 @@ class Run:
     def chunks(self) -> Generator[Chunk, None, None]:
         """Yield the chunks up to the end of the epoch; as many on every process."""
         position, left = self.cursor.position, self.limits.steps_left(self.trainer.state.progress)
-        if self.group.size == 1:
+        if self.group.size == 1 or self.feed.source.agrees:
             return self.feed.chunks(position, left, self.stopped)
         hooks = StopHooks(self.requested_stop, self.trainer.state.agree_to_stop)
         # A source that is read on the thread of graphs cannot take part in agreements while it waits, so the processes
         # synchronize before each one. If one source is read so, all are, and they agree at the same times.
-        read_mode = self.feed.source.read_mode
         inline = self.group.any(self.feed.source.thread_bound)
         meet = self.group.wait_for_all if inline else lambda: None
         meet()  # connects the processes before one of them is late
-        if read_mode.separate:
-            return lockstep_chunks(
-                self.group, hooks, lambda wait: self.feed.chunks(position, left, wait, inline=inline), meet
-            )
-        if read_mode.agrees_while_reading:
-            return self.feed.chunks(position, left, self.stopped)
 
         def gate(ready: bool | None) -> bool:
             if self.stopped():
@@ -248,7 +240,7 @@ class Run:
         Within an epoch they agree before each chunk.
         """
         state = self.trainer.state
-        if self.group.size == 1 or state.stop_reason is not None or self.feed.source.read_mode.agrees_while_reading:
+        if self.group.size == 1 or state.stop_reason is not None:
             return
         state.stop_reason = agree_to_stop(self.group, self.requested_stop())
 
@@ -259,7 +251,7 @@ class Run:
 
     def commit_durable(self) -> None:
         """Commit the rows in durable snapshots to the source, on every process."""
-        if self.group.size > 1 and self.feed.source.read_mode.agrees_while_reading:
+        if self.group.size > 1 and self.feed.source.endless:
             saver = self.trainer.saver
             saver.commit_durable(int(self.group.gather(np.array([saver.durable_count], np.int64))[0, 0]))
 
@@ -342,6 +334,15 @@ def train(
         drained = state.stop_reason is not None and state.stop_reason.kind in ("stream_end", "idle")
         if seen is not None and not drained:  # after an exception too: rows read ahead are read again by the next call
             feed.go_back(cursor.position, state.progress.samples_seen - seen)
+
+
+def stop_hooks(trainer: TrainerBase) -> StopHooks:
+    """Return the connection between agreements of the processes and the run."""
+
+    def requested_stop() -> StopReason | None:  # the first data are waited for before there is a run
+        return trainer.state.requested_stop if trainer.run is None else trainer.run.requested_stop()
+
+    return StopHooks(requested_stop, trainer.state.agree_to_stop)
 
 
 def trained_parameters(network: nn.Cell, optimizer: nn.Cell | None) -> list[Parameter]:

@@ -25,7 +25,7 @@ from .cursor import Cursor
 from .feeds import ALL_BATCHES, evaluation_feed, first_chunk, run_options, training_feed
 from .inference import evaluate_feed, try_metrics
 from .limits import Trial
-from .run import train
+from .run import stop_hooks, train
 
 if TYPE_CHECKING:
     from .trainer_base import TrainedNetwork, TrainerBase
@@ -69,7 +69,13 @@ def fit(
         if in_memory and not is_arrays(train_dataset):
             batch_size = None  # it was for the validation arrays
         source = make_shard(
-            train_dataset, trainer.group, sharded=sharded, batch_size=batch_size, shuffle=shuffle, seed=trainer.seed
+            train_dataset,
+            trainer.group,
+            sharded=sharded,
+            hooks=stop_hooks(trainer),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=trainer.seed,
         )
         every = Every(valid_every) if isinstance(valid_every, int) else valid_every
         progress = trainer.state.progress

@@ -89,6 +89,19 @@ class TestGrouping:
         assert [chunk.arrays[0].shape for chunk in found] == [(4, 2), (4, 2)]
         assert not found[0].stacked
 
+    def test_a_batch_of_a_step_that_is_short_on_another_process_is_not_stacked_here_either(self):
+        source = make_source(numbered(5))
+        read = source.batches
+
+        def batches(*position):
+            for number, item in enumerate(read(*position)):
+                item.kind = "short" if number == 4 else None
+                yield item
+
+        source.batches = batches
+        found = list(Feed(source, FeedOptions(2)).chunks(Position()))
+        assert [(chunk.num_batches, chunk.stacked) for chunk in found] == [(2, True), (2, True), (1, False)]
+
     def test_the_size_may_depend_on_the_first_batch(self):
         assert [chunk.num_batches for chunk in chunks(numbered(5), lambda item: len(item.columns[0]) // 2)] == [2, 2, 1]
 

@@ -8,6 +8,10 @@ from pyarrow import parquet
 
 from trainer import ParquetFolder, Trainer
 from trainer.data.finite import block_source
+from trainer.data.finite.divided import DividedSource
+from trainer.data.finite.shards import make_shard
+from trainer.distributed.agreement import StopHooks
+from trainer.distributed.group import Group
 from trainer.errors import ConfigurationError, DataError
 
 ROWS = 1000
@@ -144,3 +148,32 @@ def test_a_footer_whose_row_groups_do_not_add_up_is_damaged(tmp_path):
         except DataError as error:
             refused.append(str(error))
     assert any("row groups; it says" in text for text in refused), refused
+
+
+class OneOfTwo(Group):
+    """A process of two, whose other one gives the same answers."""
+
+    size = 2
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def gather_json(self, value):
+        return [value, value]
+
+
+def test_each_of_several_processes_takes_its_batches_of_a_whole_folder(folder):
+    """To train and to evaluate."""
+    hooks = StopHooks(lambda: None, lambda reason: None)
+    expected = numbers(ParquetFolder(folder, 50))
+    for options in ({"hooks": hooks}, {}):
+        parts = [numbers(make_shard(ParquetFolder(folder, 50), OneOfTwo(rank), **options)) for rank in range(2)]
+        assert [batch for step in zip(*parts, strict=True) for batch in step] == expected
+
+
+def test_a_folder_with_num_shards_is_a_part_of_the_rows(folder):
+    part = ParquetFolder(folder, 50, num_shards=2, shard_id=1)
+    assert make_shard(part, OneOfTwo(1)) is part
+    divided = make_shard(part, OneOfTwo(1), hooks=StopHooks(lambda: None, lambda reason: None))
+    assert isinstance(divided, DividedSource)
+    assert divided.rows_of is part

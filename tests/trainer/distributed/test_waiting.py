@@ -1,5 +1,7 @@
 """Processes that wait for the data of one: in short agreements, or where no collective gives them up."""
 
+import contextlib
+import json
 import socket
 import threading
 import time
@@ -8,20 +10,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from trainer.data.chunk import Chunk
-from trainer.data.feed import Feed, FeedOptions
+from trainer.data.chunk import FeedOptions
+from trainer.data.feed import Feed
+from trainer.data.finite.divided import DividedSource
+from trainer.data.finite.sources import IterableSource
 from trainer.data.position import Position
 from trainer.data.ragged import RaggedColumns
-from trainer.data.source import Item, ReadMode, Source
+from trainer.data.source import Item, Source
 from trainer.data.streaming.shared_stream import JobHooks, SharedStream
 from trainer.data.streaming.stream_source import StreamSource
+from trainer.data.waiting import Interrupted
 from trainer.distributed import world as groups
 from trainer.distributed.agreement import StopHooks
 from trainer.distributed.group import Group
 from trainer.distributed.world import Barrier
 from trainer.errors import TrainerError
 from trainer.run.limits import Limits
-from trainer.run.lockstep import lockstep_chunks
 from trainer.run.run import Run
 from trainer.state import Progress, StopReason
 from trainer.streams import Batch, Sharing, Span, Stream
@@ -73,42 +77,127 @@ def on_both(run):
     return found
 
 
-def chunk(number, last):
-    position = Position(1) if last else Position(0, number + 1)
-    return Chunk([], (), False, 1, 1, 8, 8, False, last, Position(), position)
+def parts(group, counts, *, waits=(0.0, 0.0), wishes=None):
+    """Return the data of processes that have `counts` batches of 8 rows; one asks to stop before its third."""
+    reasons, requested = [], []
+
+    def give():
+        for number in range(counts[group.rank]):
+            time.sleep(waits[group.rank])
+            if wishes == group.rank and number == 2:
+                time.sleep(0.5)
+                requested.append(StopReason("signal", "told"))
+                time.sleep(0.5)
+            yield {"x": np.full((8, 2), number, np.float32)}
+
+    hooks = StopHooks(lambda: requested[0] if requested else None, reasons.append)
+    return DividedSource(IterableSource(give), group, hooks), reasons
 
 
-def chunks(group, *, stops=False):
-    """What process 0 has at once, and process 1, which has one chunk less, after it has waited a while each time."""
-    wishes = []
-
-    def open_chunks(wait):
-        for number in range(3 - group.rank):
-            for _ in range(5 * group.rank):
-                if stops and number == 1:
-                    wishes.append(StopReason("signal", "told"))
-                if wait():
-                    return
-            yield chunk(number, number == 2 - group.rank)
-
-    reasons = []
-    hooks = StopHooks(lambda: wishes[0] if wishes else None, reasons.append)
-    found = [(one.num_samples, one.all_samples) for one in lockstep_chunks(group, hooks, open_chunks, lambda: None)]
-    return found, group.gathered, [reason.kind for reason in reasons]
+def trained(source, steps=1):
+    """Return (rows here, rows everywhere, batches) of each chunk, and the clock of the feed."""
+    feed, found = Feed(source, FeedOptions(steps)), []
+    with contextlib.suppress(Interrupted):
+        for chunk in feed.chunks(Position()):
+            found.append((chunk.num_samples, chunk.all_samples, chunk.num_batches))
+    return found, feed.clock
 
 
 def test_a_process_that_waits_for_its_data_agrees_with_the_others_all_the_while():
-    (zero, rounds, _), (one, same, _) = on_both(chunks)
-    assert zero == [(8, 16), (8, 16), (8, 8)]
-    assert one == [(8, 16), (8, 16), (0, 8)]
+    def run(group):
+        source, _ = parts(group, (3, 2), waits=(0.0, 0.3))
+        found, clock = trained(source)
+        return found, group.gathered, clock.waited
+
+    (zero, rounds, short), (one, same, long) = on_both(run)
+    assert zero == [(8, 16, 1), (8, 16, 1), (8, 8, 1)]
+    assert one == [(8, 16, 1), (8, 16, 1), (0, 8, 1)]
     assert rounds == same
-    assert rounds > 10
+    assert rounds > 8
+    assert short < long / 2, "waiting for the other process is not waiting for data"
 
 
 def test_a_process_that_gets_a_stop_signal_while_it_waits_stops_all():
-    (zero, _, reasons), (one, _, same) = on_both(lambda group: chunks(group, stops=group.rank == 1))
-    assert zero == one == [(8, 16)]
-    assert reasons == same == ["signal"]
+    def run(group):
+        source, reasons = parts(group, (4, 4), wishes=1)
+        return trained(source)[0], [reason.kind for reason in reasons]
+
+    assert on_both(run) == [([(8, 16, 1)], ["signal"])] * 2, "the second step is held back: it may be the last one"
+
+
+def test_a_call_ends_where_one_process_has_no_more_batches_and_calls_go_on_after_it():
+    def run(group):
+        return trained(parts(group, (9, 3))[0], steps=4)[0]
+
+    zero, one = on_both(run)
+    assert zero == [(24, 48, 3), (32, 32, 4), (16, 16, 2)]
+    assert one == [(24, 48, 3), (0, 32, 4), (0, 16, 2)]
+
+
+def test_a_process_without_any_batch_takes_part():
+    zero, one = on_both(lambda group: trained(parts(group, (0, 2))[0])[0])
+    assert zero == [(0, 8, 1), (0, 8, 1)]
+    assert one == [(8, 8, 1), (8, 8, 1)]
+
+
+def test_a_limited_epoch_loses_no_batch_of_an_iterator():
+    """Each process is asked for the batches of an epoch, and for no more of them before the next one begins."""
+
+    def run(group):
+        batches = iter([{"x": np.full((8, 2), number, np.float32)} for number in range(6 - group.rank)])
+        source = DividedSource(IterableSource(batches), group, StopHooks(lambda: None, lambda reason: None))
+        feed, found, position = Feed(source, FeedOptions(2, batches_per_epoch=3)), [], Position()
+        for _ in range(2):
+            for chunk in feed.chunks(position):
+                columns = chunk.arrays[0] if chunk.stacked else chunk.arrays[0][None]
+                found += columns[: chunk.num_batches, 0, 0].tolist() if chunk.num_samples else []
+                position = chunk.position
+        return found
+
+    assert on_both(run) == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4]]
+
+
+class States:
+    """Batches that know their own position."""
+
+    def __init__(self, first):
+        self.number = self.first = first
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+    def __iter__(self):
+        while self.number < self.first + 4:
+            self.number += 1
+            yield {"x": np.full((8, 2), self.number, np.float32)}
+
+
+def test_a_position_holds_the_states_of_all_processes():
+    def run(group):
+        def source():
+            data = IterableSource(States(100 * group.rank))
+            return DividedSource(data, group, StopHooks(lambda: None, lambda reason: None))
+
+        first = source()
+        chunks = Feed(first, FeedOptions(1)).chunks(Position())
+        position = [next(chunks) for _ in range(2)][-1].position
+        chunks.close()
+        saved = Position.from_json(json.loads(json.dumps(first.of_all(position).to_json())))
+        return [chunk.arrays[0][0, 0] for chunk in Feed(source(), FeedOptions(1)).chunks(saved)]
+
+    assert on_both(run) == [[3, 4], [103, 104]]
+
+
+def test_ranks_whose_data_are_not_divided_are_named():
+    def run(group):
+        if group.rank == 0:
+            return parts(group, (1, 1))
+        return group.gather_json({"data: rows": 8})
+
+    assert "ranks [1] are given the whole dataset" in str(on_both(run)[0])
 
 
 @pytest.fixture
@@ -176,14 +265,12 @@ def test_the_kernel_ends_the_waiting_for_a_machine_without_power(scheduler, monk
     assert connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) > 0
 
 
-@pytest.mark.parametrize("separate", [True, False])
-def test_all_read_on_the_thread_of_graphs_where_one_has_to(separate):
+def test_all_read_on_the_thread_of_graphs_where_one_has_to():
     def run(group):
         group.wait_for_all = lambda: group.gather(np.zeros(1))
         source = Source()
         source.names = ("x",)
         source.thread_bound = group.rank == 1
-        source.read_mode = ReadMode.SEPARATE if separate else ReadMode.COMMON
         threads = []
 
         def batches(epoch, start, state=None):
@@ -206,6 +293,21 @@ def test_all_read_on_the_thread_of_graphs_where_one_has_to(separate):
     assert rows == [4, 4, 4]
     assert inline
     assert others == [(rows, inline, gathered)]
+
+
+def test_processes_with_parts_meet_before_each_agreement_where_one_reads_on_the_thread_of_graphs():
+    def run(group):
+        met = []
+        group.wait_for_all = lambda: met.append(group.gathered) or group.gather(np.zeros(1))
+        source, _ = parts(group, (2, 3))
+        source.rows_of.thread_bound = group.rank == 1
+        return trained(source)[0], met
+
+    (zero, met), (one, same) = on_both(run)
+    assert [rows for rows, *_ in zero] == [8, 8, 0]
+    assert [rows for rows, *_ in one] == [8, 8, 8]
+    assert met == same
+    assert len(met) > 3
 
 
 class Histories(Stream):

@@ -11,27 +11,20 @@ from trainer.run.job_checks import check_stream, check_training, warn_of_own_sta
 from trainer.streams import IterableStream, ReplayStream
 
 
-@pytest.fixture
-def check(linear):
-    """Check the training of a small network by two processes."""
-
-    def check(network=None, *, processes=2, optimizer=True, accumulate=1, has_tables=False, separate=False):
-        network = network or linear()
-        rule = nn.SGD(network.trainable_params(), 0.1) if optimizer else None
-        check_training(processes, network, rule, accumulate=accumulate, has_tables=has_tables, separate=separate)
-
-    return check
+def sgd(network):
+    return nn.SGD(network.trainable_params(), 0.1)
 
 
-def test_a_plain_training_is_accepted(check):
-    check()
-
-
-def test_a_whole_training_step_is_refused(check, linear):
+def test_a_plain_training_is_accepted(linear):
     network = linear()
-    step = nn.TrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), nn.SGD(network.trainable_params(), 0.1))
+    check_training(2, network, sgd(network))
+
+
+def test_a_whole_training_step_is_refused(linear):
+    network = linear()
+    step = nn.TrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), sgd(network))
     with pytest.raises(ConfigurationError, match="give network, loss_fn and optimizer instead"):
-        check(step, optimizer=False)
+        check_training(2, step, None)
 
 
 def test_an_indivisible_stream_is_refused():
@@ -40,18 +33,6 @@ def test_an_indivisible_stream_is_refused():
     check_stream(2, IterableStream(lambda: iter([table])))
     with pytest.raises(ConfigurationError, match="IterableStream cannot be divided among 2 processes"):
         check_stream(2, IterableStream(iter([table])))
-
-
-def test_accumulation_over_parts_of_unknown_size_is_refused(check):
-    check(separate=True)
-    with pytest.raises(ConfigurationError, match="gradient_accumulation_steps does not go with data"):
-        check(separate=True, accumulate=2)
-
-
-def test_tables_with_divided_data_are_refused(check):
-    check(has_tables=True)
-    with pytest.raises(ConfigurationError, match="give all of them the whole dataset"):
-        check(separate=True, has_tables=True)
 
 
 @pytest.mark.parametrize(
@@ -63,17 +44,17 @@ def test_tables_with_divided_data_are_refused(check):
 )
 def test_a_context_that_divides_network_or_optimizer_is_refused(linear, context, message):
     network = linear()
-    optimizer = nn.SGD(network.trainable_params(), 0.1)  # MindSpore refuses to build one afterwards on CPU
+    optimizer = sgd(network)  # MindSpore refuses to build one afterwards on CPU
     mindspore.set_auto_parallel_context(**context)
     try:
         with pytest.raises(ConfigurationError, match=message):
-            check_training(2, network, optimizer, accumulate=1, has_tables=False, separate=False)
+            check_training(2, network, optimizer)
     finally:
         mindspore.reset_auto_parallel_context()
 
 
-def test_one_process_is_asked_nothing(check):
-    check(processes=1, separate=True, accumulate=2)
+def test_one_process_is_asked_nothing(linear):
+    check_training(1, linear(), None)
 
 
 def test_batch_normalization_over_the_rows_of_one_process_is_warned_of_on_rank_0(caplog):

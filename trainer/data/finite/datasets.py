@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import ConfigurationError, DataError
 from ...mindspore_internals.pipelines import is_known, reshuffled
 from ...streams.batch import columns_of, is_frame
-from ..source import ReadMode, Source
+from ..source import Source
 from .sources import ArraySource, IterableSource, PipelineSource
 
 
@@ -21,7 +21,6 @@ def make_source(
     shuffle: bool = False,
     seed: int = 0,
     fitting: bool = False,
-    read_mode: ReadMode = ReadMode.COMMON,
 ) -> Source:
     """Return the source for a user's dataset; arguments as of `ArraySource`."""
     if isinstance(data, Source):
@@ -29,11 +28,11 @@ def make_source(
     if is_frame(data):
         data = columns_of(data)
     if hasattr(data, "create_tuple_iterator"):
-        source: Source = wrapped_arrays(data, seed, read_mode) or PipelineSource(data, seed=seed, read_mode=read_mode)
+        source: Source = wrapped_arrays(data, seed) or PipelineSource(data, seed=seed)
     elif is_arrays(data):
-        return ArraySource(data, batch_size, shuffle=shuffle, seed=seed, fitting=fitting, read_mode=read_mode)
+        return ArraySource(data, batch_size, shuffle=shuffle, seed=seed, fitting=fitting)
     elif callable(data) or hasattr(data, "__iter__"):
-        source = IterableSource(data, read_mode=read_mode)
+        source = IterableSource(data)
     else:
         raise DataError(
             f"dataset: received {type(data).__name__}; accepted are a mindspore.dataset pipeline, a dict or tuple of "
@@ -68,11 +67,9 @@ def is_arrays(data: Any) -> bool:
 class WrappedArrays(ArraySource):
     """`NumpySlicesDataset(arrays).batch(n)` read from its arrays: equal, but faster."""
 
-    def __init__(
-        self, dataset: Any, columns: dict[str, np.ndarray], seed: int, shuffle: bool, read_mode: ReadMode
-    ) -> None:
+    def __init__(self, dataset: Any, columns: dict[str, np.ndarray], seed: int, shuffle: bool) -> None:
         batch_size = dataset.batch_size
-        super().__init__(columns, batch_size, shuffle=shuffle, seed=seed, read_mode=read_mode)
+        super().__init__(columns, batch_size, shuffle=shuffle, seed=seed)
         self.dataset = dataset
         self._all_rows = self.rows
         self._epoch, self._order = -1, np.arange(self.rows)
@@ -96,7 +93,7 @@ class WrappedArrays(ArraySource):
         return {"kind": "PipelineSource", "size": self.size, "seed": self.seed}
 
 
-def wrapped_arrays(dataset: Any, seed: int, read_mode: ReadMode) -> WrappedArrays | None:
+def wrapped_arrays(dataset: Any, seed: int) -> WrappedArrays | None:
     """Return the source of a pipeline that only shuffles and batches arrays, or None."""
     if type(dataset).__name__ != "BatchDataset" or not isinstance(dataset.batch_size, int):
         return None
@@ -115,7 +112,7 @@ def wrapped_arrays(dataset: Any, seed: int, read_mode: ReadMode) -> WrappedArray
     if rows < (batch_size if dataset.drop_remainder else 1) or (shuffle and not is_known()):
         return None
     arrays = dict(zip(names, columns, strict=True))
-    return WrappedArrays(dataset, arrays, seed, shuffle, read_mode)
+    return WrappedArrays(dataset, arrays, seed, shuffle)
 
 
 def _chooses_rows(inner: Any) -> bool:

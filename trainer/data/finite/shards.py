@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from ...distributed.agreement import StopHooks
 from ...distributed.group import Group
 from ..as_columns import Columns, form_of
 from ..position import Position
 from ..ragged import ListLengths, Ragged
-from ..source import Item, ReadMode, Source
+from ..source import Item, Source
 from .datasets import is_arrays, make_source
+from .divided import DividedSource
 from .sources import ArraySource, PipelineSource
 
 logger = logging.getLogger(__name__)
@@ -141,7 +143,7 @@ class EveryNth(Source):
         own.step_rows, own.lengths = sum(form[0][0][0] for form in step), lengths
         return own
 
-    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns | None:
         return self.source.peek(should_stop)
 
     def describe(self) -> dict[str, Any]:
@@ -167,14 +169,16 @@ class EveryNth(Source):
         self.source.close()
 
 
-def is_sharded(dataset: Any) -> bool:
-    """Return whether the user gave a `mindspore.dataset` source a part of the rows."""
-    if (getattr(dataset, "num_shards", None) or 1) > 1:
+def is_sharded(data: Any) -> bool:
+    """Return whether the user gave a pipeline or a source a part of the rows."""
+    if not (isinstance(data, Source) or hasattr(data, "create_tuple_iterator")):
+        return False
+    if (getattr(data, "num_shards", None) or 1) > 1:
         return True
-    sampler = getattr(dataset, "sampler", None)
+    sampler = getattr(data, "sampler", None)
     if (getattr(sampler, "num_shards", None) or 1) > 1:
         return True
-    return any(is_sharded(child) for child in getattr(dataset, "children", []))
+    return any(is_sharded(child) for child in getattr(data, "children", []))
 
 
 def make_shard(
@@ -182,7 +186,7 @@ def make_shard(
     shard: Group,
     *,
     sharded: bool | None = None,
-    whole_batches: bool = False,
+    hooks: StopHooks | None = None,
     batch_size: int | None = None,
     **options: Any,
 ) -> Source:
@@ -190,15 +194,17 @@ def make_shard(
 
     Args:
         sharded: whether `data` holds only this process's rows; None: as its pipeline says.
-        whole_batches: whether a batch of arrays is all on one process, the last ones too, as an evaluation needs it.
+        hooks: the run that trains on them, where all processes take the same steps; None to evaluate, where a batch of
+            arrays is all on one process, the last ones too.
         batch_size: rows per batch on each process, for arrays.
     """
-    if shard.size == 1 or isinstance(data, Source):
+    if shard.size == 1:
         return make_source(data, batch_size=batch_size, **options)
     if sharded is None:
-        sharded = hasattr(data, "create_tuple_iterator") and is_sharded(data)
-    if is_arrays(data) and not sharded and not whole_batches:
+        sharded = is_sharded(data)
+    if is_arrays(data) and not sharded and hooks is not None:
         return ShardedArrays(data, batch_size, shard, **options)
-    read_mode = ReadMode.SEPARATE if sharded else ReadMode.COMMON
-    source = make_source(data, batch_size=batch_size, read_mode=read_mode, **options)
-    return source if sharded else EveryNth(source, shard)
+    source = make_source(data, batch_size=batch_size, **options)
+    if sharded:
+        return source if hooks is None else DividedSource(source, shard, hooks)
+    return source if isinstance(source, EveryNth) else EveryNth(source, shard)

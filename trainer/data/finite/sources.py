@@ -16,7 +16,7 @@ from ...mindspore_internals.pipelines import is_bounded, seeded
 from ..as_columns import Columns, as_columns, describe_non_finite, form_of
 from ..batch_sizes import vary
 from ..ragged import Ragged
-from ..source import Item, ReadMode, Source
+from ..source import Item, Source
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,7 @@ class ArraySource(Source):
         shuffle: bool = False,
         seed: int = 0,
         fitting: bool = False,
-        read_mode: ReadMode = ReadMode.COMMON,
     ) -> None:
-        self.read_mode = read_mode
         if batch_size is not None:
             batch_size = whole("batch_size", batch_size)
         elif not fitting:
@@ -149,8 +147,8 @@ class PipelineSource(Source):
     thread_bound = True
     any_size = True
 
-    def __init__(self, dataset: Any, *, seed: int = 0, read_mode: ReadMode = ReadMode.COMMON) -> None:
-        self.dataset, self.read_mode = dataset, read_mode
+    def __init__(self, dataset: Any, *, seed: int = 0) -> None:
+        self.dataset = dataset
         self.names = tuple(dataset.get_col_names())
         self.size = dataset.get_dataset_size() if is_bounded(dataset) else None
         if self.size == 0:
@@ -233,11 +231,8 @@ class IterableSource(Source):
     reuses_buffers = True
     any_size = True
 
-    def __init__(
-        self, data: Iterable[Any] | Callable[[], Iterable[Any]], *, read_mode: ReadMode = ReadMode.COMMON
-    ) -> None:
+    def __init__(self, data: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         self.data: Any = data
-        self.read_mode = read_mode
         self._is_factory = callable(data) and not hasattr(data, "__iter__")
         self.thread_bound = type(data).__module__.startswith("mindspore.dataset")  # an iterator over a pipeline
         self.one_shot = not self._is_factory and iter_is_self(data)
@@ -250,13 +245,13 @@ class IterableSource(Source):
         if self.size == 0:
             raise DataError("the dataset is empty: len(dataset) is 0")
 
-    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns | None:
         for item in self.data() if self._is_factory else self.data:
             if self.one_shot:
                 self._peeked.append(item)
             columns, self.names = as_columns(item, self.names)
             return columns
-        raise DataError("the dataset delivered no batches")
+        return None
 
     def when_slow(self) -> str:
         return (

@@ -1,4 +1,4 @@
-"""Agrees on list lengths in a divided stream, of which each process reads a part.
+"""Agrees on list lengths in data of which each process reads a part.
 
 Lists that are equally long by chance come as an array, so the batches of one process do not show where lists are.
 """
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ...distributed.group import Group
-from ..as_columns import Columns
-from ..ragged import ListLengths, Ragged
-from ..source import Item
+from ..distributed.group import Group
+from .as_columns import Columns
+from .ragged import ListLengths, Ragged
+from .source import Item
 
 _UNEVEN = -1
 

@@ -1,0 +1,326 @@
+"""Data of which each process reads a part, while all take the same steps.
+
+Before every call each process sends one message, a `Round`, with the number of batches that it has ready. From these
+all derive the same step: how many batches, whose rows count, whether to wait, whether the data have ended. A process
+without a batch takes part with placeholder rows that weigh nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..distributed.agreement import StopHooks, stop_kind
+from ..distributed.group import Group
+from ..distributed.packing import pack, unpack
+from ..errors import DataError
+from .agreed_lists import AgreedLists, placeholder_columns
+from .as_columns import Columns
+from .ragged import Ragged
+from .source import Item, Source
+from .waiting import DATA_WAIT, Interrupted, Prefetch
+
+POLL_SECONDS = 0.1
+
+
+class Round(NamedTuple):
+    """The message of one process to the others; all int64."""
+
+    stop: int
+    ready: int  # complete batches that can go into one call
+    rows: int  # of each of them
+    waits: int  # whether the others have to wait for this process's data
+    ended: int  # whether its data have ended
+    columns: int  # CRC-32 of names, dtypes and row shapes; 0 where they are not known
+    lists: int  # `AgreedLists.seen`
+    more: Sequence[int]  # what a subclass adds
+
+
+class LockstepSource(Source):
+    """This process's part of data; base of the sources that agree on every step.
+
+    Args:
+        rows_of: the data as this process reads them.
+        group: the processes.
+        hooks: the run.
+        ahead: batches agreed on at once, those of a call.
+        whole_calls: whether a step waits until each process has the batches of a call; otherwise until it has one.
+        batch_rows: rows of placeholder batches; None: those of the first batch.
+    """
+
+    thread_bound = True  # agreements are made on the thread that runs graphs
+    agrees = True
+    empty_message = "the dataset delivered no batches"
+
+    def __init__(
+        self,
+        rows_of: Source,
+        group: Group,
+        hooks: StopHooks,
+        ahead: int = 1,
+        *,
+        whole_calls: bool = True,
+        batch_rows: int | None = None,
+    ) -> None:
+        self.rows_of = rows_of
+        self.group, self.hooks, self.ahead = group, hooks, ahead
+        self.whole_calls = whole_calls
+        self.batch_rows = batch_rows
+        self._template: Any = None  # columns, once they are known
+        self._columns_sum = 0
+        self._lists = AgreedLists(group)
+        self._reader: Prefetch | None = None
+        self._left_behind = False
+        self._meets = False
+        self._ready: deque[Item] = deque()
+        self._over = False
+        self._state: Any = None
+
+    @property
+    def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        """Column names."""
+        return self.rows_of.names
+
+    def when_slow(self) -> str:
+        """Return advice for faster reading, or an empty string."""
+        return self.rows_of.when_slow()
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        """Return the columns of the first rows of any process; called by all together.
+
+        Raises:
+            Interrupted: the processes have agreed to stop. DataError: no process has any rows.
+        """
+        while self._template is None:
+            DATA_WAIT.still_waiting()
+            own, ended = self._try_peek()
+            if own is not None:
+                self._learn(own)
+            rounds = self._exchange(int(own is not None), waits=own is None and not ended, ended=ended)
+            if any(sent.ready for sent in rounds):
+                self._share_template(rounds)
+            elif all(sent.ended for sent in rounds):
+                raise DataError(self.empty_message)
+        return self._template
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
+        """Yield the batches of the agreed steps; None while all data idle.
+
+        Raises:
+            Interrupted: the processes have agreed to stop.
+        """
+        self._over, self._state = False, None
+        self._ready.clear()
+        items = self._open(epoch, start, state)
+        inline = self._reads_inline()
+        # A process that reads on the thread of graphs cannot take part in agreements while it waits for its data, and
+        # MindSpore limits the time in one collective.
+        self._meets = self.group.any(inline)
+        if self._meets:
+            self.group.wait_for_all()  # connects the processes before one of them is late
+        if not inline:
+            self._reader = Prefetch(items, least=2 * self.ahead)
+        try:
+            while True:
+                self._fill(items)
+                ready = len(self._leading())
+                rounds = self._exchange(ready, waits=self._waits(ready), ended=self._over)
+                count = self._agreed_count(rounds)
+                if count:
+                    yield from self._step(rounds, count)
+                elif all(sent.ended and not sent.ready for sent in rounds):
+                    self._end()
+                    return
+                elif self._idles(rounds):
+                    yield None
+        finally:
+            self.interrupt()
+            if inline:
+                items.close()
+
+    # -- what subclasses say of their data -------------------------------------------------------------------------
+
+    def _try_peek(self) -> tuple[Columns | None, bool]:
+        """Return the first rows' columns, if they are there, and whether there are none."""
+        raise NotImplementedError
+
+    def _open(self, epoch: int, start: int, state: Any) -> Generator[Item]:
+        """Return this process's batches from a position on."""
+        raise NotImplementedError
+
+    def _reads_inline(self) -> bool:
+        """Return whether this process reads on the thread of graphs."""
+        return self.rows_of.thread_bound
+
+    def _waits(self, ready: int) -> bool:
+        """Return whether the others have to wait for this process's data."""
+        return not self._over and (len(self._ready) < self.ahead if self.whole_calls else not ready)
+
+    def _more(self, ready: int) -> Sequence[int]:
+        """Return what the message has besides the fields of `Round`."""
+        return ()
+
+    def _received(self, rounds: list[Round]) -> None:
+        """Take note of the messages of all processes."""
+
+    def _idles(self, rounds: list[Round]) -> bool:
+        """Return whether to report that no rows come on any process."""
+        return False
+
+    def _end(self) -> None:
+        """Take note that the data of all processes have ended."""
+
+    # -- agreements ------------------------------------------------------------------------------------------------
+
+    def _fill(self, items: Iterator[Item]) -> None:
+        """Take batches that have been read; wait a moment if they are too few."""
+        DATA_WAIT.still_waiting()
+        ends = time.monotonic() + POLL_SECONDS
+        while len(self._ready) < self.ahead and not self._over:
+            waits = self.whole_calls or not self._ready
+            try:
+                item = self._next(items, max(0.0, ends - time.monotonic()) if waits else 0.0)
+            except queue.Empty:
+                break
+            if item is None:
+                self._over = True
+            else:
+                self._ready.append(item)
+                self._learn(item.columns)
+
+    def _next(self, items: Iterator[Item], seconds: float) -> Item | None:
+        if self._reader is not None:
+            return self._reader.get(seconds)
+        with DATA_WAIT:  # a pipeline, read by the thread that made it
+            return next(items, None)
+
+    def _leading(self) -> list[Item]:
+        """Return the first batches, of equal numbers of rows, that can go into one call."""
+        leading: list[Item] = []
+        for item in self._ready:
+            alike = not leading or (len(item.columns[0]), item.kind) == (len(leading[0].columns[0]), leading[0].kind)
+            if len(leading) == self.ahead or not alike:
+                break
+            leading.append(item)
+        return leading
+
+    def _learn(self, columns: Columns) -> None:
+        """Keep a template of placeholder batches: the first rows, or the first full batch."""
+        self._lists.note(columns)
+        if self._template is None or (len(columns[0]) == self.batch_rows != len(self._template[0])):
+            self._template = columns
+        if not self._columns_sum:
+            names = self.names or ()
+            described = [(name, *_row_type(column)) for name, column in zip(names, columns, strict=True)]
+            self._columns_sum = zlib.crc32(repr(described).encode()) or 1
+
+    def _exchange(self, ready: int, *, waits: bool, ended: bool) -> list[Round]:
+        """Send this process's message; return those of all processes.
+
+        Raises:
+            Interrupted: the processes have agreed to stop.
+        """
+        rows = len(self._ready[0].columns[0]) if ready and self._ready else 0
+        requested = stop_kind(self.hooks.requested_stop())
+        own = [requested, ready, rows, waits, ended, self._columns_sum, self._lists.seen, *self._more(ready)]
+        began = time.perf_counter()
+        if self._meets:
+            self.group.wait_for_all()
+        gathered = self.group.gather(np.array(own, np.int64)).tolist()
+        if not waits:
+            self.waited_for_others += time.perf_counter() - began
+        fields = len(Round._fields) - 1
+        rounds = [Round(*row[:fields], more=row[fields:]) for row in gathered]
+        self._received(rounds)
+        self._check_alike(rounds)
+        if self.hooks.decide([sent.stop for sent in rounds]):
+            raise Interrupted
+        return rounds
+
+    def _check_alike(self, rounds: list[Round]) -> None:
+        known = {sent.columns: rank for rank, sent in reversed(list(enumerate(rounds))) if sent.columns}
+        if len(known) > 1:
+            raise DataError(
+                f"ranks {sorted(known.values())} read columns of different names, types or row shapes; all processes "
+                f"must read the same columns; here they are {list(self.names or ())}"
+            )
+
+    def _agreed_count(self, rounds: list[Round]) -> int:
+        """Return the number of batches of the next steps; 0 to wait."""
+        if any(sent.waits for sent in rounds):
+            return 0
+        return min((sent.ready for sent in rounds if sent.ready), default=0)
+
+    def _step(self, rounds: list[Round], count: int) -> Iterator[Item]:
+        """Yield this process's batches of the next `count` steps."""
+        if not all(sent.columns for sent in rounds):
+            self._share_template(rounds)
+        names, kind = self.names or (), tuple(sent.rows for sent in rounds)
+        ready = rounds[self.group.rank].ready
+        own = list(islice(self._ready, count if ready else 0))
+        lengths = self._lists.lengths(own, self.ahead, [sent.lists for sent in rounds], names)
+        for of_step in lengths[:count]:
+            if ready:
+                item = self._ready.popleft()
+                self._state = item.state
+            else:
+                columns = placeholder_columns(self._template, names, of_step)
+                item = Item(columns, self._state, placeholder=True)
+            item.kind, item.step_rows, item.lengths = kind, sum(kind), of_step
+            yield item
+
+    def _share_template(self, rounds: list[Round]) -> None:
+        """Take the template from the first process that has one; all call this together."""
+        giver = next(rank for rank, sent in enumerate(rounds) if sent.columns)
+        message = b"" if self.group.rank != giver else _packed(self.names or (), self._template)
+        message = self.group.gather_bytes(message)[giver]
+        if not message:
+            raise DataError(
+                "a process has no rows of its own, and rows of objects cannot be made up for it; give every process "
+                "some rows"
+            )
+        if self._template is None:
+            (names, lists, given), arrays = unpack(message)
+            count = self.batch_rows or given
+            rows = [
+                np.repeat(array, count, axis=0)
+                if options is None
+                else Ragged(array, np.zeros(count + 1, np.int64), **options)
+                for array, options in zip(arrays, lists, strict=True)
+            ]
+            self.rows_of.names = tuple(names)
+            self._learn(tuple(rows))
+
+    def interrupt(self) -> None:
+        """Stop reading."""
+        self.rows_of.interrupt()
+        if self._reader is not None:
+            self._left_behind |= not self._reader.stop()
+            self._reader = None
+
+    def close(self) -> None:
+        """Stop reading and close the data."""
+        self.interrupt()
+        self.rows_of.close()
+
+
+def _row_type(column: Any) -> tuple[Any, ...]:
+    """Return what rows of all processes share; equally long lists come as an array."""
+    kind = "text" if column.dtype.kind in "OUS" else column.dtype.str
+    return kind, column.ndim, column.shape[2:]
+
+
+def _packed(names: tuple[str, ...], columns: Columns) -> bytes:
+    """Return names, a row of each column and the number of rows; empty for objects."""
+    if any(column.dtype == object for column in columns):
+        return b""
+    lists = [column.options if isinstance(column, Ragged) else None for column in columns]
+    arrays = [column.values[:0] if isinstance(column, Ragged) else column[:1] for column in columns]
+    return pack([names, lists, len(columns[0])], arrays)
