@@ -103,7 +103,7 @@ class _Reader:
         sections = {
             name: node for name, node in sections.items() if node and (node.value is not None or name in REQUIRED)
         }
-        read = {
+        read: dict[str, Any] = {
             name: readers[name](node, name) if name in readers else self.objects.read(node, name, section=name)
             for name, node in sections.items()
         }
