@@ -7,6 +7,7 @@ as a single process would from the larger batch, so that positions mean the same
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -202,6 +203,11 @@ class TableFeed(ChunkTransform, Stateful):
         self.tables.rewind(states)
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _raise_first(group: Group, problem: CheckpointError | None) -> None:
     """Raise this process's problem, or the first of the others."""
     damaged = not isinstance(problem, CheckpointMismatchError)
@@ -217,7 +223,8 @@ class OwnTables(ChunkTransform):
     """Prepares this process's ids; the owners train the rows.
 
     The processes exchange ids while earlier calls are trained, on the thread that reads ahead and on connections of
-    their own; where any process reads on the thread that runs graphs, all of them do it there.
+    their own. All do it on the thread that runs graphs instead where one of them reads there, or has a single core:
+    then the threads would only delay each other, at other times on each process.
     """
 
     on_graph_thread = True
@@ -229,6 +236,7 @@ class OwnTables(ChunkTransform):
     def connect(self, inline: bool) -> None:
         """Choose the thread on which all processes prepare, and open its connections."""
         own = self.tables.tables.channel
+        inline = inline or usable_cores() < 2
         any_inline, any_closed = self.group.gather(np.array([inline, not own.is_open], np.int64)).any(axis=0).tolist()
         self.on_graph_thread = any_inline
         if any_closed and not any_inline:
