@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from trainer.distributed.all_to_all import AllToAll
 from trainer.distributed.dense_sum import WHOLE_BYTES, DenseSum
 from trainer.distributed.group import Group
+from trainer.distributed.machine_memory import VARIABLE
 
 COUNTS = (2, 4, 8)
 RATES = (None, 1000, 100)  # Mbit/s of a link
@@ -80,7 +81,7 @@ class FileGroup(Group):
         return [json.loads(file.read_text()) for file in files]
 
     def all_to_all(self, parts: Any, *, in_graph: bool = False) -> list[Any]:
-        return self.connections.exchange(parts)
+        return self.connections.exchange(parts, keep=not in_graph)
 
 
 def work(rank: int, size: int, folder: str, address: str) -> None:
@@ -150,7 +151,7 @@ def links(size: int, rate: int | None) -> Iterator[list[str]]:
 
 def measure(size: int, rate: int | None) -> dict[str, float]:
     """Return the seconds of each kind of exchange between `size` processes."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", VARIABLE: "0"}  # the links carry all, as between machines
     with tempfile.TemporaryDirectory() as folder, links(size, rate) as names:
         own = [sys.executable, str(Path(__file__).resolve())]
         jobs = [

@@ -1,5 +1,8 @@
 """Send bytes between all processes, over one TCP connection per pair.
 
+Between processes of one machine the connection carries the heads of messages, and their bytes are in memory that both
+map (`machine_memory`): the end of a process is noticed as on the connection.
+
 MindSpore has no AlltoAll on CPU. A device that has one would use it behind `AllToAll.exchange`.
 """
 
@@ -18,11 +21,14 @@ from typing import Any
 from ..errors import TrainerError
 from .group import Group, Sent
 from .launched import enable_keepalive, own_address
+from .machine_memory import Outbox, open_inboxes
 
 CONNECT_SECONDS = 60.0
 DEADLINE_SECONDS = 1800.0  # limit for one process to compile longer than another
 TIMEOUT_VARIABLE = "MS_CPU_COMM_OP_TIMEOUT"  # of MindSpore's own collectives; `trainer launch` sets it
 _HEAD_BYTES = 8  # size of each number in the head of a message
+_HEAD_NUMBERS = 3  # number of the exchange, bytes of the message, its offset in the sender's memory or 0
+_MOST_PIECES = 1000  # of one system call, which takes 1,024
 _HANDSHAKE_SECONDS = 5.0
 _KEEPALIVE_PROBES = 4
 
@@ -71,14 +77,18 @@ class AllToAll:
         self.sent = Sent() if sent is None else sent
         self._connections: dict[int, socket.socket] = {}
         self._wake_up, self._woken = socket.socketpair()
+        self._outbox = Outbox()
         with socket.create_server(("", 0), backlog=group.size) as listener:
-            own = [address or own_address(), listener.getsockname()[1], secrets.token_hex(8)]
+            own = [address or own_address(), listener.getsockname()[1], secrets.token_hex(8), self._outbox.address]
             addresses = group.gather_json(own)
+            self._inboxes = open_inboxes(self.rank, [given[3] for given in addresses])
             problem = self._connect(listener, addresses)
-        for peer, given in enumerate(group.gather_json(problem)):
+        readers = group.gather_json([problem, sorted(self._inboxes)])
+        for peer, (given, _) in enumerate(readers):
             if given is not None:
                 self.close()
                 raise TrainerError(f"rank {peer} does not reach the others: {given}")
+        self._readers = {peer for peer, (_, read) in enumerate(readers) if self.rank in read}
         self.is_open, self._number = True, 0
         for connection in self._connections.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -111,14 +121,16 @@ class AllToAll:
             return f"no connection with ranks {missing} ({error})"
         return None
 
-    def exchange(self, parts: Sequence[Any]) -> list[Any]:
+    def exchange(self, parts: Sequence[Any], *, keep: bool = True) -> list[Any]:
         """Send `parts[r]` to each rank r; return the received parts in rank order.
 
         Args:
-            parts: contiguous buffers of any lengths.
+            parts: contiguous buffers of any lengths, or lists of such, whose bytes follow each other. A part for
+                several ranks is the same object for all.
+            keep: whether the received parts stay valid when the next exchange begins.
 
         Returns:
-            bytearrays, with this rank's own part unchanged.
+            buffers, with this rank's own part unchanged.
 
         Raises:
             TrainerError: a process is gone, the deadline has passed, or another thread has called `interrupt`; the
@@ -127,12 +139,14 @@ class AllToAll:
         if not self.is_open:
             raise TrainerError(f"rank {self.rank} cannot exchange rows: an earlier exchange has failed")
         try:
-            return self._exchange(parts)
+            received = self._exchange(parts)
         except _InterruptedError:  # the others keep waiting: whether they stop too is not decided here
             raise
         except BaseException:  # a partial message may be in flight, which makes the rest unreadable
             self.close()
             raise
+        # views are of the sender's memory
+        return [bytearray(part) if keep and isinstance(part, memoryview) else part for part in received]
 
     def interrupt(self) -> None:
         """End the exchange that another thread is in, or begins; no exchange follows.
@@ -147,23 +161,45 @@ class AllToAll:
         self._number += 1
         received: list[Any] = [b""] * self.size
         received[self.rank] = parts[self.rank]
-        unsent: dict[int, list[Any]] = {}
-        arriving = {peer: _Arriving() for peer in self._connections}
         # Each process begins with the next rank, to spread the load.
         peers = sorted(self._connections, key=lambda peer: (peer - self.rank) % self.size)
+        unsent = self._begin_sending(parts, peers)
+        arriving = {peer: _Arriving() for peer in peers}
         for peer in peers:
-            data = memoryview(parts[peer])
-            head = self._number.to_bytes(_HEAD_BYTES, "little") + data.nbytes.to_bytes(_HEAD_BYTES, "little")
-            pieces = [memoryview(head), data.cast("B")] if data.nbytes else [memoryview(head)]
-            self.sent.bytes += len(head) + data.nbytes
+            if self._receive(peer, arriving[peer]):
+                received[peer] = arriving.pop(peer).content
+        if arriving or unsent:
+            self._finish(received, unsent, arriving)
+        return received
+
+    def _begin_sending(self, parts: Sequence[Any], peers: Sequence[int]) -> dict[int, list[Any]]:
+        """Send what can be sent without blocking; return the unsent pieces of each rank."""
+        unsent: dict[int, list[Any]] = {}
+        offsets: dict[int, int] = {}
+        self._outbox.begin()
+        for peer in peers:
+            part = parts[peer]
+            views = [memoryview(piece) for piece in (part if isinstance(part, list | tuple) else [part])]
+            pieces = [view.cast("B") for view in views if view.nbytes]
+            length, offset = sum(piece.nbytes for piece in pieces), 0
+            if pieces and peer in self._readers:
+                if id(part) not in offsets:
+                    offsets[id(part)] = self._outbox.write(self._number, pieces)
+                offset = offsets[id(part)]
+            head = b"".join(number.to_bytes(_HEAD_BYTES, "little") for number in (self._number, length, offset))
+            self.sent.bytes += len(head) + length
             self.sent.messages += 1
-            pieces = self._send(peer, pieces)
-            if pieces:
-                unsent[peer] = pieces
+            left = self._send(peer, [memoryview(head)] if offset else [memoryview(head), *pieces])
+            if left:
+                unsent[peer] = left
+        return unsent
+
+    def _finish(self, received: list[Any], unsent: dict[int, list[Any]], arriving: dict[int, _Arriving]) -> None:
+        """Wait until all is sent and has arrived."""
         ends = time.monotonic() + self.deadline
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ, self.rank)
-            for peer in peers:
+            for peer in {*unsent, *arriving}:
                 selector.register(self._connections[peer], self._events(peer, unsent, arriving), peer)
             while arriving or unsent:
                 ready = selector.select(max(0.0, ends - time.monotonic()))
@@ -184,7 +220,6 @@ class AllToAll:
                         selector.unregister(key.fileobj)
                     elif wanted != key.events:
                         selector.modify(key.fileobj, wanted, peer)
-        return received
 
     @staticmethod
     def _events(peer: int, unsent: dict[int, list[Any]], arriving: dict[int, _Arriving]) -> int:
@@ -198,7 +233,7 @@ class AllToAll:
         """Send without blocking; return the unsent pieces."""
         while pieces:
             try:
-                count = self._connections[peer].sendmsg(pieces)
+                count = self._connections[peer].sendmsg(pieces[:_MOST_PIECES])
             except BlockingIOError:
                 return pieces
             except OSError as error:
@@ -227,11 +262,16 @@ class AllToAll:
                     f"rank {peer} is at its exchange {message.number}, rank {self.rank} at {self._number}: they do not "
                     "take the same steps"
                 )
+        if message.offset:
+            message.content = self._inboxes[peer].read(self._number, message.offset, message.length)
         return True
 
     def close(self) -> None:
         """Close the connections; no exchange follows."""
         self.is_open = False
+        self._outbox.close()
+        for inbox in self._inboxes.values():
+            inbox.close()
         for connection in (*self._connections.values(), self._wake_up, self._woken):
             connection.close()
 
@@ -288,15 +328,18 @@ class _Arriving:
 
     Attributes:
         number: number of its exchange, counted from 1; None until the head is known.
-        content: its bytes, once the head is known.
+        length: bytes of the message, once the head is known.
+        offset: offset in the sender's memory; 0 if the bytes follow the head.
+        content: its bytes, where they follow the head.
         rest: buffer for the next bytes.
         complete: whether all bytes have arrived.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self._head: bytearray | None = bytearray(2 * _HEAD_BYTES)
-        self.content = bytearray()
+        self.length = self.offset = 0
+        self._head: bytearray | None = bytearray(_HEAD_NUMBERS * _HEAD_BYTES)
+        self.content: Any = bytearray()  # not bytes: kernels take writable arrays
         self.rest = memoryview(self._head)
         self.complete = False
 
@@ -306,10 +349,14 @@ class _Arriving:
         if len(self.rest):
             return
         if self._head is not None:
-            self.number = int.from_bytes(self._head[:_HEAD_BYTES], "little")
-            length = int.from_bytes(self._head[_HEAD_BYTES:], "little")
-            self._head, self.content = None, bytearray(length)
-            self.rest = memoryview(self.content)
-            self.complete = length == 0
+            self.number, self.length, self.offset = (
+                int.from_bytes(self._head[start : start + _HEAD_BYTES], "little")
+                for start in range(0, len(self._head), _HEAD_BYTES)
+            )
+            self._head = None
+            self.complete = self.length == 0 or self.offset > 0
+            if not self.complete:
+                self.content = bytearray(self.length)
+                self.rest = memoryview(self.content)
         else:
             self.complete = True

@@ -5,11 +5,14 @@ MindSpore's AllReduce on CPU moves twice the bytes of a ring and waits longer: d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .group import Group
 
-WHOLE_BYTES = 1 << 16  # up to this size each process sends its whole array to all others, which saves a wait
+WHOLE_BYTES = 1 << 16  # up to this size each process sends its whole arrays to all others, which saves a wait
+MESSAGE_ENTRIES = 1 << 22  # float32 entries of one message, at most
 
 
 class DenseSum:
@@ -21,31 +24,88 @@ class DenseSum:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        # Reused by size: MindSpore copies an operator's result, and fresh memory costs more than the addition.
-        self._totals: dict[int, np.ndarray] = {}
+        # Reused by shape: MindSpore copies an operator's results, and fresh memory costs more than the addition.
+        self._totals: dict[tuple[tuple[int, ...], ...], list[np.ndarray]] = {}
 
     def add(self, values: np.ndarray, token: np.ndarray | None = None) -> np.ndarray:
         """Return the sum of the `values` of all processes, float32 [n].
 
-        The next sum of this size overwrites it. An operator of a running graph calls this method.
+        The next sum of this shape overwrites it. An operator of a running graph calls this method.
         """
-        total = self._totals.get(values.size)
-        if total is None:
-            total = self._totals[values.size] = np.empty(values.size, np.float32)
-        rank, size = self._group.rank, self._group.size
-        if size == 2 or values.nbytes <= WHOLE_BYTES:
-            self._add_up([values] * size, total)
-            return total
-        pieces = np.array_split(total, size)
-        self._add_up(np.array_split(values, size), pieces[rank])
-        parts = self._group.all_to_all([pieces[rank]] * size, in_graph=True)
-        for piece, part in zip(pieces, parts, strict=True):
-            piece[:] = np.frombuffer(part, np.float32)
-        return total
+        return self._sum([values])[0]
 
-    def _add_up(self, parts: list[np.ndarray], total: np.ndarray) -> None:
-        """Send `parts[r]` to each rank r; set `total` to the sum of the received parts."""
-        first, *others = self._group.all_to_all(parts, in_graph=True)
-        total[:] = np.frombuffer(first, np.float32)
-        for other in others:
-            total += np.frombuffer(other, np.float32)
+    def add_gradients(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the sums of gradients and of a head, which the next sums overwrite.
+
+        All are float32. An operator of a running graph calls this method.
+
+        Args:
+            arrays: gradients of any shapes; the head, float32 [h]; rows, float32 [n], whose first number is 0 if the
+                gradients are those of dummy rows, which count as 0; a token.
+        """
+        *gradients, head, rows, _ = arrays
+        if rows[0] == 0:  # no product: gradients of dummy rows may be infinite
+            gradients = [np.zeros_like(gradient) for gradient in gradients]
+        return tuple(self._sum([*gradients, head]))
+
+    def _sum(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        shapes = tuple(array.shape for array in arrays)
+        totals = self._totals.get(shapes)
+        if totals is None:
+            totals = self._totals[shapes] = [np.empty(shape, np.float32) for shape in shapes]
+        flat, flat_totals = ([array.reshape(-1) for array in whole] for whole in (arrays, totals))
+        entries = sum(array.size for array in flat)
+        for start in range(0, entries, MESSAGE_ENTRIES):
+            end = min(entries, start + MESSAGE_ENTRIES)
+            self._sum_part(cut(flat, start, end), cut(flat_totals, start, end), end - start)
+        return totals
+
+    def _sum_part(self, parts: list[np.ndarray], totals: list[np.ndarray], entries: int) -> None:
+        """Set `totals` to the sums of all processes' `parts`, equal in lengths."""
+        rank, size = self._group.rank, self._group.size
+        if size == 2 or 4 * entries <= WHOLE_BYTES:
+            self._add_up([parts] * size, totals)
+            return
+        ends = [entries * (number + 1) // size for number in range(size)]
+        shares = [*zip([0, *ends], ends, strict=False)]
+        own_totals = [cut(totals, *share) for share in shares]
+        self._add_up([cut(parts, *share) for share in shares], own_totals[rank])
+        received = self._group.all_to_all([own_totals[rank]] * size, in_graph=True)
+        for owner, message in enumerate(received):
+            if owner != rank:
+                for total, part in zip(own_totals[owner], split(message, own_totals[owner]), strict=True):
+                    total[:] = part
+
+    def _add_up(self, parts: list[list[np.ndarray]], totals: list[np.ndarray]) -> None:
+        """Send `parts[r]` to each rank r; set `totals` to the received sums."""
+        received = self._group.all_to_all(parts, in_graph=True)
+        terms = [
+            message if rank == self._group.rank else split(message, totals) for rank, message in enumerate(received)
+        ]
+        for total, first, second, *others in zip(totals, *terms, strict=True):
+            np.add(first, second, out=total)
+            for other in others:
+                total += other
+
+
+def cut(arrays: Sequence[np.ndarray], start: int, end: int) -> list[np.ndarray]:
+    """Return views of the entries `start` to `end` of 1-D arrays laid end to end."""
+    views: list[np.ndarray] = []
+    first = 0
+    for array in arrays:
+        view = array[max(0, start - first) : max(0, end - first)]
+        if view.size:
+            views.append(view)
+        first += array.size
+    return views
+
+
+def split(message: bytes, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return views of a message of float32 entries, as long as each of the `arrays`."""
+    flat = np.frombuffer(message, np.float32)
+    views: list[np.ndarray] = []
+    start = 0
+    for array in arrays:
+        views.append(flat[start : start + array.size])
+        start += array.size
+    return views

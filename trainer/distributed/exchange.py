@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..mindspore_internals.cell_structure import hide
-from ..mindspore_internals.python_operators import operator
+from ..mindspore_internals.python_operators import operator, operator_of_many
 from .dense_sum import DenseSum
 from .group import Group
 
@@ -35,6 +35,7 @@ class Exchange(nn.Cell):
 
     Args:
         group: the processes.
+        gradients: number of gradients that `mean` and `mean_of_sums` are given.
         buffers: parameters that a forward pass updates.
         combine: cell that combines the processes' mean gradients (Adasum) instead of the mean over all rows.
         tasks: the loss of several tasks (`trainer.graph.multi_task.MultiTaskLoss`), or None.
@@ -43,6 +44,7 @@ class Exchange(nn.Cell):
     def __init__(
         self,
         group: Group,
+        gradients: int,
         buffers: Sequence[Parameter] = (),
         combine: nn.Cell | None = None,
         tasks: nn.Cell | None = None,
@@ -52,9 +54,13 @@ class Exchange(nn.Cell):
         self.tasks = tasks
         self.count = 0 if tasks is None else len(tasks.tasks)
         self.on_host = mindspore.get_context("device_target") == "CPU"
+        self.sums_on_host = False
         if self.on_host:
             hide(self, "dense_sum", DenseSum(group))
             self.sum_on_host = operator(self.dense_sum.add, lambda values, token: values)
+            self.sums_on_host = combine is None and gradients > 0
+            if self.sums_on_host:
+                self.sum_gradients = operator_of_many(self.dense_sum.add_gradients, gradients + 3, gradients + 1)
             self.share_token(Parameter(Tensor(np.zeros(1, np.float32)), name="trainer.exchange", requires_grad=False))
         else:
             self.all_reduce = ops.AllReduce()
@@ -119,12 +125,16 @@ class Exchange(nn.Cell):
 
         `rows_finite` says whether the gradients that are not among these are finite.
         """
-        parts = ()
-        for gradient in gradients:
-            parts += (self.own(gradient, rows),)
         bad = self._bad(rows, statistics_finite, rows_finite)
         head = ops.stack((self.own(self.weigh(loss, rows), rows), bad))
-        totals, head = self._total(parts, self._with_tasks(head, loss, rows), rows[0] / rows[1])
+        head = self._with_tasks(head, loss, rows)
+        if self.sums_on_host:
+            totals, head = self._total_on_host(gradients, head, rows)
+        else:
+            parts = ()
+            for gradient in gradients:
+                parts += (self.own(gradient, rows),)
+            totals, head = self._total(parts, head, rows[0] / rows[1])
         self._note_tasks(head, rows)
         means = ()
         for index, total in enumerate(totals):
@@ -155,7 +165,11 @@ class Exchange(nn.Cell):
         `rows_finite` is as in `mean`.
         """
         bad = self._bad(rows, statistics_finite, rows_finite)
-        totals, head = self._total(sums, ops.stack((bad, bad)), rows[0] / rows[1])
+        head = ops.stack((bad, bad))
+        if self.sums_on_host:
+            totals, head = self._total_on_host(sums, head, ops.ones_like(head))  # `own` has left out dummy rows
+        else:
+            totals, head = self._total(sums, head, rows[0] / rows[1])
         means = ()
         for total in totals:
             means += (total / weight,)
@@ -186,6 +200,18 @@ class Exchange(nn.Cell):
             bad = bad + ops.cast(ops.logical_not(rows_finite), mstype.float32)
         return bad
 
+    def _total_on_host(self, parts, head, rows):
+        """Return the sums of `parts` and `head`; the parts count as 0 if `rows[0]` is 0."""
+        values = ()
+        for part in parts:
+            values += (ops.cast(part, mstype.float32),)
+        sums = self.sum_gradients(*values, head, rows, self.token)
+        ops.assign(self.token, sums[-1][:1])
+        totals = ()
+        for index, _ in enumerate(parts):
+            totals += (sums[index],)
+        return totals, sums[-1]
+
     def _total(self, parts, head, share):
         if self.combine is not None:
             means = ()
@@ -214,7 +240,7 @@ class Exchange(nn.Cell):
 def make_exchange(
     group: Group, combine: nn.Cell | None, tasks: nn.Cell | None = None
 ) -> Callable[..., Exchange] | None:
-    """Return a factory of `Exchange` from a step's buffers; None for one process."""
+    """Return a factory of `Exchange` from a step's gradients and buffers, or None."""
     return functools.partial(Exchange, group, combine=combine, tasks=tasks) if group.size > 1 else None
 
 

@@ -62,8 +62,8 @@ class Group:
 
         Args:
             parts: see `AllToAll.exchange`.
-            in_graph: called by an operator of a running graph, on a thread of MindSpore; otherwise by the thread that
-                runs graphs.
+            in_graph: called by an operator of a running graph, on a thread of MindSpore: the received parts are valid
+                until the next exchange. Otherwise called by the thread that runs graphs.
         """
         return list(parts)
 

@@ -84,7 +84,7 @@ class World(Group):
     def all_to_all(self, parts: Sequence[Any], *, in_graph: bool = False) -> list[Any]:
         if not in_graph:
             self.connect()
-        received = self._all_to_all.exchange(parts)
+        received = self._all_to_all.exchange(parts, keep=not in_graph)
         self.bytes_sent = sum([sent.bytes for sent in self._tracked])
         self.messages_sent = sum([sent.messages for sent in self._tracked])
         return received

@@ -42,8 +42,9 @@ class StepOptions:
         accumulate: micro-batches per optimizer update.
         clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013, algorithm 1), or None.
         transform: function of the gradient tuple applied before clipping (gradient centralization), or None.
-        exchange: makes the `trainer.distributed.exchange.Exchange` that sums gradients over processes from the step's
-            buffers; every batch then has its number of rows as a last input. None with one process.
+        exchange: makes the `trainer.distributed.exchange.Exchange` that sums gradients over processes from their
+            number and the step's buffers; every batch then has its number of rows as a last input. None with one
+            process.
         keep_predictions: also return the network's output of the training forward.
         average: rule of averages of the weights (`trainer.graph.averaging.AverageRule`), or None.
         norms: whether norms of gradients and weights can be requested (`trainer.graph.norms`).
@@ -100,9 +101,6 @@ class TrainStep(nn.Cell):
         self.clip_norm = options.clip_norm
         self.clip_value = options.clip_value
         self.transform = options.transform
-        self.exchange = options.exchange(buffers) if options.exchange is not None else None
-        if self.exchange is not None and forward.several:
-            forward.apart = True  # the rows of all processes are counted for each task
         # An optimizer built with a loss scale divides by it; with a scaler the gradients are unscaled already.
         self.optimizer_scale = float(getattr(optimizer, "loss_scale", 1.0)) if options.scaler is not None else 1.0
         self.tables = tables
@@ -110,11 +108,15 @@ class TrainStep(nn.Cell):
         self.norms = norms
         self.table_inputs = tables.input_count if tables is not None else 0
         self.by_owner = tables is not None and tables.by_owner
-        if self.exchange is not None and self.by_owner:
-            self.exchange.share_token(tables.token)
         self.gathers_gradients = tables is not None and tables.has_readers
         self.dense = len(parameters)
         table_rows = tables.params if tables is not None else []
+        self.exchange = None
+        if options.exchange is not None:
+            self.exchange = options.exchange(self.dense + (0 if self.by_owner else len(table_rows)), buffers)
+            forward.apart = forward.several  # the rows of all processes are counted for each task
+            if self.by_owner:
+                self.exchange.share_token(tables.token)
         self.value_and_grad = ops.value_and_grad(self._scaled_loss, None, [*parameters, *table_rows], has_aux=True)
         self.skipped = _scalar(0, mstype.int32, "skipped")
         self.consecutive = _scalar(0, mstype.int32, "consecutive")

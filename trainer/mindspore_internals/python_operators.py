@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from mindspore import dtype as mstype
@@ -19,10 +20,26 @@ from mindspore import ops
 
 def operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[int, ...]]) -> ops.Custom:
     """Return an operator that calls a method; float32 results of `out_shape(*shapes)`."""
+    return _custom(method, inspect.signature(method), out_shape, mstype.float32)
+
+
+def operator_of_many(method: Callable[..., tuple[np.ndarray, ...]], inputs: int, outputs: int) -> ops.Custom:
+    """Return an operator of several outputs, which have the first inputs' shapes.
+
+    Args:
+        method: takes and returns as many arrays.
+        inputs: number of inputs.
+        outputs: number of float32 outputs, at least 2.
+    """
+    names = [inspect.Parameter(f"array{number}", inspect.Parameter.POSITIONAL_ONLY) for number in range(inputs)]
+    return _custom(method, inspect.Signature(names), lambda *shapes: shapes[:outputs], (mstype.float32,) * outputs)
+
+
+def _custom(method: Callable[..., Any], signature: inspect.Signature, out_shape: Any, out_dtype: Any) -> ops.Custom:
     reference = weakref.WeakMethod(method)  # MindSpore never releases the function; it must not keep tables alive
 
     def call(*arrays):
         return reference()(*arrays)  # type: ignore[misc]  # who runs the graph keeps the object
 
-    vars(call)["__signature__"] = inspect.signature(method)  # the operator takes its number of inputs from it
-    return ops.Custom(call, out_shape=out_shape, out_dtype=mstype.float32, func_type="pyfunc")
+    vars(call)["__signature__"] = signature  # the operator takes its number of inputs from it
+    return ops.Custom(call, out_shape=out_shape, out_dtype=out_dtype, func_type="pyfunc")

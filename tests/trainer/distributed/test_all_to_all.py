@@ -10,6 +10,7 @@ import pytest
 
 from trainer.distributed.all_to_all import AllToAll, Channel
 from trainer.distributed.group import SINGLE, Group
+from trainer.distributed.machine_memory import VARIABLE
 from trainer.errors import TrainerError
 
 SIZE = 4
@@ -30,8 +31,15 @@ class Thread(Group):
         return values
 
 
+@pytest.fixture(params=["memory", "connections"])
+def transport(request, monkeypatch):
+    """What the bytes of messages go through."""
+    monkeypatch.setenv(VARIABLE, "1" if request.param == "memory" else "0")
+    return request.param
+
+
 @pytest.fixture
-def members():
+def members(transport):
     values, barrier = [None] * SIZE, threading.Barrier(SIZE)
     with ThreadPoolExecutor(SIZE) as pool:
         members = [*pool.map(lambda r: AllToAll(Thread(r, values, barrier), 20.0, "127.0.0.1"), range(SIZE))]
@@ -52,12 +60,81 @@ def test_every_process_receives_the_parts_meant_for_it_in_the_order_of_ranks(mem
             for source, part in enumerate(received):
                 content = np.frombuffer(part, np.uint8)
                 assert content.size == length * rank * source
+                assert content.flags.writeable, "kernels take no other arrays"
                 assert (content == 10 * source + rank + 100 * (turn % 2)).all()
 
     run(one)
-    sent = [length * rank * (6 - rank) + 16 * (SIZE - 1) for rank in range(SIZE)]
+    sent = [length * rank * (6 - rank) + 24 * (SIZE - 1) for rank in range(SIZE)]
     assert [member.sent.bytes for member in members] == [3 * count for count in sent]
     assert all(member.sent.messages == 3 * (SIZE - 1) for member in members)
+
+
+@pytest.mark.parametrize("transport", ["memory"], indirect=True)
+def test_messages_with_and_without_room_in_memory_arrive(members, monkeypatch):
+    """The memory grows from message to message, and what is beyond its limit takes the connection."""
+    members, run = members
+    limit = 1 << 20
+    monkeypatch.setattr("trainer.distributed.machine_memory.LIMIT", limit)
+
+    def one(rank):
+        for length in (10, 100_000, limit // 2 + 1, 5):
+            parts = [np.full(length, SIZE * rank + to, np.uint8) for to in range(SIZE)]
+            for source, part in enumerate(members[rank].exchange(parts)):
+                content = np.frombuffer(part, np.uint8)
+                assert content.size == length
+                assert content[0] == content[-1] == SIZE * source + rank
+
+    run(one)
+
+
+def test_a_message_of_several_buffers_arrives_as_one(members):
+    members, run = members
+
+    def one(rank):
+        pieces = [np.full(number % 3, rank + number, np.uint8) for number in range(1500)]
+        received = members[rank].exchange([pieces] * SIZE)
+        assert received[rank] is pieces
+        for source, part in enumerate(received):
+            if source != rank:
+                expected = [(source + number) % 256 for number in range(1500) for _ in range(number % 3)]
+                assert np.frombuffer(part, np.uint8).tolist() == expected
+
+    run(one)
+
+
+def test_what_was_received_stays_until_the_next_exchange_of_this_process(members):
+    """Others may be an exchange ahead by then."""
+    members, run = members
+
+    def one(rank):
+        for turn in range(6):
+            received = members[rank].exchange([np.full(50_000, turn, np.uint8)] * SIZE, keep=False)
+            time.sleep(0.02 * ((rank + turn) % SIZE))
+            assert all((np.frombuffer(part, np.uint8) == turn).all() for part in received)
+
+    run(one)
+
+
+@pytest.mark.parametrize("problem", ["another machine", "another process", "no such memory"])
+def test_memory_that_cannot_be_shared_is_not_needed(monkeypatch, problem):
+    class Elsewhere(Thread):
+        def gather_json(self, value):
+            if self.rank == 1 and len(value) == 4:
+                process, files = value[3]
+                address = {
+                    "another machine": [10**9, files],
+                    "another process": [process, [[f, "00"] for f, _ in files]],
+                }
+                value = [*value[:3], address.get(problem)]
+            return super().gather_json(value)
+
+    values, barrier = [None] * SIZE, threading.Barrier(SIZE)
+    with ThreadPoolExecutor(SIZE) as pool:
+        members = [*pool.map(lambda rank: AllToAll(Elsewhere(rank, values, barrier), 20.0, "127.0.0.1"), range(SIZE))]
+        parts = [*pool.map(lambda member: member.exchange([bytes([member.rank]) * 9] * SIZE), members)]
+    assert all([bytes(part) for part in own] == [bytes([rank]) * 9 for rank in range(SIZE)] for own in parts)
+    for member in members:
+        member.close()
 
 
 def exchange_often(member):
@@ -96,7 +173,7 @@ def test_a_process_that_does_not_come_is_named_at_the_deadline(members):
     run(one)
 
 
-def test_a_process_that_comes_late_is_waited_for(monkeypatch):
+def test_a_process_that_comes_late_is_waited_for(monkeypatch, transport):
     """It may compile for minutes, while what the others send fills the buffers of its connections."""
     monkeypatch.setattr("trainer.distributed.launched.SILENCE_SECONDS", 1)
     values, barrier = [None] * SIZE, threading.Barrier(SIZE)
@@ -167,7 +244,7 @@ def test_strangers_at_the_port_are_sent_away():
 
     class Visited(Thread):
         def gather_json(self, value):
-            if self.rank == 1 and isinstance(value, list):
+            if self.rank == 1 and len(value) == 4:  # its address
                 for word in (None, b"G" * 24, b""):
                     stranger = socket.create_connection(("127.0.0.1", value[1]))
                     strangers.append(stranger)

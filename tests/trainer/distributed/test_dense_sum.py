@@ -9,6 +9,7 @@ import pytest
 from trainer.distributed.all_to_all import AllToAll
 from trainer.distributed.dense_sum import WHOLE_BYTES, DenseSum
 from trainer.distributed.group import Group
+from trainer.distributed.machine_memory import VARIABLE
 from trainer.errors import TrainerError
 
 
@@ -25,7 +26,7 @@ class Thread(Group):
         return self
 
     def all_to_all(self, parts, *, in_graph=False):
-        return self.connections.exchange(parts)
+        return self.connections.exchange(parts, keep=not in_graph)
 
     def gather_json(self, value):
         self._values[self.rank] = value
@@ -35,8 +36,14 @@ class Thread(Group):
         return values
 
 
+@pytest.fixture(params=["memory", "connections"])
+def transport(request, monkeypatch):
+    """What the bytes of messages go through."""
+    monkeypatch.setenv(VARIABLE, "1" if request.param == "memory" else "0")
+
+
 @pytest.fixture(params=[2, 3, 4])
-def members(request):
+def members(request, transport):
     values, barrier = [None] * request.param, threading.Barrier(request.param)
     with ThreadPoolExecutor(request.param) as pool:
         members = [*pool.map(lambda rank: Thread(rank, values, barrier).connect(), range(request.param))]
@@ -58,6 +65,31 @@ def test_all_have_the_bits_of_the_sum_in_the_order_of_ranks(members, length):
         assert total.dtype == np.float32
         np.testing.assert_array_equal(total, expected)
     np.testing.assert_array_equal(values, before, err_msg="what was given is not changed")
+
+
+@pytest.mark.parametrize("entries", [WHOLE_BYTES // 16, 30_000, 1 << 22])
+def test_gradients_of_any_shapes_are_summed_with_their_head(members, monkeypatch, entries):
+    """In messages of at most so many entries; those of a process without rows count as 0, and its head counts."""
+    monkeypatch.setattr("trainer.distributed.dense_sum.MESSAGE_ENTRIES", entries)
+    members, run = members
+    shapes = [(3, 7), (1,), (250, 160), (0, 4), (41,)]
+    rng = np.random.default_rng(0)
+    gradients = [[rng.normal(size=shape).astype(np.float32) for shape in shapes] for _ in members]
+    gradients[1][0][:] = np.nan
+    heads = np.arange(2 * len(members), dtype=np.float32).reshape(-1, 2)
+
+    def total(member):
+        rows = np.array([member.rank != 1, 5], np.float32)
+        sums = DenseSum(member).add_gradients(*gradients[member.rank], heads[member.rank], rows, np.zeros(1))
+        return [array.copy() for array in sums]
+
+    expected = [np.copy(array) for array in gradients[0]]
+    for own in gradients[2:]:
+        for array, other in zip(expected, own, strict=True):
+            array += other
+    for found in run(total):
+        for array, other in zip(found, [*expected, heads.sum(0)], strict=True):
+            np.testing.assert_array_equal(array, other)
 
 
 def test_a_large_sum_sends_the_bytes_of_a_ring(members):
