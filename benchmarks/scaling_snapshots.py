@@ -20,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-ROWS, PER_ROW, DIM, CALL = 1024, 64, 16, 16  # rows of a step, ids of a row, numbers of an id, steps of a call
+from benchmarks.scaling_tables import PER_ROW, ROWS, make_network, memory_of_process, start_peak, train_each_id_once
+
+ROOT = Path(__file__).parents[1]
 
 
 def main() -> int:
@@ -62,29 +63,13 @@ def main() -> int:
     return 0
 
 
-def memory(key: str) -> int:
-    """Return the VmRSS of this process in bytes, or VmHWM, its peak."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024
-
-
 def build():
     """Return a trainer of the table."""
     from mindspore import nn
 
     from trainer import Trainer
-    from trainer.embedding import Embedding
 
-    class Network(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ids = Embedding(DIM, mode="sparse", name="ids")
-            self.head = nn.Dense(DIM, 1)
-
-        def construct(self, x):
-            return self.head(self.ids(x).sum(axis=1))
-
-    network = Network()
+    network = make_network()
     return Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.001), seed=1)
 
 
@@ -96,10 +81,9 @@ def load(folder: Path, count: int) -> None:
     arrays = {"x": np.zeros((2 * ROWS, PER_ROW), np.int64), "y": np.zeros((2 * ROWS, 1), np.float32)}
     trainer.fit(arrays, 1, batch_size=ROWS // group.size, shuffle=False, callbacks=[])  # finds the table
     group.wait_for_all()
-    Path("/proc/self/clear_refs").write_text("5")
-    before, started = memory("VmRSS"), time.perf_counter()
+    before, started = start_peak(), time.perf_counter()
     trainer.load(folder / "snapshots")
-    loaded, grown = time.perf_counter() - started, memory("VmHWM") - before
+    loaded, grown = time.perf_counter() - started, memory_of_process("VmHWM") - before
     if group.is_main:
         (table,) = trainer.tables.tables.tables.values()
         found = json.loads((folder / "found.json").read_text())
@@ -112,23 +96,17 @@ def measure(folder: Path, count: int) -> None:
     from trainer.distributed.group import join
 
     group, trainer = join(), build()
-    rows = max(CALL * ROWS, count // PER_ROW // ROWS * ROWS)
-    for first in range(0, rows, CALL * ROWS):  # so that the data take no memory worth counting
-        last = min(rows, first + CALL * ROWS)
-        ids = np.arange(PER_ROW * first, PER_ROW * last).reshape(-1, PER_ROW)
-        arrays = {"x": ids, "y": np.zeros((last - first, 1), np.float32)}
-        trainer.fit(arrays, 1, batch_size=ROWS // group.size, sink_size=8, shuffle=False, callbacks=[])
+    ids = train_each_id_once(trainer, group, count)
     group.wait_for_all()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts here
-    before, started = memory("VmRSS"), time.perf_counter()
+    before, started = start_peak(), time.perf_counter()
     path = trainer.save(folder / "snapshots", background=True)
     waits = time.perf_counter() - started
     trainer.saver.wait()
     durable = time.perf_counter() - started
     if group.is_main:
         size = sum(file.stat().st_size for file in path.iterdir())
-        found = {"ids": PER_ROW * rows, "waits": waits, "durable": durable, "bytes": size}
-        found["grown"] = memory("VmHWM") - before
+        found = {"ids": ids, "waits": waits, "durable": durable, "bytes": size}
+        found["grown"] = memory_of_process("VmHWM") - before
         (folder / "found.json").write_text(json.dumps(found))
 
 

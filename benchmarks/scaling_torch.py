@@ -21,7 +21,7 @@ from torch import distributed, multiprocessing
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.scaling import DIM, LAWS, TRAFFIC_CALLS, TRAFFIC_STEPS, draw_ids, on_the_wire
+from benchmarks.scaling_tables import DIM, LAWS, TRAFFIC_CALLS, TRAFFIC_STEPS, draw_ids, on_the_wire
 
 
 def exchange(part: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
