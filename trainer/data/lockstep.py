@@ -40,7 +40,7 @@ class Round(NamedTuple):
     ended: int  # whether its data have ended
     columns: int  # CRC-32 of names, dtypes and row shapes; 0 where they are not known
     lists: int  # `AgreedLists.seen`
-    more: Sequence[int]  # what a subclass adds
+    more: Sequence[int] = ()  # what a subclass adds
 
 
 class LockstepSource(Source):
@@ -237,7 +237,7 @@ class LockstepSource(Source):
         if not waits:
             self.waited_for_others += time.perf_counter() - began
         fields = len(Round._fields) - 1
-        rounds = [Round(*row[:fields], more=row[fields:]) for row in gathered]
+        rounds = [Round(*row[:fields])._replace(more=row[fields:]) for row in gathered]
         self._received(rounds)
         self._check_alike(rounds)
         if self.hooks.decide([sent.stop for sent in rounds]):
