@@ -36,10 +36,11 @@ def operator_of_many(method: Callable[..., tuple[np.ndarray, ...]], inputs: int,
 
 
 def _custom(method: Callable[..., Any], signature: inspect.Signature, out_shape: Any, out_dtype: Any) -> ops.Custom:
-    reference = weakref.WeakMethod(method)  # MindSpore never releases the function; it must not keep tables alive
+    # MindSpore never releases the function; it must not keep tables alive. A `WeakMethod` takes twice as long.
+    owner, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
 
     def call(*arrays):
-        return reference()(*arrays)  # type: ignore[misc]  # who runs the graph keeps the object
+        return function(owner(), *arrays)  # whoever runs the graph keeps the owner alive
 
     vars(call)["__signature__"] = signature  # the operator takes its number of inputs from it
     return ops.Custom(call, out_shape=out_shape, out_dtype=out_dtype, func_type="pyfunc")
