@@ -227,5 +227,12 @@ def test_gathered_rows_are_bounded_over_all_processes(errors, caplog):
     for rank, part in enumerate(parts):  # 30 of 90 rows each
         part.update(*(column[rank::3] for column in errors))
     parts[0].put_window([part.take_window() for part in parts])
+    saved = parts[0].state_dict()
     assert np.isnan(parts[0].close_window()["window_error"])
     assert "MAE has no merge" in caplog.text
+    resumed = PrequentialMetrics({"error": MAE()})  # by a single process
+    caplog.clear()
+    resumed.load_state_dict(saved)
+    assert caplog.messages == ["MAE: the window begins without rows before the snapshot"]
+    resumed.update(*errors)
+    assert resumed.close_window()["window_error"] == pytest.approx(np.abs(errors[0] - errors[1]).mean())
