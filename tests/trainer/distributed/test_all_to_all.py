@@ -1,34 +1,19 @@
 """Bytes between all pairs of processes; threads stand for processes, each with its own connections."""
 
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from trainer.distributed.all_to_all import AllToAll, Channel
-from trainer.distributed.group import SINGLE, Group
+from tests.trainer.distributed.threads import Thread, connected, group_of
+from trainer.distributed.all_to_all import Channel
+from trainer.distributed.group import SINGLE
 from trainer.distributed.machine_memory import VARIABLE
 from trainer.errors import TrainerError
 
 SIZE = 4
-
-
-class Thread(Group):
-    """A member of a group of threads."""
-
-    def __init__(self, rank, values, barrier):
-        self.rank, self.size = rank, SIZE
-        self._values, self._barrier = values, barrier
-
-    def gather_json(self, value):
-        self._values[self.rank] = value
-        self._barrier.wait()
-        values = list(self._values)
-        self._barrier.wait()
-        return values
 
 
 @pytest.fixture(params=["memory", "connections"])
@@ -40,12 +25,8 @@ def transport(request, monkeypatch):
 
 @pytest.fixture
 def members(transport):
-    values, barrier = [None] * SIZE, threading.Barrier(SIZE)
-    with ThreadPoolExecutor(SIZE) as pool:
-        members = [*pool.map(lambda r: AllToAll(Thread(r, values, barrier), 20.0, "127.0.0.1"), range(SIZE))]
-        yield members, lambda function: [*pool.map(function, range(SIZE))]
-        for member in members:
-            member.close()
+    with connected(SIZE) as (members, run):
+        yield [member.connections for member in members], lambda function: run(lambda member: function(member.rank))
 
 
 @pytest.mark.parametrize("length", [1, 1000, 3_000_000])
@@ -128,13 +109,9 @@ def test_memory_that_cannot_be_shared_is_not_needed(monkeypatch, problem):
                 value = [*value[:3], address.get(problem)]
             return super().gather_json(value)
 
-    values, barrier = [None] * SIZE, threading.Barrier(SIZE)
-    with ThreadPoolExecutor(SIZE) as pool:
-        members = [*pool.map(lambda rank: AllToAll(Elsewhere(rank, values, barrier), 20.0, "127.0.0.1"), range(SIZE))]
-        parts = [*pool.map(lambda member: member.exchange([bytes([member.rank]) * 9] * SIZE), members)]
+    with connected(SIZE, Elsewhere) as (_, run):
+        parts = run(lambda member: member.all_to_all([bytes([member.rank]) * 9] * SIZE))
     assert all([bytes(part) for part in own] == [bytes([rank]) * 9 for rank in range(SIZE)] for own in parts)
-    for member in members:
-        member.close()
 
 
 def exchange_often(member):
@@ -176,20 +153,18 @@ def test_a_process_that_does_not_come_is_named_at_the_deadline(members):
 def test_a_process_that_comes_late_is_waited_for(monkeypatch, transport):
     """It may compile for minutes, while what the others send fills the buffers of its connections."""
     monkeypatch.setattr("trainer.distributed.launched.SILENCE_SECONDS", 1)
-    values, barrier = [None] * SIZE, threading.Barrier(SIZE)
 
-    def one(rank):
-        member = AllToAll(Thread(rank, values, barrier), 20.0, "127.0.0.1")
-        if rank == 3:
+    def one(member):
+        member.connect()
+        if member.rank == 3:
             time.sleep(4)
         try:
-            return sum(map(len, member.exchange([b"x" * 5_000_000] * SIZE)))
+            return sum(map(len, member.all_to_all([b"x" * 5_000_000] * SIZE)))
         finally:
-            barrier.wait()
-            member.close()
+            member.wait()
 
-    with ThreadPoolExecutor(SIZE) as pool:
-        assert [*pool.map(one, range(SIZE))] == [5_000_000 * SIZE] * SIZE
+    with group_of(SIZE) as (_, run):
+        assert run(one) == [5_000_000 * SIZE] * SIZE
 
 
 def test_an_interrupted_exchange_ends_at_once_and_the_others_keep_waiting(members):
@@ -212,35 +187,33 @@ def test_an_interrupted_exchange_ends_at_once_and_the_others_keep_waiting(member
 def test_a_channel_is_opened_again_after_an_interruption(monkeypatch):
     monkeypatch.setenv("MS_SCHED_HOST", "127.0.0.1")
     monkeypatch.setenv("MS_SCHED_PORT", "9")
-    values, barrier = [None] * SIZE, threading.Barrier(SIZE)
 
     class Counting(Thread):
         def track(self, sent):
             self.sent = sent
 
-    def one(rank):
-        group = Counting(rank, values, barrier)
-        channel, found = Channel(group), []
+    def one(member):
+        channel, found = Channel(member), []
         with pytest.raises(TrainerError, match="has opened no connections"):
             channel.all_to_all([b"x"] * SIZE)
         for _ in range(2):
             assert not channel.is_open
             channel.open()
             assert channel.is_open
-            found.append(channel.all_to_all([bytes([rank])] * SIZE))
+            found.append(channel.all_to_all([bytes([member.rank])] * SIZE))
             channel.interrupt()
-            barrier.wait()
-        return found, group.sent.messages
+            member.wait()
+        return found, member.sent.messages
 
-    with ThreadPoolExecutor(SIZE) as pool:
-        for found, messages in pool.map(one, range(SIZE)):
+    with group_of(SIZE, Counting) as (_, run):
+        for found, messages in run(one):
             assert [[part[0] for part in received] for received in found] == [[0, 1, 2, 3]] * 2
             assert messages == 2 * (SIZE - 1)
 
 
 def test_strangers_at_the_port_are_sent_away():
     """Of three that connect first one leaves at once, one says something else and one says nothing."""
-    values, barrier, strangers = [None] * SIZE, threading.Barrier(SIZE), []
+    strangers = []
 
     class Visited(Thread):
         def gather_json(self, value):
@@ -251,13 +224,12 @@ def test_strangers_at_the_port_are_sent_away():
                     stranger.close() if word is None else stranger.sendall(word)
             return super().gather_json(value)
 
-    with ThreadPoolExecutor(SIZE) as pool:
-        members = [*pool.map(lambda rank: AllToAll(Visited(rank, values, barrier), 20.0, "127.0.0.1"), range(SIZE))]
+    with connected(SIZE, Visited) as (_, run):
         assert len(strangers) == 3
-        parts = [*pool.map(lambda member: member.exchange([bytes([member.rank])] * SIZE), members)]
+        parts = run(lambda member: member.all_to_all([bytes([member.rank])] * SIZE))
     assert all([part[0] for part in own] == [0, 1, 2, 3] for own in parts)
-    for end in (*members, *strangers):
-        end.close()
+    for stranger in strangers:
+        stranger.close()
 
 
 def test_one_process_keeps_its_part():

@@ -1,55 +1,25 @@
 """Sums over processes, in the order of ranks; threads stand for processes, each with its own connections."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
-from trainer.distributed.all_to_all import AllToAll
+from tests.trainer.distributed.threads import connected
 from trainer.distributed.dense_sum import WHOLE_BYTES, DenseSum
-from trainer.distributed.group import Group
 from trainer.distributed.machine_memory import VARIABLE
 from trainer.errors import TrainerError
-
-
-class Thread(Group):
-    """A member of a group of threads."""
-
-    def __init__(self, rank, values, barrier):
-        self.rank, self.size = rank, len(values)
-        self._values, self._barrier = values, barrier
-        self.connections = None
-
-    def connect(self):
-        self.connections = AllToAll(self, 20.0, "127.0.0.1")
-        return self
-
-    def all_to_all(self, parts, *, in_graph=False):
-        return self.connections.exchange(parts, keep=not in_graph)
-
-    def gather_json(self, value):
-        self._values[self.rank] = value
-        self._barrier.wait()
-        values = list(self._values)
-        self._barrier.wait()
-        return values
 
 
 @pytest.fixture(params=["memory", "connections"])
 def transport(request, monkeypatch):
     """What the bytes of messages go through."""
     monkeypatch.setenv(VARIABLE, "1" if request.param == "memory" else "0")
+    return request.param
 
 
 @pytest.fixture(params=[2, 3, 4])
 def members(request, transport):
-    values, barrier = [None] * request.param, threading.Barrier(request.param)
-    with ThreadPoolExecutor(request.param) as pool:
-        members = [*pool.map(lambda rank: Thread(rank, values, barrier).connect(), range(request.param))]
-        yield members, lambda function: [*pool.map(function, members)]
-        for member in members:
-            member.connections.close()
+    with connected(request.param) as (members, run):
+        yield members, run
 
 
 @pytest.mark.parametrize("length", [1, WHOLE_BYTES // 4, WHOLE_BYTES // 4 + 1, 100_003])
