@@ -22,15 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigurationError, did_you_mean
-from .launched import (
-    RESTART_VARIABLE,
-    RESUME_VARIABLE,
-    RUN_NOTE_VARIABLE,
-    SCHEDULER,
-    STAGE_VARIABLE,
-    WORKER,
-    Stage,
-)
+from .launched import RESTART_VARIABLE, RESUME_VARIABLE, RUN_NOTE_VARIABLE, SCHEDULER, STAGE_VARIABLE, WORKER, Stage
 from .machines import MEETING_SECONDS, Machines, Verdict
 from .watched_process import WatchedProcess, share_of_cores
 
@@ -77,21 +69,19 @@ class Job:
     bind_cores: bool = True
 
     def __post_init__(self) -> None:
-        for name, value, minimum in (("-n", self.processes, 1), ("--nodes", self.nodes, 1)):
+        counts = (("-n", self.processes, 1), ("--nodes", self.nodes, 1), ("--max-restarts", self.max_restarts, 0))
+        for name, value, minimum in counts:
             if value < minimum:
                 raise ConfigurationError(f"launch: {name} takes a whole number >= {minimum}; received {value}")
-        if self.max_restarts < 0:
-            raise ConfigurationError(f"launch: --max-restarts takes a whole number >= 0; received {self.max_restarts}")
         if not 0 <= self.node_rank < self.nodes:
             raise ConfigurationError(
                 f"launch: --node-rank takes 0 to {self.nodes - 1} with --nodes {self.nodes}; received {self.node_rank}"
             )
         if self.nodes > 1 and self.master is None:
             raise ConfigurationError("launch: --nodes needs --master HOST:PORT, the address of machine 0")
-        if not self.meeting_seconds > 0:
-            raise ConfigurationError(f"launch: --meeting-seconds takes a number > 0; received {self.meeting_seconds}")
-        if not self.grace_seconds > 0:
-            raise ConfigurationError(f"launch: --grace-seconds takes a number > 0; received {self.grace_seconds}")
+        for name, seconds in (("--meeting-seconds", self.meeting_seconds), ("--grace-seconds", self.grace_seconds)):
+            if not seconds > 0:
+                raise ConfigurationError(f"launch: {name} takes a number > 0; received {seconds}")
         address = re.fullmatch(r"[^\s:]+:(\d{1,5})", self.master or "any:1")
         if address is None or not 0 < int(address[1]) < 1 << 16:
             raise ConfigurationError(f"launch: --master takes HOST:PORT; received {self.master!r}")

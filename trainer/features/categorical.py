@@ -16,18 +16,7 @@ from ..embedding.tables.hashing import mix64, to_ids
 from ..errors import ConfigurationError
 from ..streams.formats.coercion import lower_truth
 from ..streams.formats.column import Column
-from .feature import (
-    FIRST_ROW,
-    MISSING_ROW,
-    NO_ID,
-    Feature,
-    Kind,
-    Output,
-    RawColumns,
-    Table,
-    id_column,
-    time_column,
-)
+from .feature import FIRST_ROW, MISSING_ROW, NO_ID, Feature, Kind, Output, RawColumns, Table, id_column, time_column
 from .statistics import KnownIds, ValueCounts
 
 DTYPES = ("str", "int64")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from ..checks import nonempty_text, whole
-from ..errors import CheckpointMismatchError
+from ..errors import CheckpointMismatchError, ConfigurationError
 from ..streams.formats.coercion import MISSING_NUMBER
 from ..streams.formats.column import Column
 
@@ -232,6 +232,58 @@ def list_column(dtype: str, required: bool = False) -> Column:
 
 
 FEW_ROWS = 32
+
+
+def label_column(read: Column | None, dtype: np.dtype) -> Column:
+    """Return the column of a label of `dtype`; one that a feature reads as ids keeps its type.
+
+    Args:
+        read: the column as features read it, or None.
+        dtype: of other labels.
+    """
+    if read is None or read.shape or read.dtype.kind not in "Ui":
+        return Column(dtype, coerce=True)
+    return replace(read, default=None)
+
+
+def weight_column(name: str, read: Column | None) -> Column:
+    """Return the column of loss weights; one that a feature reads keeps its type.
+
+    Args:
+        name: its name.
+        read: the column as features read it, or None.
+
+    Raises:
+        ConfigurationError: a feature reads something other than numbers from it.
+    """
+    if read is None:
+        return Column(np.float32, minimum=0, coerce=True)
+    if read.shape or read.dtype.kind != "f":
+        raise ConfigurationError(
+            f"Features(weight={name!r}): a feature reads this column as {read.dtype} {list(read.shape)}, and weights "
+            "are numbers; give the weight a column of its own"
+        )
+    return replace(read, default=None, minimum=0, allow_nan=False)
+
+
+def raw_columns(features: Iterable[Feature]) -> dict[str, Column]:
+    """Return the raw columns of all features, each in its strictest declaration.
+
+    Raises:
+        ConfigurationError: two features read a column as different types.
+    """
+    columns: dict[str, Column] = {}
+    for feature in features:
+        for name, column in feature.raw().items():
+            other = columns.get(name, column)
+            if (other.dtype, other.shape) != (column.dtype, column.shape):
+                raise ConfigurationError(
+                    f"feature {feature.name!r} reads column {name!r} as {column.dtype} {list(column.shape)}; "
+                    f"another feature reads it as {other.dtype} {list(other.shape)}"
+                )
+            strictest = column if column.default is None else other
+            columns[name] = replace(strictest, times=column.times or other.times)
+    return columns
 
 
 def alike_features(features: Sequence[Feature]) -> list[list[int]]:

@@ -17,7 +17,6 @@ from ..checks import number, refuse, whole
 from ..embedding.tables.hashing import to_ids
 from ..errors import CheckpointMismatchError, ConfigurationError, DataError, did_you_mean
 from ..state import Stateful
-from ..streams.formats.column import Column
 from ..streams.formats.schema import Schema
 from .feature import (
     Feature,
@@ -30,8 +29,11 @@ from .feature import (
     check_numbers,
     id_problems,
     id_sources,
+    label_column,
+    raw_columns,
     text_column,
     time_column,
+    weight_column,
 )
 from .feature_arguments import IDS, NUMBERS, as_feature, check_unique, names_kept
 from .learned import Learned, Recent
@@ -109,7 +111,7 @@ class Features(Stateful):
         self._alike = alike_features(self.features)
         check_unique("feature", [feature.name for feature in self.features])
         check_unique("output", [output.name for output in self.outputs])
-        self.columns = self._raw_columns()
+        self.columns = raw_columns(self.features)
         aligned = aligned_columns(self.features)
         self.schema = replace(self._schema(), aligned=aligned)
         self.unlabelled_schema = Schema(self.columns, aligned=aligned)
@@ -123,27 +125,12 @@ class Features(Stateful):
 
     # -- declaration ---------------------------------------------------------------------------------------------------
 
-    def _raw_columns(self) -> dict[str, Column]:
-        """Return the raw columns of all features, each in its strictest declaration."""
-        columns: dict[str, Column] = {}
-        for feature in self.features:
-            for name, column in feature.raw().items():
-                other = columns.get(name, column)
-                if (other.dtype, other.shape) != (column.dtype, column.shape):
-                    raise ConfigurationError(
-                        f"feature {feature.name!r} reads column {name!r} as {column.dtype} {list(column.shape)}; "
-                        f"another feature reads it as {other.dtype} {list(other.shape)}"
-                    )
-                strictest = column if column.default is None else other
-                columns[name] = replace(strictest, times=column.times or other.times)
-        return columns
-
     def _schema(self) -> Schema:
         columns = dict(self.columns)
         for name in self.labels:
-            columns[name] = self._label_column(name)
+            columns[name] = label_column(self.columns.get(name), self.label_dtype)
         if self.weight is not None:
-            columns[self.weight] = self._weight_column(self.weight)
+            columns[self.weight] = weight_column(self.weight, self.columns.get(self.weight))
         if self.group is not None:
             columns.setdefault(self.group, text_column(required=False))
         if self.event_time is not None:
@@ -155,25 +142,6 @@ class Features(Stateful):
     def statistics(self) -> dict[str, Statistic]:
         """The statistic of each feature that learns, by feature name."""
         return self.learned.statistics
-
-    def _label_column(self, name: str) -> Column:
-        """Return the column of a label; one that a feature reads as ids keeps its type."""
-        column = self.columns.get(name)
-        if column is None or column.shape or column.dtype.kind not in "Ui":
-            return Column(self.label_dtype, coerce=True)
-        return replace(column, default=None)
-
-    def _weight_column(self, name: str) -> Column:
-        """Return the weight's column; one that a feature reads as numbers keeps its type."""
-        column = self.columns.get(name)
-        if column is None:
-            return Column(np.float32, minimum=0, coerce=True)
-        if column.shape or column.dtype.kind != "f":
-            raise ConfigurationError(
-                f"Features(weight={name!r}): a feature reads this column as {column.dtype} {list(column.shape)}, and "
-                "weights are numbers; give the weight a column of its own"
-            )
-        return replace(column, default=None, minimum=0, allow_nan=False)
 
     def of_kind(self, kind: Kind) -> list[Output]:
         """Return the outputs of a kind, in order."""

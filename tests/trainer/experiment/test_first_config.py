@@ -10,7 +10,7 @@ from tests.trainer.models.tables import make_rows
 from trainer.errors import ConfigurationError, DataError
 from trainer.experiment import build, load_config
 from trainer.experiment.cli import main
-from trainer.experiment.commands.init_command import propose
+from trainer.experiment.commands.proposal import propose
 from trainer.experiment.commands.table_summary import summarize
 from trainer.experiment.runs.run_folder import Run
 from trainer.models import MODELS

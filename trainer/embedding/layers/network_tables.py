@@ -110,13 +110,10 @@ class SparseTables(nn.Cell):
         self._make_programs(layout, heads, optimizers)
         members = [[id(specs[table]) for table in stack.tables] for stack in layout.stacks]
         hide(self, "_cells_of", [[cell for cell in cells if id(cell.spec) in own] for own in members])
-        trainable = [spec.trainable for spec in specs]
-        hide(self, "planner", self._make_planner(trainable, fields, accumulate, layout))
+        hide(self, "planner", self._make_planner([spec.trainable for spec in specs], fields, accumulate, layout))
         self._choose_gradients(fields, accumulate)
-        by_width: dict[int, list[str]] = {}
-        for name, table in self.tables.items():
-            by_width.setdefault(table.width, []).append(name)
-        for width, names in by_width.items():
+        for width in dict.fromkeys(table.width for table in self.tables.values()):
+            names = [name for name, table in self.tables.items() if table.width == width]
             tables = "table" if len(names) == 1 else "tables"
             _logger.info("sparse %s %s: %d columns per row with its slots", tables, ", ".join(names), width)
         _logger.info("%d sparse tables are read and updated as %d", len(self.tables), len(layout.stacks))
@@ -184,13 +181,9 @@ class SparseTables(nn.Cell):
         self.reading_input_count = 0
         for bundle in bundles:
             bundle.in_graph = any(self.programs[index].in_graph for index in bundle.stacks)
-            own = 1 + bundle.in_graph
-            if bundle.indirect:
-                inputs += [([index], own + 1) for index in bundle.stacks]
-                self.reading_input_count += 2 * len(bundle.stacks)
-            else:
-                inputs.append((bundle.stacks, own))
-                self.reading_input_count += 1
+            sharing = [[index] for index in bundle.stacks] if bundle.indirect else [bundle.stacks]
+            inputs += [(stacks, 1 + bundle.in_graph + bundle.indirect) for stacks in sharing]
+            self.reading_input_count += len(sharing) * (1 + bundle.indirect)
         self.input_count = sum(count for _, count in inputs)
         first = -self.input_count
         for stacks, count in inputs:

@@ -13,31 +13,18 @@ from ...errors import StreamError
 from ..batch import Cursor, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
 from ..formats.schema import Schema
+from . import kafka_client as client
 from .broker_stream import BrokerStream, Mark, ReadMarks, checksum, indices_to_mark
-from .kafka_client import (
-    PausedPartitions,
-    RoundRobinMerger,
-    commit_offsets,
-    connect,
-    content_of,
-    ends_of,
-    library,
-    partitions_of,
-    weak_callback,
-)
 
 logger = logging.getLogger(__name__)
 
 _START = "@start"
 _STARTS = ("earliest", "latest", "committed")
 _ORDERS = ("round_robin", "arrival")
-# Maximum blocking time of a call, so that `close` takes effect.
-_BLOCK_SECONDS = 0.2
+_BLOCK_SECONDS = 0.2  # longest blocking call, so that `close` takes effect
 _ASK_SECONDS = 3.0
-# Interval of checks for added partitions and for a recreated topic.
-_LOOK_SECONDS = 60.0
-# Messages; a partition is paused when it has buffered eight times as many.
-_AHEAD = 1000
+_LOOK_SECONDS = 60.0  # interval of checks for added partitions and for a recreated topic
+_AHEAD = 1000  # messages; a partition is paused when it has buffered eight times as many
 
 
 class KafkaStream(BrokerStream):
@@ -113,22 +100,21 @@ class KafkaStream(BrokerStream):
             max_bad_share=max_bad_share,
             give_up_after=give_up_after,
         )
-        self.topic, self.start, self.order, self.quota = topic, start, order, quota
-        self.turn_timeout = turn_timeout
+        self.topic, self.start, self.order, self.quota, self.turn_timeout = topic, start, order, quota, turn_timeout
         self._partitions = None if partitions is None else sorted(partitions)
         self._share = slice(None)
         self._uncommitted: Position = {}
         self._trouble: Any = None
-        self._kafka = library()
+        self._kafka = client.library()
         self._errors = (self._kafka.KafkaException,)
-        own = {"error_cb": weak_callback(self._on_error), "on_commit": weak_callback(self._on_commit)}
-        self._consumer = connect(servers, group, {**own, **(config or {})})
+        own = {"error_cb": client.weak_callback(self._on_error), "on_commit": client.weak_callback(self._on_commit)}
+        self._consumer = client.connect(servers, group, {**own, **(config or {})})
         self._target: dict[str, Cursor] = {}
         self._assigned = False
         self._look_at = 0.0
         self._ends: dict[int, int] = {}
-        self._turns = RoundRobinMerger({}, {}, quota, turn_timeout)
-        self._paused = PausedPartitions(self._consumer, topic, 8 * max(quota, _AHEAD))
+        self._turns = client.RoundRobinMerger({}, {}, quota, turn_timeout)
+        self._paused = client.PausedPartitions(self._consumer, topic, 8 * max(quota, _AHEAD))
         self._marks = ReadMarks()
         self._unverified: dict[int, Mark] = {}  # records to read again, to check that the log is the same
 
@@ -199,7 +185,7 @@ class KafkaStream(BrokerStream):
 
     def _assign(self) -> None:
         """Look up the partitions and their start offsets, and assign them."""
-        mine = partitions_of(self._consumer, self.topic, self._partitions, _ASK_SECONDS)[self._share]
+        mine = client.partitions_of(self._consumer, self.topic, self._partitions, _ASK_SECONDS)[self._share]
         topics = [self._kafka.TopicPartition(self.topic, number) for number in mine]
         position: Position = {}
         resume_rows: dict[str, Cursor] = {}
@@ -208,7 +194,7 @@ class KafkaStream(BrokerStream):
         ends: dict[int, int] = {}
         for tp in topics:
             name = self._name(tp.partition)
-            low, high = ends_of(self._consumer, self.topic, tp.partition, _ASK_SECONDS)
+            low, high = client.ends_of(self._consumer, self.topic, tp.partition, _ASK_SECONDS)
             ends[tp.partition] = high
             if name in self._target:
                 cursor = self._target[name]
@@ -231,8 +217,7 @@ class KafkaStream(BrokerStream):
             if mark is not None and low <= int(mark.offset):
                 marked[tp.partition], tp.offset = mark, int(mark.offset)
         turns = self._position.get(_START) or {"quota": self.quota, "offsets": {}}
-        known = turns["offsets"]
-        bases = {number: min(known.get(self._name(number), offset), offset) for number, offset in starts.items()}
+        bases = {n: min(turns["offsets"].get(self._name(n), offset), offset) for n, offset in starts.items()}
         offsets = {self._name(number): base for number, base in bases.items()}
         position[_START] = {"quota": turns["quota"], "offsets": offsets}
         with self._lock:
@@ -240,7 +225,8 @@ class KafkaStream(BrokerStream):
                 self._paused.resume_all()  # pausing survives an assignment
                 self._consumer.assign(topics)
         self._clear()
-        self._turns = RoundRobinMerger(starts, bases, turns["quota"], self.turn_timeout, self.order == "round_robin")
+        fair = self.order == "round_robin"
+        self._turns = client.RoundRobinMerger(starts, bases, turns["quota"], self.turn_timeout, fair)
         self._resume_rows, self._unverified = resume_rows, marked
         self._position, self._ends = position, ends
         self._assigned = True
@@ -256,10 +242,7 @@ class KafkaStream(BrokerStream):
     def _missing(self, name: str, offset: int, low: int, high: int) -> None:
         lost = f"messages of {name} from offset {offset} on were deleted before they were read; the first one is {low}"
         if offset > high:
-            lost = (
-                f"offset {offset} of {name} lies behind its end, {high}: the topic was deleted and created again, or "
-                f"is another one; it holds {high - low} messages from offset {low} on, of which none was read"
-            )
+            lost = f"offset {offset} of {name} lies behind its end, {high}: {_another_log(low, high)}"
         self._lost(lost)
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
@@ -322,14 +305,11 @@ class KafkaStream(BrokerStream):
         if mark is not None and offset >= int(mark.offset):
             del self._unverified[partition]
             # at a later offset the marked message was compacted, which is inconclusive
-            if offset == mark.offset and checksum(content_of(message)) != mark.checksum:
+            if offset == mark.offset and checksum(client.content_of(message)) != mark.checksum:
                 name = self._name(partition)
-                low, high = ends_of(self._consumer, self.topic, partition, _ASK_SECONDS)
-                self._lost(
-                    f"offset {offset} of {name} holds another message than the one that was read there: the topic was "
-                    f"deleted and created again, or is another one; it holds {high - low} messages from offset {low} "
-                    "on, of which none was read"
-                )
+                low, high = client.ends_of(self._consumer, self.topic, partition, _ASK_SECONDS)
+                other = f"offset {offset} of {name} holds another message than the one that was read there"
+                self._lost(f"{other}: {_another_log(low, high)}")
                 self._restart(name, low)
         return self._assigned and offset >= self._turns.next[partition]
 
@@ -345,7 +325,7 @@ class KafkaStream(BrokerStream):
             self._failed(error)
             return
         partition = message.partition()
-        low, high = ends_of(self._consumer, self.topic, partition, _ASK_SECONDS)
+        low, high = client.ends_of(self._consumer, self.topic, partition, _ASK_SECONDS)
         fetched = self._turns.fetched(partition)
         if low <= fetched <= high:  # only the mark is gone, or the topic was recreated and has grown since
             self._go_back()
@@ -366,7 +346,7 @@ class KafkaStream(BrokerStream):
         names = {number: self._name(number) for number in self._turns.next}
         origins = [Span(names[m.partition()], m.offset(), 0, 0, m.offset() + 1) for m in taken]
         for index in indices_to_mark(origins):
-            self._marks.add(origins[index].partition, origins[index].offset, content_of(taken[index]))
+            self._marks.add(origins[index].partition, origins[index].offset, client.content_of(taken[index]))
         self._push_messages(self._decoder.decode([m.value() or b"" for m in taken]), origins)
 
     def commit(self, position: Position) -> None:
@@ -387,16 +367,15 @@ class KafkaStream(BrokerStream):
         position, self._uncommitted = self._uncommitted, {}
         cursors = {int(n.rpartition(":")[2]): Cursor.of(c) for n, c in position.items() if not n.startswith("@")}
         try:
-            commit_offsets(self._consumer, self.topic, cursors)
+            client.commit_offsets(self._consumer, self.topic, cursors)
         except self._kafka.KafkaException as error:
-            logger.warning("%s: the position could not be committed: %s", self._retry.label, error)
+            self._on_commit(error, None)
 
     def lag(self) -> int | None:
         """Return the messages waiting at the last known ends; None before a first fetch."""
         if not self._assigned:
             return None
-        ends = self._ends
-        behind = (ends.get(partition, 0) - offset for partition, offset in list(self._turns.next.items()))
+        behind = (self._ends.get(partition, 0) - offset for partition, offset in list(self._turns.next.items()))
         return self._ready_rows + sum(max(0, count) for count in behind)
 
     def _note_ends(self) -> None:
@@ -412,3 +391,10 @@ class KafkaStream(BrokerStream):
             self._consumer.close()
         except self._kafka.KafkaException as error:
             logger.warning("%s: the client could not be closed: %s", self._retry.label, error)
+
+
+def _another_log(low: int, high: int) -> str:
+    return (
+        "the topic was deleted and created again, or is another one; it holds "
+        f"{high - low} messages from offset {low} on, of which none was read"
+    )

@@ -1,0 +1,236 @@
+"""Propose features and a model for a table, from a summary of its columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...checks import choice
+from ...errors import ConfigurationError, did_you_mean
+from ...models import MODELS
+from .table_summary import ColumnSummary, TableSummary
+
+HISTORY_MODELS, TASK_MODELS = ("din", "bst"), ("mmoe", "ple", "esmm")
+_LABELS = re.compile(
+    r"(^|_)(label|labels|target|y|click|clicks|clicked|is_click|conversion|converted|purchase|purchased|bought|buy|"
+    r"like|liked|churn|outcome|response|rating|score)$",
+    re.IGNORECASE,
+)
+_IDS = re.compile(r"(^|_)(id|ids|uid|key|code)$|id$|Id$|^(user|item|movie|film|product|ad|article|shop|store)$")
+_ROW_IDS = re.compile(r"^(id|index|row|row_id|uuid|guid|rowid|unnamed: 0|)$", re.IGNORECASE)
+_HISTORIES = re.compile(r"hist|seq|recent|last|past|previous|viewed|clicks|items", re.IGNORECASE)
+_ITEMS = re.compile(r"item|film|movie|product|article|ad|song|video|goods|news", re.IGNORECASE)
+_FEW, _SMALL_VOCABULARY, _LONGEST_LIST = 20, 1000, 50
+
+
+@dataclass
+class Proposal:
+    """The experiment that `propose` suggests for a table.
+
+    Attributes:
+        binary: whether the labels are 0 and 1; otherwise they are real numbers.
+        event_time: name of the column that the table is split by, or None.
+        features: pairs of a feature's arguments and a description of its column. For a column left out the arguments
+            are None and the description gives the reason.
+    """
+
+    model: str
+    options: dict[str, Any]
+    labels: tuple[str, ...]
+    binary: bool
+    event_time: str | None
+    features: list[tuple[dict[str, Any] | None, str]] = field(default_factory=list)
+    reason: str = ""
+
+
+def propose(
+    table: TableSummary, model: str | None = None, labels: Sequence[str] = (), event_time: str | None = None
+) -> Proposal:
+    """Propose features and a model for a table.
+
+    Args:
+        labels: names of the label columns; empty: the column whose name and values look like a label.
+        event_time: name of the column with the time of an event; None: the first column of times.
+    """
+    choice("MODEL", model, MODELS, optional=True)
+    for name in (*labels, *([event_time] if event_time else [])):
+        if name not in table.names:
+            raise ConfigurationError(
+                f"{table.path} has no column {name!r}; it has {', '.join(table.names)}{did_you_mean(name, table.names)}"
+            )
+    labels = tuple(labels) or (_item_label(table) if model == "two_tower" else _label(table, model))
+    _check_labels(table, labels)
+    if event_time is None:
+        event_time = next((c.name for c in table.columns if c.kind == "time" and c.name not in labels), None)
+    history, item = _history(table, labels, wanted=model in HISTORY_MODELS)
+    reason = ""
+    if model is None:
+        model, reason = _suitable(labels, history, item)
+    if model in HISTORY_MODELS and history is None:
+        raise ConfigurationError(
+            f"{model} needs a history, a column of lists that share their values with a column of single ones; "
+            f"{table.path} has {', '.join(table.names)}"
+        )
+    if model in TASK_MODELS and len(labels) < 2:
+        raise ConfigurationError(f"{model} has several tasks; name the label columns: --label {labels[0]} --label NAME")
+    if model not in TASK_MODELS and len(labels) > 1:
+        raise ConfigurationError(
+            f"{model} has one label; received {', '.join(labels)}; several go with mmoe, ple, esmm"
+        )
+    binary = all(table.column(name).is_binary for name in labels)
+    proposal = Proposal(model, {}, labels, binary, event_time, reason=reason)
+    for column in table.columns:
+        if column.name not in labels or model == "two_tower":
+            shared = item if column.name in (history, item) and item is not None else None
+            sequence = column.name == history and model in HISTORY_MODELS
+            proposal.features.append(_feature(column, shared, sequence))
+    if not any(arguments for arguments, _ in proposal.features):
+        raise ConfigurationError(f"{table.path}: no column but {', '.join(labels)} can be a feature")
+    proposal.options = _options(table, proposal)
+    return proposal
+
+
+def _label(table: TableSummary, model: str | None) -> tuple[str, ...]:
+    usable = [column for column in table.columns if column.kind in ("number", "integer", "bool")]
+    named = [column.name for column in usable if _LABELS.search(column.name)]
+    binary = [column.name for column in usable if column.is_binary]
+    best = [name for name in named if name in binary]
+    if model in TASK_MODELS and len(best) > 1:
+        return tuple(best)
+    texts = [column for column in table.columns if column.kind == "text" and _LABELS.search(column.name)]
+    if texts and not named:
+        others = f", or name another column: --label {binary[-1]}" if binary else ""
+        raise ConfigurationError(f"{_text_label(texts[0])}{others}")
+    for names in (best, named, binary[-1:] if len(binary) == 1 else []):
+        if names:
+            return (names[0],)
+    raise ConfigurationError(
+        f"no column of {table.path} is named like a label; name it: --label NAME, one of {', '.join(table.names)}"
+    )
+
+
+def _item_label(table: TableSummary) -> tuple[str, ...]:
+    items = [c.name for c in table.columns if c.kind == "integer" and _ITEMS.search(c.name) and _IDS.search(c.name)]
+    if not items:
+        raise ConfigurationError(
+            "two_tower learns which item goes with a row; name the column with the item's number: --label NAME, one of "
+            f"{', '.join(c.name for c in table.columns if c.kind == 'integer') or 'none: it has no whole numbers'}"
+        )
+    return (items[0],)
+
+
+def _check_labels(table: TableSummary, labels: Sequence[str]) -> None:
+    for name in labels:
+        column = table.column(name)
+        if column.kind not in ("number", "integer", "bool"):
+            raise ConfigurationError(_text_label(column))
+
+
+def _text_label(column: ColumnSummary) -> str:
+    values = ", ".join(map(repr, list(column.values)[:3]))
+    return (
+        f"label {column.name!r} is {column.kind}{f', as {values}' if values else ''}; a label is a number: write 1 for "
+        "what happened and 0 for what did not into the file"
+    )
+
+
+def _history(table: TableSummary, labels: Sequence[str], *, wanted: bool) -> tuple[str | None, str | None]:
+    """Return (history, item): a list column and the one with its values, or Nones."""
+    best: tuple[float, str | None, str | None] = (0.2, None, None)
+    for column in table.columns:
+        if column.kind != "list" or not (wanted or _HISTORIES.search(column.name)):
+            continue
+        for other in table.columns:
+            same_kind = other.kind == ("integer" if column.whole else "text")
+            if not same_kind or other.name in labels:
+                continue
+            common = len(column.values.keys() & other.values.keys())
+            shared = common / max(1, column.distinct + other.distinct - common)
+            if shared > best[0]:
+                best = (shared, column.name, other.name)
+    return best[1:]
+
+
+def _suitable(labels: Sequence[str], history: str | None, item: str | None) -> tuple[str, str]:
+    if len(labels) > 1:
+        return "mmoe", f"{len(labels)} labels are {len(labels)} tasks"
+    if history is not None:
+        return "din", f"{history} is a history of {item}"
+    return "deepfm", "one label, and columns of categories and numbers"
+
+
+def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[dict[str, Any] | None, str]:
+    """Return feature arguments and description of a column."""
+    about = column.describe()
+    shared = {"table": table} if table is not None and table != column.name else {}
+    if column.kind == "empty":
+        return None, f"{column.name}: no value"
+    if column.distinct == 1 and not column.missing and column.kind not in ("list", "map"):
+        return None, f"{column.name}: one value in all rows"
+    if column.kind == "milliseconds":
+        return None, f"{column.name}: times in milliseconds; give seconds, or text as 2024-05-01 09:30"
+    if column.kind == "map":
+        return None, f"{column.name}: maps; see kind lookup in docs/features.md"
+    if _is_row_id(column):
+        return None, f"{column.name}: another value in every row"
+    if column.kind in ("list", "vector", "time"):
+        return _listed(column, sequence, shared), about
+    few = column.kind == "integer" and column.distinct <= _FEW and column.maximum - column.minimum < 10 * _FEW
+    ids = column.kind == "integer" and (few or bool(_IDS.search(column.name)))
+    if ids or column.kind == "bool" or table is not None:
+        dtype = {"dtype": "int64"} if column.kind == "integer" else {}
+        return {"kind": "categorical", "name": column.name, **dtype, **shared, **_vocabulary(column, table)}, about
+    if column.kind in ("number", "integer"):
+        return _number(column), about
+    if column.width >= 3 and column.distinct > 0.5 * (column.rows - column.missing):
+        return {"kind": "text", "name": column.name, "max_length": 32}, f"{column.width:.0f} words, {about}"
+    return {"kind": "categorical", "name": column.name, **_vocabulary(column, table)}, about
+
+
+def _is_row_id(column: ColumnSummary) -> bool:
+    unique = column.rows > 50 and column.distinct == column.rows
+    if column.kind == "integer":
+        return unique and bool(_ROW_IDS.match(column.name))
+    return unique and column.kind == "text" and column.width < 2
+
+
+def _vocabulary(column: ColumnSummary, table: str | None) -> dict[str, Any]:
+    return {"vocabulary": "learn"} if column.distinct <= _SMALL_VOCABULARY // 10 and table is None else {}
+
+
+def _listed(column: ColumnSummary, sequence: bool, shared: dict[str, Any]) -> dict[str, Any]:
+    if column.kind == "vector":
+        return {"kind": "vector", "name": column.name, "width": int(column.width)}
+    if column.kind == "time":
+        days = column.minimum % 86_400 == 0 and column.maximum % 86_400 == 0
+        return {"kind": "time", "name": column.name, "parts": ["weekday", "month"] if days else ["hour", "weekday"]}
+    arguments: dict[str, Any] = {"kind": "list", "name": column.name}
+    if column.separator is not None:
+        arguments["separator"] = column.separator
+    if column.whole:
+        arguments["dtype"] = "int64"
+    arguments["max_length"] = min(_LONGEST_LIST, max(1, int(column.maximum)))
+    return {**arguments, **shared, **({"pooling": None} if sequence else {})}
+
+
+def _number(column: ColumnSummary) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"kind": "numeric", "name": column.name}
+    if column.minimum >= 0 and column.maximum > 100 * max(1.0, column.median):
+        arguments["transform"] = "log1p"  # a long tail
+    arguments["normalize"] = "standard"
+    return {**arguments, **({"indicator": True} if column.missing else {})}
+
+
+def _options(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
+    small = table.rows < 100_000
+    options: dict[str, Any] = {}
+    if proposal.model != "lr":
+        options["dim"] = 8 if small else 16
+    if proposal.model in ("wide_deep", "deepfm", "dcn_v2", "autoint", "masknet", "din", "bst"):
+        options["hidden"] = [64, 32] if small else [256, 128]
+    if proposal.model == "two_tower":
+        names = [arguments["name"] for arguments, _ in proposal.features if arguments]
+        options["item"] = [name for name in names if _ITEMS.search(name) or name in proposal.labels]
+    return options
