@@ -76,6 +76,11 @@ class Chunk:
         return sum([array.nbytes for array in self.arrays])
 
     @property
+    def batches_per_call(self) -> int | None:
+        """Batches that the program of a stacked chunk takes, padding included; or None."""
+        return len(self.arrays[0]) if self.stacked else None
+
+    @property
     def batch_rows(self) -> int:
         """Rows of the first batch."""
         return self.num_samples // self.num_batches or len(self.arrays[0][0] if self.stacked else self.arrays[0])

@@ -96,9 +96,8 @@ class BatchSizeTrials:
                         if chunk.batch_rows != rows:  # the rest of an epoch
                             continue
                         if chunk.stacked not in runners:
-                            batches_per_call = len(chunk.arrays[0]) if chunk.stacked else None
                             runners[chunk.stacked] = self.trainer.builder.train(
-                                self.options, batches_per_call, chunk, feed.options.filling
+                                self.options, chunk.batches_per_call, chunk, feed.options.filling
                             )
                         _ = runners[chunk.stacked](chunk).losses  # waits for the device
                         done += 1

@@ -155,7 +155,9 @@ class Scoring:
         if chunk.num_samples:
             groups = {name: values[:size] for name, values in host_columns(chunk, self.groups).items()}
         if group.size > 1:
-            predictions, labels, groups = _first_rows(group, predictions, labels, groups, made_up=not chunk.num_samples)
+            predictions, labels, groups = _first_rows(
+                group, predictions, labels, groups, placeholder=not chunk.num_samples
+            )
         for task, prediction, label, rows in zip(self._tasks, predictions, labels, self._counted(labels), strict=True):
             counted_rows = slice(None) if rows is None else rows
             of_rows = {name: values[counted_rows] for name, values in groups.items()}
@@ -312,16 +314,18 @@ def _first_rows(
     labels: Sequence[np.ndarray],
     groups: Mapping[str, np.ndarray],
     *,
-    made_up: bool,
+    placeholder: bool,
 ) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
     """Return predictions, labels and groups of all processes by rank.
 
-    Rows of a process without data (`made_up`) are left out.
+    Rows of a process without data (`placeholder`) are left out.
     """
     arrays = {f"p{index}": array for index, array in enumerate(predictions)}
     arrays |= {f"l{index}": array for index, array in enumerate(labels)}
     arrays |= {f"g{name}": array for name, array in groups.items()}
-    states = [state["arrays"] for state in gather_states(group, {"json": None, "arrays": {} if made_up else arrays})]
+    states = [
+        state["arrays"] for state in gather_states(group, {"json": None, "arrays": {} if placeholder else arrays})
+    ]
     joined = {name: np.concatenate([state[name] for state in states if state]) for name in next(filter(None, states))}
     return (
         [joined[f"p{index}"] for index in range(len(predictions))],

@@ -179,5 +179,4 @@ def compile_program(
             chunk = first_chunk(feed)
         if chunk is None:
             raise DataError("compile: the dataset delivered no batches")
-        batches_per_call = len(chunk.arrays[0]) if chunk.stacked else None
-        trainer.builder.compile(options, batches_per_call, chunk)
+        trainer.builder.compile(options, chunk.batches_per_call, chunk)
