@@ -20,7 +20,7 @@ export GLOG_v ?= 3
 .PHONY: help run demo test lint format bench chaos docs faults fuzz lock venv clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{ printf "make %-8s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-8s %s\n", $$1, $$2 }'
 	@echo
 	@echo 'PYTHON=python3.12 make run    choose the interpreter (3.10, 3.11 or 3.12)'
 	@echo 'make test ARGS="-k auc"       hand arguments on'

@@ -166,7 +166,8 @@ class Feed:
         padding = self._conversion.ragged.describe()
         if padding is None and not self._vary:
             return None
-        return f"batches had {len(self._shapes.seen)} shapes" + ("" if padding is None else f"; {padding}")
+        shapes = len(self._shapes.seen)
+        return f"batches had {shapes} shape{'s' * (shapes != 1)}" + ("" if padding is None else f"; {padding}")
 
     @property
     def ragged_inputs(self) -> Mapping[str, RaggedInput]:

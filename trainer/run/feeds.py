@@ -22,7 +22,7 @@ from ..data.finite.sources import ArraySource, PipelineSource
 from ..data.position import Position
 from ..data.source import Item, Source
 from ..data.waiting import DATA_WAIT
-from ..embedding.layers.embedding_cells import check_trainable, embedding_cells
+from ..embedding.layers.embedding_cells import check_trainable, describe_dense, embedding_cells
 from ..errors import ConfigurationError
 from ..graph.averaging import AverageRule
 from ..graph.boost import MAX_FROZEN_STEPS
@@ -93,6 +93,8 @@ def training_feed(
         ConfigurationError: the network's sparse tables cannot be trained.
     """
     check_trainable(trainer.network, trainer.optimizer)
+    if dense := describe_dense(trainer.network):
+        logger.info("tables that are ordinary dense parameters: %s", dense)
     ignored = _labels_that_may_be_missing(trainer, source)
     source.warn_of_non_finite(ignored)
     batches = trial.train_batches(source)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ DENSE_ROWS = 1_000_000
 MODES = ("auto", "dense", "sparse")
 FIRST_ROWS = 64
 
-_logger = logging.getLogger(__name__)
 _serial = itertools.count()
 
 
@@ -200,9 +198,6 @@ class Embedding(nn.Cell):
         seed = stable_seed(spec.seed, spec.name)
         values = first_rows(np.arange(spec.capacity), spec.dim, seed, spec.initializer, spec.scale)
         self.weight = Parameter(Tensor(values), name="weight")
-        _logger.info(
-            "table %s: %d rows as an ordinary dense parameter (at most %d)", spec.name, spec.capacity, DENSE_ROWS
-        )
 
     @classmethod
     def from_pretrained(

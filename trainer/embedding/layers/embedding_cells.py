@@ -37,6 +37,12 @@ def head_cells(cells: Iterable[Embedding]) -> list[Embedding]:
     return list(heads.values())
 
 
+def describe_dense(network: nn.Cell) -> str:
+    """Return the dense tables of a network with their rows; empty if it has none."""
+    dense = {id(cell.spec): cell for cell in embedding_cells(network) if cell.is_dense}
+    return ", ".join(f"{cell.spec.name} ({len(cell.weight):,} rows)" for cell in dense.values())
+
+
 def check_trainable(network: nn.Cell, optimizer: nn.Cell | None) -> None:
     """Check that sparse tables can be trained, which the trainer's own step requires.
 
