@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import checkpoint
-from ..distributed.dense_state import average_statistics, clear_on_followers, merge_on_main
+from ..distributed.dense_state import average_statistics, check_training_step, clear_on_followers, merge_on_main
 from ..distributed.group import Group
 from ..distributed.launched import is_restarted
 from ..errors import CheckpointError, ConfigurationError, FolderInUseError
@@ -112,6 +112,8 @@ class Saver:
         path = root / checkpoint.step_name(step)
         if self._group.size > 1:  # report a failed write before the collectives
             self.wait()
+        if content.optimizer is None:
+            check_training_step(self._group, content.network)
         average_statistics(self._group, content.network)
         merge_on_main(self._group, content.accumulation.gradient_sums, content.parts.values())
         position = None if content.cursor is None else content.cursor.shared_position()

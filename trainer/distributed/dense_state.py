@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from ..mindspore_internals.cell_structure import moving_statistics
+from ..errors import TrainerError
+from ..mindspore_internals.cell_structure import moving_statistics, parameters_of
 from ..state import Stateful
 from .group import Group
 
@@ -27,9 +28,7 @@ def align(group: Group, parameters: Iterable[Parameter]) -> None:
     named = {parameter.name: parameter for parameter in parameters}
     values = {name: parameter.asnumpy() for name, parameter in named.items()}
     group.check_same("parameters", {name: np.array(value.shape) for name, value in values.items()})
-    sums = np.array([zlib.crc32(np.ascontiguousarray(value).data) for value in values.values()], np.int64)
-    all_sums = group.gather(sums)
-    differing = [name for name, equal in zip(values, (all_sums == all_sums[0]).all(0), strict=True) if not equal]
+    differing = _differing(group, values)
     if differing:
         flat = np.concatenate([values[name].reshape(-1).view(np.uint8) for name in differing])
         received = group.broadcast(flat)
@@ -41,6 +40,36 @@ def align(group: Group, parameters: Iterable[Parameter]) -> None:
             start += value.nbytes
         logger.info("%d of %d parameters began differently; all take those of rank 0", len(differing), len(values))
         group.check_same("parameters", {name: parameter.asnumpy() for name, parameter in named.items()})
+
+
+def _differing(group: Group, values: Mapping[str, np.ndarray]) -> list[str]:
+    """Return the names of the arrays that differ between processes; a collective call."""
+    sums = np.array([zlib.crc32(np.ascontiguousarray(value).data) for value in values.values()], np.int64)
+    all_sums = group.gather(sums)
+    return [name for name, equal in zip(values, (all_sums == all_sums[0]).all(0), strict=True) if not equal]
+
+
+def check_training_step(group: Group, step: nn.Cell) -> None:
+    """Check that a user's training step has left the same parameters on all processes.
+
+    Moving statistics are those of each process. A collective call.
+
+    Raises:
+        TrainerError: on all processes, because a parameter differs: its gradient, or that of one before it, was not
+            reduced.
+    """
+    if group.size == 1:
+        return
+    own = {id(parameter) for parameter in moving_statistics(step)}
+    parameters = [parameter for parameter in parameters_of(step) if id(parameter) not in own]
+    differing = _differing(group, {parameter.name: parameter.asnumpy() for parameter in parameters})
+    if differing:
+        raise TrainerError(
+            f"{type(step).__name__}: {len(differing)} of {len(parameters)} parameters differ between the processes "
+            f"after a training step, the first is {differing[0]!r}: each process has used gradients of its own. Before "
+            "the optimizer write gradients = self.grad_reducer(gradients), the reducer of nn.TrainOneStepCell, or give "
+            "Trainer network, loss_fn and optimizer"
+        )
 
 
 def average_statistics(group: Group, network: nn.Cell) -> None:

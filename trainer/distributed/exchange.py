@@ -50,6 +50,7 @@ class Exchange(nn.Cell):
         tasks: nn.Cell | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
+        self.processes, self.is_main = group.size, group.is_main
         self.combine = combine
         self.tasks = tasks
         self.count = 0 if tasks is None else len(tasks.tasks)
@@ -135,11 +136,24 @@ class Exchange(nn.Cell):
             for gradient in gradients:
                 parts += (self.own(gradient, rows),)
             totals, head = self._total(parts, head, rows[0] / rows[1])
-        self._note_tasks(head, rows)
+        if self.tasks is not None:
+            self._note_tasks(head, rows)
         means = ()
         for index, total in enumerate(totals):
             means += (ops.cast(total, gradients[index].dtype),)
         return means, head[0], head[1] == 0
+
+    def mean_gradients(self, gradients, rows, factor):
+        """Return `factor` times the mean gradients over the rows of all processes."""
+        share = factor * rows[0] / rows[1]
+        parts = ()
+        for gradient in gradients:
+            parts += (self.own(ops.cast(gradient, mstype.float32) * share, rows),)
+        totals = self._total(parts, ops.zeros((_HEAD,), mstype.float32), share)[0]
+        means = ()
+        for index, total in enumerate(totals):
+            means += (ops.cast(total, gradients[index].dtype),)
+        return means
 
     def clip(self, gradients, dense, squares, norm):
         """Return gradients clipped by their global norm over all processes.
@@ -179,7 +193,8 @@ class Exchange(nn.Cell):
         """Return the mean loss over the rows of all processes."""
         own = self.own(self.weigh(loss, rows), rows)
         head = self.add(self._with_tasks(ops.stack((own, ops.zeros_like(own))), loss, rows))
-        self._note_tasks(head, rows)
+        if self.tasks is not None:
+            self._note_tasks(head, rows)
         return head[0]
 
     def _with_tasks(self, head, loss, rows):
@@ -189,8 +204,7 @@ class Exchange(nn.Cell):
         return ops.concat((head, self.own(loss * self._own_rows(rows), rows)))
 
     def _note_tasks(self, head, rows):
-        if self.tasks is not None:
-            self.tasks.add(head[_HEAD:], self._all_rows(rows))
+        self.tasks.add(head[_HEAD:], self._all_rows(rows))
 
     def _bad(self, rows, statistics_finite, rows_finite):
         bad = ops.zeros_like(rows[0])

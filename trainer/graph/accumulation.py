@@ -6,7 +6,8 @@ import numpy as np
 from mindspore import Parameter
 
 from ..mindspore_internals.shared_memory import overwrite
-from .program import CustomStep, TrainStep
+from .custom_step import CustomStep
+from .program import TrainStep
 
 
 class OpenAccumulation:

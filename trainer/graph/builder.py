@@ -27,6 +27,7 @@ from ..state import StepOutputs
 from .accumulation import OpenAccumulation
 from .averaging import WeightAverage
 from .boost import Boost, share_state, slice_optimizer
+from .custom_step import CustomStep
 from .filled_programs import FilledPrograms, modes_put_back
 from .forward import Forward
 from .graph_call import (
@@ -47,7 +48,7 @@ from .inference_programs import InferencePrograms
 from .labels import ClassRange
 from .multi_task import MultiTaskLoss
 from .norms import NormRecorder
-from .program import CustomStep, StepOptions, TrainStep
+from .program import StepOptions, TrainStep
 
 if TYPE_CHECKING:
     from ..embedding.layers.network_tables import SparseTables
@@ -142,7 +143,7 @@ class StepBuilder:
                     "EMA and SWA average after the optimizer's update, and the network is a whole training step; give "
                     "Trainer the inner network, its loss and its optimizer"
                 )
-            self.step = CustomStep(self.network)
+            self.step = CustomStep(self.network, options.exchange)
         else:
             self._use_average(options)
             self._use_norms(options)

@@ -21,7 +21,6 @@ import numpy as np
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
-from ..mindspore_internals.dict_networks import by_position
 from .averaging import AverageRule, WeightAverage
 from .forward import kept_output
 from .norms import NormRecorder
@@ -363,20 +362,3 @@ class TrainStep(nn.Cell):
         ops.assign(self.fatal, self.fatal + ops.cast(ops.logical_not(statistics_finite), mstype.int32))
         ops.assign(self.longest_run, ops.maximum(self.longest_run, run))
         ops.assign(self.steps_done, self.steps_done + 1)
-
-
-class CustomStep(nn.Cell):
-    """A user's training step (`nn.TrainOneStepCell`) with `TrainStep`'s interface."""
-
-    def __init__(self, step: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.step = by_position(step)
-
-    def construct(self, flush, *columns):
-        """Train one batch; return (loss, outputs). The loss is the first output."""
-        outputs = self._apply_step(columns)
-        loss = outputs[0] if isinstance(outputs, tuple) else outputs
-        return ops.mean(loss), outputs
-
-    def _apply_step(self, columns):
-        return self.step(*columns)

@@ -12,6 +12,7 @@ from mindspore import get_auto_parallel_context, nn
 
 from ..data.source import Source
 from ..distributed.group import Group
+from ..distributed.step_reducer import reducers_of
 from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import cells_and_names
 from ..streams import Stream
@@ -140,10 +141,13 @@ def check_training(processes: int, network: nn.Cell, optimizer: nn.Cell | None) 
     """
     if processes == 1:
         return
-    if optimizer is None:
+    if optimizer is None and not reducers_of(network):
         raise ConfigurationError(
-            f"fit: {type(network).__name__} is a whole training step, whose gradients cannot be added up over "
-            f"{processes} processes; give network, loss_fn and optimizer instead"
+            f"fit: without an optimizer {type(network).__name__} is a whole training step, and it holds no reducer of "
+            f"gradients, so each of {processes} processes would train a network of its own; derive it from "
+            "nn.TrainOneStepCell and write gradients = self.grad_reducer(gradients) before the optimizer, or let it "
+            "hold an nn.DistributedGradReducer(optimizer.parameters, mean=True), or give Trainer network, loss_fn and "
+            "optimizer"
         )
     check_parallel_mode()
 

@@ -17,7 +17,7 @@ from ..data.chunk import Chunk
 from ..data.feed import Feed
 from ..data.waiting import Observer
 from ..distributed.agreement import StopHooks, agree_to_stop, all_go_on
-from ..distributed.dense_state import align
+from ..distributed.dense_state import align, check_training_step
 from ..graph.dropout import repeatable
 from ..graph.graph_call import TrainRunner
 from ..graph.program import StepOptions
@@ -91,7 +91,12 @@ class Run:
         """Train on a chunk; the first of its shapes compiles the program."""
         runner = self._runners.get(chunk.stacked)
         if runner is None:
+            unchecked = self.trainer.optimizer is None and not self._runners
             runner = self._runners[chunk.stacked] = self._compile(chunk)
+            if unchecked:
+                outputs = runner(chunk)
+                check_training_step(self.group, self.trainer.network)
+                return outputs
         if self._observer is None:
             return runner(chunk)
         began = time.perf_counter()
@@ -142,8 +147,7 @@ class Run:
                     self.callbacks, produced_metrics(self.trainer.metrics, self.trainer.tasks, (), self.online)
                 )
             options = dataclasses.replace(options, keep_predictions=scoring.wanted)
-        batches_per_call = len(chunk.arrays[0]) if chunk.stacked else None
-        return self.trainer.builder.train(options, batches_per_call, chunk, self.feed.options.filling)
+        return self.trainer.builder.train(options, chunk.batches_per_call, chunk, self.feed.options.filling)
 
     def _sample(self, chunk: Chunk) -> tuple[np.ndarray, ...] | None:
         outputs = self.trainer.builder.inference.sample_outputs(chunk)

@@ -20,11 +20,34 @@ def test_a_plain_training_is_accepted(linear):
     check_training(2, network, sgd(network))
 
 
-def test_a_whole_training_step_is_refused(linear):
+class Step(nn.Cell):
+    """A training cell without a reducer, or with one of MindSpore's or of the user's own."""
+
+    def __init__(self, network, optimizer, reducer=None):
+        super().__init__(auto_prefix=False)
+        self.network, self.optimizer = network, optimizer
+        if reducer is not None:
+            self.inner = nn.SequentialCell(reducer)
+
+    def construct(self, x):
+        return self.network(x)
+
+
+class OwnReducer(nn.DistributedGradReducer):
+    def construct(self, grads):
+        return grads
+
+
+def test_a_whole_training_step_needs_a_reducer(linear):
     network = linear()
-    step = nn.TrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), sgd(network))
-    with pytest.raises(ConfigurationError, match="give network, loss_fn and optimizer instead"):
-        check_training(2, step, None)
+    rule = nn.SGD(network.trainable_params(), 0.1)
+    reducer, own = (kind(rule.parameters, True, 2) for kind in (nn.DistributedGradReducer, OwnReducer))
+    check_training(2, Step(network, rule, reducer), None)
+    inside = nn.TrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), rule)
+    check_training(2, Step(inside, rule), None)
+    for step in (Step(network, rule), Step(network, rule, own)):
+        with pytest.raises(ConfigurationError, match=r"Step is a whole .* gradients = self\.grad_reducer\(gradients"):
+            check_training(2, step, None)
 
 
 def test_an_indivisible_stream_is_refused():

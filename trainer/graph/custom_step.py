@@ -1,0 +1,56 @@
+"""A training step that a user wrote, as a program of the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..distributed.step_reducer import replace_reducers
+from ..mindspore_internals.cell_structure import hide, moving_statistics
+from ..mindspore_internals.dict_networks import by_position
+
+
+class CustomStep(nn.Cell):
+    """A user's training step (`nn.TrainOneStepCell`) with `TrainStep`'s interface.
+
+    On several processes its reducers weigh the gradients by rows, and the returned loss is the mean over all rows.
+
+    Args:
+        step: columns -> loss, or a tuple that begins with it.
+        exchange: makes the `trainer.distributed.exchange.Exchange` of several processes from the step's buffers; every
+            batch then has its number of rows as a last input. None with one process.
+    """
+
+    def __init__(self, step: nn.Cell, exchange: Callable[..., nn.Cell] | None = None) -> None:
+        super().__init__(auto_prefix=False)
+        self.step = by_position(step)
+        self.exchange = None
+        if exchange is not None:
+            self.exchange = exchange(moving_statistics(step))
+            for name, value in (("rows", np.ones(2, np.float32)), ("loss", np.float32(0))):
+                hide(self, name, Parameter(Tensor(value), name=f"trainer.step_{name}", requires_grad=False))
+            replace_reducers(step, self.exchange, self.rows)
+
+    def construct(self, flush, *columns):
+        """Train one batch; return (loss, outputs). The loss is the first output."""
+        if self.exchange is not None:
+            return self._apply_together(columns[:-1], columns[-1])
+        outputs = self._apply_step(columns)
+        loss = outputs[0] if isinstance(outputs, tuple) else outputs
+        return ops.mean(loss), outputs
+
+    def _apply_together(self, columns, rows):
+        ops.assign(self.rows, rows)
+        self.exchange.save_buffers()
+        outputs = self._apply_step(columns)
+        self.exchange.restore_buffers(rows)
+        loss = outputs[0] if isinstance(outputs, tuple) else outputs
+        # Through a parameter, so that the loss is summed after the step's updates: in the same order on all processes.
+        ops.assign(self.loss, ops.cast(ops.mean(loss), mstype.float32))
+        return self.exchange.mean_loss(self.loss, rows), outputs
+
+    def _apply_step(self, columns):
+        return self.step(*columns)
