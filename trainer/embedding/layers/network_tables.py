@@ -114,8 +114,7 @@ class SparseTables(nn.Cell):
         self._choose_gradients(fields, accumulate)
         for width in dict.fromkeys(table.width for table in self.tables.values()):
             names = [name for name, table in self.tables.items() if table.width == width]
-            tables = "table" if len(names) == 1 else "tables"
-            _logger.info("sparse %s %s: %d columns per row with its slots", tables, ", ".join(names), width)
+            _logger.info("sparse: %s; %d numbers per row, those of the optimizer included", ", ".join(names), width)
         _logger.info("%d sparse tables are read and updated as %d", len(self.tables), len(layout.stacks))
 
     def _decide(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
@@ -320,8 +319,7 @@ class SparseTables(nn.Cell):
             folder: unused with one process; see `ShardedTables.take`.
             weights_only: leave out optimizer slots; such a state cannot be restored.
         """
-        arrays: dict[str, Any] = {}
-        json: dict[str, Any] = {}
+        arrays, json = dict[str, Any](), dict[str, Any]()
         updates = self._update_counts()
         for index, (name, table) in enumerate(self.tables.items()):
             first = consumer not in table.tombstones
