@@ -235,11 +235,11 @@ FEW_ROWS = 32
 
 
 def label_column(read: Column | None, dtype: np.dtype) -> Column:
-    """Return the column of a label of `dtype`; one that a feature reads as ids keeps its type.
+    """Return the column of a label; one that a feature reads as ids keeps its type.
 
     Args:
         read: the column as features read it, or None.
-        dtype: of other labels.
+        dtype: of a label that no feature reads as ids.
     """
     if read is None or read.shape or read.dtype.kind not in "Ui":
         return Column(dtype, coerce=True)

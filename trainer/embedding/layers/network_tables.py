@@ -112,10 +112,11 @@ class SparseTables(nn.Cell):
         hide(self, "_cells_of", [[cell for cell in cells if id(cell.spec) in own] for own in members])
         hide(self, "planner", self._make_planner([spec.trainable for spec in specs], fields, accumulate, layout))
         self._choose_gradients(fields, accumulate)
-        for width in dict.fromkeys(table.width for table in self.tables.values()):
-            names = [name for name, table in self.tables.items() if table.width == width]
-            _logger.info("sparse: %s; %d numbers per row, those of the optimizer included", ", ".join(names), width)
-        _logger.info("%d sparse tables are read and updated as %d", len(self.tables), len(layout.stacks))
+        rows = "; ".join(
+            f"{', '.join(name for name, table in self.tables.items() if table.width == width)}: {width} numbers per row"
+            for width in dict.fromkeys(table.width for table in self.tables.values())
+        )
+        _logger.info("%d sparse tables, read and updated as %d: %s", len(self.tables), len(layout.stacks), rows)
 
     def _decide(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
         """Hook: decide how rows are exchanged with other processes."""
