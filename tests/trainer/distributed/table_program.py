@@ -157,10 +157,10 @@ def cut_inside_a_window(folder, group, data):
     root = f"{folder}/window_{group.size}"
     trainer, resume = build(Pairs(), gradient_accumulation_steps=3), None
     if group.size > 1:
-        trainer.fit(batches, 1, callbacks=[ModelCheckpoint(root), StopAfter(4)])
-        trainer.fit(batches, 1, callbacks=[])  # nothing of which is left: what is read is the snapshot's
+        trainer.fit(batches, 1, callbacks=[ModelCheckpoint(root), StopAfter(4)], sink_size=1)
+        trainer.fit(batches, 1, callbacks=[], sink_size=1)  # nothing of which is left: what is read is the snapshot's
         resume = root
-    trainer.fit(batches, 1, callbacks=[], resume=resume)
+    trainer.fit(batches, 1, callbacks=[], resume=resume, sink_size=1)
     found |= {f"window/rows/{key}": value for key, value in content(trainer).items()}
     found["window/loss"] = np.array(trainer.history.history["loss"][-1:])
     return found
@@ -179,6 +179,8 @@ def main(folder):
     found["plain/held"] = np.array([held.rows, len(trainer.tables.tables.tables["users"])])
     short = {name: column[:480] for name, column in data.items()}  # ten batches, the last of 30 rows
     found["plain/evaluated"] = np.array(sorted(trainer.evaluate(short, batch_size=50).items()))
+    odd = {name: column[:51] for name, column in data.items()}  # the second batch: one row, of one process alone
+    found["odd/evaluated"] = np.array(sorted(trainer.evaluate(odd, batch_size=50).items()))
     found["plain/predicted"] = trainer.predict({key: data[key] for key in ("user", "items")}, batch_size=50)
     if group.size > 1:
         # The user has divided these rows: rank 0 has four batches, rank 1 has one.
@@ -198,19 +200,23 @@ def main(folder):
     found["rules/val_loss"] = np.array(trainer.history.history["val_loss"])
     found |= one
     found["rules/deltas"] = np.array(trainer.tables.delta_policy._deltas)
+    # Its programs are compiled: they go on with a stream, whose last batch falls to one process; the other takes part
+    # with made-up rows.
+    stream = ReplayStream({name: column[:496] for name, column in data.items()})
+    trainer.online_train(stream, [], batch_size=STEP // group.size, sink_size=2, window=Window(rows=200))
+    found |= {f"stream/rows/{key}": value for key, value in content(trainer).items()}
+    found["stream/loss"] = np.array([trainer.state.window["window_loss"], trainer.state.window["window_auc"]])
     options = {"network": Pairs(DoubledSGD()), "gradient_accumulation_steps": 2, "amp_level": "O2", "epochs": 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SparseTables, "on_host", False)  # as on a device
         trainer, one = train(folder, group, "in graph", whole, **options)
     found |= one
     found["in graph/by_owner"] = np.array(trainer.tables.tables.by_owner)
-    options = {"bias": RULES, "optimizer": RowAdagrad, "clip_norm": 0.1, "sink_size": 2, "epochs": 1}
-    trainer, one = train(folder, group, "accumulated", whole, gradient_accumulation_steps=3, **options)
+    # in the graph, for there is no kernel for the user's own rule
+    options = {"bias": RULES, "optimizer": ScaledAdagrad, "clip_norm": 0.1, "sink_size": 2, "epochs": 1}
+    trainer, one = train(folder, group, "own rule, accumulated", whole, gradient_accumulation_steps=3, **options)
     found |= one
-    found["accumulated/by_owner"] = np.array(trainer.tables.tables.by_owner)
-    trainer, one = train(folder, group, "own rule", whole, network=Pairs(ScaledAdagrad()), epochs=1, sink_size=2)
-    found |= one
-    found["own rule/by_owner"] = np.array(trainer.tables.tables.by_owner)
+    found["own rule, accumulated/by_owner"] = np.array(trainer.tables.tables.by_owner)
     options = {"bias": {"capacity": 5000, "eviction": Eviction("lfu")}, "clip_norm": 0.1, "epochs": 1}
     options["amp_level"] = "O2"
     trainer, one = train(folder, group, "half", whole, **options)
@@ -221,18 +227,6 @@ def main(folder):
     trainer, one = train(folder, group, "bags", baskets, **options)
     found |= one
     found["bags/predicted"] = trainer.predict({key: baskets[key] for key in ("user", "items")}, batch_size=56)
-    # The last batch of the stream falls to one process; the other takes part with made-up rows.
-    network = Clicks(bias=RULES)
-    trainer = build(network)
-    # whose second batch is of one row, and that of one process alone
-    found["stream/evaluated"] = np.array(
-        sorted(trainer.evaluate({k: c[:17] for k, c in data.items()}, batch_size=16).items())
-    )
-    stream = ReplayStream({name: column[:496] for name, column in data.items()})
-    window = Window(rows=200)
-    trainer.online_train(stream, [], batch_size=STEP // group.size, sink_size=4, window=window)
-    found |= {f"stream/rows/{key}": value for key, value in content(trainer).items()}
-    found["stream/loss"] = np.array([trainer.state.window["window_loss"], trainer.state.window["window_auc"]])
     found |= cut_inside_a_window(folder, group, data)
     # What another number of processes has written, deltas included, is taken up, and gone on with.
     other = 1 if group.size > 1 else 2
