@@ -36,18 +36,37 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(installed, folder):
-    def run(*words, program="trainer", start=subprocess.run, cwd=folder):
-        keep = ("LANG", "TMPDIR", "GLOG_v", "SYSTEMROOT")
-        env = {name: os.environ[name] for name in keep if name in os.environ}
-        env |= {"PATH": f"{installed}{os.pathsep}/usr/bin:/bin", "HOME": str(folder.parent / "home")}
+def environment(installed, folder):
+    keep = ("LANG", "TMPDIR", "GLOG_v", "SYSTEMROOT")
+    kept = {name: os.environ[name] for name in keep if name in os.environ}
+    return kept | {"PATH": f"{installed}{os.pathsep}/usr/bin:/bin", "HOME": str(folder.parent / "home")}
+
+
+@pytest.fixture(scope="module")
+def run(installed, folder, environment):
+    """Start one of the installed programs as a user does."""
+
+    def run(*words, program="trainer", start=subprocess.run):
         options = {"timeout": 300} if start is subprocess.run else {}
         return start(
-            [str(installed / program), *words], cwd=cwd, env=env, text=True, stdin=subprocess.DEVNULL,
+            [str(installed / program), *words], cwd=folder, env=environment, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
         )  # fmt: skip
 
     return run
+
+
+@pytest.fixture(scope="module")
+def quick(installed_forks, folder, environment):
+    """Run the installed wheel with MindSpore imported already, and return what was printed."""
+
+    def quick(*words, cwd=folder):
+        arguments = words if words[0].endswith(".py") else ("-m", "mindspore_trainer", *words)
+        process = installed_forks.start(*arguments, cwd=cwd, environment=environment)
+        assert process.wait() == 0, process.errors.read_text()[-3000:]
+        return process.output.read_text()
+
+    return quick
 
 
 def succeed(done):
@@ -88,13 +107,13 @@ def test_five_commands_lead_from_a_csv_to_a_served_answer(run, folder):
     assert json.loads((folder / "runs" / "visits-2" / "metrics.json").read_text())["progress"]["samples_seen"] == timed
 
 
-def test_a_page_about_the_run_to_share(run, folder):
-    done = succeed(run("report", "runs/visits"))
+def test_a_page_about_the_run_to_share(quick, folder):
+    done = quick("report", "runs/visits")
     assert "report.html" in done
     assert "<title>visits</title>" in (folder / "runs" / "visits" / "report.html").read_text("utf-8")
 
 
-def test_three_commands_lead_from_a_csv_to_a_page_to_share(run, folder):
+def test_three_commands_lead_from_a_csv_to_a_page_to_share(quick, folder):
     """Those that README, home page and docs/seeing-a-run.md show, in a folder with nothing but the table."""
     pages = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("index.md", "seeing-a-run.md"))]
     blocks = [re.findall(r"^```text\n(trainer init.*?)^```", page.read_text("utf-8"), re.M | re.S) for page in pages]
@@ -105,7 +124,7 @@ def test_three_commands_lead_from_a_csv_to_a_page_to_share(run, folder):
     fresh.mkdir()
     shutil.copy(folder / "visits.csv", fresh)
     for command in commands:
-        succeed(run(*shlex.split(command)[1:], cwd=fresh))
+        quick(*shlex.split(command)[1:], cwd=fresh)
     page = (fresh / "runs" / "visits" / "report.html").read_text("utf-8")
     assert "<title>visits</title>" in page
     assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=[\"']?https?:", page), "the page needs a network"
@@ -128,24 +147,24 @@ def _ask(url, rows):
     return next(value for value in body.values() if isinstance(value, list))
 
 
-def test_twelve_lines_of_python_do_the_same(run, folder):
+def test_twelve_lines_of_python_do_the_same(quick, folder):
     (code,) = [text for kind, text in BLOCKS if kind == "python"]
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     (folder / "twelve.py").write_text(code)
-    printed = succeed(run("twelve.py", program="python"))
+    printed = quick("twelve.py")
     assert re.fullmatch(r"\[0\.\d+\]", printed.strip().splitlines()[-1])
 
 
-def test_a_parquet_file_is_trained_evaluated_and_predicted(run):
+def test_a_parquet_file_is_trained_evaluated_and_predicted(quick):
     few = ["--set", "network.hidden=[4]", "--set", "fit.epochs=1"]
-    succeed(run("init", "deepfm", "visits.parquet", "--output", "parquet.yaml"))
-    succeed(run("fit", "parquet.yaml", *few))
-    assert "auc" in succeed(run("evaluate", "runs/parquet", "--data", "visits.csv"))
-    assert f"({ROWS},)" in succeed(run("predict", "runs/parquet", "--data", "visits.parquet"))
-    succeed(run("online", "parquet.yaml", *few, "--set", "online.max_steps=2"))
+    quick("init", "deepfm", "visits.parquet", "--output", "parquet.yaml")
+    quick("fit", "parquet.yaml", *few)
+    assert "auc" in quick("evaluate", "runs/parquet", "--data", "visits.csv")
+    assert f"({ROWS},)" in quick("predict", "runs/parquet", "--data", "visits.parquet")
+    quick("online", "parquet.yaml", *few, "--set", "online.max_steps=2")
 
 
-def test_movielens_is_trained_on_from_its_files(run, folder):
+def test_movielens_is_trained_on_from_its_files(quick, folder):
     """Ratings, people and films put side by side, nothing else: texts, times, genres as they are in the files."""
     import pandas as pd
 
@@ -156,13 +175,11 @@ def test_movielens_is_trained_on_from_its_files(run, folder):
     table = tables[0].merge(tables[1]).merge(tables[2], on="item_id:token")[:20_000]
     table.columns = [name.partition(":")[0] for name in table.columns]
     table.to_csv(folder / "ratings.csv", index=False)
-    succeed(run("init", "deepfm", "ratings.csv"))
+    quick("init", "deepfm", "ratings.csv")
     text = (folder / "ratings.yaml").read_text()
     assert "kind: list, name: class, separator" in text
     assert "event_time: timestamp" in text
-    succeed(
-        run("fit", "ratings.yaml", "--set", "network.hidden=[16]", "--set", "optimizer.init_args.learning_rate=0.005")
-    )
+    quick("fit", "ratings.yaml", "--set", "network.hidden=[16]", "--set", "optimizer.init_args.learning_rate=0.005")
     results = json.loads((folder / "runs" / "ratings" / "metrics.json").read_text())["results"]
     assert results["test_rmse"] < np.std(table["rating"])
 

@@ -17,7 +17,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks are not install
 from benchmarks import serve_load, serve_model
 from benchmarks.serve_process import Server, wait_for_version
 
-CLIENTS = 8
+CLIENTS = 4
+ANSWERS = 200  # before and after the kill
+
+
+def wait_for(condition, answers):
+    """Wait until so many answers meet the condition."""
+    until = time.monotonic() + 60
+    while sum(map(condition, list(answers))) < ANSWERS:
+        assert time.monotonic() < until, f"{len(answers)} answers, the last: {answers[-3:]}"
+        time.sleep(0.02)
 
 
 def test_every_answer_under_load_is_one_versions(tmp_path):
@@ -30,7 +39,7 @@ def test_every_answer_under_load_is_one_versions(tmp_path):
         asking = [threading.Thread(target=ask, args=(server.url, rows, answers, stop)) for _ in range(CLIENTS)]
         for thread in asking:
             thread.start()
-        time.sleep(2)
+        wait_for(lambda answer: True, answers)
         model_process, before = server.model_process(), max(version for _, _, version, _ in answers)
         os.kill(model_process, signal.SIGKILL)
         while server.ask("/readyz")[0] == 200:
@@ -38,7 +47,7 @@ def test_every_answer_under_load_is_one_versions(tmp_path):
         while server.ask("/readyz")[0] != 200:
             time.sleep(0.05)
         assert server.ask("/readyz")[2]["version"] >= before
-        time.sleep(2)
+        wait_for(lambda answer: answer[2] > before, answers)
     finally:
         stop.set()
         trained.kill()

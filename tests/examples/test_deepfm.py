@@ -13,9 +13,9 @@ def _in_project(project_root, monkeypatch):
 
 
 @pytest.mark.usefixtures("_in_project")
-def test_the_experiment_beats_the_item_mean_and_the_linear_model(tmp_path, capsys):
+def test_the_experiment_beats_the_item_mean_and_the_linear_model(from_parquet, tmp_path, capsys):
     run = tmp_path / "run"
-    assert main(["fit", "configs/deepfm_movielens.yaml", "--set", f"run_dir={run}"]) == 0
+    assert main(["fit", "configs/deepfm_movielens.yaml", "--set", f"run_dir={run}", *from_parquet]) == 0
     metrics = json.loads((run / "metrics.json").read_text())
     scores = metrics["report"]
     assert scores["DeepFM"]["auc"] >= 0.73

@@ -17,14 +17,14 @@ from trainer.embedding import Embedding
 from trainer.streams import Column, KafkaStream, Schema
 
 FIT_ROWS = 281
-TOPIC, PARTITIONS, ROWS, EACH = "clicks", 4, 500, 8
+TOPIC, PARTITIONS, ROWS, EACH = "clicks", 3, 500, 8
 SCHEMA = Schema({"ids": Column("int64", (2,)), "number": "int32", "label": Column("float32", (1,))}, label="label")
 
 
 def messages(partition):
     """Return the rows of a partition as Python values; partitions differ in length, and the last has none."""
     rng = np.random.default_rng(partition)
-    numbers = [n for n in range(ROWS) if (n * n) % 7 % PARTITIONS == partition]
+    numbers = [n for n in range(ROWS) if (n * n) % 7 % 4 % 2 == partition]
     return [{"ids": (rng.zipf(1.3, 2) % 5000).tolist(), "number": n, "label": [float(n % 3 == 0)]} for n in numbers]
 
 

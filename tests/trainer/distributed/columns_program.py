@@ -168,10 +168,10 @@ def main(folder):
 
     lists, label = histories()
     bce = nn.BCEWithLogitsLoss()
-    arrays = {"history": Ragged.of(lists[32:128], per_octave=2, max_length=33), "label": label[32:128]}
+    arrays = {"history": Ragged.of(lists[64:128], per_octave=2, max_length=33), "label": label[64:128]}
     trainer, _ = run(found, "lists", Histories(sparse=True), bce, fit(arrays))
     found["lists/predicted"] = trainer.predict({"history": arrays["history"]}, batch_size=32)
-    run(found, "bags", Bags(), bce, fit({"history": Ragged.of(lists[:64]), "label": label[:64]}))
+    run(found, "bags", Bags(), bce, fit({"history": Ragged.of(lists[:ROWS]), "label": label[:ROWS]}))
     # Lists of one row come as an array: they are equally long.
     ends = [48, 64, 80, 81, 82, 98] if group.size == 2 else [48, 80, 82, 98]
     batches = [{"history": lists[a:b], "label": label[a:b]} for a, b in itertools.pairwise(ends)]
