@@ -136,8 +136,7 @@ class Exchange(nn.Cell):
             for gradient in gradients:
                 parts += (self.own(gradient, rows),)
             totals, head = self._total(parts, head, rows[0] / rows[1])
-        if self.tasks is not None:
-            self._note_tasks(head, rows)
+        self._note_tasks(head, rows)
         means = ()
         for index, total in enumerate(totals):
             means += (ops.cast(total, gradients[index].dtype),)
@@ -193,8 +192,7 @@ class Exchange(nn.Cell):
         """Return the mean loss over the rows of all processes."""
         own = self.own(self.weigh(loss, rows), rows)
         head = self.add(self._with_tasks(ops.stack((own, ops.zeros_like(own))), loss, rows))
-        if self.tasks is not None:
-            self._note_tasks(head, rows)
+        self._note_tasks(head, rows)
         return head[0]
 
     def _with_tasks(self, head, loss, rows):
@@ -204,7 +202,8 @@ class Exchange(nn.Cell):
         return ops.concat((head, self.own(loss * self._own_rows(rows), rows)))
 
     def _note_tasks(self, head, rows):
-        self.tasks.add(head[_HEAD:], self._all_rows(rows))
+        if self.tasks is not None:
+            self.tasks.add(head[_HEAD:], self._all_rows(rows))
 
     def _bad(self, rows, statistics_finite, rows_finite):
         bad = ops.zeros_like(rows[0])
