@@ -29,7 +29,7 @@ class CustomStep(nn.Cell):
         self.step = by_position(step)
         self.exchange = None
         if exchange is not None:
-            self.exchange = exchange(moving_statistics(step))
+            self.exchange = exchange(0, moving_statistics(step))
             for name, value in (("rows", np.ones(2, np.float32)), ("loss", np.float32(0))):
                 hide(self, name, Parameter(Tensor(value), name=f"trainer.step_{name}", requires_grad=False))
             replace_reducers(step, self.exchange, self.rows)

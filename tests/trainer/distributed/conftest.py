@@ -26,17 +26,10 @@ def _waiting_scheduler(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(scope="module")
 def folder(request, tmp_path_factory):
-    """The folder of the program that a module names as PROGRAM, after it has run on two processes.
-
-    Those of a module with FORKED are forked from one that has MindSpore imported, the others started by the supervisor.
-    """
+    """The folder of the program that a module names as PROGRAM, after it has run on two processes."""
     folder = tmp_path_factory.mktemp("job")
     getattr(request.module, "prepare", lambda folder: None)(folder)
-    program = request.module.PROGRAM.__file__
-    if getattr(request.module, "FORKED", False):
-        jobs.fork_program(request.getfixturevalue("forks"), program, folder)
-    else:
-        jobs.run_program(program, folder)
+    jobs.run_program(request.module.PROGRAM.__file__, folder)
     return folder
 
 

@@ -28,13 +28,13 @@ def cluster():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, cluster, forks):
+def trained(tmp_path_factory, cluster):
     """The folder of both trainings, and the trainer that has ended the one on arrays."""
     folder = tmp_path_factory.mktemp("chain")
     program, servers = Path(chain_program.__file__), [] if cluster is None else [cluster.servers]
     chain_program.main(folder, 4, 6, *servers)
     for processes, *steps in ((2, 8, 12), (3, 12, 18)):
-        jobs.fork_program(forks, program, folder, *steps, *servers, processes=processes)
+        jobs.run_program(program, folder, *steps, *servers, processes=processes)
     return folder, chain_program.main(folder, 10_000, 10_000, *servers)
 
 

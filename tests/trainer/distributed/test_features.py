@@ -34,11 +34,12 @@ def test_drift_of_a_feature_is_that_of_the_rows_of_all_processes(one, two):
         np.testing.assert_array_equal(rank["drifts"], one["drifts"])
 
 
-def test_tables_beside_moving_statistics_of_a_network(tmp_path, monkeypatch, forks):
+def test_tables_beside_moving_statistics_of_a_network(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(make_table(), tmp_path / "visits.csv")
     assert main(["init", "din", "visits.csv"]) == 0  # Dice keeps means and variances
-    jobs.fork_program(forks, "-m", "trainer", "fit", "visits.yaml", "--set", "fit.epochs=1")
+    code, output = jobs.run("fit", "visits.yaml", "--set", "fit.epochs=1")
+    assert code == 0, output
     values = checkpoint.find(tmp_path / "runs/visits/checkpoints").tensors("model")
     variances = [value for name, value in values.items() if name.endswith("moving_variance")]
     assert len(variances) == 4

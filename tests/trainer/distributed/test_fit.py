@@ -7,7 +7,6 @@ from tests.trainer.distributed import fit_program
 from trainer import checkpoint
 
 PROGRAM = fit_program
-FORKED = True
 
 
 def of(found, name):

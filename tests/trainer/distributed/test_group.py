@@ -13,9 +13,9 @@ from trainer.distributed.group import join
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, forks):
+def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("group")
-    jobs.fork_program(forks, Path(__file__).with_name("group_program.py"), folder)
+    jobs.run_program(Path(__file__).with_name("group_program.py"), folder)
     return [json.loads((folder / f"found_{rank}.json").read_text()) for rank in range(2)]
 
 

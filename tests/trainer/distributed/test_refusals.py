@@ -5,7 +5,6 @@ import pytest
 from tests.trainer.distributed import refusal_program
 
 PROGRAM = refusal_program
-FORKED = True
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "predict", "fit"])

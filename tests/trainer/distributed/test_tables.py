@@ -9,7 +9,6 @@ from trainer.embedding import RowAdagrad
 from trainer.serving.served_model import ServedModel
 
 PROGRAM = table_program
-FORKED = True
 prepare = table_program.main  # by one process: the two go on from its snapshot as well
 
 

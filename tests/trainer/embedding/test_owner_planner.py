@@ -273,7 +273,7 @@ def test_long_lists_on_few_processes_send_fewer_bytes_if_owners_pool_them():
         everyone(2, lambda group, pooled=pooled: send(group, pooled)) for pooled in (False, True)
     )
     assert 0.45 * 6400 < rows / (2 * 4 * 16) < 0.55 * 6400
-    assert vectors == 2 * (64 * 4 * 16 + 16), "each owner has ids of every bag; a head of 16 bytes before each message"
+    assert vectors == 2 * (64 * 4 * 16 + 24), "each owner has ids of every bag; a head of 24 bytes before each message"
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
