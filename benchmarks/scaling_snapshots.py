@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,9 +20,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.scaling_tables import PER_ROW, ROWS, make_network, memory_of_process, start_peak, train_each_id_once
-
-ROOT = Path(__file__).parents[1]
+from benchmarks.scaling_tables import (
+    PER_ROW,
+    ROWS,
+    make_network,
+    memory_of_process,
+    run_worker,
+    start_peak,
+    train_each_id_once,
+)
 
 
 def main() -> int:
@@ -44,17 +48,8 @@ def main() -> int:
     for ids in given.ids:
         for count in given.processes:
             with tempfile.TemporaryDirectory() as scratch:
-                own = [str(Path(__file__).resolve()), "--worker", scratch, "--ids", str(ids)]
-                launch = [sys.executable, "-m", "trainer", "launch", "-n", str(count), "python"]
-                command = [*launch, *own] if count > 1 else [sys.executable, *own]
-                environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
-                for more in ([], ["--load"]):
-                    done = subprocess.run(
-                        [*command, *more], env=environment, capture_output=True, text=True, check=False
-                    )
-                    if done.returncode:
-                        print(done.stdout + done.stderr, file=sys.stderr)
-                        return 1
+                run_worker(__file__, scratch, ids, count)
+                run_worker(__file__, scratch, ids, count, "--load")
                 found = json.loads((Path(scratch) / "found.json").read_text())
             cells = [f"{found['ids']:,}", str(count), f"{1000 * found['waits']:,.0f} ms", f"{found['durable']:.2f} s"]
             cells += [f"{found[name] / 1e6:,.0f} MB" for name in ("grown", "bytes")]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 
 ROWS, FIELDS, PER_ROW, DIM = 1024, 39, 64, 16  # rows of a step; ids of a row, in `rows` PER_ROW; numbers of an id
 MILLION = 1_000_000
+ROOT = Path(__file__).resolve().parents[1]
 LAWS = ("uniform", "zipf")
 TRAFFIC_CALLS, TRAFFIC_STEPS = 3, 10  # of each call
 
@@ -45,6 +49,21 @@ def train_each_id_once(trainer, group, count: int) -> int:
         ids = np.arange(PER_ROW * start, PER_ROW * last).reshape(-1, PER_ROW)
         trainer.fit({"x": ids, "y": np.zeros((last - start, 1), np.float32)}, 1, **options)
     return PER_ROW * rows
+
+
+def run_worker(script: str, folder: str, ids: int, processes: int, *more: str) -> None:
+    """Run a benchmark's ``--worker FOLDER --ids IDS``, on several processes as a job.
+
+    Raises:
+        SystemExit: it failed; its output is printed.
+    """
+    own = [str(Path(script).resolve()), "--worker", folder, "--ids", str(ids), *more]
+    launch = ["-m", "trainer", "launch", "-n", str(processes), "python"] if processes > 1 else []
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
+    done = subprocess.run([sys.executable, *launch, *own], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        print(done.stdout + done.stderr, file=sys.stderr)
+        raise SystemExit(1)
 
 
 def memory_of_process(key: str) -> int:

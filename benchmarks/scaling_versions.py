@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,10 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.scaling_snapshots import CALL, PER_ROW, ROWS, build, memory  # noqa: E402
+from benchmarks.scaling_snapshots import build
+from benchmarks.scaling_tables import (
+    MILLION,
+    PER_ROW,
+    memory_of_process,
+    run_worker,
+    start_peak,
+    train_each_id_once,
+)
 
 CASES = ("changes", "all rows")
 
@@ -43,14 +48,7 @@ def main() -> int:
     for ids in given.ids:
         for count in given.processes:
             with tempfile.TemporaryDirectory() as scratch:
-                own = [str(Path(__file__).resolve()), "--worker", scratch, "--ids", str(ids)]
-                launch = [sys.executable, "-m", "trainer", "launch", "-n", str(count), "python"]
-                command = [*launch, *own] if count > 1 else [sys.executable, *own]
-                environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
-                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    print(done.stdout + done.stderr, file=sys.stderr)
-                    return 1
+                run_worker(__file__, scratch, ids, count)
                 costs = json.loads((Path(scratch) / "costs.json").read_text())
             for case in CASES:
                 waits, durable, grown, size = costs[case]
@@ -65,35 +63,24 @@ def measure(folder: Path, count: int) -> None:
     from trainer.serving import Publish
 
     group, trainer = join(), build()
-    rows = max(CALL * ROWS, count // PER_ROW // ROWS * ROWS)
-
-    def train(first: int) -> np.ndarray:  # a call, so that the data take no memory worth counting
-        last = min(rows, first + CALL * ROWS)
-        ids = np.arange(PER_ROW * first, PER_ROW * last).reshape(-1, PER_ROW)
-        arrays = {"x": ids, "y": np.zeros((last - first, 1), np.float32)}
-        trainer.fit(arrays, 1, batch_size=ROWS // group.size, sink_size=8, shuffle=False, callbacks=[])
-        return ids
-
-    for first in range(0, rows, CALL * ROWS):
-        ids = train(first)
+    ids = train_each_id_once(trainer, group, count)
     publish = Publish(folder / "served", batch=8, compact=1, on_error="raise")
     publish.setup(trainer)
-    seen = trainer.first_batch({"x": ids}, 8)
+    seen = trainer.first_batch({"x": np.arange(8 * PER_ROW).reshape(8, PER_ROW)}, 8)
     publish.publish(trainer, seen)
-    costs: dict[str, object] = {"ids": PER_ROW * rows}
+    costs: dict[str, object] = {"ids": ids}
     for case in CASES:
         publish.wait()
-        train(0)
+        train_each_id_once(trainer, group, MILLION)
         group.wait_for_all()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts here
-        before, started = memory("VmRSS"), time.perf_counter()
+        before, started = start_peak(), time.perf_counter()
         publish.publish(trainer, seen)
         waits = time.perf_counter() - started
         publish.wait()
         durable = time.perf_counter() - started
         newest = max(publish.root.glob("v_*"), default=folder)
         size = sum(file.stat().st_size for file in newest.iterdir() if file.is_file())
-        costs[case] = [waits, durable, memory("VmHWM") - before, size]
+        costs[case] = [waits, durable, memory_of_process("VmHWM") - before, size]
     publish.teardown(trainer)
     if group.is_main:
         (folder / "costs.json").write_text(json.dumps(costs))
