@@ -26,9 +26,7 @@ def stop_kind(requested: StopReason | None) -> int:
 def first_stop(kinds: Sequence[int], requested: StopReason | None) -> StopReason | None:
     """Return the common reason to stop, or None; of the same kind on all processes.
 
-    Args:
-        kinds: the codes of all processes (`stop_kind`), in rank order.
-        requested: the stop that this process requested.
+    `kinds` are the codes of all processes (`stop_kind`) in rank order; this process `requested` its own.
     """
     first = int(np.argmin(kinds))
     if kinds[first] == NO_STOP:
@@ -45,12 +43,7 @@ def agree_to_stop(group: Group, requested: StopReason | None) -> StopReason | No
 
 @dataclasses.dataclass(frozen=True)
 class StopHooks:
-    """Connection of an agreement to the run.
-
-    Attributes:
-        requested_stop: returns the stop that this process requested, or None.
-        stop: called with the common reason.
-    """
+    """The run's stop: returns what this process requests; called with the common one."""
 
     requested_stop: Callable[[], StopReason | None]
     stop: Callable[[StopReason], None]

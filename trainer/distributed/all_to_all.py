@@ -14,6 +14,7 @@ import os
 import secrets
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,14 +24,15 @@ from .group import Group, Sent
 from .launched import enable_keepalive, own_address
 from .machine_memory import Outbox, open_inboxes
 
-CONNECT_SECONDS = 60.0
+CONNECT_SECONDS = 20.0  # below the limit of the collective in which the others wait meanwhile
 DEADLINE_SECONDS = 1800.0  # limit for one process to compile longer than another
 TIMEOUT_VARIABLE = "MS_CPU_COMM_OP_TIMEOUT"  # of MindSpore's own collectives; `trainer launch` sets it
-_HEAD_BYTES = 8  # size of each number in the head of a message
-_HEAD_NUMBERS = 3  # number of the exchange, bytes of the message, its offset in the sender's memory or 0
+_RANK_BYTES = 8  # of the rank with which a connection begins
+_HEAD = struct.Struct("<3Q")  # number of the exchange, bytes of the message, its offset in the sender's memory or 0
 _MOST_PIECES = 1000  # of one system call, which takes 1,024
 _HANDSHAKE_SECONDS = 5.0
 _KEEPALIVE_PROBES = 4
+_LONGEST_SELECT = 3600.0  # seconds; a deadline may be infinite
 
 
 def _introduced(connection: socket.socket, word: bytes) -> int:
@@ -38,8 +40,8 @@ def _introduced(connection: socket.socket, word: bytes) -> int:
     connection.settimeout(_HANDSHAKE_SECONDS)
     head = b""
     try:
-        while len(head) < len(word) + _HEAD_BYTES:
-            part = connection.recv(len(word) + _HEAD_BYTES - len(head))
+        while len(head) < len(word) + _RANK_BYTES:
+            part = connection.recv(len(word) + _RANK_BYTES - len(head))
             if not part:
                 return -1
             head += part
@@ -59,10 +61,9 @@ class AllToAll:
         group: the processes; all of them create the exchange together, on the thread that runs graphs.
         deadline: time limit of an exchange in seconds; None takes `MS_CPU_COMM_OP_TIMEOUT`, or half an hour.
         address: address of this machine for the others; None takes the one that reaches the scheduler.
-        sent: counts what it sends; None starts from zero.
+        sent: counts what it sends; None starts from zero. Also an attribute.
 
     Attributes:
-        sent: see above.
         is_open: whether another exchange may follow.
 
     Raises:
@@ -105,7 +106,7 @@ class AllToAll:
         try:
             for peer in range(self.rank):
                 connection = socket.create_connection(tuple(addresses[peer][:2]), CONNECT_SECONDS)
-                connection.sendall(word + self.rank.to_bytes(_HEAD_BYTES, "little"))
+                connection.sendall(word + self.rank.to_bytes(_RANK_BYTES, "little"))
                 self._connections[peer] = connection
             ends = time.monotonic() + CONNECT_SECONDS
             while len(self._connections) < self.size - 1:
@@ -186,7 +187,7 @@ class AllToAll:
                 if id(part) not in offsets:
                     offsets[id(part)] = self._outbox.write(self._number, pieces)
                 offset = offsets[id(part)]
-            head = b"".join(number.to_bytes(_HEAD_BYTES, "little") for number in (self._number, length, offset))
+            head = _HEAD.pack(self._number, length, offset)
             self.sent.bytes += len(head) + length
             self.sent.messages += 1
             left = self._send(peer, [memoryview(head)] if offset else [memoryview(head), *pieces])
@@ -202,7 +203,7 @@ class AllToAll:
             for peer in {*unsent, *arriving}:
                 selector.register(self._connections[peer], self._events(peer, unsent, arriving), peer)
             while arriving or unsent:
-                ready = selector.select(max(0.0, ends - time.monotonic()))
+                ready = selector.select(min(max(0.0, ends - time.monotonic()), _LONGEST_SELECT))
                 if not ready and time.monotonic() >= ends:
                     raise TrainerError(
                         f"rank {self.rank} has waited {self.deadline:g} s for ranks {sorted({*arriving, *unsent})}"
@@ -211,8 +212,10 @@ class AllToAll:
                     peer = key.data
                     if peer == self.rank:
                         raise _InterruptedError(f"rank {self.rank} was interrupted while it exchanged rows")
-                    if events & selectors.EVENT_WRITE and not self._continue_sending(peer, unsent):
-                        unsent.pop(peer)
+                    if events & selectors.EVENT_WRITE:
+                        unsent[peer] = self._send(peer, unsent[peer])
+                        if not unsent[peer]:
+                            unsent.pop(peer)
                     if events & selectors.EVENT_READ and peer in arriving and self._receive(peer, arriving[peer]):
                         received[peer] = arriving.pop(peer).content
                     wanted = self._events(peer, unsent, arriving)
@@ -224,10 +227,6 @@ class AllToAll:
     @staticmethod
     def _events(peer: int, unsent: dict[int, list[Any]], arriving: dict[int, _Arriving]) -> int:
         return selectors.EVENT_WRITE * (peer in unsent) | selectors.EVENT_READ * (peer in arriving)
-
-    def _continue_sending(self, peer: int, unsent: dict[int, list[Any]]) -> bool:
-        unsent[peer] = self._send(peer, unsent[peer])
-        return bool(unsent[peer])
 
     def _send(self, peer: int, pieces: list[Any]) -> list[Any]:
         """Send without blocking; return the unsent pieces."""
@@ -283,9 +282,6 @@ class _InterruptedError(TrainerError):
 class Channel:
     """All-to-all connections of one thread, opened again after an interruption.
 
-    Args:
-        group: the processes.
-
     Attributes:
         seconds: time spent in exchanges so far, waiting for other processes included.
     """
@@ -324,23 +320,14 @@ class Channel:
 
 
 class _Arriving:
-    """A partly received message.
-
-    Attributes:
-        number: number of its exchange, counted from 1; None until the head is known.
-        length: bytes of the message, once the head is known.
-        offset: offset in the sender's memory; 0 if the bytes follow the head.
-        content: its bytes, where they follow the head.
-        rest: buffer for the next bytes.
-        complete: whether all bytes have arrived.
-    """
+    """A partly received message; see `_HEAD` for its numbers."""
 
     def __init__(self) -> None:
-        self.number: int | None = None
+        self.number: int | None = None  # until the head is known
         self.length = self.offset = 0
-        self._head: bytearray | None = bytearray(_HEAD_NUMBERS * _HEAD_BYTES)
+        self._head: bytearray | None = bytearray(_HEAD.size)
         self.content: Any = bytearray()  # not bytes: kernels take writable arrays
-        self.rest = memoryview(self._head)
+        self.rest = memoryview(self._head)  # buffer for the next bytes
         self.complete = False
 
     def advance(self, count: int) -> None:
@@ -349,10 +336,7 @@ class _Arriving:
         if len(self.rest):
             return
         if self._head is not None:
-            self.number, self.length, self.offset = (
-                int.from_bytes(self._head[start : start + _HEAD_BYTES], "little")
-                for start in range(0, len(self._head), _HEAD_BYTES)
-            )
+            self.number, self.length, self.offset = _HEAD.unpack(self._head)
             self._head = None
             self.complete = self.length == 0 or self.offset > 0
             if not self.complete:

@@ -85,8 +85,6 @@ def average_statistics(group: Group, network: nn.Cell) -> None:
 
 def merge_on_main(group: Group, gradient_sums: Iterable[Parameter], parts: Iterable[Stateful]) -> None:
     """Move open accumulations and metric windows to rank 0; a collective call."""
-    if group.size == 1:
-        return
     for parameter in gradient_sums:
         total = group.total(parameter.asnumpy())
         ops.assign(parameter, Tensor(total if group.is_main else np.zeros_like(total)))

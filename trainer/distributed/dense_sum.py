@@ -16,11 +16,7 @@ MESSAGE_ENTRIES = 1 << 22  # float32 entries of one message, at most
 
 
 class DenseSum:
-    """Sum over all processes in rank order: the same bits on every process.
-
-    Args:
-        group: the processes; they are connected (`Group.connect`) before the first sum.
-    """
+    """Sum over all processes, connected before, in rank order: the same bits on each."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

@@ -158,8 +158,7 @@ class Exchange(nn.Cell):
         """Return gradients clipped by their global norm over all processes.
 
         Args:
-            gradients: the first `dense` are the same on all processes, the others are local.
-            dense: see `gradients`.
+            gradients, dense: the first `dense` are the same on all processes, the others are local.
             squares: sum of the squares of the local gradients, float32 scalar.
             norm: bound of the global 2-norm.
         """

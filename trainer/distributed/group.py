@@ -147,15 +147,13 @@ class Group:
         """
         if self.size == 1:
             return
-        sums = {
-            name: [zlib.crc32(np.ascontiguousarray(array).data), list(array.shape)] for name, array in arrays.items()
-        }
-        checksums = self.gather_json(sums)
-        for rank, other in enumerate(checksums):
-            differing = sorted(name for name in {*checksums[0], *other} if checksums[0].get(name) != other.get(name))
+        own = {name: [zlib.crc32(np.ascontiguousarray(array).data), array.shape] for name, array in arrays.items()}
+        first, *others = self.gather_json(own)
+        for rank, other in enumerate(others, 1):
+            differing = sorted(name for name in {*first, *other} if first.get(name) != other.get(name))
             if differing:
                 raise ConfigurationError(
-                    f"{what}: {len(differing)} of {len(checksums[0])} differ between rank 0 and rank {rank}, the first "
+                    f"{what}: {len(differing)} of {len(first)} differ between rank 0 and rank {rank}, the first "
                     f"is {differing[0]!r}; all processes must build the same network"
                 )
 

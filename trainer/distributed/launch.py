@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..checks import number, refuse, whole
 from ..errors import ConfigurationError, did_you_mean
 from .launched import RESTART_VARIABLE, RESUME_VARIABLE, RUN_NOTE_VARIABLE, SCHEDULER, STAGE_VARIABLE, WORKER, Stage
 from .machines import MEETING_SECONDS, Machines, Verdict
@@ -69,22 +70,18 @@ class Job:
     bind_cores: bool = True
 
     def __post_init__(self) -> None:
-        counts = (("-n", self.processes, 1), ("--nodes", self.nodes, 1), ("--max-restarts", self.max_restarts, 0))
-        for name, value, minimum in counts:
-            if value < minimum:
-                raise ConfigurationError(f"launch: {name} takes a whole number >= {minimum}; received {value}")
+        whole("launch: -n", self.processes)
+        whole("launch: --nodes", self.nodes)
+        whole("launch: --max-restarts", self.max_restarts, 0)
         if not 0 <= self.node_rank < self.nodes:
-            raise ConfigurationError(
-                f"launch: --node-rank takes 0 to {self.nodes - 1} with --nodes {self.nodes}; received {self.node_rank}"
-            )
+            refuse("launch: --node-rank", f"0 to {self.nodes - 1} with --nodes {self.nodes}", self.node_rank)
         if self.nodes > 1 and self.master is None:
             raise ConfigurationError("launch: --nodes needs --master HOST:PORT, the address of machine 0")
-        for name, seconds in (("--meeting-seconds", self.meeting_seconds), ("--grace-seconds", self.grace_seconds)):
-            if not seconds > 0:
-                raise ConfigurationError(f"launch: {name} takes a number > 0; received {seconds}")
+        number("launch: --meeting-seconds", self.meeting_seconds, above=0)
+        number("launch: --grace-seconds", self.grace_seconds, above=0)
         address = re.fullmatch(r"[^\s:]+:(\d{1,5})", self.master or "any:1")
         if address is None or not 0 < int(address[1]) < 1 << 16:
-            raise ConfigurationError(f"launch: --master takes HOST:PORT; received {self.master!r}")
+            refuse("launch: --master", "HOST:PORT", self.master)
         if not self.command:
             raise ConfigurationError("launch: there is no command to start, e.g. `fit CONFIG` or `python train.py`")
         self._arguments()
@@ -149,14 +146,9 @@ class Supervisor:
         self._processes: list[WatchedProcess] = []
         self._workers: list[WatchedProcess] = []
         self._run_folder: str | None = None
-        self._failed: WatchedProcess | None = None
-        self._cause: int | None = None  # exit code of the process that failed first, on any machine
         self._failed_first = False
         self._deadline = 0.0
         self._kill_at: float | None = None
-        self._stages: dict[WatchedProcess, Path] = {}
-        self._ended_at: dict[WatchedProcess, float] = {}
-        self._stopped: set[WatchedProcess] = set()
         self._output_lost = False
 
     def say(self, text: str) -> None:
@@ -177,31 +169,37 @@ class Supervisor:
     def signals(self) -> Iterator[None]:
         """Forward the first stop signal to all processes; kill them at the second."""
 
-        def forward(number: int, frame: object) -> None:
+        def forward(stop_signal: int, frame: object) -> None:
             if self.stop_signal is not None:
                 for process in self._processes:
                     process.kill()
-                os._exit(128 + number)
-            self.stop_signal = number
-            for process in self._workers:
-                process.signal(number)
+                os._exit(128 + stop_signal)
+            self.stop_signal = stop_signal
+            self._signal_workers(stop_signal)
 
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
-        before = {number: signal.signal(number, forward) for number in numbers}
+        signals = [signal.SIGTERM, signal.SIGINT]
+        signals += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+        before = {stop_signal: signal.signal(stop_signal, forward) for stop_signal in signals}
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for stop_signal, handler in before.items():
+                signal.signal(stop_signal, handler)
+
+    def _signal_workers(self, stop_signal: int) -> None:
+        for process in self._workers:
+            process.signal(stop_signal)
 
     def run(self, attempt: int, machines: Machines) -> Verdict:
         """Start all processes, wait for all machines, and return the verdict."""
         folder = self.job.logs or Path(tempfile.mkdtemp(prefix="trainer-launch-"))
         folder.mkdir(parents=True, exist_ok=True)
         note = folder / "run_folder"
-        self._failed, self._cause = None, None
-        self._stages, self._ended_at, self._stopped = {}, {}, set()
+        self._failed: WatchedProcess | None = None
+        self._cause: int | None = None  # exit code of the process that failed first, on any machine
+        self._stages: dict[WatchedProcess, Path] = {}
+        self._ended_at: dict[WatchedProcess, float] = {}
+        self._stopped: set[WatchedProcess] = set()
         try:
             self._start(attempt, machines, folder, note)
             return self._watch(attempt, machines, note)
@@ -250,14 +248,13 @@ class Supervisor:
             self._workers.append(process)
             self._stages[process] = stage
         if self.stop_signal is not None:  # arrived before the processes were started
-            for process in self._workers:
-                process.signal(self.stop_signal)
+            self._signal_workers(self.stop_signal)
 
     def _watch(self, attempt: int, machines: Machines, note: Path) -> Verdict:
         with selectors.DefaultSelector() as selector:
             for process in self._processes:
                 selector.register(process.popen.stdout, selectors.EVENT_READ, process)
-            while self._is_running():
+            while self._running():
                 self._poll(machines, selector)
             self._read_all(selector)  # the rest in the pipes
             self._check_failed(machines, selector)
@@ -265,7 +262,8 @@ class Supervisor:
                 self.say(self._failed.report())
             ended = self._failed or next((process for process in self._workers if process.popen.returncode), None)
             code = 0 if ended is None else ended.exit_code
-            machines.send_end(code)
+            if self.job.node_rank != 0:
+                machines.broadcast("ended", code=code)
             while not machines.is_decided:
                 self._poll(machines, selector)
         if note.is_file():
@@ -274,38 +272,37 @@ class Supervisor:
             code = next((exit_code for exit_code in (self._cause, code, *machines.codes.values()) if exit_code), 0)
             again = self.stop_signal is None and not machines.lost and attempt < self.job.max_restarts
             verdict = Verdict(code, bool(code) and again, self._run_folder)
-            machines.send_verdict(verdict)
+            machines.broadcast("over", **verdict._asdict())
             return verdict
         verdict = machines.verdict or Verdict(self._cause or code or 1)
         self._run_folder = verdict.run_folder
         return verdict
 
-    def _is_running(self) -> bool:
-        return any(process.popen.poll() is None for process in self._workers)
+    def _running(self) -> list[WatchedProcess]:
+        return [process for process in self._workers if process.popen.poll() is None]
 
     def _poll(self, machines: Machines, selector: selectors.BaseSelector) -> None:
         """Read output, check all machines for failures, and end the job after one."""
         self._read(selector, 0.2)
         if self.stop_signal is not None and not self._signal_forwarded:
             self._signal_forwarded = True
-            machines.send_signal(self.stop_signal)
+            machines.broadcast("signal", number=self.stop_signal)
         self._check_stopped()
         self._check_failed(machines, selector)
         for message in machines.receive():
             if message["kind"] == "signal" and self.stop_signal is None:
                 self.stop_signal, self._signal_forwarded = message["number"], True
-                for process in self._workers:
-                    process.signal(self.stop_signal)
+                self._signal_workers(self.stop_signal)
             elif message["kind"] == "failed" and self._cause is None:
                 self._set_cause(message["code"])
                 self.say(f"machine {message['machine']}: {message['text']}")
-        if self._cause is not None and time.monotonic() > self._deadline and self._is_running():
+        if self._cause is not None and time.monotonic() > self._deadline and self._running():
             self._terminate_workers(selector)
 
     def _check_stopped(self) -> None:
         """Report stopped processes; after a signal, continue and finally kill them."""
-        for process in self._workers:
-            if process not in self._stopped and process.popen.poll() is None and process.is_stopped:
+        for process in self._running():
+            if process not in self._stopped and process.is_stopped:
                 self._stopped.add(process)
                 self.say(f"{process.name} (pid {process.popen.pid}) is stopped (SIGSTOP); SIGCONT lets it go on")
         self._stopped = {process for process in self._stopped if process.is_stopped}
@@ -316,19 +313,19 @@ class Supervisor:
         for process in self._stopped:
             process.signal(signal.SIGCONT)
         if time.monotonic() > self._kill_at:
-            for process in [process for process in self._workers if process.popen.poll() is None]:
+            for process in self._running():
                 process.fault = f"had not ended {self.job.grace_seconds:g} s after the signal (--grace-seconds)"
                 process.kill()
                 self.say(f"{process.name} (pid {process.popen.pid}) {process.fault} and was killed")
 
     def _left_early(self, process: WatchedProcess) -> bool:
         """Return whether a process with exit code 0 left another inside a call."""
-        if process not in self._stages or not self._is_running():
+        running = self._running()
+        if process not in self._stages or not running:
             return False
         if time.monotonic() - self._ended_at.setdefault(process, time.monotonic()) < LEFT_SECONDS:
             return False
         own = Stage.read(self._stages[process]) or Stage()
-        running = [other for other in self._workers if other.popen.poll() is None]
         missed = [other.name for other in running if own.left_early(Stage.read(self._stages[other]))]
         if missed:
             process.fault = f"left before {' and '.join(missed)} had ended what all processes do together"
@@ -373,10 +370,9 @@ class Supervisor:
 
     def _terminate_workers(self, selector: selectors.BaseSelector) -> None:
         """End the remaining processes: SIGTERM, then SIGKILL."""
-        for process in self._workers:
-            process.signal(signal.SIGTERM)
+        self._signal_workers(signal.SIGTERM)
         deadline = time.monotonic() + TERM_SECONDS
-        while time.monotonic() < deadline and self._is_running():
+        while time.monotonic() < deadline and self._running():
             self._read(selector, 0.1)
         for process in self._workers:
             process.kill()

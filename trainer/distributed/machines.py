@@ -95,10 +95,7 @@ class _Link:
 class Machines:
     """Connections to the supervisors of the other machines; none for a single one.
 
-    Args:
-        job: the job to start, the same on all machines.
-        say: prints a message for the user.
-        stopped: returns whether a stop signal has arrived.
+    `say` prints a message for the user; `stopped` returns whether a stop signal has arrived.
 
     Attributes:
         host: address of machine 0.
@@ -282,7 +279,7 @@ class Machines:
         if self.job.node_rank == 0:
             alone = self.job.nodes == 1 and self._port  # no machine has connected to the port
             port = alone or free_port(self.host)
-            self._broadcast({"kind": "start", "port": port, "run_folder": run_folder})
+            self.broadcast("start", port=port, run_folder=run_folder)
             return port, run_folder
         while self._start is None:
             select.select([self._links[0].connection], [], [], 0.2)
@@ -295,16 +292,13 @@ class Machines:
     def send_failure(self, text: str, code: int) -> None:
         """Report a failed process of this machine to the others."""
         tail = text[-(LONGEST_MESSAGE // ESCAPED_BYTES - 100) :]
-        self._broadcast({"kind": "failed", "machine": self.job.node_rank, "text": tail, "code": code})
+        self.broadcast("failed", machine=self.job.node_rank, text=tail, code=code)
 
-    def send_signal(self, number: int) -> None:
-        """Forward a stop signal to the other supervisors."""
-        self._broadcast({"kind": "signal", "number": number})
-
-    def _broadcast(self, message: dict[str, Any], exclude: int | None = None) -> None:
+    def broadcast(self, kind: str, exclude: int | None = None, /, **content: Any) -> None:
+        """Send a message to the connected supervisors."""
         for machine, link in self._links.items():
             if link.open and machine != exclude:
-                link.send(message)
+                link.send({"kind": kind, **content})
 
     def receive(self) -> list[dict[str, Any]]:
         """Return the ``failed`` and ``signal`` messages of other machines."""
@@ -330,17 +324,8 @@ class Machines:
                 else:
                     received.append(message)
                     if self.job.node_rank == 0:
-                        self._broadcast(message, exclude=machine)
+                        self.broadcast(message["kind"], machine, **message)
         return received
-
-    def send_end(self, code: int) -> None:
-        """Report the exit code of this machine's processes to machine 0."""
-        if self.job.node_rank != 0:
-            self._broadcast({"kind": "ended", "code": code})
-
-    def send_verdict(self, verdict: Verdict) -> None:
-        """Send the decision of machine 0 to the other machines."""
-        self._broadcast({"kind": "over", **verdict._asdict()})
 
     @property
     def is_decided(self) -> bool:

@@ -20,9 +20,7 @@ _FAILURES = (DataError, GraphError)
 def pack(value: Any, arrays: Sequence[np.ndarray]) -> bytes:
     """Return bytes: length of the head, head in JSON, arrays in C order.
 
-    Args:
-        value: JSON-able value.
-        arrays: of numbers, bools or fixed-width text, of any shape; not of objects.
+    The arrays may be of numbers, bools or fixed-width text, not of objects.
     """
     head = json.dumps([value, [[array.dtype.str, array.shape] for array in arrays]]).encode()
     return b"".join([len(head).to_bytes(LENGTH_BYTES, "little"), head, *(array.tobytes() for array in arrays)])
@@ -90,7 +88,8 @@ def lockstep_outputs(
                 raise _FAILURES[part[0] - _FAILED].of_rank(rank, part[1:].decode())
         for part in parts:
             if len(part) > 1:
-                yield _unpack(part[1:])
+                (described, rows), arrays = unpack(part[1:])
+                yield _restore(described, iter(arrays)), rows
         if all(part[0] == _ENDED for part in parts):
             return
 
@@ -109,11 +108,6 @@ def _describe(value: Any, arrays: list[np.ndarray]) -> Any:
     array = value if on_host else value.asnumpy()
     arrays.append(array.astype(str) if array.dtype.kind == "O" else array)
     return {"host": on_host}
-
-
-def _unpack(message: bytes) -> tuple[Any, int]:
-    (described, rows), arrays = unpack(message)
-    return _restore(described, iter(arrays)), rows
 
 
 def _restore(described: Any, arrays: Iterator[np.ndarray]) -> Any:

@@ -53,13 +53,7 @@ def reducers_of(step: nn.Cell) -> list[tuple[nn.Cell, str]]:
 
 
 def replace_reducers(step: nn.Cell, exchange: Exchange, rows: Parameter) -> None:
-    """Replace the reducers of a training step by a `StepReducer` each.
-
-    Args:
-        step: the user's cell.
-        exchange: computes the sums.
-        rows: see `StepReducer`.
-    """
+    """Replace the reducers of a training step by a `StepReducer` each."""
     for cell, name in reducers_of(step):
         factor = _factor(getattr(cell, name), exchange.processes)
         if factor != 1.0 and exchange.is_main:

@@ -17,14 +17,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WatchedProcess:
-    """A process of the job and its log.
+    """A process of the job, whose lines go to its log with its name before them.
 
-    Args:
-        name: prefix of its lines.
-        argv: command.
-        environment: all its variables.
-        log: file to which its lines are appended.
-        cores: processor cores that it may use, on Linux; empty: all.
+    Without `cores` it may use all of them.
 
     Attributes:
         tail: its last lines.
@@ -64,16 +59,13 @@ class WatchedProcess:
         self._rest = lines.pop() if data else b""
         for line in lines:
             if data or line:
-                self._handle_line(line, print_line)
+                text = f"[{self.name}] {line.decode(errors='replace')}"
+                self.tail.append(text)
+                self._log.write(text.encode() + b"\n")
+                if print_line is not None:
+                    print_line(text)
         self._log.flush()
         return bool(data)
-
-    def _handle_line(self, line: bytes, print_line: Callable[[str], None] | None) -> None:
-        text = f"[{self.name}] {line.decode(errors='replace')}"
-        self.tail.append(text)
-        self._log.write(text.encode() + b"\n")
-        if print_line is not None:
-            print_line(text)
 
     def signal(self, number: int) -> None:
         """Send the process a signal, if it is still running."""
@@ -93,10 +85,9 @@ class WatchedProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether SIGSTOP or a debugger has stopped it; known on Linux only."""
+        """Whether SIGSTOP or a debugger has stopped it."""
         try:
-            with open(f"/proc/{self.popen.pid}/stat", "rb") as file:
-                state = file.read().rpartition(b")")[2].split()[0]
+            state = Path(f"/proc/{self.popen.pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
         except (OSError, IndexError):
             return False
         return state in (b"T", b"t")
@@ -127,11 +118,11 @@ def share_of_cores(number: int, processes: int) -> list[int]:
     MindSpore's threads wait by yielding the processor: on two cores, two processes that share both take up to 1.8 times
     as long for a step as with one core each.
     """
-    if processes == 1 or not hasattr(os, "sched_getaffinity"):
-        return []
     cores = sorted(os.sched_getaffinity(0))
+    if processes == 1 or len(cores) < processes:
+        return []
     first, end = (len(cores) * border // processes for border in (number, number + 1))
-    return cores[first:end] if len(cores) >= processes else []
+    return cores[first:end]
 
 
 def _die_with_parent() -> Callable[[], None]:

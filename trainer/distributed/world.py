@@ -3,8 +3,8 @@
 On CPU MindSpore has AllReduce (sums of floats), AllGather and Broadcast over all processes, inside graphs only; each
 collective here runs a small graph. A device with AlltoAll and ReduceScatter would use them behind the same functions.
 
-Under `msrun` a collective fails after 30 seconds, so processes that may wait longer first pass a `Barrier`, which has
-one TCP connection from each process to rank 0. It is opened at its first use, as are the connections of `AllToAll`.
+Under `msrun` a collective fails after 30 seconds, so processes that may wait longer first call `wait_for_all`, an
+exchange without a time limit on connections of its own. They are opened at the first use, as are those of `all_to_all`.
 """
 
 # ruff: noqa: D102 - `Group` documents the methods of `World`
@@ -12,9 +12,9 @@ one TCP connection from each process to rank 0. It is opened at its first use, a
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import secrets
-import socket
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -27,11 +27,8 @@ from ..mindspore_internals.compilation import collection_skipped
 from ..native.memory import bucket
 from .all_to_all import AllToAll
 from .group import SMALLEST_FRAME, Group, Sent
-from .launched import enable_keepalive, own_address
 
 logger = logging.getLogger(__name__)
-
-CONNECT_SECONDS = 10.0
 
 
 class World(Group):
@@ -42,14 +39,16 @@ class World(Group):
         self._thread = threading.get_ident()
         self._cells: dict[type[nn.Cell], nn.Cell] = {}
         self._programs: set[tuple[Any, ...]] = set()
-        self._barrier: Barrier | None = None
         self._all_to_all: AllToAll | None = None
         self._tracked: list[Sent] = []
 
+    @functools.cached_property
+    def _barrier(self) -> AllToAll | None:
+        return open_barrier(self)
+
     def wait_for_all(self) -> None:
-        if self._barrier is None:
-            self._barrier = Barrier(self)
-        self._barrier.wait()
+        if self._barrier is not None:
+            self._barrier.exchange([b""] * self.size)
 
     def _check_thread(self) -> None:
         """Refuse another thread, whose messages would mix with those of the steps."""
@@ -112,74 +111,16 @@ def _as_words(array: np.ndarray) -> tuple[np.ndarray, int]:
     return words, data.size
 
 
-class Barrier:
-    """A barrier over TCP: no process passes before all have arrived.
+def open_barrier(group: Group) -> AllToAll | None:
+    """Return connections without a time limit; warn and return None if they fail.
 
-    Args:
-        group: the processes; all of them create the barrier together.
+    A collective call.
     """
-
-    def __init__(self, group: Group) -> None:
-        self._connections: list[socket.socket] = []
-        listener = None
-        if group.is_main:
-            listener = socket.create_server(("", 0), backlog=group.size)
-            listener.settimeout(CONNECT_SECONDS)
-        port = 0 if listener is None else listener.getsockname()[1]
-        host, port, word = group.gather_json([own_address(), port, secrets.token_hex(8)])[0]
-        try:
-            if listener is not None:
-                with listener:
-                    while len(self._connections) < group.size - 1:
-                        self._take(listener.accept()[0], word.encode())
-            else:
-                self._connections = [socket.create_connection((host, port), CONNECT_SECONDS)]
-                self._connections[0].sendall(word.encode())
-        except OSError as error:
-            missing = f"is not reached by {group.size - 1 - len(self._connections)} of the others"
-            what = missing if group.is_main else "does not reach rank 0"
-            logger.warning("rank %d %s at %s:%d (%s)", group.rank, what, host, port, error)
-        for connection in self._connections:
-            connection.settimeout(None)
-            enable_keepalive(connection)
-        complete = len(self._connections) == (group.size - 1 if group.is_main else 1)
-        self.works = not group.any(not complete)
-        if not self.works:
-            self.close()
-        self._is_main = group.is_main
-
-    def _take(self, connection: socket.socket, token: bytes) -> None:
-        """Accept a connection that begins with the group's token; close any other."""
-        connection.settimeout(CONNECT_SECONDS)
-        if connection.recv(len(token), socket.MSG_WAITALL) == token:
-            self._connections.append(connection)
-        else:
-            connection.close()
-
-    def wait(self) -> None:
-        """Block until all processes call this; return at once without connections.
-
-        Raises:
-            TrainerError: a process is gone.
-        """
-        if not self.works:
-            return
-        try:
-            if not self._is_main:
-                self._connections[0].sendall(b".")
-            for connection in self._connections:
-                if not connection.recv(1):
-                    raise TrainerError("a process that the others wait for is gone")
-            if self._is_main:
-                for connection in self._connections:
-                    connection.sendall(b".")
-        except OSError as error:
-            raise TrainerError(f"a process that the others wait for is gone ({error})") from error
-
-    def close(self) -> None:
-        """Close the connections."""
-        for connection in self._connections:
-            connection.close()
+    try:
+        return AllToAll(group, deadline=math.inf)
+    except TrainerError as error:
+        logger.warning("processes wait for each other no longer than a collective does: %s", error)
+        return None
 
 
 class Gather(nn.Cell):

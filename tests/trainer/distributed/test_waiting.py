@@ -20,10 +20,10 @@ from trainer.data.source import Item, Source
 from trainer.data.streaming.shared_stream import JobHooks, SharedStream
 from trainer.data.streaming.stream_source import StreamSource
 from trainer.data.waiting import Interrupted
-from trainer.distributed import world as groups
+from trainer.distributed import all_to_all
 from trainer.distributed.agreement import StopHooks
 from trainer.distributed.group import Group
-from trainer.distributed.world import Barrier
+from trainer.distributed.world import open_barrier
 from trainer.errors import TrainerError
 from trainer.run.limits import Limits
 from trainer.run.run import Run
@@ -210,13 +210,13 @@ def test_processes_wait_for_the_last_one(scheduler):
     came, left = [0.0, 0.0], [0.0, 0.0]
 
     def run(group):
-        meeting = Barrier(group)
+        meeting = open_barrier(group)
         for round_ in range(2):
             time.sleep(0.2 * (group.rank == round_))
             came[group.rank] = time.monotonic()
-            meeting.wait()
+            meeting.exchange([b""] * 2)
             left[group.rank] = time.monotonic()
-        return meeting.works
+        return meeting.is_open
 
     assert on_both(run) == [True, True]
     assert min(left) >= max(came)
@@ -224,11 +224,11 @@ def test_processes_wait_for_the_last_one(scheduler):
 
 def test_a_process_that_has_gone_ends_the_waiting(scheduler):
     def run(group):
-        meeting = Barrier(group)
+        meeting = open_barrier(group)
         if group.rank == 1:
             meeting.close()
         else:
-            meeting.wait()
+            meeting.exchange([b""] * 2)
 
     found = on_both(run)
     assert isinstance(found[0], TrainerError)
@@ -236,20 +236,19 @@ def test_a_process_that_has_gone_ends_the_waiting(scheduler):
 
 
 def test_processes_that_do_not_meet_say_so_and_let_go_of_each_other(scheduler, monkeypatch, caplog):
-    monkeypatch.setattr(groups, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(all_to_all, "CONNECT_SECONDS", 0.3)
     connect = socket.create_connection
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
         monkeypatch.setattr(socket, "create_connection", lambda _, seconds: connect(elsewhere.getsockname(), seconds))
-        found = on_both(Barrier)
+        found = on_both(open_barrier)
         connection = elsewhere.accept()[0]
     with connection:
         connection.settimeout(5)
-        assert len(connection.recv(64)) == 16
+        assert len(connection.recv(64)) == 24
         assert connection.recv(64) == b"", "the connection is still open"
-    assert [one.works for one in found] == [False, False]
-    assert [one.wait() for one in found] == [None, None]
-    assert "rank 0 is not reached by 1 of the others" in caplog.text
-    assert "does not reach" not in caplog.text
+    assert found == [None, None], "they go on without waiting"
+    assert "rank 0 does not reach the others: no connection with ranks [1]" in caplog.text
+    assert "rank 1 does not reach" not in caplog.text
 
 
 def test_the_kernel_ends_the_waiting_for_a_machine_without_power(scheduler, monkeypatch):
@@ -260,9 +259,9 @@ def test_the_kernel_ends_the_waiting_for_a_machine_without_power(scheduler, monk
         return connections[-1]
 
     monkeypatch.setattr(socket, "create_connection", note)
-    assert all(one.works for one in on_both(Barrier))
+    assert all(one.is_open for one in on_both(open_barrier))
     assert connections[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    assert connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) > 0
+    assert connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) < 9, "the probes end after seconds"
 
 
 def test_all_read_on_the_thread_of_graphs_where_one_has_to():
