@@ -62,18 +62,14 @@ class Every:
             now = time.monotonic()
             if self._mark is None:
                 self._mark = now
-            if now - self._mark < self.n:
-                return False
-            self._mark = now
-            return True
+            is_due = now - self._mark >= self.n
+            if is_due:
+                self._mark = now
+            return is_due
         count = getattr(progress, self._counter) // self.n
-        if self._mark is None:
-            self._mark = 0
-        if count <= self._mark:
-            self._mark = count  # after a rollback the counter is lower than the mark
-            return False
-        self._mark = count
-        return True
+        is_due = count > (self._mark or 0)
+        self._mark = count  # lower than before after a rollback
+        return is_due
 
     def state_dict(self) -> dict[str, Any]:
         """Return the mark, for a snapshot; a cadence in seconds restarts after a resume."""

@@ -141,11 +141,10 @@ def time_limit(max_seconds: float | None, max_time: Any) -> float | None:
 
 def batches(name: str, value: Any, *, least: int = 1) -> None:
     """Check a number of batches (whole, >= `least`), a share (0 to 1.0], or None."""
-    if value is None or (is_whole(value) and value >= least):
-        return
-    if not is_whole(value) and is_number(value) and 0 < value <= 1:
-        return
-    refuse(name, f"a whole number of batches >= {least}, a share of them in (0.0, 1.0], or None", value)
+    is_count = is_whole(value) and value >= least
+    is_share = not is_whole(value) and is_number(value) and 0 < value <= 1
+    if not (value is None or is_count or is_share):
+        refuse(name, f"a whole number of batches >= {least}, a share of them in (0.0, 1.0], or None", value)
 
 
 def function(argument: str, value: Any, *, optional: bool = True) -> Callable[..., Any] | None:
@@ -160,11 +159,6 @@ def any_number(argument: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         refuse(argument, "a number", value)
     return float(value)
-
-
-def seed(value: Any) -> int | None:
-    """Return `value` if it is a seed, a whole number from 0 to 2**32 - 1, or None."""
-    return whole("seed", value, 0, most=2**32 - 1, optional=True)
 
 
 def epochs(value: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -54,13 +54,6 @@ class Stateful:
     def clear_on_followers(self) -> None:
         """Clear on the other ranks what `merge_on_main` moved to rank 0."""
 
-    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restore the last of the states of a snapshot and its bases, oldest first.
-
-        A part whose state is a delta to the previous one overrides this and applies all of them.
-        """
-        self.load_state_dict(states[-1])
-
 
 @dataclass
 class Progress:
@@ -111,13 +104,6 @@ def host_copy(tensor: Any) -> np.ndarray:
     return np.frombuffer(tensor.get_bytes(), dtype).reshape(tensor.shape).copy()
 
 
-def host_losses(device: Any, num_steps: int) -> np.ndarray:
-    """Return a host copy of a program's losses, shape [num_steps], float32."""
-    if device.ndim == 0:
-        return np.array([device.item()], np.float32)  # a fifth of the cost of asnumpy
-    return host_copy(device).astype(np.float32, copy=False).reshape(-1)[:num_steps]
-
-
 @dataclass(eq=False, slots=True)
 class StepOutputs:
     """Results of one training program call, still on the device.
@@ -147,7 +133,11 @@ class StepOutputs:
     def losses(self) -> np.ndarray:
         """Loss of every optimizer step of the call, shape [num_steps], float32."""
         if self._losses is None:
-            self._losses = host_losses(self.losses_device, self.num_steps)
+            device = self.losses_device
+            if device.ndim == 0:
+                self._losses = np.array([device.item()], np.float32)  # a fifth of the cost of asnumpy
+            else:
+                self._losses = host_copy(device).astype(np.float32, copy=False).reshape(-1)[: self.num_steps]
         return self._losses
 
     @property

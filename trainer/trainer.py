@@ -140,7 +140,7 @@ class Trainer(TrainerBase):
         self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes, self.metrics.values())
         self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
         network_checks.check_row_dependence(loss_fn, self.accumulate, self.group.size)
-        self.seed = checks.seed(seed) or 0
+        self.seed = checks.whole("seed", seed, 0, most=2**32 - 1, optional=True) or 0
         self.compiled = network_checks.check_compile(network, compile)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.precision = precision.resolve(amp_level, amp_dtype, keep_batchnorm_fp32, amp_white_list, amp_black_list)

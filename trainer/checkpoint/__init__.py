@@ -12,24 +12,21 @@ from ..errors import (
 )
 from .catalog import Entry, available, find, prune, read_pointer, set_pointer
 from .snapshot import Snapshot, read
-from .snapshot_writer import Contents, prepare, step_name, store, write
+from .snapshot_writer import step_name, write
 
 __all__ = [
     "CheckpointDamagedError",
     "CheckpointError",
     "CheckpointMismatchError",
     "CheckpointNotFoundError",
-    "Contents",
     "Entry",
     "Snapshot",
     "available",
     "find",
-    "prepare",
     "prune",
     "read",
     "read_pointer",
     "set_pointer",
     "step_name",
-    "store",
     "write",
 ]

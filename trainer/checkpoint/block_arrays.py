@@ -1,27 +1,79 @@
-"""Arrays that are read block by block, so that memory does not grow with them."""
+"""Read arrays from files block by block, so that memory does not grow with them."""
 
 from __future__ import annotations
 
 import math
+import os
+import weakref
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .verified_file import VerifiedFile
+from ..errors import CheckpointDamagedError
+from . import durable
+from .manifest import check_size
 
 BLOCK_BYTES = 4 << 20
+CHECKED_BYTES = 4 << 20  # of a file per kept checksum
+
+
+class VerifiedFile:
+    """An open file whose size and checksum have been verified.
+
+    The checksum up to the end of every block is kept, so that bytes read later are those that were verified. The open
+    file stays readable when its folder is removed.
+
+    Raises:
+        CheckpointDamagedError: missing, of another size, altered or unreadable.
+        CheckpointError: no permission, or too many open files.
+    """
+
+    def __init__(self, path: Path, size: int, crc: int) -> None:
+        check_size(path, size)
+        self.path, self.size = path, size
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise durable.read_error(path, error) from error
+        weakref.finalize(self, os.close, self._descriptor)
+        self._sums = [0]
+        for number in range(-(-size // CHECKED_BYTES)):
+            self._sums.append(zlib.crc32(self._block(number), self._sums[-1]))
+        if self._sums[-1] != crc:
+            raise CheckpointDamagedError(f"{path} does not match its checksum: its content was altered")
+
+    def _block(self, number: int) -> bytes:
+        start = number * CHECKED_BYTES
+        try:
+            block = os.pread(self._descriptor, min(CHECKED_BYTES, self.size - start), start)
+        except OSError as error:
+            raise durable.read_error(self.path, error) from error
+        if len(block) != min(CHECKED_BYTES, self.size - start):
+            raise CheckpointDamagedError(f"{self.path} was cut off while it was read")
+        return block
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Return the bytes from `begin` to `end`, uint8 [n].
+
+        Raises:
+            CheckpointDamagedError: the file has been altered since it was verified.
+        """
+        out = np.empty(end - begin, np.uint8)
+        for number in range(begin // CHECKED_BYTES, -(-end // CHECKED_BYTES)):
+            block = self._block(number)
+            if zlib.crc32(block, self._sums[number]) != self._sums[number + 1]:
+                raise CheckpointDamagedError(f"{self.path} was altered while it was read")
+            start = number * CHECKED_BYTES
+            first, last = max(begin, start), min(end, start + len(block))
+            out[first - begin : last - begin] = np.frombuffer(block, np.uint8)[first - start : last - start]
+        return out
 
 
 class BlockArray:
-    """An array that is read by ranges of items.
-
-    NumPy functions read all of it.
-
-    Attributes:
-        dtype: type of the elements.
-        shape: of the array.
-    """
+    """An array that is read by ranges of items; NumPy functions read all of it."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -38,10 +90,7 @@ class BlockArray:
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def take(self, indices: np.ndarray) -> np.ndarray:
-        """Return the items at ascending `indices`, int [n].
-
-        Only blocks that have some are read.
-        """
+        """Return the items at ascending `indices`, int [n], reading only their blocks."""
         out = np.empty((len(indices), *self.shape[1:]), self.dtype)
         at = 0
         while at < len(indices):
@@ -55,14 +104,7 @@ class BlockArray:
 
 
 class StoredArray(BlockArray):
-    """An array in a verified file.
-
-    Args:
-        file: the file.
-        dtype: type of the elements.
-        shape: of the array, with an axis at least.
-        begin: where its bytes begin.
-    """
+    """An array with an axis at least, whose bytes begin at `begin` in a verified file."""
 
     def __init__(self, file: VerifiedFile, dtype: np.dtype, shape: Sequence[int], begin: int) -> None:
         self._file, self._begin = file, begin
@@ -78,11 +120,8 @@ class StoredArray(BlockArray):
 class JoinedArray(BlockArray):
     """Arrays joined along axis 0.
 
-    Args:
-        pieces: arrays of one dtype and of equal shapes but for axis 0.
-
     Raises:
-        ValueError: they differ.
+        ValueError: they differ in dtype or in another axis.
     """
 
     def __init__(self, pieces: Sequence[Any]) -> None:
@@ -106,12 +145,7 @@ class JoinedArray(BlockArray):
 
 
 class TakenArray(BlockArray):
-    """Some items of another array, read when they are needed.
-
-    Args:
-        source: the other array.
-        indices: ascending, int [n].
-    """
+    """The items of another array at ascending `indices`, read when they are needed."""
 
     def __init__(self, source: BlockArray, indices: np.ndarray) -> None:
         self._source, self._indices = source, indices
@@ -128,10 +162,7 @@ def read(array: Any, first: int, last: int) -> np.ndarray:
 
 
 def taken(array: Any, indices: np.ndarray) -> Any:
-    """Return the items at ascending `indices`, int [n].
-
-    Those of a `BlockArray` are read when they are needed.
-    """
+    """Return the items at ascending `indices`, int [n]; lazily for a `BlockArray`."""
     return TakenArray(array, indices) if isinstance(array, BlockArray) else np.asarray(array)[indices]
 
 
@@ -141,10 +172,7 @@ def items_per_block(array: Any) -> int:
 
 
 def blocks(arrays: Mapping[str, Any], *names: str) -> Iterator[tuple[Any, ...]]:
-    """Yield (index of the first item, block of each named array).
-
-    The arrays have one length.
-    """
+    """Yield (index of the first item, block of each named array), of one length."""
     size = min(items_per_block(arrays[name]) for name in names)
     count = arrays[names[0]].shape[0]
     for first in range(0, count, size):

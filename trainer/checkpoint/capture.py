@@ -56,11 +56,8 @@ def named_parameters(content: Content) -> dict[str, dict[str, Parameter]]:
 def take(content: Content, files: Parts | None = None) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
     """Return the arrays of a run by group, and the rest of its state.
 
-    On CPU the arrays are live views of the parameters: write or copy them before the next step.
-
-    Args:
-        content: content of the snapshot.
-        files: folder into which each process writes its own table rows; None returns all rows here.
+    On CPU the arrays are live views of the parameters: write or copy them before the next step. With `files`, into
+    which each process writes its own table rows, only those of this one are returned.
     """
     groups = {
         group: {name: parameter.asnumpy() for name, parameter in parameters.items()}
@@ -105,15 +102,13 @@ def fitting_tensors(
         raise problems.error("the snapshot", "this network and optimizer")
     if problems:
         logger.warning("%s", problems.message("the snapshot", "this network and optimizer"))
-    pairs = [
-        (parameter, saved[group].get(name))
-        for group, parameters in expected.items()
-        for name, parameter in parameters.items()
-    ]
     return [
         (parameter, value)
-        for parameter, value in pairs
-        if value is not None and tuple(value.shape) == tuple(parameter.shape) and value.dtype.kind != "c"
+        for group, parameters in expected.items()
+        for name, parameter in parameters.items()
+        if (value := saved[group].get(name)) is not None
+        and tuple(value.shape) == tuple(parameter.shape)
+        and value.dtype.kind != "c"
     ]
 
 
@@ -197,12 +192,11 @@ def table_states(content: Content, snapshot: Snapshot) -> list[dict[str, Any]]:
     Raises:
         CheckpointMismatchError: they belong to other tables. CheckpointDamagedError: they cannot be restored.
     """
-    if content.tables is None:
-        return part_states(snapshot, TABLES)
     states = part_states(snapshot, TABLES)
-    if not states:
-        logger.warning("the snapshot holds no state of tables; they start empty")
-    content.tables.check_states(states)
+    if content.tables is not None:
+        if not states:
+            logger.warning("the snapshot holds no state of tables; they start empty")
+        content.tables.check_states(states)
     return states
 
 
@@ -245,23 +239,18 @@ _ROOMS = ("trainer.metrics.", "trainer.run.", "trainer.state.", "callbacks.", "m
 class Undo:
     """Undo log of stateful objects: copies their attributes, containers and arrays.
 
-    Cells, data sources and other objects without `load_state_dict` are kept by reference, not copied.
-
-    Args:
-        leave: objects to keep by reference.
+    Cells, data sources, the objects in `leave` and others without `load_state_dict` are kept by reference.
     """
 
     def __init__(self, *leave: Any) -> None:
-        self._seen = {id(value) for value in leave}
-        self._alive: list[Any] = list(leave)  # keeps the ids in `_seen` from being reused
+        self._seen = {id(value): value for value in leave}  # holds the objects, so that no id is reused
         self._steps: list[Callable[[], Any]] = []
 
     def remember(self, value: Any) -> None:
         """Record the present state of `value`."""
         if id(value) in self._seen or isinstance(value, nn.Cell | str | int | float | bytes | None):
             return
-        self._seen.add(id(value))
-        self._alive.append(value)
+        self._seen[id(value)] = value
         if isinstance(value, np.ndarray):
             content = value.copy()
             self._steps.append(lambda: _write(value, content))

@@ -26,9 +26,7 @@ class Entry:
     """A listed snapshot, of which manifest, file names and sizes were checked.
 
     Attributes:
-        name: for example "step_00001000".
-        step: optimizer steps done when it was taken.
-        path: its folder.
+        name: of the folder `path`, for example "step_00001000", after `step` optimizer steps.
         sequence: position in the order of writing; -1 when the manifest cannot be read.
         base: name of the snapshot it builds on, or None.
         problem: reason why it cannot be used, or None.
@@ -172,7 +170,7 @@ def _newest_sound(root: Path) -> Snapshot | None:
 
 
 def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection[str] = ()) -> list[str]:
-    """Remove the snapshots not in `keep`, and the leftovers of interrupted writers.
+    """Remove snapshots not in `keep` and interrupted writers' leftovers; return names.
 
     Never removed: the newest sound snapshot, the targets of ``last`` and ``best``, the bases of snapshots that stay,
     and folders that may be no snapshot (see `unproven`). Without a sound snapshot nothing is removed.
@@ -181,9 +179,6 @@ def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection
         root: folder of snapshots.
         keep: names of the snapshots to keep.
         trust: names of snapshots known to be sound, such as those this process wrote; they are not verified again.
-
-    Returns:
-        The names removed.
 
     Raises:
         CheckpointError: the folder cannot be listed or changed, or a snapshot cannot be verified.
@@ -250,9 +245,7 @@ def unproven(path: Path) -> str | None:
 def recover(root: Path, *, alone: bool = False) -> None:
     """Finish or undo the work of dead writers in a root; best effort.
 
-    Args:
-        root: the folder.
-        alone: the caller holds the folder's lock (see `folder_lock`), so no other writer is alive.
+    With `alone` the caller holds the folder's lock (see `folder_lock`), so no other writer is alive.
     """
     for path in root.glob(".*"):
         aside = durable.target_of(path)

@@ -24,23 +24,12 @@ from ..errors import nearest as nearest_name
 from ..mindspore_internals.ckpt_messages import Piece, pieces
 from . import durable
 
-Signature = tuple[tuple[int, ...], Any]
-"""Shape and dtype of a parameter; the dtype is anything `numpy.dtype` takes, MindSpore's dtypes included."""
-
 _LISTED = 10
 _LARGEST = 1 << 31  # bytes of a protocol buffers message
 _DIMENSIONS = 32  # of a NumPy array
 _TEXT = "str"
-_DTYPES = {
-    **{
-        f"{sign}{size}": getattr(mindspore, f"{sign}{size}".lower())
-        for sign in ("Int", "UInt")
-        for size in (8, 16, 32, 64)
-    },
-    **{f"Float{size}": getattr(mindspore, f"float{size}") for size in (16, 32, 64)},
-    "BFloat16": mindspore.bfloat16,
-    "Bool": mindspore.bool_,
-}
+_NUMBERS = ["Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float16", "Float32", "Float64"]
+_DTYPES = {name: getattr(mindspore, name.lower()) for name in [*_NUMBERS, "BFloat16"]} | {"Bool": mindspore.bool_}
 """Type in the file -> MindSpore's."""
 
 
@@ -156,7 +145,8 @@ def compare(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Mismatch:
     """Compare parameters by name, shape and dtype.
 
     Args:
-        expected: name -> (shape, dtype), or an object with these attributes (array, Tensor, Parameter).
+        expected: name -> (shape, dtype), or an object with these attributes (array, Tensor, Parameter); the dtype is
+            anything `numpy.dtype` takes, or MindSpore's.
         actual: the same for the parameters received.
     """
     want = {name: _signature(value) for name, value in expected.items()}

@@ -50,7 +50,8 @@ def write_error(what: str, path: Path, error: OSError) -> CheckpointError:
     text = f"cannot write {what} {path}: {error.strerror or error} ({code})"
     if error.errno == errno.ENOSPC:
         with contextlib.suppress(OSError):
-            text += f", {shutil.disk_usage(existing_parent(path)).free:,} bytes free"
+            existing = next(folder for folder in (path, *path.parents) if folder.exists())
+            text += f", {shutil.disk_usage(existing).free:,} bytes free"
     advice = _ADVICE.get(error.errno or 0)
     return CheckpointError(f"{text}; {advice}" if advice else text)
 
@@ -62,29 +63,9 @@ def read_error(path: Path, error: OSError) -> CheckpointError:
     text = f"cannot read {path}: {error.strerror or error}"
     if error.errno in _DAMAGE:
         return CheckpointDamagedError(text)
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return CheckpointError(f"{text}; give this user read permission")
-    advice = _ADVICE.get(error.errno or 0)
+    denied = error.errno in (errno.EACCES, errno.EPERM)
+    advice = "give this user read permission" if denied else _ADVICE.get(error.errno or 0)
     return CheckpointError(f"{text}; {advice}" if advice else text)
-
-
-def is_folder(path: Path) -> bool:
-    """Return whether `path` is a folder.
-
-    Raises:
-        CheckpointError: no permission.
-    """
-    try:
-        return path.is_dir()
-    except OSError as error:
-        raise read_error(path, error) from error
-
-
-def existing_parent(path: Path) -> Path:
-    """Return `path` or its nearest ancestor that exists."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path
 
 
 def resolved(path: str | os.PathLike[str]) -> Path:
@@ -116,11 +97,6 @@ def probe(folder: Path) -> float:
         return os.stat(path).st_mtime
     finally:
         path.unlink(missing_ok=True)
-
-
-def sync_file(descriptor: int) -> None:
-    """Force an open file to the disk."""
-    os.fsync(descriptor)
 
 
 def sync_folder(path: Path) -> None:
@@ -155,7 +131,7 @@ def write_file(path: Path, blocks: Iterable[Buffer]) -> tuple[int, int]:
                     written = file.write(piece) or 0
                     size += written
                     piece = piece[written:]
-        sync_file(file.fileno())
+        os.fsync(file.fileno())
     return size, crc
 
 
@@ -169,7 +145,7 @@ def sum_and_sync(path: Path) -> tuple[int, int]:
     with open(path, "rb", buffering=0) as file:
         while block := file.read(BLOCK):
             size, crc = size + len(block), zlib.crc32(block, crc)
-        sync_file(file.fileno())
+        os.fsync(file.fileno())
     return size, crc
 
 
@@ -225,36 +201,38 @@ def target_of(temporary: Path) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
-def lock_folder(path: Path, *, shared: bool = False) -> int | None:
-    """Lock `path`; return a descriptor to close, None if locks are unsupported.
+def lock_file(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file or folder; return whether the file system supports locks.
 
-    The kernel drops the lock at the end of the process, so a dead process holds none.
-
-    Args:
-        path: the folder.
-        shared: take a shared lock, for reading; otherwise an exclusive one.
+    The lock is exclusive, or `shared` for reading. The kernel drops it at the end of the process.
 
     Raises:
         BlockingIOError: another process holds it, or this one by another descriptor.
     """
-    descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
         raise
     except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        return False
+    return True
+
+
+def lock_folder(path: Path, *, shared: bool = False) -> int | None:
+    """Lock `path` (see `lock_file`); return a descriptor to close, or None."""
+    descriptor, locked = os.open(path, os.O_RDONLY), False
+    try:
+        locked = lock_file(descriptor, shared=shared)
+    finally:
+        if not locked:
+            os.close(descriptor)
+    return descriptor if locked else None
 
 
 def is_stale(temporary: Path, *, alone: bool = False) -> bool:
-    """Return whether a temporary is unlocked and its process dead or long idle.
+    """Return whether a `temporary_name` is unlocked and its process dead or long idle.
 
-    Args:
-        temporary: a path from `temporary_name`.
-        alone: the caller holds the folder's lock (see `folder_lock`), so a free lock suffices.
+    With `alone` the caller holds the folder's lock (see `folder_lock`), so a free lock suffices.
     """
     try:
         descriptor = lock_folder(temporary)

@@ -11,7 +11,6 @@ Written here because `filelock` neither names the holder nor frees the lock of a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -35,11 +34,7 @@ _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 class FolderLock:
-    """Exclusive right to write in a folder; see `claim`.
-
-    Attributes:
-        folder: the folder, free of links.
-    """
+    """Exclusive right to write in `folder`, a path free of links; see `claim`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,7 +58,9 @@ class FolderLock:
         else:
             raise FolderInUseError(f"other writers keep taking and releasing the lock of {self.folder}")
         self._descriptor = descriptor  # set before the write, so that `release` closes it if the write fails
-        os.write(descriptor, json.dumps(_own_record()).encode())
+        since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        record = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "boot": _boot()}
+        os.write(descriptor, json.dumps(record).encode())
         _held.add(self)
         self._released = threading.Event()
         heartbeat = threading.Thread(target=_beat, args=(descriptor, self._released), name="folder-lock", daemon=True)
@@ -76,7 +73,7 @@ class FolderLock:
             return None
         for _ in range(_TRIES):
             with contextlib.suppress(BlockingIOError):  # another process is reading our record
-                _kernel_lock(descriptor)
+                durable.lock_file(descriptor)
                 return descriptor
             time.sleep(_PAUSE)
         os.close(descriptor)
@@ -89,11 +86,13 @@ class FolderLock:
         except FileNotFoundError:
             return None
         try:
-            record, age = _read_record(descriptor), self._age(descriptor)
+            record = _read_record(descriptor)
+            # Since the last heartbeat, by the file system's clock.
+            age = max(0.0, durable.probe(self.folder) - os.fstat(descriptor).st_mtime)
             if record is None and age < _PAUSE * _TRIES / 2:
                 return None  # created, but not yet written
             try:
-                by_kernel = _kernel_lock(descriptor)
+                by_kernel = durable.lock_file(descriptor)
             except BlockingIOError:
                 raise self._refusal(record, age) from None
             if self._is_at_path(descriptor):
@@ -103,11 +102,6 @@ class FolderLock:
             return None
         finally:
             os.close(descriptor)
-
-    def _age(self, descriptor: int) -> float:
-        """Return the seconds since the last heartbeat, by the file system's clock."""
-        now = durable.probe(self.folder)
-        return max(0.0, now - os.fstat(descriptor).st_mtime)
 
     def _is_at_path(self, descriptor: int) -> bool:
         try:
@@ -168,18 +162,12 @@ class FolderLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _drop_after_fork(self) -> None:
-        """Drop the lock in a forked child, which would hold it after the parent's death."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
 
 def claim(folder: str | os.PathLike[str], what: str) -> FolderLock:
     """Create a folder if missing, check that it is writable, and take its lock.
 
     Args:
-        folder: the folder; links in its path are resolved.
+        folder: links in its path are resolved.
         what: its purpose, for messages: "checkpoint folder".
 
     Raises:
@@ -194,28 +182,12 @@ def claim(folder: str | os.PathLike[str], what: str) -> FolderLock:
         lock._created = missing
         durable.probe(path)
         lock.acquire()
-    except OSError as error:
+    except BaseException as error:
         lock.release()
-        raise ConfigurationError(str(durable.write_error(what, path, error))) from error
-    except BaseException:
-        lock.release()
+        if isinstance(error, OSError):
+            raise ConfigurationError(str(durable.write_error(what, path, error))) from error
         raise
     return lock
-
-
-def _kernel_lock(descriptor: int) -> bool:
-    """Take the kernel's lock; return whether the file system supports locks.
-
-    Raises:
-        BlockingIOError: another process holds it.
-    """
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:  # a file system without locks
-        return False
-    return True
 
 
 def _lives(record: dict[str, Any] | None, age: float, by_kernel: bool) -> bool:
@@ -226,11 +198,6 @@ def _lives(record: dict[str, Any] | None, age: float, by_kernel: bool) -> bool:
     if here and (by_kernel or not durable.process_alive(record["pid"])):
         return False
     return age < DEAD_AFTER
-
-
-def _own_record() -> dict[str, Any]:
-    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "boot": _boot()}
 
 
 def _read_record(descriptor: int) -> dict[str, Any] | None:
@@ -256,8 +223,11 @@ def _beat(descriptor: int, ended: threading.Event) -> None:
 
 
 def _after_fork() -> None:
+    """Drop the locks in a forked child, where they would outlive the parent."""
     for lock in list(_held):
-        lock._drop_after_fork()
+        if lock._descriptor is not None:
+            os.close(lock._descriptor)
+            lock._descriptor = None
     _held.clear()
 
 

@@ -91,11 +91,6 @@ def _body_sum(body: Any) -> str:
 # -- values of a body ------------------------------------------------------------------------------------------------
 
 
-def files_json(files: FileSums) -> dict[str, Any]:
-    """Return the entry "files" of a body."""
-    return {name: {"size": size, "crc32": f"{crc:08x}"} for name, (size, crc) in files.items()}
-
-
 def files_of(body: Mapping[str, Any]) -> FileSums:
     """Return the files a body lists.
 
@@ -243,9 +238,6 @@ class FolderWriter:
 
     A ``with`` block removes the folder at its end unless it was renamed. All methods may raise OSError.
 
-    Args:
-        final: final path of the folder.
-
     Attributes:
         path: hidden path of the folder; rename it after `seal`.
     """
@@ -254,18 +246,16 @@ class FolderWriter:
         self.path = durable.temporary_name(final, "tmp")
         self._sums: dict[str, tuple[int, int]] = {}
         self._lock: int | None = None
-        self._is_open = False
 
-    def open(self) -> None:
-        """Create the folder, if not done by the ``with`` block."""
-        self.path.mkdir()
-        self._is_open = True
-        self._lock = durable.lock_folder(self.path)
+    def open(self) -> FolderWriter:
+        """Create the folder, before the ``with`` block or at its beginning."""
+        self.path.mkdir(exist_ok=True)
+        if self._lock is None:
+            self._lock = durable.lock_folder(self.path)
+        return self
 
     def __enter__(self) -> FolderWriter:
-        if not self._is_open:
-            self.open()
-        return self
+        return self.open()
 
     def write(self, name: str, blocks: Iterable[durable.Buffer]) -> None:
         """Write a file of the folder and force it to the disk."""
@@ -287,12 +277,10 @@ class FolderWriter:
     def seal(self, kind: str, body: Mapping[str, Any], identity: str | None = None) -> dict[str, Any]:
         """Write the manifest, sync the folder and return the manifest's body.
 
-        Args:
-            kind: kind of the manifest.
-            body: its entries other than "id" and "files".
-            identity: the "id"; None generates it.
+        To the given entries are added "files" and the "id", generated unless it is given as `identity`.
         """
-        body = {**body, "id": identity or uuid.uuid4().hex, "files": files_json(self._sums)}
+        files = {name: {"size": size, "crc32": f"{crc:08x}"} for name, (size, crc) in self._sums.items()}
+        body = {**body, "id": identity or uuid.uuid4().hex, "files": files}
         durable.write_file(self.path / MANIFEST, [seal(kind, body)])
         durable.sync_folder(self.path)
         return body

@@ -61,15 +61,10 @@ class Parts:
         """
         assert self.folder is not None
         for rank in range(1, len(self.writers)):
-            size, crc = self._sums_of(rank)
-            self.folder.enlist(self.own(rank) + TENSOR_SUFFIX, size, crc)
+            part, note = self.files(rank)
+            sums = self.read_note(rank, note, part, f"its part {part} was written")
+            self.folder.enlist(part.name, sums["size"], sums["crc32"])
         return {"format_version": PARTS_VERSION, "parts": {self.group: len(self.writers)}}
-
-    def _sums_of(self, rank: int) -> tuple[int, int]:
-        """Wait for a part and return its size and CRC-32."""
-        part, note = self.files(rank)
-        found = self.read_note(rank, note, part, f"its part {part} was written")
-        return found["size"], found["crc32"]
 
     def read_note(self, rank: int, note: Path, growing: Path, awaited: str) -> dict[str, Any]:
         """Wait for a rank's note, remove it and return its content.
@@ -167,12 +162,11 @@ class PartWriter:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
 
-    def submit(self, parts: Parts, rank: int, tensors: Mapping[str, Any]) -> None:
-        """Wait for the last part, then start writing one; the arrays must not change."""
-        self.run(write_part, parts, rank, tensors)
-
     def run(self, write: Callable[..., Any], *arguments: Any) -> None:
-        """Wait for the last part, then start a function that writes one."""
+        """Wait for the last part, then start a function that writes one.
+
+        Its arrays must not change meanwhile.
+        """
         self.wait()
         # Not a daemon: an interpreter that exits finishes the part that rank 0 waits for.
         self._thread = threading.Thread(target=write, args=arguments, name="part-writer")

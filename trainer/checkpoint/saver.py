@@ -20,7 +20,7 @@ from . import capture, catalog, durable
 from .ckpt_files import load_ckpt
 from .content import Content, Cursor
 from .folder_lock import FolderLock, claim
-from .parts import Parts, PartWriter, open_parts
+from .parts import Parts, PartWriter, open_parts, write_part
 from .snapshot import Snapshot
 from .snapshot_writer import BackgroundWriter
 
@@ -48,11 +48,7 @@ class Owner(Protocol):
 class Saver:
     """Writer and reader of snapshots.
 
-    Paths are resolved first, so that later changes of links have no effect.
-
-    Args:
-        group: the processes; rank 0 writes.
-        owner: object whose snapshots are taken.
+    Rank 0 writes. Paths are resolved first, so that later changes of links have no effect.
 
     Attributes:
         newest: path of the snapshot that was written or restored last, or None.
@@ -108,14 +104,13 @@ class Saver:
             return self._save(root, background, content)
 
     def _save(self, root: Path, background: bool, content: Content) -> Path:
-        step = content.state.progress.global_step
-        path = root / checkpoint.step_name(step)
-        if self._group.size > 1:  # report a failed write before the collectives
-            self.wait()
-        if content.optimizer is None:
-            check_training_step(self._group, content.network)
-        average_statistics(self._group, content.network)
-        merge_on_main(self._group, content.accumulation.gradient_sums, content.parts.values())
+        path = root / checkpoint.step_name(content.state.progress.global_step)
+        if self._group.size > 1:
+            self.wait()  # reports a failed write before the collectives
+            if content.optimizer is None:
+                check_training_step(self._group, content.network)
+            average_statistics(self._group, content.network)
+            merge_on_main(self._group, content.accumulation.gradient_sums, content.parts.values())
         position = None if content.cursor is None else content.cursor.shared_position()
         is_divided = content.tables is not None and content.tables.is_divided
         parts = open_parts(self._group, path, capture.TABLES_GROUP) if is_divided else None
@@ -125,11 +120,12 @@ class Saver:
                 self._uncommitted.append(position)
             self._report_path(path)
             return path
-        with contextlib.ExitStack() as stack:
+        try:
+            self._write(path, content, position, parts, background)
+        except BaseException:
             if parts is not None and parts.folder is not None:
-                stack.callback(parts.folder.close)  # unless the writer owns it already
-            self._write(root, step, content, position, parts, background)
-            stack.pop_all()
+                parts.folder.close()
+            raise
         return path
 
     def _contribute(self, content: Content, path: Path, parts: Parts | None, background: bool) -> None:
@@ -139,21 +135,15 @@ class Saver:
         content.tables.delta_policy.base_of(path)
         state = content.tables.state_dict(own_rows=parts is not None)
         if parts is not None:
-            self._part_writer.submit(parts, self._group.rank, state["arrays"])
+            self._part_writer.run(write_part, parts, self._group.rank, state["arrays"])
             if not background:
                 self._part_writer.wait()
 
     def _write(
-        self,
-        root: Path,
-        step: int,
-        content: Content,
-        position: Mapping[str, Any] | None,
-        parts: Parts | None,
-        background: bool,
+        self, path: Path, content: Content, position: Mapping[str, Any] | None, parts: Parts | None, background: bool
     ) -> None:
         """Write a snapshot on rank 0, or start a background write."""
-        path = root / checkpoint.step_name(step)
+        root, step = path.parent, content.state.progress.global_step
         policy = content.tables.delta_policy if content.tables is not None else None
         base = None
         if policy is not None:
@@ -384,4 +374,7 @@ def groups_of(snapshot: Snapshot) -> dict[str, Mapping[str, Any]]:
 
 def snapshots_of(path: Path) -> Path:
     """Return the folder of snapshots in a run folder, or `path` itself."""
-    return path / FOLDER if durable.is_folder(path / FOLDER) else path
+    try:
+        return path / FOLDER if (path / FOLDER).is_dir() else path
+    except OSError as error:  # no permission
+        raise durable.read_error(path / FOLDER, error) from error

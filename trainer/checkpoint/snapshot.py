@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointDamagedError, CheckpointError, did_you_mean
 from . import durable, manifest, strict_json, tensor_file
+from .block_arrays import VerifiedFile
 from .manifest import MANIFEST, TENSOR_SUFFIX, FileSums, part_of
-from .verified_file import VerifiedFile
 
 STATE = "state.json"
 CONFIG = "config.yaml"
@@ -26,13 +26,7 @@ STEP_NAME = re.compile(r"step_(\d{8,18})")
 
 @dataclass(frozen=True)
 class Base:
-    """Reference to the snapshot that another one builds on.
-
-    Attributes:
-        name: its name.
-        id: the id of its manifest.
-        digest: the digest of its manifest; None in old snapshots.
-    """
+    """Reference to the manifest that another one builds on; old ones have no digest."""
 
     name: str
     id: str
@@ -74,40 +68,35 @@ class Manifest:
             CheckpointError: no permission, or written by a newer version of this package.
         """
         path = folder / MANIFEST
-        body = manifest.unseal(path, KIND)
+        body: Any = manifest.unseal(path, KIND)
         try:
-            return cls._checked(body)
+            base = body["base"]
+            if base is not None:
+                known = base.get("digest")
+                base = Base(
+                    manifest.named(STEP_NAME, base["name"]),
+                    manifest.text(base["id"]),
+                    None if known is None else manifest.text(known),
+                )
+            files = manifest.files_of(body)
+            return cls(
+                manifest.count(body["step"]),
+                manifest.count(body["sequence"]),
+                manifest.text(body["id"]),
+                base,
+                files,
+                manifest.parts_of(body, files),
+                manifest.digest(body),
+            )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointDamagedError(f"{path} is no manifest of a snapshot: {error!r}") from None
-
-    @classmethod
-    def _checked(cls, body: Any) -> Manifest:
-        base = body["base"]
-        if base is not None:
-            known = base.get("digest")
-            base = Base(
-                manifest.named(STEP_NAME, base["name"]),
-                manifest.text(base["id"]),
-                None if known is None else manifest.text(known),
-            )
-        files = manifest.files_of(body)
-        return cls(
-            manifest.count(body["step"]),
-            manifest.count(body["sequence"]),
-            manifest.text(body["id"]),
-            base,
-            files,
-            manifest.parts_of(body, files),
-            manifest.digest(body),
-        )
 
 
 class Snapshot:
     """A verified snapshot, from `read` or `find`.
 
     Attributes:
-        path: its folder.
-        name: the folder's name, for example "step_00001000".
+        name: of the folder `path`, for example "step_00001000".
         step: optimizer steps done when it was taken.
         sequence: order of writing within its root; larger is newer.
         state: the state given to `write`, exactly (see `trainer.checkpoint.strict_json`).
@@ -118,26 +107,24 @@ class Snapshot:
     """
 
     def __init__(self, path: Path, contents: Manifest, base: Snapshot | None) -> None:
-        self.path = path
-        self.name = snapshot_name(path)
-        self.step = contents.step
-        self.sequence = contents.sequence
-        self.manifest = contents
-        self.base = base
+        aside = durable.target_of(path)
+        self.path, self.name = path, aside[0] if aside else path.name  # also while it is being replaced
+        self.step, self.sequence = contents.step, contents.sequence
+        self.manifest, self.base = contents, base
         self._tensors: dict[str, dict[str, Any]] = {}
         for file in (STATE, VERSIONS):
             if file not in contents.files:
                 raise CheckpointDamagedError(f"{path / MANIFEST} does not list {file}")
         documents: dict[str, bytes] = {}
         for file in sorted(contents.files):
-            size = contents.files[file][0]
-            if size >= LARGE_FILE and file.startswith(TABLES_GROUP) and file.endswith(TENSOR_SUFFIX):
-                rows = VerifiedFile(path / file, *contents.files[file])
-                self._tensors[file.removesuffix(TENSOR_SUFFIX)] = tensor_file.parse_file(rows)
+            size, crc = contents.files[file]
+            group = file.removesuffix(TENSOR_SUFFIX)
+            if size >= LARGE_FILE and file.startswith(TABLES_GROUP) and group != file:
+                self._tensors[group] = tensor_file.parse_file(VerifiedFile(path / file, size, crc))
                 continue
-            content = manifest.verified(path / file, *contents.files[file])
-            if file.endswith(TENSOR_SUFFIX):
-                self._tensors[file.removesuffix(TENSOR_SUFFIX)] = tensor_file.parse(content, str(path / file))
+            content = manifest.verified(path / file, size, crc)
+            if group != file:
+                self._tensors[group] = tensor_file.parse(content, str(path / file))
             elif file in RESERVED:
                 documents[file] = bytes(content)
         for group, number in contents.parts.items():
@@ -148,12 +135,8 @@ class Snapshot:
                 raise CheckpointDamagedError(f"the parts of {group} in {path} do not fit together: {error}") from None
         self.state = _document(path / STATE, documents[STATE])
         self.versions = _document(path / VERSIONS, documents[VERSIONS])
-        self.config = _utf8(path / CONFIG, documents[CONFIG]) if CONFIG in documents else None
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """Names of the tensor groups, sorted."""
-        return tuple(sorted(self._tensors))
+        self.config = _decoded(path / CONFIG, documents[CONFIG], bytes.decode) if CONFIG in documents else None
+        self.groups = tuple(sorted(self._tensors))
 
     def tensors(self, group: str) -> dict[str, Any]:
         """Return name -> array of one group, with parts joined in rank order.
@@ -180,36 +163,24 @@ class Snapshot:
         return f"Snapshot({str(self.path)!r}, step={self.step}, groups={list(self._tensors)})"
 
 
-def _document(path: Path, content: bytes) -> dict[str, Any]:
+def _decoded(path: Path, content: bytes, decode: Callable[[bytes], Any]) -> Any:
     try:
-        value = strict_json.loads(content)
+        return decode(content)
     except ValueError as error:
         raise CheckpointDamagedError(f"{path} is damaged: {error}") from None
+
+
+def _document(path: Path, content: bytes) -> dict[str, Any]:
+    value = _decoded(path, content, strict_json.loads)
     if not isinstance(value, dict):
         raise CheckpointDamagedError(f"{path} is damaged: it holds no mapping")
     return value
 
 
-def _utf8(path: Path, content: bytes) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CheckpointDamagedError(f"{path} is damaged: {error}") from None
-
-
-def snapshot_name(path: Path) -> str:
-    """Return the name of the snapshot in `path`, also while it is being replaced."""
-    aside = durable.target_of(path)
-    return aside[0] if aside else path.name
-
-
 def locate(root: Path, name: str) -> Path:
     """Return the folder of a snapshot, also if a writer died while replacing it."""
     path = root / name
-    if not path.exists():
-        for aside in sorted(root.glob(f".{name}.*.replaced")):
-            return aside
-    return path
+    return path if path.exists() else min(root.glob(f".{name}.*.replaced"), default=path)
 
 
 def read(path: str | os.PathLike[str]) -> Snapshot:
@@ -237,8 +208,7 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
         if not base.matches(loaded) or len(links) > 10_000:
             raise CheckpointDamagedError(f"{links[-1][0]} builds on a {base.name} that was replaced since")
         links.append((folder, loaded))
-    snapshot: Snapshot | None = None
-    for folder, loaded in reversed(links):
-        snapshot = Snapshot(folder, loaded, snapshot)
-    assert snapshot is not None
+    snapshot = Snapshot(*links.pop(), None)
+    while links:
+        snapshot = Snapshot(*links.pop(), snapshot)
     return snapshot

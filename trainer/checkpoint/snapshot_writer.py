@@ -29,7 +29,7 @@ import platform
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,11 +120,8 @@ def write(
 
     A snapshot of the same step is replaced atomically. After a failure, earlier snapshots are unchanged.
 
-    Args:
-        root: folder of snapshots; created if missing.
-
     Returns:
-        The folder of the snapshot, ``root/step_00001000``.
+        The folder of the snapshot, ``root/step_00001000``; `root` is created if missing.
 
     Raises:
         CheckpointError: disk full, read-only folder, no permission, or a value that cannot be stored; the message
@@ -150,8 +147,10 @@ def store(root: str | os.PathLike[str], contents: Contents) -> Path:
                 "sequence": 1 + max((entry.sequence for entry in entries), default=0),
                 "base": _base_of(contents, entries, root),
             }
-            for name, blocks in _file_contents(contents):
-                folder.write(name, blocks)
+            for name, content in contents.documents.items():  # first: on a full disk the small files fail sooner
+                folder.write(name, [content])
+            for group, tensors in contents.tensors.items():
+                folder.write(group + TENSOR_SUFFIX, tensor_file.blocks(tensors))
             if contents.parts is not None:
                 body |= contents.parts.collect()
             folder.seal(KIND, body, contents.id)
@@ -159,14 +158,6 @@ def store(root: str | os.PathLike[str], contents: Contents) -> Path:
     except OSError as error:
         raise durable.write_error("snapshot", final, error) from error
     return final
-
-
-def _file_contents(contents: Contents) -> Iterator[tuple[str, Any]]:
-    # State first: on a full disk the small files fail sooner.
-    for name, content in contents.documents.items():
-        yield name, [content]
-    for group, tensors in contents.tensors.items():
-        yield group + TENSOR_SUFFIX, tensor_file.blocks(tensors)
 
 
 def _base_of(contents: Contents, entries: list[Entry], root: Path) -> dict[str, Any] | None:
@@ -216,7 +207,7 @@ def _move_away(final: Path) -> Path:
     return moved
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
 def _versions() -> dict[str, str | None]:
     versions: dict[str, str | None] = {"python": platform.python_version(), "platform": platform.platform()}
     for package in ("mindspore", "numpy", "mindspore-trainer"):
@@ -325,10 +316,9 @@ class BackgroundWriter:
         copies: dict[str, dict[str, np.ndarray]] = {}
         buffers: dict[tuple[str, str], np.ndarray] = {}
         for group, arrays in tensors.items():
-            copies[group] = {}
+            copies[group] = dict(arrays)
             for name, value in arrays.items():
                 if isinstance(value, Frozen):  # immutable; computed in the writing thread
-                    copies[group][name] = value
                     continue
                 array = np.asarray(value)
                 buffer = self._buffers.get((group, name))

@@ -48,7 +48,10 @@ def loads(text: str | bytes) -> Any:
     Raises:
         ValueError: not such text, with a bare NaN or Infinity, a repeated key or an unknown ``$`` tag.
     """
-    return _decode(parse(text))
+    try:
+        return _decode(parse(text))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def parse(text: str | bytes) -> Any:
@@ -127,15 +130,8 @@ def _encode_mapping(value: Mapping[Any, Any], path: str) -> Any:
 
 
 def _decode(value: Any) -> Any:
-    try:
-        return _decode_value(value)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _decode_value(value: Any) -> Any:
     if isinstance(value, list):
-        return [_decode_value(item) for item in value]
+        return [_decode(item) for item in value]
     if not isinstance(value, dict):
         return value
     tag = next(iter(value), "") if len(value) == 1 else ""
@@ -145,7 +141,7 @@ def _decode_value(value: Any) -> Any:
     for key, item in value.items():
         if key.startswith("$") and not key.startswith("$$"):
             raise ValueError(f"the tag {key!r} stands beside other keys")
-        result[key[1:] if key.startswith("$") else key] = _decode_value(item)
+        result[key[1:] if key.startswith("$") else key] = _decode(item)
     return result
 
 
@@ -155,7 +151,7 @@ def _decode_tag(tag: str, content: Any) -> Any:
     if tag == "$bytes" and isinstance(content, str):
         return _base64(content)
     if tag == "$tuple" and isinstance(content, list):
-        return tuple(_decode_value(item) for item in content)
+        return tuple(_decode(item) for item in content)
     if tag == "$map" and isinstance(content, list):
         return _decode_map(content)
     if tag == "$array" and isinstance(content, list) and len(content) == 3:
@@ -167,7 +163,7 @@ def _decode_map(content: list[Any]) -> dict[Any, Any]:
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in content):
         raise ValueError("$map takes pairs")
     try:
-        return {_decode_value(key): _decode_value(item) for key, item in content}
+        return {_decode(key): _decode(item) for key, item in content}
     except TypeError:
         raise ValueError("a key of $map is not hashable") from None
 

@@ -21,8 +21,7 @@ import numpy as np
 
 from ..errors import CheckpointDamagedError, CheckpointError
 from . import strict_json
-from .block_arrays import BlockArray, JoinedArray, StoredArray
-from .verified_file import VerifiedFile
+from .block_arrays import BlockArray, JoinedArray, StoredArray, VerifiedFile
 
 _TAGS = {
     "|b1": "BOOL",
@@ -93,11 +92,7 @@ def _tag(name: str, dtype: np.dtype) -> str:
 
 
 def parse(buffer: memoryview | bytes, what: str) -> dict[str, np.ndarray]:
-    """Return the arrays of a safetensors file as read-only views of `buffer`.
-
-    Args:
-        buffer: the whole file.
-        what: its name for messages.
+    """Return the arrays of the file `what` as read-only views of its content.
 
     Raises:
         CheckpointDamagedError: the bytes are not a sound safetensors file.
@@ -138,13 +133,7 @@ def _empty(dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
 def _layout(
     read: Callable[[int, int], Any], total: int, what: str
 ) -> dict[str, tuple[np.dtype, Sequence[int], int, int]]:
-    """Return dtype, shape, first and last byte of every tensor of a file.
-
-    Args:
-        read: returns the bytes from one position to another.
-        total: bytes of the file.
-        what: its name for messages.
-    """
+    """Return dtype, shape, first and last byte of every tensor of the file `what`."""
     length = int.from_bytes(bytes(read(0, min(8, total))), "little")
     if total < 8 or length > min(total - 8, _MAX_HEADER):
         raise CheckpointDamagedError(f"{what} is no safetensors file: {total:,} bytes cannot hold its header")
@@ -220,11 +209,7 @@ def join(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Frozen:
-    """An array frozen at one moment, computed at the first read on any thread.
-
-    Attributes:
-        dtype: type of its elements.
-    """
+    """An array frozen at one moment, computed at the first read on any thread."""
 
     def __init__(self, make: Callable[[], np.ndarray], dtype: Any) -> None:
         self._make: Callable[[], np.ndarray] | None = make

@@ -31,11 +31,8 @@ class Kernel:
     of them can be written, it lives as long as the process. NaN and infinities keep their
     meaning: no fast arithmetic.
 
-    Args:
-        function: what to compile.
-        signature: Numba's type of it.
-        nogil: run without the interpreter's lock. Short functions should keep it: a thread that takes it meanwhile
-            returns it late.
+    With `nogil` it runs without the interpreter's lock. Short functions should keep it: a thread that takes it
+    meanwhile returns it late.
     """
 
     def __init__(self, function: Callable[..., Any], signature: Any, nogil: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -106,7 +107,7 @@ def no_locks(descriptor, operation):
 
 
 def test_without_locks_of_the_kernel_the_record_decides(tmp_path, monkeypatch, holder):
-    monkeypatch.setattr(folder_lock.fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     process = holder()
     with pytest.raises(FolderInUseError, match=f"process {process.pid}"):
         claim(tmp_path / "run", "folder")

@@ -89,7 +89,7 @@ def test_parts_are_written_in_the_background_and_read_late(tmp_path):
     assert writer.check() == []
     for rank, other in enumerate(others, 1):
         lazy = {name: Frozen(lambda array=array: array, array.dtype) for name, array in rows(rank).items()}
-        other.submit(shared, rank, lazy)
+        other.run(parts.write_part, shared, rank, lazy)
     for other in others:
         other.wait()
     writer.close()

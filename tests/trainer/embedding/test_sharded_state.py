@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from trainer import checkpoint
-from trainer.checkpoint import block_arrays, tensor_file, verified_file
+from trainer.checkpoint import block_arrays, tensor_file
+from trainer.checkpoint.block_arrays import VerifiedFile
 from trainer.checkpoint.durable import write_file
-from trainer.checkpoint.verified_file import VerifiedFile
 from trainer.distributed.world import Gather, World
 from trainer.embedding import Eviction, MinSightings
 from trainer.embedding.planning import sharded_state
@@ -193,7 +193,7 @@ def test_a_chain_of_snapshots_loads_on_any_number_of_processes(chain, size):
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_large_files_are_read_in_blocks_while_they_are_loaded(chain, size, tmp_path, monkeypatch):
     tables, states = chain
-    monkeypatch.setattr(verified_file, "BLOCK", 1 << 10)
+    monkeypatch.setattr(block_arrays, "CHECKED_BYTES", 1 << 10)
     monkeypatch.setattr(block_arrays, "BLOCK_BYTES", 1 << 10)
     stored = []
     for number, state in enumerate(states):

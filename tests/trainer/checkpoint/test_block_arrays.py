@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from trainer import checkpoint
-from trainer.checkpoint import block_arrays, snapshot, tensor_file, verified_file
+from trainer.checkpoint import block_arrays, snapshot, tensor_file
+from trainer.checkpoint.block_arrays import VerifiedFile
 from trainer.checkpoint.durable import write_file
-from trainer.checkpoint.verified_file import VerifiedFile
 from trainer.errors import CheckpointDamagedError
 
 GROUP = "part.tables"
@@ -18,7 +18,7 @@ GROUP = "part.tables"
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     monkeypatch.setattr(snapshot, "LARGE_FILE", 1)
-    monkeypatch.setattr(verified_file, "BLOCK", 1000)
+    monkeypatch.setattr(block_arrays, "CHECKED_BYTES", 1000)
     monkeypatch.setattr(block_arrays, "BLOCK_BYTES", 700)
 
 
