@@ -102,8 +102,7 @@ def parse(buffer: memoryview | bytes, what: str) -> dict[str, np.ndarray]:
         if begin == end:
             tensors[name] = _empty(dtype, shape)
         else:
-            count = (end - begin) // dtype.itemsize
-            tensors[name] = np.frombuffer(buffer, np.uint8, end - begin, begin).view(dtype)[:count].reshape(shape)
+            tensors[name] = np.frombuffer(buffer, np.uint8, end - begin, begin).view(dtype).reshape(shape)
     return tensors
 
 

@@ -38,18 +38,12 @@ _LONGEST_SELECT = 3600.0  # seconds; a deadline may be infinite
 def _introduced(connection: socket.socket, word: bytes) -> int:
     """Return the rank of a new connection, or -1 if it sends a wrong token."""
     connection.settimeout(_HANDSHAKE_SECONDS)
-    head = b""
-    try:
-        while len(head) < len(word) + _RANK_BYTES:
-            part = connection.recv(len(word) + _RANK_BYTES - len(head))
-            if not part:
-                return -1
+    head, length = b"", len(word) + _RANK_BYTES
+    with contextlib.suppress(OSError):
+        while len(head) < length and (part := connection.recv(length - len(head))):
             head += part
-    except OSError:
-        return -1
-    if not hmac.compare_digest(head[: len(word)], word):
-        return -1
-    return int.from_bytes(head[len(word) :], "little")
+    complete = len(head) == length and hmac.compare_digest(head[: len(word)], word)
+    return int.from_bytes(head[len(word) :], "little") if complete else -1
 
 
 class AllToAll:
@@ -102,7 +96,6 @@ class AllToAll:
     def _connect(self, listener: socket.socket, addresses: Sequence[Sequence[Any]]) -> str | None:
         """Connect to lower ranks and accept higher ones; return the problem, or None."""
         word = addresses[0][2].encode()
-        peer = self.rank
         try:
             for peer in range(self.rank):
                 connection = socket.create_connection(tuple(addresses[peer][:2]), CONNECT_SECONDS)

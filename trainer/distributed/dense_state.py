@@ -30,14 +30,11 @@ def align(group: Group, parameters: Iterable[Parameter]) -> None:
     group.check_same("parameters", {name: np.array(value.shape) for name, value in values.items()})
     differing = _differing(group, values)
     if differing:
-        flat = np.concatenate([values[name].reshape(-1).view(np.uint8) for name in differing])
-        received = group.broadcast(flat)
-        start = 0
-        for name in differing:
+        flat = group.broadcast(np.concatenate([values[name].reshape(-1).view(np.uint8) for name in differing]))
+        parts = np.split(flat, np.cumsum([values[name].nbytes for name in differing])[:-1])
+        for name, part in zip(differing, parts, strict=True):
             value = values[name]
-            part = received[start : start + value.nbytes].copy().view(value.dtype).reshape(value.shape)
-            ops.assign(named[name], Tensor(part))
-            start += value.nbytes
+            ops.assign(named[name], Tensor(part.copy().view(value.dtype).reshape(value.shape)))
         logger.info("%d of %d parameters began differently; all take those of rank 0", len(differing), len(values))
         group.check_same("parameters", {name: parameter.asnumpy() for name, parameter in named.items()})
 
