@@ -36,7 +36,7 @@ from ..features.raw_files import PART_ROWS, RawBlocks, RawFiles
 from ..features.raw_rows import SetAside
 from ..features.stream_rows import BatchTransform, WindowDrift
 from ..storage.fetch import fetched_snapshot
-from ..streams import Stream
+from ..streams import Sharing, Stream
 from .call import make_callbacks, published_folders, snapshot_folders
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def stream_transform(features: Features | None, stream: Stream, processes: int) 
     if features is None:
         return None
     if features.learns_online:
-        if processes > 1 and stream.sharing.by_partition:
+        if processes > 1 and stream.sharing is Sharing.PARTITIONED:
             raise ConfigurationError(
                 f"Features(update_every={features.update_every}): each process reads other partitions of this stream, "
                 "so their statistics would differ; leave update_every out, or train with one process"

@@ -15,7 +15,7 @@ from ..distributed.group import Group
 from ..distributed.step_reducer import reducers_of
 from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import cells_and_names
-from ..streams import Stream
+from ..streams import Sharing, Stream
 
 if TYPE_CHECKING:
     from .trainer_base import TrainedNetwork
@@ -177,7 +177,7 @@ def check_stream(processes: int, stream: Stream) -> None:
     Raises:
         ConfigurationError: the stream cannot be divided.
     """
-    if not stream.sharing.possible:
+    if stream.sharing is Sharing.ALONE:
         raise ConfigurationError(
             f"online_train: {type(stream).__name__} cannot be divided among {processes} processes: it has no "
             "partitions, and it is not known to give every process the same rows; give a stream with partitions "

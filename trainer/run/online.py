@@ -26,7 +26,7 @@ from ..graph.multi_task import MultiTaskLoss
 from ..metrics.window import Window, WindowClock
 from ..metrics.window_metric import Direction
 from ..state import Phase, Stateful, StepOutputs
-from ..streams import Stream
+from ..streams import Sharing, Stream
 from . import declared_features
 from .call import call
 from .cursor import Cursor
@@ -278,7 +278,7 @@ def online_train(
         options = run_options(trainer.step_options, trainer.callbacks, keep_predictions=scored, output=output)
         drift = declared_features.window_drift(transform, trainer.callbacks)  # before the first rows are read
         feed = training_feed(trainer, source, options, steps_per_call)
-        divided = raw_rows.sharing.by_partition
+        divided = raw_rows.sharing is Sharing.PARTITIONED
         online = OnlineMetrics(feed, window, scoring, tasks, trainer.group, drift, divided)
         trainer.parts["online"] = online
         try:

@@ -94,19 +94,20 @@ def local_files(path: str | Path) -> Path:
     if not is_url(path):
         return Path(path)
     location, url = Location(str(path)), str(path)
+    shown = location.shown("")
     try:
         single = location.entry()
         listed = {"": single} if single is not None else location.files(below=False)
         listed = {name: entry for name, entry in listed.items() if not name.startswith((".", "_"))}
         if not listed:
-            raise DataError(f"{location.shown('')}: there is no such file or folder")
+            raise DataError(f"{shown}: there is no such file or folder")
         if url in _fetched and _fetched[url][0] == listed:
             return _fetched[url][1]
         folder = scratch_folder("data")
-        logger.info("copying %s: %.1f MB", location.shown(""), sum(entry.size for entry in listed.values()) / 1e6)
+        logger.info("copying %s: %.1f MB", shown, sum(entry.size for entry in listed.values()) / 1e6)
         for name in listed:
-            location.download(name, folder / (name or PurePosixPath(location.shown("")).name))
+            location.download(name, folder / (name or PurePosixPath(shown).name))
     except OSError as error:
-        raise DataError(f"{location.shown('')} cannot be read: {error}") from error
-    _fetched[url] = (listed, folder if single is None else folder / PurePosixPath(location.shown("")).name)
+        raise DataError(f"{shown} cannot be read: {error}") from error
+    _fetched[url] = (listed, folder if single is None else folder / PurePosixPath(shown).name)
     return _fetched[url][1]

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..checkpoint import catalog, durable, manifest
-from ..checkpoint.manifest import MANIFEST
+from ..checkpoint.manifest import MANIFEST, FileSums
 from ..distributed.group import Group
 from ..errors import (
     CheckpointDamagedError,
@@ -22,7 +22,7 @@ from ..errors import (
 )
 from .location import Location, is_url
 from .mirror import RECORD
-from .mirror_pass import PART_NAME, named_in, read_manifest
+from .mirror_pass import PART_NAME, holds, named_in, read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -48,16 +48,9 @@ def fetch_part(source: Location, name: str, into: Path) -> Path:
         OSError: the store or the local disk refused.
     """
     final = into / name
-    try:
-        content = source.read(f"{name}/{MANIFEST}")
-    except FileNotFoundError:
-        raise CheckpointNotFoundError(f"there is no {source.shown(name)}, or it is not whole") from None
-    if _same(final / MANIFEST, content):
+    content, _, files = _manifest(source, name)
+    if holds(final / MANIFEST, content):
         return final
-    try:
-        files = manifest.files_of(read_manifest(content)[1])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointDamagedError(f"{source.shown(name)}/{MANIFEST} is damaged: {error}") from None
     into.mkdir(parents=True, exist_ok=True)
     aside = durable.temporary_name(final, "tmp")
     aside.mkdir()
@@ -81,11 +74,16 @@ def fetch_part(source: Location, name: str, into: Path) -> Path:
     return final
 
 
-def _same(path: Path, content: bytes) -> bool:
+def _manifest(source: Location, name: str) -> tuple[bytes, dict[str, Any], FileSums]:
+    """Return a part's manifest, its body and the files it lists."""
     try:
-        return durable.read_bytes(path) == content
-    except CheckpointError:
-        return False
+        content = source.read(f"{name}/{MANIFEST}")
+        body = read_manifest(content)[1]
+        return content, body, manifest.files_of(body)
+    except FileNotFoundError:
+        raise CheckpointNotFoundError(f"there is no {source.shown(name)}, or it is not whole") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointDamagedError(f"{source.shown(name)}/{MANIFEST} is damaged: {error}") from None
 
 
 def fetch_snapshot(source: Location, into: Path) -> Path:
@@ -146,15 +144,7 @@ def _steps(root: Location) -> list[tuple[int, str]]:
 
 def _fetch_chain(root: Location, name: str, into: Path) -> Path:
     names = [name]
-    while True:  # the full snapshot is downloaded first
-        try:
-            base = read_manifest(root.read(f"{names[-1]}/{MANIFEST}"))[1].get("base")
-        except FileNotFoundError:
-            raise CheckpointNotFoundError(f"there is no {root.shown(names[-1])}, or it is not whole") from None
-        except ValueError as error:
-            raise CheckpointDamagedError(f"{root.shown(names[-1])}/{MANIFEST} is damaged: {error}") from None
-        if base is None:
-            break
+    while (base := _manifest(root, names[-1])[1].get("base")) is not None:  # the full snapshot is downloaded first
         names.append(manifest.named(PART_NAME, base["name"]))
         if names[-1] in names[:-1]:
             raise CheckpointDamagedError(f"{root.shown(name)} builds on itself")
@@ -231,9 +221,8 @@ def _with_spared(record: dict[str, Any], spared: Iterable[str]) -> bytes:
 def fetch_published(source: Location, run_dir: Path, roots: Iterable[Path]) -> None:
     """Fetch a mirrored run's published versions into folders that have none.
 
-    Their numbers continue.
-
-    All versions come along, pinned and kept ones with what they build on. One that is damaged or gone is left out.
+    Their numbers continue. All versions come along, pinned and kept ones with what they build on. One that is damaged
+    or gone is left out.
 
     Args:
         roots: the folders that it publishes to. One outside `run_dir` is ``published`` in the mirror.

@@ -8,6 +8,7 @@ packages and an event loop in a thread of its own; where it is installed, URLs s
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 import re
@@ -88,29 +89,27 @@ class Location:
 
     def child(self, name: str) -> Location:
         """Return the subfolder `name`."""
-        child = object.__new__(Location)
-        base, _, query = self.url.partition("?")
-        child.url = f"{base}/{name}" + (f"?{query}" if query else "")
-        child._system, child._path, child._has_folders = self._system, self._full(name), self._has_folders
-        return child
+        return self._moved(f"{self.shown('')}/{name}", self._full(name))
 
     def parent(self) -> tuple[Location, str]:
         """Return the parent folder and this folder's name in it; "" for the bucket."""
-        base, _, query = self.url.partition("?")
         above, _, name = self._path.rpartition("/")
         if not above:
             return self, ""
-        parent = object.__new__(Location)
-        parent.url = base[: -len(name) - 1] + (f"?{query}" if query else "")
-        parent._system, parent._path, parent._has_folders = self._system, above, self._has_folders
-        return parent, name
+        return self._moved(self.shown("")[: -len(name) - 1], above), name
+
+    def _moved(self, url: str, path: str) -> Location:
+        """Return another folder of this store; `url` is without the query."""
+        moved = copy.copy(self)
+        moved.url, moved._path = url + "".join(self.url.partition("?")[1:]), path
+        return moved
 
     def _full(self, name: str) -> str:
         return f"{self._path}/{name}" if name else self._path
 
     def shown(self, name: str) -> str:
         """Return the URL of a file, for messages."""
-        return f"{self.url.partition('?')[0]}/{name}" if name else self.url.partition("?")[0]
+        return self.url.partition("?")[0] + (f"/{name}" if name else "")
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -121,24 +120,18 @@ class Location:
         with _plain_errors(self.url):
             entries = self._system.get_file_info(fs.FileSelector(self._path, allow_not_found=True, recursive=below))
         start = len(self._path) + 1
-        return {
-            info.path[start:]: Entry(info.size, info.mtime_ns or 0) for info in entries if info.type == fs.FileType.File
-        }
+        return {info.path[start:]: Entry(info.size, info.mtime_ns or 0) for info in entries if info.is_file}
 
     def entry(self, name: str = "") -> Entry | None:
         """Return a file's size and time, or None if absent; "" is the location itself."""
-        import pyarrow.fs as fs
-
         with _plain_errors(self.shown(name)):
             info = self._system.get_file_info(self._full(name))
-        return Entry(info.size, info.mtime_ns or 0) if info.type == fs.FileType.File else None
+        return Entry(info.size, info.mtime_ns or 0) if info.is_file else None
 
     def exists(self) -> bool:
         """Return whether this file or folder exists."""
-        import pyarrow.fs as fs
-
         with _plain_errors(self.url):
-            return bool(self._system.get_file_info(self._path).type != fs.FileType.NotFound)
+            return bool(self._system.get_file_info(self._path).type.name != "NotFound")
 
     def open(self, name: str = "") -> Any:
         """Open a file for random-access reading; "" is the location itself."""
@@ -208,7 +201,7 @@ class RemoteFile:
     name: str
 
     def open(self) -> Any:
-        """Open it for random-access reading; raises the errors of `Location`."""
+        """Open it for random-access reading."""
         return self.location.open(self.name)
 
     def __str__(self) -> str:
@@ -282,8 +275,6 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 def _check_bucket(url: str, system: Any, path: str) -> None:
     """Request the bucket once, to detect a bad configuration before a run starts."""
-    import pyarrow.fs as fs
-
     if system.type_name not in ("s3", "gcs"):
         return
     bucket = path.partition("/")[0]
@@ -291,30 +282,25 @@ def _check_bucket(url: str, system: Any, path: str) -> None:
         info = system.get_file_info(bucket)
     except OSError as error:
         raise ConfigurationError(f"{url} cannot be used: {_plain(error)}") from None
-    if info.type == fs.FileType.NotFound:
+    if info.type.name == "NotFound":
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         where = f" at {mask_text(endpoint)}" if endpoint and system.type_name == "s3" else ""
         raise ConfigurationError(f"{url}: there is no bucket {bucket!r}{where}; create it first, or correct the name")
 
 
-class _plain_errors:  # noqa: N801 (used as a function: with _plain_errors(url))
-    """Converts PyArrow errors to an OSError with a short message that names the URL."""
+@contextlib.contextmanager
+def _plain_errors(url: str) -> Iterator[None]:
+    """Convert PyArrow errors to an OSError with a short message that names the URL."""
+    import pyarrow
 
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or isinstance(error, FileNotFoundError) or not isinstance(error, Exception):
-            if isinstance(error, FileNotFoundError) and error.filename is None:
-                raise FileNotFoundError(2, "there is no such file", self._url) from None
-            return
-        import pyarrow
-
-        if isinstance(error, OSError | pyarrow.ArrowException):
-            raise OSError(f"{mask_text(self._url)}: {_plain(error)}") from None
+    try:
+        yield
+    except FileNotFoundError as error:
+        if error.filename is None:
+            raise FileNotFoundError(2, "there is no such file", url) from None
+        raise
+    except (OSError, pyarrow.ArrowException) as error:
+        raise OSError(f"{mask_text(url)}: {_plain(error)}") from None
 
 
 def _plain(error: BaseException) -> str:
@@ -329,16 +315,10 @@ def _plain(error: BaseException) -> str:
     if code == "NO_SUCH_BUCKET":
         return "there is no such bucket"
     text = f"the server refused {operation}: {code}" + (f", {detail}" if detail else "")
-    if code in _REFUSED or not _has_credentials():
-        text += (
-            "; check that the credentials are right and may read and write there"
-            if _has_credentials()
-            else "; no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write "
-            "~/.aws/credentials"
-        )
-    return mask_text(text)
-
-
-def _has_credentials() -> bool:
     file = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials")
-    return any(os.environ.get(name) for name in _CREDENTIALS) or os.path.isfile(file)
+    if not any(map(os.environ.get, _CREDENTIALS)) and not os.path.isfile(file):
+        variables = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        text += f"; no credentials were found: set {variables}, or write ~/.aws/credentials"
+    elif code in _REFUSED:
+        text += "; check that the credentials are right and may read and write there"
+    return mask_text(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
 import threading
 import time
@@ -98,7 +97,7 @@ class Mirror(Callback):
                             f"{root}: put them inside {run_dir}"
                         )
                     folders[name] = durable.resolved(root)
-        self._is_new = not has_record(run_dir)
+        self._is_new = not (run_dir / RECORD).is_file()
         record = take_mirror(self.location, run_dir)
         self._pass = MirrorPass(folders, self.location, record.get("spared", ()))
         self._stop.clear()
@@ -112,13 +111,12 @@ class Mirror(Callback):
     def teardown(self, trainer: Trainer) -> None:
         """Stop the thread when the mirror has everything, or after `wait` seconds."""
         thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        self._stop.set()
-        self._wake.set()
-        self.problem = None  # a past failure does not shorten the wait at the end of a run
-        self.catch_up()
-        thread.join(timeout=self._wait)
+        if thread is not None:
+            self._stop.set()
+            self._wake.set()
+            self.problem = None  # a past failure does not shorten the wait at the end of a run
+            self.catch_up()
+            thread.join(timeout=self._wait)
 
     def catch_up(self) -> bool:
         """Copy missing data now; return whether the mirror is complete.
@@ -217,8 +215,3 @@ def _record(content: bytes) -> dict[str, Any]:
     except ValueError:
         pass
     raise ConfigurationError(f"{RECORD} holds no record of a mirror; remove it where it is not this program's")
-
-
-def has_record(run_dir: str | os.PathLike[str]) -> bool:
-    """Return whether a run folder has been mirrored."""
-    return (Path(run_dir) / RECORD).is_file()

@@ -8,12 +8,13 @@ are there. Each file write is atomic. A reader, or a pass after a kill, therefor
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ..checkpoint import durable, manifest, strict_json
 from ..checkpoint.manifest import MANIFEST, FileSums
@@ -30,12 +31,7 @@ _SMALL = 1 << 20
 
 @dataclass(frozen=True)
 class Part:
-    """A local folder with a manifest.
-
-    Attributes:
-        files: the files that the manifest lists.
-        order: sort key: a part comes after the parts it builds on.
-    """
+    """A local folder with a manifest that lists its `files`; sorted by `order`, bases come first."""
 
     name: str
     folder: Path
@@ -67,9 +63,8 @@ def scan(folders: Mapping[str, Path]) -> Scan:
     result = Scan()
     for prefix, folder in folders.items():
         for path, names in _walk(folder):
-            inside = path.relative_to(folder).as_posix()
-            base = "/".join(part for part in (prefix, "" if inside == "." else inside) if part)
-            _scan_folder(result, path, names, f"{base}/" if base else "")
+            base = PurePosixPath(prefix, path.relative_to(folder).as_posix())
+            _scan_folder(result, path, names, "" if base == PurePosixPath() else f"{base}/")
     return result
 
 
@@ -87,7 +82,7 @@ def _scan_folder(result: Scan, folder: Path, names: list[str], base: str) -> Non
     for name in names:
         path = folder / name
         try:
-            if path.is_dir() or not path.is_file():
+            if not path.is_file():
                 continue
             status = path.stat()
             if has_parts and status.st_size < _SMALL:
@@ -96,17 +91,13 @@ def _scan_folder(result: Scan, folder: Path, names: list[str], base: str) -> Non
                 result.plain[base + name] = (path, status.st_size, status.st_mtime_ns)
         except FileNotFoundError:
             continue
-    for name in filter(PART_NAME.fullmatch, _listed(folder) if has_parts else ()):
+    listed: list[str] = []
+    with contextlib.suppress(FileNotFoundError):
+        listed = sorted(os.listdir(folder)) if has_parts else []
+    for name in filter(PART_NAME.fullmatch, listed):
         part = _part(base + name, folder / name)
         if part is not None:
             result.parts[part.name] = part
-
-
-def _listed(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
 
 
 def _part(name: str, folder: Path) -> Part | None:
@@ -185,7 +176,8 @@ class MirrorPass:
         self._manifests = {
             name: self._manifests.get(name) or self.target.read(f"{name}/{MANIFEST}") for name in sorted(whole)
         }
-        pointers = [name for name in files if _beside(name, parts)]
+        roots = {name.rpartition("/")[0] for name in parts}
+        pointers = [name for name in files if name.rpartition("/")[0] in roots]
         self._pointers = {name: self.target.read(name) for name in pointers if files[name].size < _SMALL}
         self._known = True
 
@@ -195,10 +187,10 @@ class MirrorPass:
         missing = {name for name, part in scanned.parts.items() if self._manifests.get(name) != part.manifest}
         # Parts named by a pointer go first: with the pointer, a run can already resume from them.
         complete = True
+        manifests = {name: part.manifest for name, part in scanned.parts.items()}
         for pointer, content in sorted(scanned.pointers.items(), key=lambda entry: -len(named_in(entry[1]))):
-            base = pointer.rpartition("/")[0]
-            names = {f"{base}/{name}" if base else name for name in named_in(content)}
-            needed = _with_bases(names, scanned.parts)
+            names = _named_beside(pointer, content)
+            needed = _with_bases(names, manifests) & scanned.parts.keys()
             complete &= self._upload_parts([scanned.parts[name] for name in needed & missing])
             missing -= needed
             if self._pointers.get(pointer) == content:
@@ -216,8 +208,7 @@ class MirrorPass:
         return complete
 
     def _upload_parts(self, parts: Iterable[Part]) -> bool:
-        uploaded = [self._upload_part(part) for part in sorted(parts, key=lambda part: part.order)]
-        return all(uploaded)
+        return all([self._upload_part(part) for part in sorted(parts, key=lambda part: part.order)])
 
     def _upload_part(self, part: Part) -> bool:
         """Upload a part; return False if it was removed or replaced meanwhile."""
@@ -231,7 +222,7 @@ class MirrorPass:
             except FileNotFoundError:
                 return False
             if sent != sums:
-                if _read(part.folder / MANIFEST) == part.manifest:
+                if holds(part.folder / MANIFEST, part.manifest):
                     logger.warning("%s is not mirrored: %s does not match its checksum", part.folder, file)
                 return False
         self.target.write(f"{part.name}/{MANIFEST}", part.manifest)
@@ -244,9 +235,8 @@ class MirrorPass:
     def _upload_plain(self, name: str, path: Path, size: int, mtime_ns: int) -> None:
         if self._plain.get(name) == (size, mtime_ns):
             return
-        uploaded = self._before.get(name)
-        known = name not in self._plain and size >= _SMALL and uploaded is not None
-        if not (known and uploaded is not None and uploaded.size == size and uploaded.mtime_ns > mtime_ns):
+        before = self._before.get(name) if name not in self._plain and size >= _SMALL else None
+        if before is None or before.size != size or before.mtime_ns <= mtime_ns:
             try:
                 self.target.upload(path, name)
             except FileNotFoundError:
@@ -263,11 +253,10 @@ class MirrorPass:
     def _remove(self, scanned: Scan) -> None:
         """Remove the parts gone locally, unless a pointer in the store names them."""
         roots = {name.rpartition("/")[0] for name in scanned.parts}
-        named = set()
-        for pointer, content in self._pointers.items():
-            base = pointer.rpartition("/")[0]
-            named |= {f"{base}/{name}" if base else name for name in named_in(content)}
-        kept = self._spared | scanned.parts.keys() | self._with_uploaded_bases(named)
+        named = {name for pointer, content in self._pointers.items() for name in _named_beside(pointer, content)}
+        # a version needs no more than its pointer names
+        snapshots = {name: own for name, own in self._manifests.items() if Path(name).name.startswith("step_")}
+        kept = self._spared | scanned.parts.keys() | _with_bases(named, snapshots)
         for name in sorted((self._manifests.keys() | self._strays) - kept, reverse=True):
             if name.rpartition("/")[0] not in roots:
                 continue  # nothing is left locally: more likely a lost folder than a pruned one
@@ -276,43 +265,27 @@ class MirrorPass:
             self._manifests.pop(name, None)
             self._strays.discard(name)
 
-    def _with_uploaded_bases(self, names: set[str]) -> set[str]:
-        closed: set[str] = set()
-        open_names = list(names)
-        while open_names:
-            name = open_names.pop()
-            if name in closed:
-                continue
-            closed.add(name)
-            base, _, last = name.rpartition("/")
-            if last.startswith("step_"):  # a version needs no more than its pointer names
-                mentioned = named_in(self._manifests.get(name, b""))
-                open_names += [f"{base}/{other}" if base else other for other in mentioned]
-        return closed
+
+def _named_beside(name: str, content: bytes) -> set[str]:
+    """Return the paths of the parts that the pointer or manifest of `name` mentions."""
+    return {name[: name.rfind("/") + 1] + other for other in named_in(content)}
 
 
-def _beside(name: str, parts: set[str]) -> bool:
-    base = name.rpartition("/")[0]
-    return any(part.rpartition("/")[0] == base for part in parts)
-
-
-def _with_bases(names: set[str], parts: Mapping[str, Part]) -> set[str]:
-    """Return `names` and the existing parts that they build on."""
+def _with_bases(names: Iterable[str], manifests: Mapping[str, bytes]) -> set[str]:
+    """Return `names` and all that they build on, by the manifests at hand."""
     closed: set[str] = set()
-    open_names = [name for name in names if name in parts]
+    open_names = list(names)
     while open_names:
         name = open_names.pop()
-        if name in closed:
-            continue
-        closed.add(name)
-        base = name.rpartition("/")[0]
-        mentioned = (f"{base}/{other}" if base else other for other in named_in(parts[name].manifest))
-        open_names += [other for other in mentioned if other in parts]
+        if name not in closed:
+            closed.add(name)
+            open_names += _named_beside(name, manifests.get(name, b""))
     return closed
 
 
-def _read(path: Path) -> bytes:
+def holds(path: Path, content: bytes) -> bool:
+    """Return whether a local file has this content."""
     try:
-        return durable.read_bytes(path)
+        return durable.read_bytes(path) == content
     except CheckpointError:
-        return b""
+        return False

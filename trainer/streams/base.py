@@ -29,16 +29,6 @@ class Sharing(enum.Enum):
     PARTITIONED = "partitioned"
     REPEATABLE = "repeatable"
 
-    @property
-    def by_partition(self) -> bool:
-        """Whether each rank reads rows that no other rank reads."""
-        return self is Sharing.PARTITIONED
-
-    @property
-    def possible(self) -> bool:
-        """Whether several processes can read the stream."""
-        return self is not Sharing.ALONE
-
 
 class Stream:
     """A source of rows with exact positions.
@@ -108,8 +98,7 @@ class Stream:
     def resolve(self, position: Position) -> Position:
         """Return `position` as a checkpoint stores it, for a resume in another process.
 
-        A stream with state besides its offsets (a join's pending rows, the state of a user's iterable) adds it here;
-        others return the position unchanged.
+        A stream with state besides its offsets (a join's pending rows, the state of a user's iterable) adds it here.
         """
         return position
 
@@ -203,7 +192,6 @@ class BufferedStream(Stream):
         raise NotImplementedError
 
     def position(self) -> Position:
-        """Return the position after the rows returned so far."""
         return dict(self._position)
 
     def lag(self) -> int | None:
@@ -211,5 +199,4 @@ class BufferedStream(Stream):
         return self._ready_rows
 
     def close(self) -> None:
-        """Release the stream's resources."""
         self._closed = True

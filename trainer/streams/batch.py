@@ -92,9 +92,7 @@ class Batch:
     @property
     def rows(self) -> int:
         """Number of rows."""
-        for column in self.columns.values():
-            return len(column)
-        return 0
+        return len(next(iter(self.columns.values()), ()))
 
     def split(self, n: int) -> tuple[Batch, Batch]:
         """Return the first `n` rows and the rest; the arrays of both are views.
@@ -104,14 +102,8 @@ class Batch:
         """
         if not 0 <= n <= self.rows:
             raise ValueError(f"split takes 0 to {self.rows} rows; received {n}")
-        times = self.event_time
-        head = {name: column[:n] for name, column in self.columns.items()}
-        tail = {name: column[n:] for name, column in self.columns.items()}
         before, after = _split_spans(self.spans, n)
-        return (
-            Batch(head, None if times is None else times[:n], before),
-            Batch(tail, None if times is None else times[n:], after),
-        )
+        return self._rows_at(slice(n), before), self._rows_at(slice(n, None), after)
 
     def keep(self, mask: np.ndarray) -> Batch:
         """Return the rows where `mask`, bool [rows], is True; positions pass the others.
@@ -128,8 +120,11 @@ class Batch:
             for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
                 spans.append(span._replace(first_row=int(run[0]), last_row=int(run[-1]), next_offset=None))
             spans[-1] = spans[-1]._replace(next_offset=span.next_offset)
-        times = None if self.event_time is None else self.event_time[mask]
-        return Batch({name: column[mask] for name, column in self.columns.items()}, times, tuple(spans))
+        return self._rows_at(mask, tuple(spans))
+
+    def _rows_at(self, rows: slice | np.ndarray, spans: tuple[Span, ...]) -> Batch:
+        times = None if self.event_time is None else self.event_time[rows]
+        return Batch({name: column[rows] for name, column in self.columns.items()}, times, spans)
 
     def origin_of(self, row: int) -> tuple[int, int]:
         """Return the index of a row's span, and the row's index within its message."""
@@ -224,11 +219,10 @@ def far_ahead(times: np.ndarray | None, max_future: float | None) -> dict[int, s
     if times is None or max_future is None or not len(times):
         return {}
     now = time.time()
-    ahead = times - now
     return {
         int(row): (
             f"event time lies more than max_future={max_future:g} s ahead of this machine's clock; received "
-            f"{times[row]:.15g}, {ahead[row]:.3g} s ahead of {now:.0f} (see also event_time_unit)"
+            f"{times[row]:.15g}, {times[row] - now:.3g} s ahead of {now:.0f} (see also event_time_unit)"
         )
-        for row in np.flatnonzero(ahead > max_future)
+        for row in np.flatnonzero(times - now > max_future)
     }

@@ -68,15 +68,12 @@ class DeadLetter:
         self.path = None if path is None else Path(path)
         self.max_bad_share = max_bad_share
         self.min_rows = min_rows
-        self.good = 0
-        self.bad = 0
+        self.good = self.bad = 0
         self.reasons: Counter[str] = Counter()
-        self.first = ""
-        self._recent_good = 0.0
-        self._recent_bad = 0.0
+        self.first = self._newest = ""
+        self._recent_good = self._recent_bad = 0.0
         self._file: Any = None
         self._warned = False
-        self._newest = ""
         self._lock = Lock()
 
     @classmethod
@@ -110,14 +107,14 @@ class DeadLetter:
                     source, origin.partition, origin.offset, first.row, first.reason,
                 )  # fmt: skip
             return
-        lines = []
+        lines = ""
         for bad in rows:
             origin = origins[bad.message]
             line = {"source": source, "partition": origin.partition, "offset": origin.offset}
-            lines.append(json.dumps({**line, "row": bad.row, "reason": bad.reason, **_raw(bad.raw)}) + "\n")
+            lines += json.dumps({**line, "row": bad.row, "reason": bad.reason, **_raw(bad.raw)}) + "\n"
         with self._lock:
             try:
-                self._write("".join(lines).encode())
+                self._write(lines.encode())
             except OSError as error:
                 with contextlib.suppress(OSError):
                     self._close()
@@ -136,8 +133,11 @@ class DeadLetter:
         if not self.bad:
             return None
         shown = ", ".join(f"{reason} {times}" for reason, times in self.reasons.most_common(3))
-        lies = f"; they are in {self.path}" if self.path else ""
-        return f"{self.bad} of {self.good + self.bad} rows set aside: {shown}; the first is {self.first}{lies}"
+        rows = self.good + self.bad
+        return f"{self.bad} of {rows} rows set aside: {shown}; the first is {self.first}{self._whereabouts()}"
+
+    def _whereabouts(self) -> str:
+        return f"; they are in {self.path}" if self.path else ""
 
     def count(self, good: int, bad: int) -> None:
         """Add to the counts of good and bad rows.
@@ -152,10 +152,9 @@ class DeadLetter:
         self._recent_bad += bad
         rows = self._recent_good + self._recent_bad
         if bad and self._recent_bad > self.max_bad_share * max(rows, self.min_rows):
-            where = f"; they are in {self.path}" if self.path else ""
             raise StreamError(
                 f"{self._recent_bad:.0f} of the last {rows:.0f} rows are bad, more than max_bad_share="
-                f"{self.max_bad_share:g} allows{where}; the newest: {self._newest}"
+                f"{self.max_bad_share:g} allows{self._whereabouts()}; the newest: {self._newest}"
             )
         if rows > 10 * self.min_rows:
             self._recent_good /= 2
@@ -205,10 +204,8 @@ class DeadLetter:
 
 
 def _raw(raw: Any) -> dict[str, str]:
-    if isinstance(raw, memoryview | bytearray):
-        raw = bytes(raw)
-    if isinstance(raw, bytes):
-        raw = raw[:_MAX_RAW]
+    if isinstance(raw, bytes | bytearray | memoryview):
+        raw = bytes(raw)[:_MAX_RAW]
         try:
             return {"raw": raw.decode("utf-8")}
         except UnicodeDecodeError:

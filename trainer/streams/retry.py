@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import dataclass
 from threading import Event
 from time import monotonic
 
@@ -13,6 +14,7 @@ from ..masking import mask_text
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Retry:
     """Decides when to retry, and logs outages.
 
@@ -31,28 +33,23 @@ class Retry:
         ConfigurationError: an argument out of its range.
     """
 
-    def __init__(
-        self,
-        label: str,
-        first: float = 0.1,
-        factor: float = 2.0,
-        cap: float = 30.0,
-        jitter: float = 0.5,
-        give_up_after: float | None = None,
-    ) -> None:
-        if not (0 < first <= cap and factor >= 1 and 0 <= jitter <= 1):
+    label: str
+    first: float = 0.1
+    factor: float = 2.0
+    cap: float = 30.0
+    jitter: float = 0.5
+    give_up_after: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 < self.first <= self.cap and self.factor >= 1 and 0 <= self.jitter <= 1):
             raise ConfigurationError(
                 "Retry takes 0 < first <= cap, factor >= 1 and 0 <= jitter <= 1; "
-                f"received first={first}, cap={cap}, factor={factor}, jitter={jitter}"
+                f"received first={self.first}, cap={self.cap}, factor={self.factor}, jitter={self.jitter}"
             )
-        self.label = mask_text(label)
-        self.first, self.factor, self.cap, self.jitter = first, factor, cap, jitter
-        self.give_up_after = give_up_after
+        self.label = mask_text(self.label)
         self.failures = 0
-        self._since = 0.0
-        self._next = 0.0
-        self._stop = Event()
-        self._random = random.Random()
+        self._since = self._next = 0.0
+        self._stop, self._random = Event(), random.Random()
 
     def failed(self, error: BaseException | str) -> None:
         """Record a failure and schedule the next attempt; warn on the first in a row.

@@ -16,7 +16,7 @@ import numpy as np
 from ...distributed.agreement import StopHooks
 from ...distributed.group import Group
 from ...errors import DataError
-from ...streams import Stream
+from ...streams import Sharing, Stream
 from ..as_columns import Columns
 from ..finite.shards import EveryNth
 from ..lockstep import LockstepSource, Round
@@ -78,7 +78,7 @@ class SharedStream(LockstepSource):
     ) -> None:
         super().__init__(local, group, hooks, ahead, whole_calls=False, batch_rows=local.batch_size)
         self.idle_timeout = idle_timeout
-        self.divided = local.stream.sharing.by_partition
+        self.divided = local.stream.sharing is Sharing.PARTITIONED
         self._local: Source = local if self.divided else EveryNth(SummedSource(local), group)
         if self.divided:
             local.stream.deal(group.rank, group.size)

@@ -12,10 +12,9 @@ from ...errors import ConfigurationError
 from ...storage.location import RemoteFile
 from .column import MISSING, Column
 from .ragged_column import Ragged
-from .schema import Decoded, Schema
+from .schema import TIME_UNITS, Decoded, Schema
 
 _SHORT, _ASCII_END = 32, 128  # maximum characters of text worth padding; first non-ASCII code point
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def require() -> Any:
@@ -32,13 +31,7 @@ def require() -> Any:
 
 def errors() -> tuple[type[BaseException], ...]:
     """Return the exceptions that damaged Arrow data raise."""
-    pyarrow = require()
-    return (pyarrow.ArrowException, OSError, ValueError)
-
-
-def is_of_system(error: BaseException) -> bool:
-    """Return whether an exception is a system error (disk failure), not bad data."""
-    return isinstance(error, OSError) and error.errno is not None
+    return (require().ArrowException, OSError, ValueError)
 
 
 def validated(table: Any) -> Any:
@@ -110,7 +103,8 @@ def plain(array: Any, column: Column, time_unit: float | None = None) -> Any:
         if column.coerce:
             return array.cast(pyarrow.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
         if array.null_count == 0:
-            return array.cast(pyarrow.int64()).to_numpy(zero_copy_only=False) * (_SECONDS[array.type.unit] / time_unit)
+            factor = TIME_UNITS[array.type.unit] / time_unit
+            return array.cast(pyarrow.int64()).to_numpy(zero_copy_only=False) * factor
     if array.null_count and column.default is not None:
         array = _filled(array, column)
     if array.null_count == 0:
@@ -177,8 +171,7 @@ def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
 
 def flat(array: Any, size: int) -> np.ndarray | None:
     """Return the leaf values if every row has `size` of them, none null; else None."""
-    pyarrow = require()
-    types = pyarrow.types
+    types = require().types
     rows = len(array)
     while types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
         if not types.is_fixed_size_list(array.type):

@@ -68,7 +68,7 @@ def _message(source: Any, start: int, size: int) -> Message:
         raise ValueError(f"the message at byte {start:,} is incomplete")
     source.seek(start + before)
     try:
-        root = _Table.root(source.read(length))
+        root = _Table(source.read(length))
         kind, end = root.number(1, "B"), body + root.number(3, "q")
         rows = _rows(root.table(2) if kind == BATCH else root.table(2).table(1), end - body) if kind != SCHEMA else 0
     except struct.error:
@@ -91,19 +91,16 @@ def _rows(batch: _Table, body: int) -> int:
 class _Table:
     """A table of a flatbuffer; raises struct.error if an offset points outside."""
 
-    def __init__(self, data: bytes, at: int) -> None:
-        self._data, self._at = data, at
-        start = at - self._read("<i", at)
-        (size,) = struct.unpack_from("<H", data, self._within(start))
-        self._slots = struct.unpack_from(f"<{max(0, size - 4) // 2}H", data, self._within(start + 4))
-
-    @classmethod
-    def root(cls, data: bytes) -> _Table:
-        return cls(data, struct.unpack_from("<I", data)[0])
+    def __init__(self, data: bytes, at: int | None = None) -> None:
+        self._data = data
+        self._at = self._read("I", 0) if at is None else at
+        start = self._at - self._read("i", self._at)
+        slots = max(0, self._read("H", start) - 4) // 2
+        self._slots = [self._read("H", start + 4 + 2 * slot) for slot in range(slots)]
 
     def number(self, slot: int, code: str) -> int:
         at = self._address(slot)
-        return self._read(f"<{code}", at) if at else 0
+        return self._read(code, at) if at else 0
 
     def table(self, slot: int) -> _Table:
         return _Table(self._data, self._follow(slot))
@@ -111,7 +108,7 @@ class _Table:
     def pairs(self, slot: int) -> np.ndarray:
         """Return a vector of pairs of int64, [n, 2]."""
         at = self._follow(slot)
-        count = self._read("<I", at)
+        count = self._read("I", at)
         if at + 4 + 16 * count > len(self._data):
             raise struct.error
         return np.frombuffer(self._data, "<i8", 2 * count, at + 4).reshape(-1, 2)
@@ -124,15 +121,12 @@ class _Table:
         at = self._address(slot)
         if not at:
             raise struct.error
-        return at + self._read("<I", at)
+        return at + self._read("I", at)
 
     def _read(self, code: str, at: int) -> int:
-        return struct.unpack_from(code, self._data, self._within(at))[0]
-
-    def _within(self, at: int) -> int:
         if at < 0:  # struct would count it from the end
             raise struct.error
-        return at
+        return struct.unpack_from(f"<{code}", self._data, at)[0]
 
 
 class FooterFile:

@@ -66,11 +66,11 @@ def coerced(column: Column, values: Any, text: bool, missing: Any) -> Any:
     return _scalars(column.dtype.kind, values, missing)
 
 
-def _spellings(word: str) -> list[str]:
-    return ["".join(letters) for letters in itertools.product(*((letter, letter.upper()) for letter in word))]
-
-
-TRUTH_WORDS = {spelling: word for word in ("true", "false") for spelling in _spellings(word)}
+TRUTH_WORDS = {
+    "".join(letters): word
+    for word in ("true", "false")
+    for letters in itertools.product(*zip(word, word.upper(), strict=True))
+}
 _BOOLS = {spelling: "1" if word == "true" else "0" for spelling, word in TRUTH_WORDS.items()}
 _SHORTEST = 4  # letters of "true"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -96,12 +97,9 @@ class Column:
     def blank(self, rows: int) -> Any:
         """Return a column of `rows` zeros, or of empty lists."""
         if self.ragged:
-            options: dict[str, Any] = {
-                "padding": self.padding,
-                "max_length": self.max_length,
-                "per_octave": self.per_octave,
-            }
-            return Ragged(np.empty((0, *self.shape[1:]), self.dtype), np.zeros(rows + 1, np.int64), **options)
+            values, offsets = np.empty((0, *self.shape[1:]), self.dtype), np.zeros(rows + 1, np.int64)
+            lists = {"padding": self.padding, "max_length": self.max_length, "per_octave": self.per_octave}
+            return Ragged(values, offsets, **lists)
         return np.zeros((rows, *self.shape), self.dtype)
 
     def cells(self, cell: str, delimiter: str) -> Any:
@@ -164,18 +162,15 @@ class Column:
     def _parse(self, array: np.ndarray) -> np.ndarray:
         if array.dtype.kind != "U":
             raise MisfitError(f"takes {self.dtype}; received {_kind(array)}")
-        if not _is_plain_number_text(array):
-            raise MisfitError(f"takes {self.dtype}; received text that is no number")
-        if self.dtype.kind == "b":
+        plain = _is_plain_number_text(array)
+        if plain and self.dtype.kind == "b":
             lowered = np.char.lower(array)
             array = np.where(lowered == "true", "1", np.where(lowered == "false", "0", array))
-        try:
-            return array.astype(np.int64 if self.dtype.kind in "iub" else np.float64)
-        except (ValueError, OverflowError):
-            try:
-                return array.astype(np.float64)
-            except ValueError:
-                raise MisfitError(f"takes {self.dtype}; received text that is no number") from None
+        dtypes = (np.float64,) if self.dtype.kind == "f" else (np.int64, np.float64)
+        for dtype in dtypes if plain else ():
+            with contextlib.suppress(ValueError, OverflowError):
+                return array.astype(dtype)
+        raise MisfitError(f"takes {self.dtype}; received text that is no number")
 
     def _cast(self, array: np.ndarray, values: Any) -> tuple[np.ndarray, np.ndarray | None]:
         kind = array.dtype.kind

@@ -12,6 +12,7 @@ from ...checks import choice
 from ...errors import ConfigurationError
 from ..batch import Batch, Span
 from ..dead_letter import BadRow, DeadLetter
+from . import arrow, arrow_messages
 from .column import MISSING
 from .schema import Decoded, Schema, as_schema, joined
 
@@ -64,8 +65,6 @@ class Decoder:
     ) -> None:
         choice("format", format, FORMATS)
         if format == "arrow":
-            from . import arrow
-
             arrow.require()
         self.declared = None if schema is None else as_schema(schema)
         self.dead_letter = dead_letter
@@ -90,11 +89,11 @@ class Decoder:
 
     def decode(self, payloads: Sequence[bytes]) -> Decoded:
         """Convert messages: JSON objects (a row, or columns), lists of rows, or Arrow IPC."""
-        arrow = [self.format == "arrow" or (self.format == "auto" and p.startswith(_ARROW)) for p in payloads]
-        texts = (payload for payload, is_arrow in zip(payloads, arrow, strict=True) if not is_arrow)
+        binary = [self.format == "arrow" or (self.format == "auto" and p.startswith(_ARROW)) for p in payloads]
+        texts = (payload for payload, is_arrow in zip(payloads, binary, strict=True) if not is_arrow)
         # searching for the words is faster than checking every value
         messages = _Messages(self.schema, payloads, any(b"true" in text or b"false" in text for text in texts))
-        for number, (payload, is_arrow) in enumerate(zip(payloads, arrow, strict=True)):
+        for number, (payload, is_arrow) in enumerate(zip(payloads, binary, strict=True)):
             if is_arrow:
                 self._arrow(messages, number, payload)
             else:
@@ -103,24 +102,21 @@ class Decoder:
 
     def decode_fields(self, messages: Sequence[Mapping[bytes, bytes]], list_delimiter: str) -> Decoded:
         """Convert messages of one row each, given as text fields."""
-        bad, numbers = [], []
+        bad: list[BadRow] = []
+        rows: dict[int, dict[str, str]] = {}  # by message
         for number, message in enumerate(messages):
             try:
-                for value in message.values():
-                    value.decode("utf-8")
-                numbers.append(number)
+                rows[number] = _as_text(message, "strict")
             except UnicodeDecodeError as error:
-                bad.append(BadRow(number, 0, f"not UTF-8 text: {error}", _as_text(message)))
+                bad.append(BadRow(number, 0, f"not UTF-8 text: {error}", _as_text(message, "replace")))
         values: dict[str, Any] = {}
         for name, column in self.schema.fields.items():
-            key = name.encode()
-            held = [messages[number].get(key) for number in numbers]
-            cells: list[Any] = [MISSING if cell is None else cell.decode("utf-8") for cell in held]
+            cells: list[Any] = [row.get(name, MISSING) for row in rows.values()]
             if column.shape:
                 cells = [cell if cell is MISSING else column.cells(cell, list_delimiter) for cell in cells]
             values[name] = cells
-        decoded = self.schema.convert(values, len(numbers), text=True, raw=lambda row: _as_text(messages[numbers[row]]))
-        return decoded.as_rows_of(numbers, [0] * len(numbers), np.ones(len(messages), np.int64), bad)
+        decoded = self.schema.convert(values, len(rows), text=True, raw=list(rows.values()).__getitem__)
+        return decoded.as_rows_of(list(rows), [0] * len(rows), np.ones(len(messages), np.int64), bad)
 
     def _json(self, messages: _Messages, number: int, payload: bytes) -> None:
         try:
@@ -144,8 +140,6 @@ class Decoder:
             messages.unreadable(number, f"takes an object or a list of objects; received {type(value).__name__}")
 
     def _arrow(self, messages: _Messages, number: int, payload: bytes) -> None:
-        from . import arrow, arrow_messages
-
         try:
             decoded = arrow.convert(self.schema, arrow_messages.read_payload(payload))
         except arrow.errors() as error:
@@ -166,12 +160,9 @@ class Decoder:
             rows_read: message index -> number of its rows to drop because they were read before.
         """
         bad = decoded.bad
-        if rows_read:
-            keep = np.ones(len(decoded.message), dtype=bool)
-            for message, rows in rows_read.items():
-                keep &= (decoded.message != message) | (decoded.row >= rows)
-            decoded = decoded.where(keep)
-            bad = [b for b in bad if b.row >= rows_read.get(b.message, 0)]
+        for message, rows in (rows_read or {}).items():
+            decoded = decoded.where((decoded.message != message) | (decoded.row >= rows))
+            bad = [b for b in bad if b.message != message or b.row >= rows]
         self.dead_letter.record(self.source, bad, origins)
         self.dead_letter.count(len(decoded.message), len(bad))
         if not len(decoded.message):
@@ -183,15 +174,13 @@ def _spans(decoded: Decoded, origins: Sequence[Span]) -> tuple[Span, ...]:
     message, row = decoded.message, decoded.row
     if len(message) == len(origins) == decoded.counts.sum():
         return tuple(origins)
-    breaks = np.flatnonzero((np.diff(message) != 0) | (np.diff(row) != 1)) + 1
-    firsts = np.concatenate([[0], breaks])
-    lasts = np.concatenate([breaks, [len(message)]]) - 1
+    ends = [*(np.flatnonzero((np.diff(message) != 0) | (np.diff(row) != 1)) + 1).tolist(), len(message)]
     spans = []
-    for run, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
-        number = int(message[last])
-        partition, offset, after = origins[number].partition, origins[number].offset, origins[number].next_offset
-        final = run + 1 == len(firsts) or message[lasts[run] + 1] != number
-        spans.append(Span(partition, offset, int(row[first]), int(row[last]), after if final else None))
+    for first, end in zip([0, *ends], ends, strict=False):
+        origin = origins[message[first]]
+        final = end == len(message) or message[end] != message[first]
+        after = origin.next_offset if final else None
+        spans.append(Span(origin.partition, origin.offset, int(row[first]), int(row[end - 1]), after))
     return tuple(spans)
 
 
@@ -200,7 +189,9 @@ class _Messages:
 
     def __init__(self, schema: Schema, payloads: Sequence[bytes], refuse_bools: bool) -> None:
         self.schema, self.payloads, self.refuse_bools = schema, payloads, refuse_bools
-        self.probe, self._depth = schema.probe
+        # a field of the least list depth tells columns from single rows
+        self.probe = min(schema.fields, key=lambda name: len(schema.fields[name].shape))
+        self._depth = len(schema.fields[self.probe].shape)
         self.counts = np.ones(len(payloads), dtype=np.int64)
         self._bad: list[BadRow] = []
         # rows not yet converted, with message and row index of each
@@ -208,9 +199,7 @@ class _Messages:
         self._messages: list[int] = []
         self._numbers: list[int] = []
         # converted rows, with message and row index of each, bad ones included
-        self._parts: list[Decoded] = []
-        self._message: list[Any] = [np.empty(0, np.int64)]
-        self._number: list[Any] = [np.empty(0, np.int64)]
+        self._parts: list[tuple[Decoded, Any, Any]] = []
 
     def is_columnar(self, record: dict[str, Any]) -> bool:
         """Return whether a record holds columns: lists only, the probe a level deeper."""
@@ -257,24 +246,19 @@ class _Messages:
         self._convert_rows()
         rows = int(decoded.counts[0])
         self.counts[message] = rows
-        self._add(decoded, np.full(rows, message), np.arange(rows))
-
-    def _add(self, decoded: Decoded, messages: Any, numbers: Any) -> None:
-        self._parts.append(decoded)
-        self._message.append(messages)
-        self._number.append(numbers)
+        self._parts.append((decoded, np.full(rows, message), np.arange(rows)))
 
     def _convert_rows(self) -> None:
         if self._rows:
             decoded = self.schema.from_rows(self._rows, self.refuse_bools)
-            self._add(decoded, self._messages, self._numbers)
+            self._parts.append((decoded, self._messages, self._numbers))
             self._rows, self._messages, self._numbers = [], [], []
 
     def decoded(self) -> Decoded:
         self._convert_rows()
-        rows = joined(self._parts or [self.schema.convert({}, 0)])
-        return rows.as_rows_of(np.concatenate(self._message), np.concatenate(self._number), self.counts, self._bad)
+        parts, messages, numbers = zip(*(self._parts or [(self.schema.convert({}, 0), (), ())]), strict=True)
+        return joined(parts).as_rows_of(np.concatenate(messages), np.concatenate(numbers), self.counts, self._bad)
 
 
-def _as_text(fields: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()}
+def _as_text(fields: Mapping[bytes, bytes], errors: str) -> dict[str, str]:
+    return {name.decode(errors="replace"): value.decode(errors=errors) for name, value in fields.items()}

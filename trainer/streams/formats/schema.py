@@ -18,18 +18,14 @@ from .ragged_column import Ragged
 
 @dataclass(frozen=True)
 class AlignedLists:
-    """Columns whose lists have the same length in every row.
-
-    Attributes:
-        columns: name of each column -> the separator of lists that are written as one text; None for columns of lists.
-    """
+    """Columns whose lists have the same length in every row."""
 
     name: str
-    columns: Mapping[str, str | None]
+    columns: Mapping[str, str | None]  # with the separator of lists that are written as one text
 
     def misfits(self, arrays: Mapping[str, Any]) -> dict[int, str]:
         """Return why rows do not fit, by row index: the columns with their lengths."""
-        lengths = {name: list_lengths(arrays[name], separator) for name, separator in self.columns.items()}
+        lengths = {name: _lengths(arrays[name], separator) for name, separator in self.columns.items()}
         first, *others = lengths.values()
         differ = np.any([other != first for other in others], axis=0) if others else np.zeros(len(first), bool)
         reason = f"sequence {self.name!r} takes lists of one length; received "
@@ -39,25 +35,16 @@ class AlignedLists:
         }
 
 
-def list_lengths(values: Any, separator: str | None) -> np.ndarray:
-    """Return the number of values in each row, int64 [N].
-
-    Args:
-        separator: of lists written as text; blank text is an empty list, an empty part a value that is missing.
-    """
+def _lengths(values: Any, separator: str | None) -> np.ndarray:
+    """Return the number of values in each row; an empty part of a text is a missing value."""
     if isinstance(values, Ragged):
         return values.lengths
     assert separator is not None  # text has one
-    blank = np.char.strip(values) == ""
-    return np.where(blank, 0, np.char.count(values, separator) + 1)
+    return np.where(np.char.strip(values) == "", 0, np.char.count(values, separator) + 1)
 
 
 def as_aligned(value: Any, columns: Mapping[str, Column]) -> tuple[AlignedLists, ...]:
-    """Return the sequences that the argument `aligned` of a schema declares.
-
-    Args:
-        value: name of a sequence -> names of its columns, or a mapping from these names to separators.
-    """
+    """Return the sequences that the argument `aligned` of a schema declares."""
     accepted = "a mapping from names of sequences to names of their columns"
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"aligned takes {accepted}; received {value!r}")
@@ -82,7 +69,7 @@ def as_aligned(value: Any, columns: Mapping[str, Column]) -> tuple[AlignedLists,
 
 FEW_ROWS = 32  # up to this the cost of a column exceeds that of its values
 _PLAIN = {str, int, float, type(None), type(MISSING)}
-_TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # in seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +104,7 @@ class Decoded:
     def as_rows_of(
         self, message: Sequence[int], row: Sequence[int], counts: np.ndarray, bad: Sequence[BadRow] = ()
     ) -> Decoded:
-        """Reassign rows of one message to several messages.
-
-        Args:
-            message: for each row, good or bad, the index of its message.
-        """
+        """Reassign the rows of one message, good and bad, to a `message` and `row` each."""
         moved = [replace(b, message=int(message[b.row]), row=int(row[b.row])) for b in self.bad]
         moved = sorted([*bad, *moved], key=lambda b: (b.message, b.row))
         messages, rows = np.asarray(message, np.int64)[self.row], np.asarray(row, np.int64)[self.row]
@@ -134,12 +117,10 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
         return parts[0]
     counts = np.concatenate([part.counts for part in parts])
     starts = np.cumsum(counts) - counts
-    rows, bad, first = [], [], 0
-    for part in parts:
-        own = starts[first : first + len(part.counts)]
+    rows, bad = [], []
+    for part, own in zip(parts, np.split(starts, np.cumsum([len(part.counts) for part in parts])[:-1]), strict=True):
         rows.append(own[part.message] + part.row)
         bad += [replace(b, message=0, row=int(own[b.message]) + b.row) for b in part.bad]
-        first += len(part.counts)
     row = np.concatenate(rows)
     return Decoded(
         {name: concatenated([part.columns[name] for part in parts]) for name in parts[0].columns},
@@ -201,7 +182,7 @@ class Schema:
                 raise ConfigurationError(
                     f"{role}={name!r} is not among the columns {list(columns)}{did_you_mean(name, columns)}"
                 )
-        choice("event_time_unit", self.event_time_unit, _TIME_UNITS)
+        choice("event_time_unit", self.event_time_unit, TIME_UNITS)
         number("max_future", self.max_future, least=0, optional=True, what="seconds")
         fields = dict(columns)
         if self.event_time is not None and self.event_time not in fields:
@@ -213,13 +194,7 @@ class Schema:
     @property
     def seconds_per_unit(self) -> float:
         """Seconds per unit of the event time field."""
-        return _TIME_UNITS[self.event_time_unit]
-
-    @property
-    def probe(self) -> tuple[str, int]:
-        """A field and its list depth in a row, to tell columns from single rows."""
-        name = min(self.fields, key=lambda name: len(self.fields[name].shape))
-        return name, len(self.fields[name].shape)
+        return TIME_UNITS[self.event_time_unit]
 
     def convert(
         self,
@@ -234,7 +209,6 @@ class Schema:
         Args:
             values: field name -> list or array of `rows` values; an absent field is missing
                 from every row.
-            rows: number of rows.
             text: the values are numeric strings (CSV cells).
             refuse_bools: reject True as a number.
             raw: returns the original form of a bad row, by index.
@@ -275,8 +249,7 @@ class Schema:
     def _convert_together(self, values: Mapping[str, Any], rows: int) -> dict[str, np.ndarray]:
         """Convert columns of one declaration at once, for the cost of one of them.
 
-        Only lists of plain values, which NumPy reads the same together; arrays may differ in type. Columns that do not
-        all fit are left out.
+        Only lists of plain values, which NumPy reads the same together. Columns that do not all fit are left out.
         """
         arrays: dict[str, np.ndarray] = {}
         for column, names in self.alike:

@@ -8,6 +8,7 @@ determines the rows before an address.
 from __future__ import annotations
 
 import csv
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 
 from ...errors import StreamError
 from ..dead_letter import BadRow
-from . import text_blocks
+from . import arrow, arrow_messages, text_blocks
 from .decode import Decoder
 from .schema import Decoded, joined
 from .text_blocks import BlockParser
@@ -120,8 +121,7 @@ class CsvReader(TextReader):
         self, path: Path, decoder: Decoder, names: list[str] | None, delimiter: str, list_delimiter: str
     ) -> None:
         super().__init__(path, decoder)
-        self.delimiter = delimiter
-        self.list_delimiter = list_delimiter
+        self.delimiter, self.list_delimiter = delimiter, list_delimiter
         self._header_bytes = 0
         self._names = names
         self._read_header = names is None
@@ -252,12 +252,9 @@ class TableReader:
     """
 
     def __init__(self, path: Path, decoder: Decoder) -> None:
-        from . import arrow, arrow_messages
-
         arrow.require()
         self.path = path
         self.schema = decoder.schema
-        self._arrow, self._messages = arrow, arrow_messages
         self._starts: list[int] = [0]
         self._ends: list[int] = [0]  # file prefix in bytes that determines the rows before each start
         self._stream: Any = None  # the StreamFile of an Arrow stream
@@ -277,9 +274,9 @@ class TableReader:
             if self._table[0] != group:
                 self._table = (group, self._group(group))
             table = self._table[1].slice(address - self._starts[group], _TABLE_ROWS)
-            decoded = self._arrow.convert(self.schema, table)
-        except self._arrow.errors() as error:
-            if self._arrow.is_of_system(error):
+            decoded = arrow.convert(self.schema, table)
+        except arrow.errors() as error:
+            if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the data
                 raise
             if finished:
                 raise StreamError(f"segment {self.path} is damaged: {error}") from error
@@ -295,27 +292,22 @@ class TableReader:
             return  # deleted; the open file can still be read to its end
         if size == self._seen_bytes:
             return
-        pyarrow = self._arrow.require()
         with self.path.open("rb") as file:
             magic = file.read(6)
         if magic[:4] == b"PAR1":
-            counts, ends = self._open_parquet(size)
-        elif magic == self._messages.MAGIC:
-            footer = self._messages.FooterFile(pyarrow.OSFile(str(self.path)))
+            parquet = arrow.open_parquet(self.path)
+            names = [name for name in self.schema.fields if name in parquet.schema_arrow.names]
+            self._group, counts = functools.partial(arrow.row_group, parquet, columns=names), arrow.group_rows(parquet)
+            ends = [size] * len(counts)
+        elif magic == arrow_messages.MAGIC:
+            footer = arrow_messages.FooterFile(arrow.require().OSFile(str(self.path)))
             self._group, counts, ends = footer.batch, footer.rows, [size] * len(footer.rows)
         else:
-            self._stream = self._stream or self._messages.StreamFile(self.path)
+            self._stream = self._stream or arrow_messages.StreamFile(self.path)
             self._stream.extend()
             self._group, counts, ends = self._stream.batch, self._stream.rows, self._stream.ends
         self._starts, self._ends = [0, *np.cumsum(counts, dtype=np.int64).tolist()], [0, *ends]
         self._seen_bytes = size
-
-    def _open_parquet(self, size: int) -> tuple[list[int], list[int]]:
-        file = self._arrow.open_parquet(self.path)
-        names = [name for name in self.schema.fields if name in file.schema_arrow.names]
-        self._group = lambda number: self._arrow.row_group(file, number, names)
-        counts = self._arrow.group_rows(file)
-        return counts, [size] * len(counts)
 
     def size(self) -> int:
         """Return the number of rows known so far."""

@@ -25,10 +25,8 @@ from ..retry import Retry
 
 logger = logging.getLogger(__name__)
 
-_ON_MISSING = ("error", "skip")
 _MAX_WAIT = 10.0
-# How long `position` waits for a server's first answer.
-_START_SECONDS = 30.0
+_START_SECONDS = 30.0  # how long `position` waits for a server's first answer
 
 
 class BrokerStream(BufferedStream):
@@ -52,7 +50,6 @@ class BrokerStream(BufferedStream):
         source: str,
         server: str,
         schema: Schema | Mapping[str, Any] | None,
-        *,
         format: str,
         on_missing: str,
         dead_letter: DeadLetter | str | Path | None,
@@ -60,7 +57,7 @@ class BrokerStream(BufferedStream):
         give_up_after: float | None,
     ) -> None:
         super().__init__()
-        choice("on_missing", on_missing, _ON_MISSING)
+        choice("on_missing", on_missing, ("error", "skip"))
         self.on_missing = on_missing
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
         self._decoder = Decoder(schema, self.dead_letter, source, format)
@@ -74,7 +71,6 @@ class BrokerStream(BufferedStream):
         raise NotImplementedError
 
     def declare(self, schema: Schema) -> None:
-        """Set the schema unless the stream already has one."""
         self.schema = self._decoder.declare(schema)
 
     def _attempt(self, action: Callable[[], None], timeout: float) -> bool:
@@ -159,10 +155,9 @@ class ReadMarks:
 
     def begin(self, position: Position) -> None:
         """Load the marks of `position`; drop those at or after it, which are reread."""
-        for name, value in position.items():
-            if name.startswith("@"):
-                continue
-            kept = [mark for mark in self._marks.get(name, ()) if self._is_before(mark, Cursor.of(value))]
+        for name in [name for name in position if not name.startswith("@")]:
+            cursor = Cursor.of(position[name])
+            kept = [mark for mark in self._marks.get(name, ()) if self._is_before(mark, cursor)]
             parsed = self._parse(name, position.get(_PREFIX + name))
             if parsed is not None and (not kept or self._order(kept[-1].offset) < self._order(parsed.offset)):
                 kept.append(parsed)
@@ -195,12 +190,9 @@ class ReadMarks:
 
     def resolve(self, position: Position) -> Position:
         """Return `position` with a mark for every partition that has one."""
-        resolved = {name: value for name, value in position.items() if not name.startswith(_PREFIX)}
-        for name in [name for name in resolved if not name.startswith("@")]:
-            mark = self.before(name, Cursor.of(resolved[name]))
-            if mark is not None:
-                resolved[_PREFIX + name] = list(mark)
-        return resolved
+        marks = {n: self.before(n, Cursor.of(value)) for n, value in position.items() if not n.startswith("@")}
+        rest = {name: value for name, value in position.items() if not name.startswith(_PREFIX)}
+        return rest | {_PREFIX + name: list(mark) for name, mark in marks.items() if mark is not None}
 
 
 def checksum(content: Iterable[bytes | None]) -> int:

@@ -26,8 +26,6 @@ from .segment import OpenSegment, Progress
 logger = logging.getLogger(__name__)
 
 DONE = "_DONE"
-_ENDS = ("never", "at_last")
-_FORMATS = ("jsonl", "csv", "parquet", "arrow")
 
 
 class FileStream(BufferedStream):
@@ -101,17 +99,14 @@ class FileStream(BufferedStream):
         list_delimiter: str = " ",
     ) -> None:
         super().__init__()
-        choice("end", end, _ENDS)
-        choice("format", format, _FORMATS, optional=True)
+        choice("end", end, ("never", "at_last"))
+        choice("format", format, ("jsonl", "csv", "parquet", "arrow"), optional=True)
         choice("on_missing", on_missing, ("error", "skip"))
         choice("on_change", on_change, ("error", "restart"))
-        self._copies = CachedSegments(str(path)) if is_url(path) else None
-        if self._copies is not None:
-            self.path, self.folder, self._single = Path(path), self._copies.folder, self._copies.single
-        else:
-            self.path = Path(path)
-            self.folder, self._single = _folder_and_name(self.path)
-        self._segments = SegmentNames(self.folder, self._single, pattern, format, self._copies)
+        self.path = Path(path)
+        self._copies = copies = CachedSegments(str(path)) if is_url(path) else None
+        self.folder, single = _folder_and_name(self.path) if copies is None else (copies.folder, copies.single)
+        self._segments = SegmentNames(self.folder, single, pattern, format, copies)
         self.pattern, self.format, self.end = pattern, format, end
         self.on_missing, self.on_change = on_missing, on_change
         self.names, self.delimiter, self.list_delimiter = names, delimiter, list_delimiter
@@ -138,7 +133,6 @@ class FileStream(BufferedStream):
         return str(self.folder) if self._copies is None else self._copies.location.shown("")
 
     def declare(self, schema: Schema) -> None:
-        """Set the schema unless the stream already has one."""
         self.schema = self._decoder.declare(schema)
 
     def deal(self, rank: int, world: int) -> None:
@@ -235,9 +229,8 @@ class FileStream(BufferedStream):
             self._remember_end(later or "")
         if later is not None:
             progress = None if self._lanes is None else self._lanes.progress(later)
-            self._start_at(
-                progress if progress is not None and progress.name == later and not progress.done else Progress(later)
-            )
+            begun = progress is not None and progress.name == later and not progress.done
+            self._start_at(progress if begun else Progress(later))
             return True
         self._ended = self._done
         return False
@@ -343,12 +336,9 @@ class FileStream(BufferedStream):
             logger.warning("%s; going on with the next one", message)
 
     def resolve(self, position: Position) -> Position:
-        """Return `position`, moved to the next segment if it is the end of a finished one."""
         resolved = dict(position)
-        for partition, value in position.items():
-            if partition.startswith("@"):
-                continue
-            at = Progress.of(Cursor.of(value))
+        for partition in [partition for partition in position if not partition.startswith("@")]:
+            at = Progress.of(Cursor.of(position[partition]))
             end, later = self._finished.get(at.name, (None, ""))
             if end is not None and not at.done and not at.row and at.address >= end:
                 moved = Progress(later) if partition == PARTITION else Progress(at.name, done=True)
@@ -363,19 +353,15 @@ class FileStream(BufferedStream):
             return None if self._later() else segment.reader.size() - address + self._ready_rows
         if not self._rows_read:
             return None
+        unread = [name for name in self._listing if name == self._name or self._wants(name)]
         try:
-            unread = [name for name in self._listing if name == self._name or self._wants(name)]
-            size_of = (
-                self._copies.size if self._copies is not None else lambda name: (self.folder / name).stat().st_size
-            )
-            sizes = [size_of(name) for name in unread]
+            size = sum(self._copies.size(n) if self._copies else (self.folder / n).stat().st_size for n in unread)
         except OSError:
             return None
-        waiting = max(0, sum(sizes) - address)
+        waiting = max(0, size - address)
         return self._ready_rows + round(waiting * self._rows_read / max(1, self._bytes_read))
 
     def close(self) -> None:
-        """Close the segment and the dead-letter file."""
         super().close()
         self._retry.stop()
         self.dead_letter.close()

@@ -67,7 +67,7 @@ class SegmentNames:
             with os.scandir(self.folder) as entries:
                 present = {entry.name: entry.is_file() for entry in entries}
         if self.single:
-            return [name for name in (self.single,) if present.get(name)], present.keys()
+            return [self.single] if present.get(self.single) else [], present.keys()
         names = sorted(name for name, is_file in present.items() if is_file and self.takes(name))
         self._warn({name for name in present if not _private(name)}.difference(names))
         return names, present.keys()

@@ -25,8 +25,7 @@ logger = logging.getLogger(__name__)
 PARTITION = "iterable"
 _STATE = "@state"
 _UNKNOWN = np.dtype(object)  # dtype of empty lists
-# States are kept from the last trained row to the last read row; prefetching reads far less ahead than this.
-_MAX_STATES = 65_536
+_MAX_STATES = 65_536  # kept from the last trained row to the last read row; prefetching reads far less ahead
 
 
 class IterableStream(BufferedStream):
@@ -87,8 +86,7 @@ class IterableStream(BufferedStream):
         self.reads_pipeline = self._is_dataset
         self.sharing = Sharing.ALONE if self._once else Sharing.REPEATABLE
         self._iterator: Iterator[Any] | None = None
-        self._item = 0
-        self._skip = 0
+        self._item = self._skip = 0
         self._ended = False
         self._failure: Exception | None = None
         self._raised: Exception | None = None
@@ -97,15 +95,13 @@ class IterableStream(BufferedStream):
 
     @property
     def exhausted(self) -> bool:
-        """Whether the iterable has ended and every row has been returned."""
         return self._ended and not self._ready
 
     def _iterate(self) -> Iterator[Any]:
+        source = self._source
         if self._is_dataset:
-            return iter(self._source.create_dict_iterator(num_epochs=1, output_numpy=True))
-        return iter(
-            self._source() if callable(self._source) and not isinstance(self._source, Iterable) else self._source
-        )
+            return iter(source.create_dict_iterator(num_epochs=1, output_numpy=True))
+        return iter(source() if callable(source) and not isinstance(source, Iterable) else source)
 
     @property
     def _once(self) -> bool:
@@ -197,18 +193,16 @@ class IterableStream(BufferedStream):
         known = self._shapes = self._shapes or dict(shapes)
         for name in shapes.keys() & known.keys():
             (shape, dtype), (before, dtype_before) = shapes[name], known[name]
+            # lists of equal length so far, or by chance in this item
+            by_chance = shape != before and None in (shape[:1] + before[:1]) and shape[1:] == before[1:]
             if dtype == _UNKNOWN and before and isinstance(columns[name], Ragged):  # this item has only empty lists
                 known[name] = shapes[name] = (None, *before[1:]), dtype_before
-            elif dtype_before == _UNKNOWN and shape:  # all rows before this item were empty lists
+            elif (dtype_before == _UNKNOWN and shape) or by_chance:  # or only empty lists came before this item
                 known[name] = shapes[name] = (None, *shape[1:]), dtype
                 columns[name] = Ragged.of(columns[name])
-            elif shape != before and None in (shape[:1] + before[:1]) and shape[1:] == before[1:]:
-                # lists of equal length so far, or by chance in this item
-                known[name] = shapes[name] = (None, *shape[1:]), dtype
-                columns[name] = Ragged.of(columns[name])
-        if shapes != self._shapes:
-            changed = {n: (self._shapes.get(n), shapes.get(n)) for n in {*shapes, *self._shapes}}
-            changed = {n: pair for n, pair in changed.items() if pair[0] != pair[1]}
+        if shapes != known:
+            names = sorted(n for n in {*shapes, *known} if shapes.get(n) != known.get(n))
+            changed = {n: (known.get(n), shapes.get(n)) for n in names}
             raise DataError(
                 f"item {item} of the iterable changed row shape or dtype; column -> (before, now): {changed}"
             )
@@ -239,13 +233,9 @@ class IterableStream(BufferedStream):
 
     def _stacked(self, name: str, values: list[np.ndarray]) -> Any:
         """Stack single rows to a column; `Ragged` if list lengths ever differed."""
-        if self._shapes is None or name not in self._shapes:
-            before = next((value.shape for value in values if value.size), values[0].shape)
-        else:
-            before = self._shapes[name][0]
-        lists = len(before) > 0 and all(
-            value.ndim and (not value.size or value.shape[1:] == before[1:]) for value in values
-        )
+        first = next((value.shape for value in values if value.size), values[0].shape)
+        before = (self._shapes or {}).get(name, (first,))[0]
+        lists = before and all(value.ndim and (not value.size or value.shape[1:] == before[1:]) for value in values)
         if lists and any(value.shape != before or not value.size for value in values):
             return Ragged.of(values)
         return np.stack(values)

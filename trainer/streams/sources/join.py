@@ -225,8 +225,8 @@ class DelayedLabelJoin(BufferedStream):
         """Emit labelled rows, with negatives sampled, as the output of a round."""
         if not leaving:
             return
-        numbers = np.array([number for number, _ in leaving], dtype=np.int64)
-        positive = np.array([label for _, label in leaving], dtype=bool)
+        numbers, positive = np.array(leaving, dtype=np.int64).T
+        positive = positive.astype(bool)
         columns, times = self._rows.gather(numbers)
         keep = np.ones(len(positive), bool)
         if self.rate < 1:
@@ -327,17 +327,15 @@ class DelayedLabelJoin(BufferedStream):
         with self._lock:
             self._begin(following, record)
             self._reached, self._closed_until = map(_from_json, state["reached"][2:])
-            columns, times = state["waiting"]
+            columns, times = _unpack_rows(*state["waiting"])
             if times is not None:
-                columns, times = {name: unpack(column) for name, column in columns.items()}, unpack(times)
                 first = self._rows.add(following - 1, columns, times)
                 for offset, (key, time) in enumerate(zip(columns[self.key].tolist(), times.tolist(), strict=True)):
                     self._wait(key, time, first + offset)
             self._outcomes.restore(state["outcomes"], following - 1)
-            columns, times, positive = state["ready"]
+            columns, times = _unpack_rows(*state["ready"][:2])
             if times is not None:
-                columns, times = {name: unpack(column) for name, column in columns.items()}, unpack(times)
-                positive = unpack(positive)
+                positive = unpack(state["ready"][2])
                 first = self._rows.add(following - 1, columns, times)
                 numbers = first + np.arange(len(times))
                 self._rows.leave(numbers, number, row + np.arange(len(times)), positive)
@@ -355,8 +353,7 @@ class DelayedLabelJoin(BufferedStream):
         lags = [side.stream.lag() for side in self._sides]
         if any(lag is None for lag in lags):
             return None
-        heads = [side.head for side in self._sides]
-        return sum(lags) + sum(head.rows for head in heads if head is not None) + self._ready_rows
+        return sum(lags) + sum(side.head.rows for side in self._sides if side.head is not None) + self._ready_rows
 
     @property
     def pending(self) -> int:
@@ -364,11 +361,14 @@ class DelayedLabelJoin(BufferedStream):
         return sum(map(len, list(self._waiting.values())))
 
     def close(self) -> None:
-        """Close both streams."""
         super().close()
         with contextlib.ExitStack() as closing:
             for side in self._sides:
                 closing.callback(side.stream.close)
+
+
+def _unpack_rows(columns: Any, times: Any) -> tuple[Any, Any]:
+    return (None, None) if times is None else ({name: unpack(own) for name, own in columns.items()}, unpack(times))
 
 
 def _to_json(time: float) -> float | None:

@@ -90,16 +90,8 @@ class KafkaStream(BrokerStream):
         choice("start", start, _STARTS)
         choice("order", order, _ORDERS)
         whole("quota", quota)
-        super().__init__(
-            f"kafka {topic}",
-            f"Kafka at {servers}",
-            schema,
-            format=format,
-            on_missing=on_missing,
-            dead_letter=dead_letter,
-            max_bad_share=max_bad_share,
-            give_up_after=give_up_after,
-        )
+        source, server = f"kafka {topic}", f"Kafka at {servers}"
+        super().__init__(source, server, schema, format, on_missing, dead_letter, max_bad_share, give_up_after)
         self.topic, self.start, self.order, self.quota, self.turn_timeout = topic, start, order, quota, turn_timeout
         self._partitions = None if partitions is None else sorted(partitions)
         self._share = slice(None)
@@ -132,7 +124,6 @@ class KafkaStream(BrokerStream):
             self._share, self._assigned = share, False
 
     def join(self, positions: Sequence[Position]) -> Position:
-        """Return the position of all partitions, with their first offsets."""
         joined = super().join(positions)
         starts = [position[_START] for position in positions if _START in position]
         if starts:
@@ -171,7 +162,6 @@ class KafkaStream(BrokerStream):
         self._target, self._position, self._assigned = cursors, dict(position), False
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` with marks of messages before it, to recognize the topic."""
         return self._marks.resolve(position)
 
     def _failed(self, error: Any) -> None:
@@ -199,9 +189,8 @@ class KafkaStream(BrokerStream):
             if name in self._target:
                 cursor = self._target[name]
             elif self._target:
-                logger.warning(
-                    "%s was added to the topic: its %d messages are read from the first on", name, high - low
-                )
+                lag = high - low
+                logger.warning("%s was added to the topic: its %d messages are read from the first on", name, lag)
                 cursor = Cursor(low)
             else:
                 cursor = Cursor(self._first(tp, low, high))
@@ -366,8 +355,11 @@ class KafkaStream(BrokerStream):
         """Commit the last position passed to `commit`; the caller holds `_lock`."""
         position, self._uncommitted = self._uncommitted, {}
         cursors = {int(n.rpartition(":")[2]): Cursor.of(c) for n, c in position.items() if not n.startswith("@")}
+        partition = self._kafka.TopicPartition
+        offsets = [partition(self.topic, n, c.offset, metadata=f"row {c.row}") for n, c in cursors.items()]
         try:
-            client.commit_offsets(self._consumer, self.topic, cursors)
+            if offsets:
+                self._consumer.commit(offsets=offsets, asynchronous=True)
         except self._kafka.KafkaException as error:
             self._on_commit(error, None)
 

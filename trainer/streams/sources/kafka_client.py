@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from ...checks import require
 from ...errors import ConfigurationError, StreamError, did_you_mean
 from ...masking import is_secret, remember_secret
-from ..batch import Cursor
 
 
 def library() -> Any:
@@ -98,14 +98,6 @@ def ends_of(consumer: Any, topic: str, partition: int, timeout: float) -> tuple[
     return ends[0], ends[1]
 
 
-def commit_offsets(consumer: Any, topic: str, cursors: Mapping[int, Cursor]) -> None:
-    """Commit the offsets of partitions to the consumer group, in the background."""
-    partition = library().TopicPartition
-    offsets = [partition(topic, number, c.offset, metadata=f"row {c.row}") for number, c in cursors.items()]
-    if offsets:
-        consumer.commit(offsets=offsets, asynchronous=True)
-
-
 class PausedPartitions:
     """Pauses partitions whose buffered messages pile up, to bound memory.
 
@@ -133,9 +125,7 @@ class PausedPartitions:
 
     def resume_all(self) -> None:
         """Resume all partitions."""
-        if self._paused:
-            self._consumer.resume(self._topic_partitions(self._paused))
-            self._paused = set()
+        self.balance(dict.fromkeys(self._paused, 0))
 
 
 def content_of(message: Any) -> tuple[bytes | None, ...]:
@@ -143,6 +133,7 @@ def content_of(message: Any) -> tuple[bytes | None, ...]:
     return str(message.timestamp()[1]).encode(), message.key(), message.value()
 
 
+@dataclass
 class RoundRobinMerger:
     """Buffers the messages of numbered partitions and returns them in turns.
 
@@ -151,7 +142,7 @@ class RoundRobinMerger:
     partition, so a position determines whose turn it is, even within a turn, and gaps in the offsets are harmless.
 
     Args:
-        starts: partition -> offset to read next.
+        next: partition -> offset to read next.
         bases: partition -> its first offset.
         quota: offsets in a turn.
         timeout: seconds to wait for an empty partition; then it is skipped until it has caught up with the others.
@@ -159,18 +150,15 @@ class RoundRobinMerger:
         in_turns: False: return all messages buffered.
     """
 
-    def __init__(
-        self,
-        starts: Mapping[int, int],
-        bases: Mapping[int, int],
-        quota: int,
-        timeout: float | None,
-        in_turns: bool = True,
-    ) -> None:
-        self.next = dict(starts)
-        self.bases = dict(bases)
-        self.quota, self.timeout, self.in_turns = quota, timeout, in_turns
-        self._buffers: dict[int, deque[Any]] = {number: deque() for number in starts}
+    next: dict[int, int]
+    bases: Mapping[int, int]
+    quota: int
+    timeout: float | None
+    in_turns: bool = True
+
+    def __post_init__(self) -> None:
+        self.next = dict(self.next)
+        self._buffers: dict[int, deque[Any]] = {number: deque() for number in self.next}
         self._passed: set[int] = set()
         self._waits: dict[int, float] = {}
 
@@ -197,8 +185,13 @@ class RoundRobinMerger:
 
     def take(self) -> list[Any]:
         """Return the next messages of the partition whose turn it is; none if empty."""
+        taken: list[Any] = []
         if not self.in_turns:
-            return self._take_all()
+            for partition, buffer in self._buffers.items():
+                self.next[partition] = self.fetched(partition)
+                taken += buffer
+                buffer.clear()
+            return taken
         chosen = self._choose()
         if chosen is None:
             return []
@@ -208,28 +201,17 @@ class RoundRobinMerger:
             return []
         self._waits.pop(chosen, None)
         turn = buffer[0].offset() // self.quota
-        taken = []
         while buffer and buffer[0].offset() // self.quota == turn:
             taken.append(buffer.popleft())
         self.next[chosen] = taken[-1].offset() + 1
         return taken
 
-    def _take_all(self) -> list[Any]:
-        taken: list[Any] = []
-        for partition, buffer in self._buffers.items():
-            self.next[partition] = self.fetched(partition)
-            taken += buffer
-            buffer.clear()
-        return taken
-
-    def _done(self, partition: int) -> int:
+    def _order(self, partition: int) -> tuple[int, int]:
+        """Return the completed turns of a partition, then its number."""
         buffer = self._buffers[partition]
         # With gaps in the offsets, the next message may belong to a later turn than the next offset.
         following = buffer[0].offset() if buffer else self.next[partition]
-        return following // self.quota - self.bases[partition] // self.quota
-
-    def _order(self, partition: int) -> tuple[int, int]:
-        return self._done(partition), partition
+        return following // self.quota - self.bases[partition] // self.quota, partition
 
     def _choose(self) -> int | None:
         if not self._buffers:

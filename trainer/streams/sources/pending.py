@@ -108,30 +108,26 @@ class PendingRows:
         self.count += len(times)
         return first
 
-    def _locate(self, numbers: np.ndarray) -> np.ndarray:
-        return np.searchsorted([chunk.first for chunk in self._chunks], numbers, side="right") - 1
+    def _held(self, numbers: np.ndarray) -> list[tuple[_Chunk, np.ndarray, np.ndarray]]:
+        """Return the chunks of `numbers`, each with its rows and their indices in `numbers`."""
+        where = np.searchsorted([chunk.first for chunk in self._chunks], numbers, side="right") - 1
+        chosen = [(self._chunks[c], np.flatnonzero(where == c)) for c in np.unique(where)]
+        return [(chunk, numbers[indices] - chunk.first, indices) for chunk, indices in chosen]
 
     def gather(self, numbers: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return the columns and times of rows, in the order of `numbers`."""
-        where = self._locate(numbers)
-        order = np.argsort(where, kind="stable")
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        held = [(self._chunks[c], numbers[where == c] - self._chunks[c].first) for c in np.unique(where)]
+        held = self._held(numbers)
+        back = np.argsort(np.concatenate([indices for _, _, indices in held]))
         columns = {
-            name: np.concatenate([chunk.columns[name][rows] for chunk, rows in held])[back]
+            name: np.concatenate([chunk.columns[name][rows] for chunk, rows, _ in held])[back]
             for name in held[0][0].columns
         }
-        return columns, np.concatenate([chunk.times[rows] for chunk, rows in held])[back]
+        return columns, np.concatenate([chunk.times[rows] for chunk, rows, _ in held])[back]
 
     def leave(self, numbers: np.ndarray, left: int, ranks: np.ndarray, positive: np.ndarray) -> None:
         """Mark rows leaving in round `left`, with their rank in its output (-1: none)."""
-        where = self._locate(numbers)
-        for c in np.unique(where):
-            chosen = where == c
-            chunk = self._chunks[c]
-            rows = numbers[chosen] - chunk.first
-            chunk.left[rows], chunk.rank[rows], chunk.positive[rows] = left, ranks[chosen], positive[chosen]
+        for chunk, rows, indices in self._held(numbers):
+            chunk.left[rows], chunk.rank[rows], chunk.positive[rows] = left, ranks[indices], positive[indices]
 
     def waiting_after(self, done: int) -> np.ndarray:
         """Return the numbers of the rows still waiting at the end of round `done`."""
@@ -144,14 +140,13 @@ class PendingRows:
 
     def output_of(self, left: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of round `left`'s output from `rank` on, and a positive mask."""
-        numbers, ranks, positive = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, bool)]
+        parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))]
         for chunk in self._chunks:
             rows = np.flatnonzero((chunk.left == left) & (chunk.rank >= rank))
-            numbers.append(chunk.first + rows)
-            ranks.append(chunk.rank[rows])
-            positive.append(chunk.positive[rows])
-        order = np.argsort(np.concatenate(ranks), kind="stable")
-        return np.concatenate(numbers)[order], np.concatenate(positive)[order]
+            parts.append((chunk.first + rows, chunk.rank[rows], chunk.positive[rows]))
+        numbers, ranks, positive = map(np.concatenate, zip(*parts, strict=True))
+        order = np.argsort(ranks, kind="stable")
+        return numbers[order], positive[order]
 
     def forget(self, before: int) -> None:
         """Drop chunks whose impressions have all left before round `before`."""
@@ -179,8 +174,7 @@ class OutcomeBuffer:
 
     def __init__(self) -> None:
         self._by_key: dict[Any, list[Outcome]] = {}
-        # By event time, then by arrival.
-        self._queue: list[tuple[float, int, Outcome]] = []
+        self._queue: list[tuple[float, int, Outcome]] = []  # by event time, then by arrival
         self._log: list[Outcome] = []
         self._count = 0
 

@@ -23,10 +23,8 @@ logger = logging.getLogger(__name__)
 
 _REMOVED = "@removed:"  # in a position: id up to which removals of unread entries were accepted
 _LAST_SEQUENCE = 2**64 - 1
-# Maximum blocking time of a call, so that `close` and dead connections are noticed.
-_BLOCK_SECONDS = 0.5
-# Interval of checks that an entry read earlier is still the same.
-_LOOK_SECONDS = 60.0
+_BLOCK_SECONDS = 0.5  # maximum blocking time of a call, so that `close` and dead connections are noticed
+_LOOK_SECONDS = 60.0  # interval of checks that an entry read earlier is still the same
 
 
 class RedisStream(BrokerStream):
@@ -91,16 +89,8 @@ class RedisStream(BrokerStream):
         if not self.keys or len(set(self.keys)) != len(self.keys):
             raise ConfigurationError(f"keys takes one or several different names; received {keys!r}")
         whole("count", count)
-        super().__init__(
-            f"redis {', '.join(self.keys)}",
-            f"Redis at {mask_text(url)}",
-            schema,
-            format=format,
-            on_missing=on_missing,
-            dead_letter=dead_letter,
-            max_bad_share=max_bad_share,
-            give_up_after=give_up_after,
-        )
+        source, server = f"redis {', '.join(self.keys)}", f"Redis at {mask_text(url)}"
+        super().__init__(source, server, schema, format, on_missing, dead_letter, max_bad_share, give_up_after)
         self.start = start if start == "$" else text(parse(start, "start"))
         self.field, self.list_delimiter, self.count = field, list_delimiter, count
         self.commit_key = commit_key or f"{self.keys[0]}:position"
@@ -263,12 +253,9 @@ class RedisStream(BrokerStream):
         return not loss.restart
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` with a mark of each key and the removals already reported."""
         accepted = {key: removals.accepted for key, removals in list(self._removals.items())}
-        return {
-            **self._marks.resolve(position),
-            **{_REMOVED + key: text(at) for key, at in accepted.items() if at > (0, 0)},
-        }
+        removed = {_REMOVED + key: text(at) for key, at in accepted.items() if at > (0, 0)}
+        return self._marks.resolve(position) | removed
 
     def _deliver(self) -> None:
         # A single key needs no merging, so its newest entries need not wait.
@@ -293,29 +280,24 @@ class RedisStream(BrokerStream):
         self._push_messages(decoded, origins)
 
     def _await(self, timeout: float) -> None:
-        if not self.keys:
-            self._retry.pause(timeout)
-            return
-        if any(self._buffers.values()):
-            self._retry.pause(min(timeout, 0.001))  # until the millisecond of the newest entry has passed
+        if not self.keys or any(self._buffers.values()):
+            # with buffered entries, until the millisecond of the newest has passed
+            self._retry.pause(min(timeout, 0.001) if self.keys else timeout)
             return
         block = max(1, int(1000 * min(timeout, _BLOCK_SECONDS)))
         self._client.xread({key: text(at) for key, at in self._cursors.items()}, count=1, block=block)
 
     def commit(self, position: Position) -> None:
         """Write `position` to the hash and trim entries before it; only log a failure."""
-        errors = self._redis.exceptions
         try:
             with self._client.pipeline(transaction=False) as pipe:
-                for key in self.keys:
-                    if key not in position:
-                        continue
+                for key in filter(position.__contains__, self.keys):
                     pipe.hset(self.commit_key, key, json.dumps(position[key]))
                     if self.trim:
                         # The last read entry stays, as proof that nothing after it was removed.
                         pipe.xtrim(key, minid=text(_before(parse(Cursor.of(position[key]).offset))), approximate=False)
                 pipe.execute()
-        except errors.RedisError as error:
+        except self._redis.exceptions.RedisError as error:
             logger.warning("%s: the position could not be written: %s", self._retry.label, error)
 
     def lag(self) -> int | None:

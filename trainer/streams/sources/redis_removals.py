@@ -72,10 +72,8 @@ class Removals:
         reached = ids[-1] if ids else cursor
         removed = last if not full and last > reached else parse(info.get("max-deleted-entry-id", b"0-0"))
         news = seen and removed > max(cursor, self.accepted)
-        if within is not None:
-            trimmed = bool(ids) and ids[0] != within
-        else:
-            trimmed = resumed and oldest is not None and oldest > cursor
+        lost_start = resumed and oldest is not None and oldest > cursor
+        trimmed = lost_start if within is None else bool(ids) and ids[0] != within
         if not trimmed and not news:
             if removed > cursor:  # before this stream began reading
                 self.accepted = max(self.accepted, removed)
@@ -88,14 +86,13 @@ class Removals:
 
     def _replaced(self, info: Mapping[str, Any] | None, last: Id) -> Loss:
         """Reset the state of a deleted key and return the loss of its unread entries."""
-        before = "" if self._last == _START else f"; the last id seen in it was {text(self._last)}"
+        what = "was deleted" if info is None else "was deleted and created again"
+        if self._last != _START:
+            what += f"; the last id seen in it was {text(self._last)}"
+        if info is not None:
+            what += f": now it holds {info['length']} entries, up to {text(last)}"
         self._begin(False, _START)
-        if info is None:
-            return Loss(f"was deleted{before}", restart=True)
-        return Loss(
-            f"was deleted and created again{before}: now it holds {info['length']} entries, up to {text(last)}",
-            restart=True,
-        )
+        return Loss(what, restart=True)
 
 
 def parse(value: Offset | bytes, label: str = "") -> Id:

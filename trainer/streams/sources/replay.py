@@ -72,9 +72,9 @@ class ReplayStream(Stream):
         self.repeat, self.rows_per_second = repeat, rows_per_second
         self.event_time = event_time
         self._times = None if event_time is None else self._table[event_time].astype(np.float64)
-        self._order = None if self._times is None else np.argsort(self._times, kind="stable")
-        if self._order is not None and (np.diff(self._order) == 1).all():
-            self._order = None
+        self._order: np.ndarray | None = None  # of the rows by time; None: the table's
+        if self._times is not None and not (np.diff(self._times) >= 0).all():
+            self._order = np.argsort(self._times, kind="stable")
         self._clock = clock
         self._pass = self._row = 0
         self._started: float | None = None

@@ -145,9 +145,7 @@ class Progress:
 class OpenSegment:
     """An open segment; of changed bytes it raises, or with `restart` begins again."""
 
-    def __init__(
-        self, folder: Path, begin: Progress, open_reader: Callable[[Path], Reader], restart: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, begin: Progress, open_reader: Callable[[Path], Reader], restart: bool) -> None:
         self.folder, self.name, self.path = folder, begin.name, folder / begin.name
         self._open_reader, self._restart = open_reader, restart
         self.reader: Reader | None = None
@@ -162,8 +160,8 @@ class OpenSegment:
     def close(self) -> None:
         """Close the file."""
         reader, self.reader = self.reader, None
-        if reader is not None:
-            with contextlib.suppress(OSError):  # opened read-only
+        with contextlib.suppress(OSError):  # opened read-only
+            if reader is not None:
                 reader.close()
 
     def read(self, finished: bool) -> Piece | None:
