@@ -85,11 +85,9 @@ class Retry:
 
     def wait(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for the next attempt; return whether it is due."""
-        if not self.failures:
-            return not self._stop.is_set()
-        due = self._next - monotonic()
-        if due > 0 and self._stop.wait(min(due, max(0.0, timeout))):
-            return False
+        due = self._next - monotonic() if self.failures else 0.0
+        if due > 0:
+            self._stop.wait(min(due, max(0.0, timeout)))
         return not self._stop.is_set() and due <= timeout
 
     def pause(self, seconds: float) -> None:

@@ -177,20 +177,17 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 def as_text(value: Any, missing: Any = None) -> Any:
     """Return a value as a text column's text; unchanged if it has none, as a list."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
     if isinstance(value, str):
         return TRUTH_WORDS.get(value, value)
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
     if isinstance(value, float | np.floating):
         return str(int(value)) if float(value).is_integer() else repr(float(value))
-    if isinstance(value, bytes):
-        text = value.decode("utf-8", "replace")
-        return TRUTH_WORDS.get(text, text)
-    if isinstance(value, np.datetime64):
-        return str(value)
     if hasattr(value, "isoformat"):
         return value.isoformat()
-    return str(value) if isinstance(value, int | np.integer) else value
+    return str(value) if isinstance(value, int | np.integer | np.datetime64) else value
 
 
 def _as_float(value: Any, missing: Any) -> Any:

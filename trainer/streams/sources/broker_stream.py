@@ -113,7 +113,6 @@ class BrokerStream(BufferedStream):
         logger.warning("%s; going on there", message)
 
     def close(self) -> None:
-        """Close the client and the dead-letter file; a running `poll` returns soon."""
         already = self._closed
         super().close()
         self._retry.stop()

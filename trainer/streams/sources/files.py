@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NoReturn
 
 from ...checks import choice, number
 from ...errors import ConfigurationError, StreamError
@@ -150,7 +150,6 @@ class FileStream(BufferedStream):
 
     @property
     def exhausted(self) -> bool:
-        """Whether the last segment has been read to its end and none will follow."""
         return self._ended and not self._ready
 
     def _start_at(self, begin: Progress | None) -> None:
@@ -163,23 +162,24 @@ class FileStream(BufferedStream):
 
     @property
     def _name(self) -> str:
-        """Name of the current segment; "" before the first."""
         return self._segment.name if self._segment is not None else ""
 
     def _list(self) -> None:
         """List the folder; raise StreamError if a known unread segment is gone."""
         names, entries = self._segments.look()
         self._done = self.end == "at_last" or DONE in entries
-        present, known = set(names), set(self._listing)
-        missing = [name for name in self._listing if name not in present and self._wants(name)]
-        if missing:
-            raise StreamError(f"segment {missing[0]} in {self._where} was deleted before it was read")
-        new = [name for name in names if name not in known and name != self._name] if self._listing else []
-        late = [name for name in new if self._is_past(name)]
+        present, known = set(names), {*self._listing, self._name}
+        missing = next((name for name in self._listing if name not in present and self._wants(name)), None)
+        if missing is not None:
+            self._deleted(missing)
+        late = [name for name in names if name not in known and self._is_past(name)] if self._listing else []
         if late:
             open_segment = self._name if self._lanes is None else self._lanes.progress(late[0]).name
             logger.warning("segment %s appeared after %s had been begun and will not be read", late[0], open_segment)
         self._listing = names
+
+    def _deleted(self, name: str) -> NoReturn:
+        raise StreamError(f"segment {name} in {self._where} was deleted before it was read") from None
 
     def _wants(self, name: str) -> bool:
         if self._lanes is None:
@@ -253,9 +253,9 @@ class FileStream(BufferedStream):
                 self._copies.fetch(segment.name)
             piece = segment.read(finished)
         except FileNotFoundError:
-            if self.on_missing == "skip":
-                return False
-            raise StreamError(f"segment {segment.name} in {self._where} was deleted before it was read") from None
+            if self.on_missing == "error":
+                self._deleted(segment.name)
+            return False
         if piece is None:
             return False
         start, skip = segment.address, segment.row

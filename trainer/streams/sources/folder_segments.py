@@ -69,7 +69,12 @@ class SegmentNames:
         if self.single:
             return [self.single] if present.get(self.single) else [], present.keys()
         names = sorted(name for name, is_file in present.items() if is_file and self.takes(name))
-        self._warn({name for name in present if not _private(name)}.difference(names))
+        new = sorted({name for name in present if not _private(name)}.difference(names, self._warned))
+        if new:
+            self._warned.update(new)
+            shown = ", ".join(new[:_SHOWN]) + (f" and {len(new) - _SHOWN} more" if len(new) > _SHOWN else "")
+            hint = "; pattern= and format= choose what else is read" if self.pattern is None else ""
+            logger.warning("ignored in %s, being no segments: %s%s", self.folder, shown, hint)
         return names, present.keys()
 
     def takes(self, name: str) -> bool:
@@ -83,15 +88,6 @@ class SegmentNames:
         suffix = Path(name).suffix.lower()
         kind = _SUFFIXES.get(suffix)
         return kind is not None if self.format is None else not suffix or kind == kind_of(name, self.format)
-
-    def _warn(self, ignored: AbstractSet[str]) -> None:
-        new = sorted(ignored - self._warned)
-        if not new:
-            return
-        self._warned.update(new)
-        shown = ", ".join(new[:_SHOWN]) + (f" and {len(new) - _SHOWN} more" if len(new) > _SHOWN else "")
-        hint = "; pattern= and format= choose what else is read" if self.pattern is None else ""
-        logger.warning("ignored in %s, being no segments: %s%s", self.folder, shown, hint)
 
 
 def _private(name: str) -> bool:
@@ -173,11 +169,7 @@ class Lanes:
 
     def open_segments(self) -> list[Progress]:
         """Return the progress of lanes inside a segment."""
-        return [
-            progress
-            for progress in self.progress_of.values()
-            if not progress.done and (progress.address or progress.row)
-        ]
+        return [begun for begun in self.progress_of.values() if not begun.done and (begun.address or begun.row)]
 
 
 def is_laned(position: Position) -> bool:

@@ -112,11 +112,9 @@ class DelayedLabelJoin(BufferedStream):
 
     @property
     def exhausted(self) -> bool:
-        """Whether both streams have ended and every impression has been returned."""
         return self._flushed and not self._ready
 
     def position(self) -> Position:
-        """Return round and row; `resolve` adds the waiting rows."""
         self._first_record()
         return dict(self._position)
 

@@ -83,7 +83,6 @@ class ReplayStream(Stream):
 
     @property
     def exhausted(self) -> bool:
-        """Whether the last pass has been returned."""
         return self.repeat is not None and self._pass >= self.repeat
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
@@ -127,7 +126,6 @@ class ReplayStream(Stream):
         return int((self._clock() - self._started) * self.rows_per_second + 1e-9) - self._released
 
     def position(self) -> Position:
-        """Return the pass and the row to read next."""
         return {PARTITION: Cursor(self._pass, self._row).to_json()}
 
     def seek(self, position: Position) -> None:
@@ -150,5 +148,4 @@ class ReplayStream(Stream):
         return None if self.repeat is None else (self.repeat - self._pass) * self.rows - self._row
 
     def close(self) -> None:
-        """End a running wait."""
         self._stop.set()
