@@ -51,15 +51,10 @@ def is_url(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file in a store.
+    """A file in a store."""
 
-    Attributes:
-        size: size in bytes.
-        mtime_ns: modification time, nanoseconds since the epoch, by the store's clock.
-    """
-
-    size: int
-    mtime_ns: int
+    size: int  # bytes
+    mtime_ns: int  # modification time by the store's clock
 
 
 class Location:

@@ -25,8 +25,7 @@ logger = logging.getLogger(__name__)
 
 PART_NAME = re.compile(r"step_\d{8,18}|v_\d{8,18}|graph-[0-9a-f]{12}")
 _IN_POINTER = re.compile(rb"(?<![\w-])(?:step_\d{8,18}|v_\d{8,18}|graph-[0-9a-f]{12})(?![\w-])")
-_SMALL = 1 << 20
-"""The first pass uploads smaller plain files without a comparison."""
+_SMALL = 1 << 20  # the first pass uploads smaller plain files without a comparison
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,11 @@ class Part:
 
 @dataclass
 class Scan:
-    """The contents of the local folders.
-
-    Attributes:
-        parts: path in the mirror -> part.
-        pointers: path in the mirror -> content.
-        plain: path in the mirror -> (file, size, mtime in ns).
-    """
+    """The contents of the local folders, by path in the mirror."""
 
     parts: dict[str, Part] = field(default_factory=dict)
-    pointers: dict[str, bytes] = field(default_factory=dict)
-    plain: dict[str, tuple[Path, int, int]] = field(default_factory=dict)
+    pointers: dict[str, bytes] = field(default_factory=dict)  # content
+    plain: dict[str, tuple[Path, int, int]] = field(default_factory=dict)  # file, size, mtime in ns
 
 
 def scan(folders: Mapping[str, Path]) -> Scan:
@@ -208,7 +201,8 @@ class MirrorPass:
         return complete
 
     def _upload_parts(self, parts: Iterable[Part]) -> bool:
-        return all([self._upload_part(part) for part in sorted(parts, key=lambda part: part.order)])
+        uploaded = [self._upload_part(part) for part in sorted(parts, key=lambda part: part.order)]
+        return all(uploaded)
 
     def _upload_part(self, part: Part) -> bool:
         """Upload a part; return False if it was removed or replaced meanwhile."""

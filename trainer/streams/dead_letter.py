@@ -84,12 +84,7 @@ class DeadLetter:
         return cls(value) if max_bad_share is None else cls(value, max_bad_share)
 
     def record(self, source: str, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
-        """Write bad rows to the file; call `count` afterwards.
-
-        Args:
-            source: name of the stream.
-            rows: the bad rows.
-            origins: partition and offset of each message read together.
+        """Write bad rows of the messages from `origins` to the file; then call `count`.
 
         Raises:
             StreamError: the file cannot be written. The stream's position then stays before these rows.

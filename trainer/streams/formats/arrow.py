@@ -44,10 +44,7 @@ def validated(table: Any) -> Any:
 
 
 def open_parquet(path: Path | RemoteFile) -> Any:
-    """Open a Parquet file, local or in a store.
-
-    Page checksums, if present, are verified on read.
-    """
+    """Open a Parquet file, local or in a store; page checksums are verified on read."""
     require()
     import pyarrow.parquet
 
@@ -115,9 +112,7 @@ def plain(array: Any, column: Column, time_unit: float | None = None) -> Any:
 
 
 def seconds(array: Any) -> Any:
-    """Convert numbers, or strings all of one kind, to float64 seconds since the epoch.
-
-    The strings are all numbers or all times.
+    """Convert numbers, or strings that are all numbers or all times, to float64 seconds.
 
     Raises:
         ArrowException: they are neither, or only some have a time zone.

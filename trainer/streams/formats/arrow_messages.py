@@ -31,12 +31,9 @@ _UNFINISHED = (
 
 
 class Message(NamedTuple):
-    """A message's kind, its first and last byte (exclusive), and its number of rows.
+    """A message's kind, its first and last byte (exclusive), and its number of rows."""
 
-    Kinds are `SCHEMA`, `DICTIONARY`, `BATCH` and `END`.
-    """
-
-    kind: int
+    kind: int  # SCHEMA, DICTIONARY, BATCH or END
     start: int
     end: int
     rows: int
@@ -158,17 +155,13 @@ class StreamFile:
     """The record batches of a growing Arrow stream file.
 
     It is not memory-mapped, because it may shrink at any time.
-
-    Attributes:
-        ends: byte at which each batch ends.
-        problem: why the stream is incomplete, or None.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: list[int] = []
-        self.ends: list[int] = []
-        self.problem: str | None = None
+        self.ends: list[int] = []  # byte at which each batch ends
+        self.problem: str | None = None  # why the stream is incomplete
         self._heads: list[bytes] = []  # schema and dictionaries, needed to read batches
         self._batches: list[tuple[Message, int]] = []  # each with the number of preceding heads
 

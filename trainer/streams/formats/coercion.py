@@ -97,9 +97,7 @@ def _element_missing(kind: str) -> Any:
 
 def _row(row: Any, column: Column, text: bool) -> Any:
     """Convert the values of one list; anything else is returned unchanged."""
-    if not isinstance(row, list | tuple | np.ndarray) or (text and column.dtype.kind != "U"):
-        return row
-    if len(column.shape) > 1:
+    if not isinstance(row, list | tuple | np.ndarray) or (text and column.dtype.kind != "U") or len(column.shape) > 1:
         return row
     return _scalars(column.dtype.kind, row, _element_missing(column.dtype.kind))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -223,6 +223,12 @@ def as_column(value: Any) -> Column:
     if isinstance(value, Mapping):
         return Column(**known_arguments("a column", value, [field.name for field in fields(Column)], "dtype"))
     return Column(value)
+
+
+def absent_column(argument: str, name: Any, columns: Iterable[str]) -> NoReturn:
+    """Raise ConfigurationError: the column that `argument` names is not there."""
+    known = list(columns)
+    raise ConfigurationError(f"{argument} is not among the columns {known}{did_you_mean(name, known)}")
 
 
 def known_arguments(owner: str, value: Mapping[str, Any], accepted: list[str], needed: str) -> Mapping[str, Any]:

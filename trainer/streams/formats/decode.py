@@ -54,11 +54,7 @@ def _loads(payload: bytes) -> Any:
 
 
 class Decoder:
-    """Decodes payloads to batches by a schema and reports bad rows.
-
-    Args:
-        schema: the columns; None: `declare` sets them before the first payload.
-    """
+    """Decodes payloads to batches by a schema, or that of `declare`; reports bad rows."""
 
     def __init__(
         self, schema: Schema | Mapping[str, Any] | None, dead_letter: DeadLetter, source: str, format: str = "auto"

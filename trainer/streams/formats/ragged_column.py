@@ -49,11 +49,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Any, **options: Any) -> Ragged:
-        """Create a column from lists, an object array, a series or an Arrow list array.
-
-        Args:
-            rows: one sequence of values per row; None is an empty row.
-        """
+        """Create a column from sequences (None: empty), or from an Arrow list array."""
         if isinstance(rows, Ragged):
             return cls(rows.values, rows.offsets, **{**rows.options, **options})
         if hasattr(rows, "combine_chunks") or hasattr(rows, "value_lengths"):

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ...checks import choice, number
-from ...errors import ConfigurationError, did_you_mean
+from ...errors import ConfigurationError
 from ..batch import MAX_FUTURE, far_ahead
 from ..dead_letter import BadRow
-from .column import MISSING, Column, MisfitError, as_column, known_arguments, short
+from .column import MISSING, Column, MisfitError, absent_column, as_column, known_arguments, short
 from .ragged_column import Ragged
 
 
@@ -55,10 +55,7 @@ def as_aligned(value: Any, columns: Mapping[str, Column]) -> tuple[AlignedLists,
         separators = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names)
         for name, separator in separators.items():
             if name not in columns:
-                raise ConfigurationError(
-                    f"aligned={{{sequence!r}: ...}}: {name!r} is not among the columns {list(columns)}"
-                    f"{did_you_mean(name, columns)}"
-                )
+                absent_column(f"aligned={{{sequence!r}: ...}}: {name!r}", name, columns)
             if not columns[name].ragged and separator is None:
                 raise ConfigurationError(
                     f"aligned={{{sequence!r}: ...}} takes columns of lists, shape=(None,); {name!r} holds single values"
@@ -179,9 +176,7 @@ class Schema:
         for role in ("label", "key"):
             name = getattr(self, role)
             if name is not None and name not in columns:
-                raise ConfigurationError(
-                    f"{role}={name!r} is not among the columns {list(columns)}{did_you_mean(name, columns)}"
-                )
+                absent_column(f"{role}={name!r}", name, columns)
         choice("event_time_unit", self.event_time_unit, TIME_UNITS)
         number("max_future", self.max_future, least=0, optional=True, what="seconds")
         fields = dict(columns)

@@ -1,7 +1,4 @@
-"""Base of the streams that read messages from a server, and marks of those read.
-
-The marks are checksums of records, by which a replaced log is detected.
-"""
+"""Base of the streams that read from a server; marks by which a replaced log is detected."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from ...storage.location import is_url
 from ..base import BufferedStream, Sharing
 from ..batch import Cursor, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
+from ..formats import arrow
 from ..formats.decode import Decoder
 from ..formats.schema import Schema
 from ..formats.segments import CsvReader, Reader, TableReader, TextReader
@@ -115,8 +116,6 @@ class FileStream(BufferedStream):
         self._decoder = Decoder(schema, self.dead_letter, f"files {path}", "json")
         self.schema = self._decoder.declared
         if format in ("parquet", "arrow"):
-            from ..formats import arrow
-
             arrow.require()
         number("give_up_after", give_up_after, above=0, optional=True)
         self._retry = Retry(f"folder {self._where}", give_up_after=give_up_after)

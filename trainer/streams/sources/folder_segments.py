@@ -112,10 +112,8 @@ class Lanes:
     """The lanes of a process: ordered parts of the folder, each with a `Progress`.
 
     In a position a lane is the partition ``files:<lane>``; the offset ``<name>@end`` means that all its segments up to
-    that name have been read. The partition ``files`` stands for the lanes that are not named.
-
-    Args:
-        rank, world: lanes with ``lane % world == rank`` are read.
+    that name have been read. The partition ``files`` stands for the lanes that are not named. A process reads those
+    with ``lane % world == rank``.
     """
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:

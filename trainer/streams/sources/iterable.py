@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ...checks import choice
-from ...errors import ConfigurationError, DataError, StreamError
+from ...checks import choice, refuse
+from ...errors import DataError, StreamError
 from ..base import BufferedStream, Sharing
 from ..batch import Batch, Cursor, Position, Span, columns_of, cursors_of, is_frame
 from ..dead_letter import DeadLetter
@@ -72,10 +72,7 @@ class IterableStream(BufferedStream):
         choice("rows", rows, ("auto", "batch", "single"))
         self._is_dataset = hasattr(source, "create_dict_iterator")
         if not (self._is_dataset or callable(source) or isinstance(source, Iterable)):
-            raise ConfigurationError(
-                "IterableStream takes an iterable, a function that returns one or a mindspore.dataset; "
-                f"received {source!r}"
-            )
+            refuse("IterableStream", "an iterable, a function that returns one or a mindspore.dataset", source)
         self._source: Any = source
         self._names = None if names is None else list(names)
         self.event_time = event_time

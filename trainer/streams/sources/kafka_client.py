@@ -99,11 +99,7 @@ def ends_of(consumer: Any, topic: str, partition: int, timeout: float) -> tuple[
 
 
 class PausedPartitions:
-    """Pauses partitions whose buffered messages pile up, to bound memory.
-
-    Args:
-        limit: messages in the buffer above which a partition is paused; below half of it, it is resumed.
-    """
+    """Pauses partitions with more than `limit` buffered messages, until half are left."""
 
     def __init__(self, consumer: Any, topic: str, limit: int) -> None:
         self._consumer, self._topic, self._limit = consumer, topic, limit

@@ -15,17 +15,11 @@ _START: Id = (0, 0)
 
 @dataclass(frozen=True)
 class Loss:
-    """Entries that were removed unread.
-
-    Attributes:
-        message: what happened to the entries, for a message.
-        restart: whether the key was replaced and must be read from its start.
-        upto: id of the newest removed entry, as far as known; becomes `Removals.accepted` once accepted.
-    """
+    """Entries that were removed unread, with a message that tells what happened."""
 
     message: str
-    restart: bool = False
-    upto: Id = _START
+    restart: bool = False  # whether the key was replaced and must be read from its start
+    upto: Id = _START  # the newest removed entry, as far as known; `Removals.accepted` once accepted
 
 
 class Removals:

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from ...checks import number, whole
-from ...errors import ConfigurationError, DataError, StreamError, did_you_mean
+from ...errors import ConfigurationError, DataError, StreamError
 from ..base import Sharing, Stream
 from ..batch import Batch, Cursor, Position, Span, columns_of, cursors_of, is_frame
 from ..dead_letter import DeadLetter
+from ..formats.column import absent_column
 from ..formats.ragged_column import rows_of
 
 PARTITION = "table"
@@ -63,9 +64,7 @@ class ReplayStream(Stream):
         if len(set(lengths.values())) > 1:
             raise DataError(f"the columns of a table have one length; received {lengths}")
         if event_time is not None and event_time not in self._table:
-            raise ConfigurationError(
-                f"event_time={event_time!r} is not among the columns {list(lengths)}{did_you_mean(event_time, lengths)}"
-            )
+            absent_column(f"event_time={event_time!r}", event_time, lengths)
         whole("repeat", repeat, optional=True)
         number("rows_per_second", rows_per_second, above=0, optional=True)
         self.rows = next(iter(lengths.values()))

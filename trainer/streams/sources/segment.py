@@ -71,14 +71,10 @@ class Fingerprint:
     """A hash of the first 16 KiB and last 4 KiB of the first `bytes` bytes of a file.
 
     It depends on content, not on the inode, so a folder can be copied to another machine and read on there.
-
-    Attributes:
-        bytes: length of the covered file prefix.
-        digest: hexadecimal BLAKE2b of 8 bytes; "" when `bytes` is 0.
     """
 
     bytes: int = 0
-    digest: str = ""
+    digest: str = ""  # hexadecimal BLAKE2b of 8 bytes, if there are any
 
     @classmethod
     def of(cls, path: Path, size: int) -> Fingerprint | None:
@@ -166,8 +162,6 @@ class OpenSegment:
 
     def read(self, finished: bool) -> Piece | None:
         """Return the next piece; None if nothing complete follows.
-
-        `finished`: the segment will not grow.
 
         Raises:
             StreamError: the segment is damaged, or was replaced.
