@@ -102,14 +102,14 @@ class DeadLetter:
                     source, origin.partition, origin.offset, first.row, first.reason,
                 )  # fmt: skip
             return
-        lines = ""
+        lines = []
         for bad in rows:
             origin = origins[bad.message]
             line = {"source": source, "partition": origin.partition, "offset": origin.offset}
-            lines += json.dumps({**line, "row": bad.row, "reason": bad.reason, **_raw(bad.raw)}) + "\n"
+            lines.append(json.dumps({**line, "row": bad.row, "reason": bad.reason, **_raw(bad.raw)}) + "\n")
         with self._lock:
             try:
-                self._write(lines.encode())
+                self._write("".join(lines).encode())
             except OSError as error:
                 with contextlib.suppress(OSError):
                     self._close()

@@ -98,7 +98,7 @@ class Column:
         """Return a column of `rows` zeros, or of empty lists."""
         if self.ragged:
             values, offsets = np.empty((0, *self.shape[1:]), self.dtype), np.zeros(rows + 1, np.int64)
-            lists = {"padding": self.padding, "max_length": self.max_length, "per_octave": self.per_octave}
+            lists: dict[str, Any] = {n: getattr(self, n) for n in ("padding", "max_length", "per_octave")}
             return Ragged(values, offsets, **lists)
         return np.zeros((rows, *self.shape), self.dtype)
 

@@ -36,7 +36,7 @@ class AlignedLists:
 
 
 def _lengths(values: Any, separator: str | None) -> np.ndarray:
-    """Return the number of values in each row; an empty part of a text is a missing value."""
+    """Return the number of values in each row; an empty part of a text is a value."""
     if isinstance(values, Ragged):
         return values.lengths
     assert separator is not None  # text has one

@@ -1,4 +1,4 @@
-"""Base of the streams that read from a server; marks by which a replaced log is detected."""
+"""Base of the streams that read from a server; marks that tell a replaced log."""
 
 from __future__ import annotations
 

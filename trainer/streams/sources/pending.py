@@ -109,7 +109,7 @@ class PendingRows:
         return first
 
     def _held(self, numbers: np.ndarray) -> list[tuple[_Chunk, np.ndarray, np.ndarray]]:
-        """Return the chunks of `numbers`, each with its rows and their indices in `numbers`."""
+        """Return the chunks with rows of `numbers`, those rows, and indices in `numbers`."""
         where = np.searchsorted([chunk.first for chunk in self._chunks], numbers, side="right") - 1
         chosen = [(self._chunks[c], np.flatnonzero(where == c)) for c in np.unique(where)]
         return [(chunk, numbers[indices] - chunk.first, indices) for chunk, indices in chosen]
