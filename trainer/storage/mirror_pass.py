@@ -30,7 +30,7 @@ _SMALL = 1 << 20  # the first pass uploads smaller plain files without a compari
 
 @dataclass(frozen=True)
 class Part:
-    """A local folder with a manifest of its `files`; sorted by `order`, bases are first."""
+    """A local folder with a manifest of its `files`; `order` sorts bases first."""
 
     name: str
     folder: Path

@@ -112,7 +112,7 @@ def plain(array: Any, column: Column, time_unit: float | None = None) -> Any:
 
 
 def seconds(array: Any) -> Any:
-    """Convert numbers, or strings that are all numbers or all times, to float64 seconds.
+    """Convert numbers, or strings all numbers or all times, to float64 seconds.
 
     Raises:
         ArrowException: they are neither, or only some have a time zone.
