@@ -93,13 +93,14 @@ class ListTypes:
                 continue
             if not isinstance(column, Ragged):
                 self._note(index, name, column.shape[2:], column.dtype)
-            elif column.typed:
+            elif column.dtype != object:  # else all lists are empty Python lists
                 self._note(index, name, column.values.shape[1:], column.dtype)
             else:
                 if index not in self._known:
                     self.assumed.add(name)
                 values = self._known.get(index, np.empty(0, self._default()))
-                typed = (*typed[:index], column.as_values_of(values), *typed[index + 1 :])
+                empty = Ragged(values[:0], np.zeros_like(column.offsets), **column.options)
+                typed = (*typed[:index], empty, *typed[index + 1 :])
         return typed
 
     def _note(self, index: int, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:

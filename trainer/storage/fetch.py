@@ -21,7 +21,7 @@ from ..errors import (
     did_you_mean,
 )
 from .location import Location, is_url
-from .mirror import RECORD
+from .mirror import RECORD, parsed_record
 from .mirror_pass import PART_NAME, holds, named_in, read_manifest
 
 logger = logging.getLogger(__name__)
@@ -234,7 +234,13 @@ def fetch_published(source: Location, run_dir: Path, roots: Iterable[Path]) -> N
         name = root.relative_to(run_dir).as_posix() if root.is_relative_to(run_dir) else PUBLISHED
         published = source.child(name)
         parts = {part for part in _parts_in(published) if "/" not in part and not part.startswith("step_")}
-        fetched = {f"{name}/{part}" for part in sorted(parts) if _fetch_if_valid(published, part, root)}
+        fetched = set()
+        for part in sorted(parts):
+            try:
+                fetch_part(published, part, root)
+                fetched.add(f"{name}/{part}")
+            except (CheckpointDamagedError, CheckpointNotFoundError) as error:
+                logger.warning("%s is left in the mirror: %s", published.shown(part), error)
         record = json.loads((run_dir / RECORD).read_text("utf-8"))
         left = set(record.get("spared", ())) - fetched  # what is here is pruned there when it is pruned here
         durable.replace_file(run_dir / RECORD, _with_spared(record, left))
@@ -244,28 +250,14 @@ def fetch_published(source: Location, run_dir: Path, roots: Iterable[Path]) -> N
                 durable.replace_file(root / pointer, published.read(pointer))
 
 
-def _fetch_if_valid(source: Location, name: str, into: Path) -> bool:
-    try:
-        fetch_part(source, name, into)
-    except (CheckpointDamagedError, CheckpointNotFoundError) as error:
-        logger.warning("%s is left in the mirror: %s", source.shown(name), error)
-        return False
-    return True
-
-
 def mirrored_run(source: Location) -> dict[str, Any]:
     """Return the record of a mirrored run."""
     try:
-        record = json.loads(source.read(RECORD))
-        if isinstance(record["run"], str):
-            return dict(record)
+        return parsed_record(source.read(RECORD), source.shown(RECORD))
     except FileNotFoundError:
         beside = sorted({name.partition("/")[0] for name in source.parent()[0].files() if name.endswith(f"/{RECORD}")})
         hint = did_you_mean(source.parent()[1], beside)
         raise ConfigurationError(f"{source.shown('')} holds no mirrored run: it has no {RECORD}{hint}") from None
-    except (ValueError, TypeError, KeyError):
-        pass
-    raise ConfigurationError(f"{source.shown(RECORD)} is no record of a mirror")
 
 
 def fetch_pointers(source: Location, into: Path, names: Iterable[str]) -> None:

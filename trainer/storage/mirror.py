@@ -177,12 +177,12 @@ def take_mirror(location: Location, run_dir: Path) -> dict[str, Any]:
     """Claim a new mirror for this run or check its owner; return the record."""
     path = run_dir / RECORD
     try:
-        owner = _record(location.read(RECORD))
+        owner = parsed_record(location.read(RECORD), location.shown(RECORD))
     except FileNotFoundError:
         owner = None
     except OSError as error:
         raise ConfigurationError(f"the mirror cannot be used: {error}") from None
-    own = _record(path.read_bytes()) if path.is_file() else None
+    own = parsed_record(path.read_bytes(), path) if path.is_file() else None
     if owner is not None and (own is None or own["run"] != owner["run"]):
         raise ConfigurationError(
             f"{location.url} is the mirror of another run ({owner.get('folder')} on {owner.get('host')}, started "
@@ -207,11 +207,12 @@ def take_mirror(location: Location, run_dir: Path) -> dict[str, Any]:
     return record
 
 
-def _record(content: bytes) -> dict[str, Any]:
+def parsed_record(content: bytes, where: object) -> dict[str, Any]:
+    """Return the record of a mirror; ConfigurationError if it is none."""
     try:
         record = json.loads(content)
         if isinstance(record, dict) and isinstance(record.get("run"), str):
             return record
     except ValueError:
         pass
-    raise ConfigurationError(f"{RECORD} holds no record of a mirror; remove it where it is not this program's")
+    raise ConfigurationError(f"{where} is no record of a mirror; remove it where it is not this program's")

@@ -8,44 +8,37 @@ from dataclasses import dataclass
 from threading import Event
 from time import monotonic
 
-from ..errors import ConfigurationError, StreamError
+from ..checks import number
+from ..errors import StreamError
 from ..masking import mask_text
 
 logger = logging.getLogger(__name__)
+
+_FIRST_WAIT = 0.1
 
 
 @dataclass(eq=False)
 class Retry:
     """Decides when to retry, and logs outages.
 
-    The n-th wait is ``min(cap, first * factor ** n)``, reduced by a random share of up to `jitter`, so that many
-    clients of a server do not reconnect all at once.
+    The n-th wait is ``min(cap, 0.1 * 2 ** n)`` seconds, reduced by a random share of up to a half, so that many clients
+    of a server do not reconnect all at once.
 
     Args:
         label: name of the source in messages ("Redis at localhost:6379").
-        first: the first wait in seconds.
-        factor: growth of the wait.
-        cap: the longest wait in seconds.
-        jitter: largest share of a wait to take off, 0 to 1.
+        cap: the longest wait in seconds, at least 0.1.
         give_up_after: seconds of unbroken failure after which StreamError is raised; None: never.
 
     Raises:
-        ConfigurationError: an argument out of its range.
+        ConfigurationError: `cap` is less.
     """
 
     label: str
-    first: float = 0.1
-    factor: float = 2.0
     cap: float = 30.0
-    jitter: float = 0.5
     give_up_after: float | None = None
 
     def __post_init__(self) -> None:
-        if not (0 < self.first <= self.cap and self.factor >= 1 and 0 <= self.jitter <= 1):
-            raise ConfigurationError(
-                "Retry takes 0 < first <= cap, factor >= 1 and 0 <= jitter <= 1; "
-                f"received first={self.first}, cap={self.cap}, factor={self.factor}, jitter={self.jitter}"
-            )
+        number("cap", self.cap, least=_FIRST_WAIT)
         self.label = mask_text(self.label)
         self.failures = 0
         self._since = self._next = 0.0
@@ -72,8 +65,8 @@ class Retry:
             ) from cause
         if self.failures and now < self._next:  # the same failure reported again, not another attempt
             return
-        wait = min(self.cap, self.first * self.factor ** min(self.failures, 64))
-        self._next = now + wait * (1 - self.jitter * self._random.random())
+        wait = min(self.cap, _FIRST_WAIT * 2 ** min(self.failures, 64))
+        self._next = now + wait * self._random.uniform(0.5, 1)
         self.failures += 1
 
     def succeeded(self) -> None:

@@ -78,7 +78,7 @@ def convert(schema: Schema, table: Any) -> Decoded:
         if table.schema.names.count(name) > 1:
             raise ValueError(f"column {name!r} is there {table.schema.names.count(name)} times")
         if name in table.schema.names:
-            unit = schema.seconds_per_unit if name == schema.event_time else None
+            unit = TIME_UNITS[schema.event_time_unit] if name == schema.event_time else None
             values[name] = plain(table.column(name), column, unit)
     return schema.convert(values, table.num_rows, raw=lambda row: table.slice(row, 1).to_pylist()[0])
 

@@ -72,15 +72,6 @@ class Ragged:
         return cls(np.empty((0, *array.shape[2:]), dtype), np.zeros(len(array) + 1, np.int64))
 
     @property
-    def typed(self) -> bool:
-        """Whether the dtype of the values is known; it is not for empty Python lists."""
-        return self.values.dtype != object
-
-    def as_values_of(self, values: np.ndarray) -> Ragged:
-        """Return these rows, all empty, with the dtype and shape of `values`."""
-        return self._like(values[:0], np.zeros_like(self.offsets))
-
-    @property
     def options(self) -> dict[str, Any]:
         """The arguments besides values and offsets."""
         return {"padding": self.padding, "max_length": self.max_length, "per_octave": self.per_octave}

@@ -186,11 +186,6 @@ class Schema:
         object.__setattr__(self, "sequences", as_aligned(self.aligned, fields))
         object.__setattr__(self, "alike", _alike(fields))
 
-    @property
-    def seconds_per_unit(self) -> float:
-        """Seconds per unit of the event time field."""
-        return TIME_UNITS[self.event_time_unit]
-
     def convert(
         self,
         values: Mapping[str, Any],
@@ -225,7 +220,7 @@ class Schema:
             reasons = {**lists.misfits(arrays), **reasons}
         times = None
         if self.event_time is not None:
-            times = arrays[self.event_time].astype(np.float64) * self.seconds_per_unit
+            times = arrays[self.event_time].astype(np.float64) * TIME_UNITS[self.event_time_unit]
             reasons = {**far_ahead(times, self.max_future), **reasons}
         good = np.arange(rows, dtype=np.int64)
         if reasons:
