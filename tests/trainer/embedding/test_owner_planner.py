@@ -10,9 +10,9 @@ from trainer.embedding import Eviction, MinSightings, RowAdagrad
 from trainer.embedding.layers.host_rows import HostRows
 from trainer.embedding.layers.owner_rows import OwnerRows
 from trainer.embedding.planning.layout import ColumnPart, Component, DenseField, FieldMap, stack_tables
-from trainer.embedding.planning.owned_table import OwnedTable
 from trainer.embedding.planning.owner_planner import OwnerPlanner
 from trainer.embedding.planning.planner import Planner
+from trainer.embedding.planning.sharded_table import OwnedTable
 from trainer.embedding.tables.hashing import Shards
 from trainer.embedding.tables.spec import TableSpec
 from trainer.embedding.tables.table import SparseTable

@@ -100,7 +100,8 @@ def gather(tables, *, full, sketches=(None,) * 9):
         table = tables[group.rank]
         table.follow("snapshot")
         arrays, about = take(table, "snapshot", full=full)
-        return gather_table(group, table, arrays, about, sketches[group.rank], None)
+        json = joined_json(group, {"t": about})["t"]
+        return gather_table(group, own_part(table, arrays, sketches[group.rank]), None), json
 
     found = everyone(len(tables), give) if len(tables) > 1 else [take(tables[0], "snapshot", full=full)]
     assert all(arrays == {} for arrays, _ in found[1:])

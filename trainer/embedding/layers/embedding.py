@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,10 +52,7 @@ class WorkingSet:
         self._mirrors: dict[str, Mirror] = {}
 
     def mirror(self, name: str) -> Mirror:
-        """Return the host buffer of `rows`, `reading` or a map.
-
-        All Trainers share it, and any of them may grow it.
-        """
+        """Return the host buffer of `rows`, `reading` or a map, which all Trainers share."""
         if name not in self._mirrors:
             self._mirrors[name] = Mirror(getattr(self, name))
         return self._mirrors[name]
@@ -146,7 +144,8 @@ class Embedding(nn.Cell):
         # An unnamed sparse table is named after its cell's path in the network, once that is known.
         hide(self, "is_unnamed", name is None)
         name = name or f"embedding_{next(_serial)}"
-        eviction, path = Eviction.of(eviction), None if path is None else str(path)
+        eviction = Eviction(eviction) if isinstance(eviction, str) else eviction
+        path = None if path is None else str(path)
         spec = TableSpec(name, dim, capacity, initializer, scale, seed, admission, eviction, padding, True, path)
         hide(self, "row_optimizer", optimizer)
         self._create(spec, mode)
@@ -164,9 +163,11 @@ class Embedding(nn.Cell):
             raise ConfigurationError("mode='dense' needs a capacity, the number of rows; received capacity=None")
         hide(self, "spec", spec)
         hide(self, "preset", None)
-        hide(self, "host", _Host())
+        hide(self, "host", SimpleNamespace(table=None, optimizer=None))  # of all cells of the table
         if self.is_dense:
-            self._make_dense()
+            seed = stable_seed(spec.seed, spec.name)
+            values = first_rows(np.arange(spec.capacity), spec.dim, seed, spec.initializer, spec.scale)
+            self.weight = Parameter(Tensor(values), name="weight")
         else:
             # A run may switch the cell to a working set shared with other tables; this one stays private.
             hide(self, "own_working_set", WorkingSet(spec.name, spec.dim))
@@ -192,12 +193,6 @@ class Embedding(nn.Cell):
         hide(self, "reader", working_set.reader)
         if (group := self.__dict__.get("group")) is not None:
             group.refresh()
-
-    def _make_dense(self) -> None:
-        spec = self.spec
-        seed = stable_seed(spec.seed, spec.name)
-        values = first_rows(np.arange(spec.capacity), spec.dim, seed, spec.initializer, spec.scale)
-        self.weight = Parameter(Tensor(values), name="weight")
 
     @classmethod
     def from_pretrained(
@@ -276,15 +271,14 @@ class Embedding(nn.Cell):
             slots = np.zeros(0, np.float32)
             if optimizer is not None and self.spec.trainable:
                 slots = optimizer.first_slots(self.dim)
-            before = None
+            weights = [self.preset]
             if table is None:
                 self.host.table = SparseTable(self.spec, slots, shards or WHOLE)
             else:
-                before = table.rebuild(slots, shards or table.shards)
+                weights.append(table.rebuild(slots, shards or table.shards))
             self.host.optimizer = optimizer
-            for weights in (self.preset, before):
-                if weights is not None:
-                    self.host.table.put(*weights)
+            for ids_and_vectors in filter(None, weights):
+                self.host.table.put(*ids_and_vectors)
         return self.host.table
 
     def row_positions(self, positions):
@@ -330,11 +324,3 @@ class Embedding(nn.Cell):
         """Return the arguments that identify the table."""
         kind = "dense" if self.is_dense else "sparse"
         return f"{self.spec.name!r}, dim={self.dim}, capacity={self.spec.capacity}, {kind}"
-
-
-class _Host:
-    """Holds the host table shared by the cells of a table; empty until first used."""
-
-    def __init__(self) -> None:
-        self.table: SparseTable | None = None
-        self.optimizer: RowOptimizer | None = None

@@ -19,7 +19,6 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ...checks import refuse
 from ...mindspore_internals.cell_structure import hide
 from ...mindspore_internals.python_operators import operator
 from ..planning.sparse_plan import TablePlan
@@ -42,11 +41,11 @@ class HostRows:
     Args:
         stores: the rows of each table, all of one width.
         dim: columns of a weight.
-        optimizer: one that has a kernel.
+        optimizer: trains them by `update` if it has a kernel.
     """
 
     def __init__(self, stores: dict[int, RowStore], dim: int, optimizer: RowOptimizer) -> None:
-        kernel, numbers = find_kernel(optimizer) or self._without_kernel(optimizer)
+        kernel, numbers = find_kernel(optimizer) or (None, ())
         self._slot = {index: slot for slot, index in enumerate(stores)}
         self._read = kernels.read_rows.ready()
         if kernel is not None:
@@ -57,16 +56,12 @@ class HostRows:
         self._dim = dim
         self._codes = np.full(1, -1, np.int64)
 
-    def _without_kernel(self, optimizer: RowOptimizer) -> tuple[RowKernel | None, tuple[float, ...]]:
-        """Return no kernel and no parameters, if the rows can be trained without."""
-        return refuse("optimizer", "a row optimizer with a kernel", optimizer)
-
     def choose(self, parts: list[TablePlan], size: int) -> None:
         """Map positions to the rows of `parts`, at most `size` - 1 each, from now on."""
         codes = np.full(size, -1, np.int64)
         for part in parts:
             code = np.int64(self._slot[part.table]) << ROW_BITS
-            codes[part.start : part.start + len(part.rows)] = part.rows | code
+            codes[part.inside] = part.rows | code
         self._codes = codes
 
     @contextlib.contextmanager
@@ -85,11 +80,9 @@ class HostRows:
         return out
 
     def update(self, gradients: np.ndarray, positions: np.ndarray, rate: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Apply the row optimizer to the rows at `positions`.
+        """Apply the row optimizer to the rows at `positions`; return the next token.
 
-        Positions are distinct except for 0, which means no row.
-
-        `rate` is float32 [1]; returns the next token.
+        Positions are distinct except for 0, which means no row. `rate` is float32 [1].
         """
         with self._held() as bases:
             if any(store.is_frozen for store in self._stores):

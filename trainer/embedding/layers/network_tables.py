@@ -181,9 +181,8 @@ class SparseTables(nn.Cell):
         self.reading_input_count = 0
         for bundle in bundles:
             bundle.in_graph = any(self.programs[index].in_graph for index in bundle.stacks)
-            sharing = [[index] for index in bundle.stacks] if bundle.indirect else [bundle.stacks]
-            inputs += [(stacks, 1 + bundle.in_graph + bundle.indirect) for stacks in sharing]
-            self.reading_input_count += len(sharing) * (1 + bundle.indirect)
+            inputs += [(stacks, 1 + bundle.in_graph + bundle.indirect) for stacks in bundle.sharing]
+            self.reading_input_count += len(bundle.sharing) * (1 + bundle.indirect)
         self.input_count = sum(count for _, count in inputs)
         first = -self.input_count
         for stacks, count in inputs:
@@ -238,7 +237,7 @@ class SparseTables(nn.Cell):
         rows = working_set.mirror("reading").array(plan.sizes[index])
         rows[0] = 0.0
         for part in parts:
-            table, out = self.planned[part.table], rows[part.start : part.start + len(part.rows)]
+            table, out = self.planned[part.table], rows[part.inside]
             if part.ids is None:
                 table.store.read_part(part.rows, out)
             else:
@@ -351,10 +350,7 @@ class SparseTables(nn.Cell):
 
     def _update_counts(self) -> dict[int, int]:
         """Return each table's update count; a model update counts for all tables."""
-        counts = dict.fromkeys(range(len(self.tables)), 0)
-        for program in self.programs:
-            counts |= dict.fromkeys(program.tables, int(program.step.asnumpy()))
-        return counts
+        return {index: int(program.step.asnumpy()) for program in self.programs for index in program.tables}
 
     def _set_update_counts(self, json: Mapping[str, Any]) -> None:
         names = list(self.tables)

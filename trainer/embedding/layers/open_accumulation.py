@@ -24,7 +24,7 @@ def _units(tables: SparseTables) -> Iterator[tuple[list[int], list[list[str]]]]:
     """Yield groups of stacks that share positions, with the table names of each stack."""
     names, layout = list(tables.tables), tables.planner.layout
     for bundle in layout.bundles:
-        for stacks in [[stack] for stack in bundle.stacks] if bundle.indirect else [bundle.stacks]:
+        for stacks in bundle.sharing:
             yield stacks, [[names[index] for index in layout.stacks[stack].tables] for stack in stacks]
 
 

@@ -19,8 +19,7 @@ from mindspore import dtype as mstype
 from ...distributed.group import Group
 from ...mindspore_internals.cell_structure import hide
 from ...mindspore_internals.python_operators import operator
-from ..planning.sparse_plan import TablePlan
-from ..planning.stack_exchange import StackExchange
+from ..planning.sparse_plan import StackExchange, TablePlan
 from ..tables import kernels
 from ..tables.kernels import ROW_BITS
 from ..tables.row_store import RowStore
@@ -54,9 +53,6 @@ class OwnerRows(HostRows):
         self._add = kernels.add_rows.ready()
         self._exchange: StackExchange | None = None
         self._step = self._stretch = -1
-
-    def _without_kernel(self, optimizer: RowOptimizer) -> tuple[None, tuple[float, ...]]:
-        return None, ()
 
     def follow(self, exchange: StackExchange) -> None:
         """Set what the steps of the next call exchange."""

@@ -26,13 +26,13 @@ from mindspore import dtype as mstype
 from ...distributed.all_to_all import Channel
 from ...mindspore_internals.cell_structure import hide
 from ..planning.layout import FieldMap, Layout
-from ..planning.owned_table import OwnedTable
 from ..planning.owner_planner import OwnerPlanner
 from ..planning.planner import Planner
 from ..planning.pooled_bags import can_pool
-from ..planning.sharded_planner import ShardedPlanner, ShardedTable
+from ..planning.sharded_planner import ShardedPlanner
 from ..planning.sharded_planner import exchange as exchange_all
 from ..planning.sharded_state import gather_table, joined_json, own_part, own_states, renumbered
+from ..planning.sharded_table import OwnedTable, ShardedTable
 from ..planning.sparse_plan import SparsePlan
 from ..tables.table_state import arrays_of
 from .embedding_group import EmbeddingBag
@@ -124,9 +124,7 @@ class ShardedTables(SparseTables):
     def sums_at_owners(self, work, gradients):
         """Return the row gradients, summed over processes, of the rows trained here.
 
-        They are at the end of `gradients`.
-
-        Call it only if `by_owner`.
+        They are at the end of `gradients`. Call it only if `by_owner`.
         """
         sums = ()
         for program in self.programs:
@@ -166,22 +164,13 @@ class ShardedTables(SparseTables):
                 order of ranks they are the arrays of all, with the sketches stacked.
         """
         own = super().take(consumer, full=full, weights_only=weights_only)
-        if own_rows:
-            parts: dict[str, Any] = {}
-            for name, table in self.tables.items():
-                part = own_part(table, arrays_of(own["arrays"], name), self._sketches.get(name))
-                parts |= {f"{name}/{key}": value for key, value in part.items()}
-            return {"json": joined_json(self.group, own["json"]), "arrays": parts}
-        whole: dict[str, Any] = {"json": {}, "arrays": {}}
+        json = joined_json(self.group, own["json"])
+        arrays: dict[str, Any] = {}
         for name, table in self.tables.items():
-            before = self._sketches.get(name)
-            arrays, json = gather_table(
-                self.group, table, arrays_of(own["arrays"], name), own["json"][name], before, folder
-            )
-            if self.group.is_main:
-                whole["json"][name] = json
-                whole["arrays"] |= {f"{name}/{key}": value for key, value in arrays.items()}
-        return whole
+            part = own_part(table, arrays_of(own["arrays"], name), self._sketches.get(name))
+            part = part if own_rows else gather_table(self.group, part, folder)
+            arrays |= {f"{name}/{key}": value for key, value in part.items()}
+        return {"json": json if own_rows or self.group.is_main else {}, "arrays": arrays}
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Restore this process's part of the rows of saved states."""

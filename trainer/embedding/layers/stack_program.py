@@ -76,14 +76,14 @@ class StackProgram(nn.Cell):
         table = self.tables[parts[0].table]
         work[0] = table.packed(np.zeros((1, self.dim), np.float32))[0]
         for part in parts:
-            self.tables[part.table].store.read(part.rows, work[part.start : part.start + len(part.rows)])
+            self.tables[part.table].store.read(part.rows, work[part.inside])
         self._mirror.push()
 
     def write_back(self, parts: list[TablePlan]) -> None:
         """Write the trained rows back to the tables."""
         work = self._mirror.pull()
         for part in parts:
-            self.tables[part.table].commit(work[part.start : part.start + len(part.rows)])
+            self.tables[part.table].commit(work[part.inside])
 
     @property
     def differentiated(self) -> Parameter:
@@ -119,7 +119,4 @@ class StackProgram(nn.Cell):
         """Count an update; return its number and learning rate."""
         step = self.step + 1.0
         ops.assign(self.step, step)
-        rate = lr
-        if self.constant_lr:
-            rate = ops.cast(self.lr, mstype.float32)
-        return step, rate
+        return step, ops.cast(self.lr, mstype.float32) if self.constant_lr else lr

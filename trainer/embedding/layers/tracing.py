@@ -48,26 +48,20 @@ def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence
     shapes = [np.asarray(column).shape[1:] for column in columns]
     readers: Readers = [[set() for _ in range(math.prod(shape))] for shape in shapes]
     for cell in cells:
-        for name in _fields_of(cell):
-            if name not in names:
-                hint = did_you_mean(name, names)
-                raise ConfigurationError(f"field {name!r} is no input column; columns are {', '.join(names)}{hint}")
-            for element in readers[list(names).index(name)]:
-                element.add(index_of[id(cell.spec)])
-    # Without tracing, a cell with one `field` is assumed to read it once.
-    repeated = {id(cell) for cell in cells if len(_fields_of(cell)) > 1}
-    if any(cell.field is None for cell in cells):
-        repeated |= _trace(network, cells, columns, names, readers, index_of)
+        if cell.field is None:
+            continue
+        if cell.field not in names:
+            hint = did_you_mean(cell.field, names)
+            raise ConfigurationError(f"field {cell.field!r} is no input column; columns are {', '.join(names)}{hint}")
+        for element in readers[list(names).index(cell.field)]:
+            element.add(index_of[id(cell.spec)])
+    # Without tracing, a cell with a `field` is assumed to read it once.
+    traced = any(cell.field is None for cell in cells)
+    repeated = _trace(network, cells, columns, names, readers, index_of) if traced else set()
     fields = _connect(heads, readers, names)
     fields.names = tuple(names)
     fields.repeated = {index_of[id(cell.spec)] for cell in cells if id(cell) in repeated}
     return fields
-
-
-def _fields_of(cell: Embedding) -> tuple[str, ...]:
-    if cell.field is None:
-        return ()
-    return (cell.field,) if isinstance(cell.field, str) else tuple(cell.field)
 
 
 def _trace(
@@ -177,14 +171,12 @@ def run_traced(
     failure: Exception | None = None
     training = [(cell, cell.training) for _, cell in cells_and_names(network)]
     # After a low-precision cell fails, MindSpore keeps casting everything that runs eagerly.
-    precision = [(cell, cell.mixed_precision_type) for cell, _ in training]
-    # `trainer.graph.precision.CastOutput` has a `cast_dtype`
-    casts = [(cell, cell.cast_dtype) for cell, _ in training if "cast_dtype" in vars(cell)]
+    # `trainer.graph.precision.CastOutput` has a `cast_dtype`.
+    plain = {"mixed_precision_type": None, "cast_dtype": mstype.float32}
+    kept = [(cell, name, getattr(cell, name)) for cell, _ in training for name in plain if name in vars(cell)]
     mode = network.training
-    for cell, _ in precision:
-        cell.mixed_precision_type = None
-    for cell, _ in casts:
-        cell.cast_dtype = mstype.float32
+    for cell, name, _ in kept:
+        setattr(cell, name, plain[name])
     for cell in cells:
         cell.probe = received
     network.set_train(False)
@@ -203,10 +195,8 @@ def run_traced(
         network.set_train(mode)
         for cell, flag in training:
             cell.add_flags(training=flag)
-        for cell, kind in precision:
-            cell.mixed_precision_type = kind
-        for cell, dtype in casts:
-            cell.cast_dtype = dtype
+        for cell, name, value in kept:
+            setattr(cell, name, value)
     return received, failure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 from ..tables.hashing import to_ids, to_plain
 from ..tables.id_map import CHOICES
 from ..tables.table import SparseTable
-from .layout import Bundle, Component, FieldMap, Layout
+from .layout import Bundle, FieldMap, Layout
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,7 @@ class FixedReads:
         """Yield what the bundle reads, one entry per column."""
         members: dict[int, list[tuple[int, np.ndarray | None]]] = {}
         for member, index in enumerate(bundle.components):
-            component: Component = fields.components[index]
-            for part in component.parts:
+            for part in fields.components[index].parts:
                 members.setdefault(part.column, []).append((member, part.elements))
         for column, parts in members.items():
             # a component that reads whole rows is alone in its column
@@ -73,15 +73,10 @@ class FixedReads:
             owners = np.repeat([member for member, _ in parts], counts)
             tables = [np.array(layout.stacks[stack].tables, np.int32)[owners] for stack in bundle.stacks]
             paddings = [[self._tables[table].spec.padding for table in own] for own in tables]
+            padding = [np.array([padding or 0 for padding in own], np.int64) for own in paddings]
             padded = [np.array([padding is not None for padding in own]) for own in paddings]
-            yield _Reads(
-                column,
-                fields.name_of(column),
-                elements,
-                tables,
-                [np.array([padding or 0 for padding in own], np.int64) for own in paddings],
-                [own if own.any() else None for own in padded],
-            )
+            used = [own if own.any() else None for own in padded]
+            yield _Reads(column, fields.name_of(column), elements, tables, padding, used)
 
     def __call__(
         self, columns: Sequence[np.ndarray], rows: Sequence[np.ndarray], maps: Sequence[np.ndarray | None]
@@ -128,17 +123,13 @@ class FixedReads:
     def _describe(self) -> None:
         """Note where the tables' ids and rows lie, if one of them has changed."""
         numberings = [table.numbering for table in self._tables]
-        if len(numberings) == len(self._described) and all(map(_same, numberings, self._described)):
+        if len(numberings) == len(self._described) and all(map(operator.is_, numberings, self._described)):
             return
         with_maps = [table.map.described() for table in self._tables]
         self._maps = np.array(with_maps, np.int64).reshape(-1, self._map_length)
         stores = [[table.store.address, table.store.width] for table in self._tables]
         self._stores = np.array(stores, np.int64).reshape(-1, 2)
         self._described = numberings
-
-
-def _same(one: object, other: object) -> bool:
-    return one is other
 
 
 def _replace(out: list[np.ndarray], part: _Reads, given: np.ndarray, positions: np.ndarray) -> None:

@@ -44,11 +44,6 @@ class Component:
     parts: list[ColumnPart]
     reads: list[np.ndarray]
 
-    @property
-    def indirect(self) -> bool:
-        """Whether positions refer to ids, not rows, as several tables share them."""
-        return len(self.specs) > 1
-
     def elements(self, number: int, count: int) -> np.ndarray | slice:
         """Return which of `count` elements the table at `number` in `specs` reads.
 
@@ -159,6 +154,11 @@ class Bundle:
     indirect: bool = False
     in_graph: bool = True
 
+    @property
+    def sharing(self) -> list[list[int]]:
+        """The stacks, those together whose tables share positions."""
+        return [[stack] for stack in self.stacks] if self.indirect else [self.stacks]
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -166,14 +166,24 @@ class Layout:
 
     bundles: list[Bundle] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
+    _bundle_of: dict[Hashable, Bundle] = field(default_factory=dict)
 
-    def add(self, component: int, tables: Sequence[int], *, indirect: bool) -> Bundle:
-        """Add a bundle of one component with a stack for each of its tables."""
-        first = len(self.stacks)
-        bundle = Bundle([component], list(range(first, first + len(tables))), indirect)
-        self.stacks.extend(Stack(len(self.bundles), [table]) for table in tables)
-        self.bundles.append(bundle)
-        return bundle
+    def add(self, component: int, tables: Sequence[int], kind: Hashable = None, *, indirect: bool = False) -> None:
+        """Add a component to the bundle of its `kind`; None: to a bundle of its own.
+
+        A bundle has a stack for each of a component's `tables`, in this order.
+        """
+        bundle = self._bundle_of.get(kind)
+        if bundle is None:
+            first = len(self.stacks)
+            bundle = Bundle([], list(range(first, first + len(tables))), indirect)
+            self.stacks.extend(Stack(len(self.bundles), []) for _ in tables)
+            self.bundles.append(bundle)
+            if kind is not None:
+                self._bundle_of[kind] = bundle
+        bundle.components.append(component)
+        for stack, table in zip(bundle.stacks, tables, strict=True):
+            self.stacks[stack].tables.append(table)
 
 
 def stack_tables(components: Sequence[Component], specs: Sequence[TableSpec], kinds: Sequence[Hashable]) -> Layout:
@@ -185,17 +195,12 @@ def stack_tables(components: Sequence[Component], specs: Sequence[TableSpec], ki
         kinds: tables of equal kind may share a stack; kinds and their ``repr`` must be the same in every process.
     """
     layout = Layout()
-    known: dict[Hashable, Bundle] = {}
     for number, component in enumerate(components):
-        indirect = len(component.specs) > 1 and not _gives_each_id_one_row(component, specs)
-        order = component.specs if indirect else sorted(component.specs, key=lambda table: repr(kinds[table]))
-        key = number if indirect else tuple(kinds[table] for table in order)
-        if key not in known:
-            known[key] = layout.add(number, order, indirect=indirect)
-            continue
-        known[key].components.append(number)
-        for stack, table in zip(known[key].stacks, order, strict=True):
-            layout.stacks[stack].tables.append(table)
+        if len(component.specs) > 1 and not _gives_each_id_one_row(component, specs):
+            layout.add(number, component.specs, indirect=True)
+        else:
+            order = sorted(component.specs, key=lambda table: repr(kinds[table]))
+            layout.add(number, order, tuple(kinds[table] for table in order))
     return layout
 
 
@@ -203,7 +208,7 @@ def separate_tables(components: Sequence[Component]) -> Layout:
     """Return a layout of tables read separately: a bundle each, a stack per table."""
     layout = Layout()
     for number, component in enumerate(components):
-        layout.add(number, component.specs, indirect=component.indirect)
+        layout.add(number, component.specs, indirect=len(component.specs) > 1)
     return layout
 
 
@@ -214,19 +219,12 @@ def read_layout(components: Sequence[Component], specs: Sequence[TableSpec]) -> 
     paddings translate positions, each in a stack of its own.
     """
     layout = Layout()
-    known: dict[Hashable, Bundle] = {}
     for number, component in enumerate(components):
         order = sorted(component.specs, key=lambda table: specs[table].dim)
         if len({specs[table].padding for table in order}) > 1:
             layout.add(number, order, indirect=True)
-            continue
-        key = tuple(specs[table].dim for table in order)
-        if key not in known:
-            known[key] = layout.add(number, order, indirect=False)
-            continue
-        known[key].components.append(number)
-        for stack, table in zip(known[key].stacks, order, strict=True):
-            layout.stacks[stack].tables.append(table)
+        else:
+            layout.add(number, order, tuple(specs[table].dim for table in order))
     return layout
 
 

@@ -29,11 +29,10 @@ from ...distributed.all_to_all import Channel
 from ...distributed.group import Group
 from ...errors import DataError
 from ..tables.spec import DEFAULT_ROW
-from .planner import grow
+from .planner import grow, step_rows
 from .pooled_bags import Bags, StackRows
 from .sharded_planner import ShardedPlanner, exchange_parts, raise_problems
-from .sparse_plan import SortingIndexer, SparsePlan, TablePlan, UniqueIndexer
-from .stack_exchange import StackExchange
+from .sparse_plan import SortingIndexer, SparsePlan, StackExchange, TablePlan, UniqueIndexer
 
 _LARGEST = 1 << 31
 _LISTS = 6  # arrays that a process sends each owner for each stack
@@ -69,7 +68,7 @@ class OwnerPlanner(ShardedPlanner):
         """Tell the other processes that no ids follow, unless they know."""
         if self._follows == _MORE:
             self._follows = _NONE
-            self._exchange_questions([[] for _ in range(self.group.size)], 0.0)
+            self._exchange_questions()
 
     def plan(
         self,
@@ -102,19 +101,21 @@ class OwnerPlanner(ShardedPlanner):
 
     def _share_problem(self, problem: str, train: bool) -> None:
         if train:
-            empty: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
-            self._exchange_questions(empty, 0.0, problem)
+            self._exchange_questions(problem=problem)
         super()._share_problem(problem, train)
 
     def _exchange_questions(
-        self, questions: Sequence[Sequence[np.ndarray]], now: float, problem: str = ""
+        self, questions: Sequence[Sequence[np.ndarray]] | None = None, now: float = 0.0, problem: str = ""
     ) -> list[list[np.ndarray]]:
-        """Send each rank its arrays, the time and any problem; return the others'."""
+        """Send each rank its arrays, the time and any problem; return the others'.
+
+        Without questions, the other processes get empty arrays in their place.
+        """
         text = np.frombuffer(problem.encode(), np.uint8)
         clock = np.array([self._by_clock, np.float64(now).view(np.int64), self._placeholder, self._follows], np.int64)
         count = sum(3 if self._stepwise(table) else 1 for *_, table in self._reads())
-        blank = [np.zeros(0, np.int64)] * count
-        received = exchange_parts(self._connections, [[clock, text, *(own or blank)] for own in questions], np.int64)
+        questions = questions or [[np.zeros(0, np.int64)] * count] * self.group.size
+        received = exchange_parts(self._connections, [[clock, text, *own] for own in questions], np.int64)
         if self._follows == _NONE:
             return []
         follows = [clock[3] for clock, *_ in received]
@@ -125,9 +126,6 @@ class OwnerPlanner(ShardedPlanner):
         times = [float(clock[1:2].view(np.float64)[0]) for clock in clocks]
         self._now = max((time for time, clock in zip(times, clocks, strict=True) if not clock[0]), default=times[0])
         return [parts for _, _, *parts in received]
-
-    def _stepwise(self, table: int) -> bool:
-        return self.trainable[table] and self.tables[table].spec.admission is not None
 
     def _query_owners(self, ids: Sequence[np.ndarray], train: bool, now: float) -> None:
         if not train:
@@ -166,7 +164,7 @@ class OwnerPlanner(ShardedPlanner):
         """Yield the step rows' index among a plan's inputs, and the stacks that use it."""
         index = 0
         for bundle in self.layout.bundles:
-            for stacks in [[stack] for stack in bundle.stacks] if bundle.indirect else [bundle.stacks]:
+            for stacks in bundle.sharing:
                 yield index, stacks
                 index += 2 + bundle.indirect
 
@@ -199,7 +197,9 @@ class OwnerPlanner(ShardedPlanner):
             exchanges[stack] = self._number_owned(parts_of[stack], sent[stack], requested, len(firsts))
             exchanges[stack].scales = scales[stack]
         for index, stacks in inputs:
-            plan.inputs[index + 1] = self._owned_input(exchanges[stacks[0]], stacks, len(plan.inputs[index]))
+            rows_of, batches = exchanges[stacks[0]].step_rows, len(plan.inputs[index])
+            size = grow(self._owned_sizes, stacks[0], max(map(len, rows_of)) + 1)
+            plan.inputs[index + 1] = step_rows(rows_of, self._stretches, batches, size)
         plan.exchanges = [exchanges[stack] for stack in range(len(parts_of))]
 
     def _list_rows(
@@ -207,27 +207,23 @@ class OwnerPlanner(ShardedPlanner):
     ) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
         """Divide each stretch's rows, the positions in `steps`, by owner.
 
-        Returns:
-            (positions in the stretch for each stretch and rank; for each rank the lists to send: how many rows of each
-            table each stretch has, of those with an owner and of default rows, int32 [stretches, 2 * tables]; the
-            owner's rows; how often they are seen, and in which batch last, if any of the tables counts it; two empty
-            ones in place of those of bags).
+        Returns the positions in the stretch for each stretch and rank, and for each rank the lists to send: how many
+        rows of each table each stretch has, of those with an owner and of default rows, int32 [stretches, 2 * tables];
+        the owner's rows; how often they are seen, and in which batch last, if any of the tables counts it; two empty
+        ones in place of those of bags.
         """
         shards, members = self.tables[parts[0].table].shards, len(parts)
         numbers, member = np.zeros(size, np.int32), np.zeros(size, np.int32)
         seen_at = np.ones((2, size), np.int64)  # a table that does not count sightings sees a row once per step
         counted = self._any_seen(parts)
         for index, part in enumerate(parts):
-            inside = slice(part.start, part.start + len(part.rows))
-            numbers[inside], member[inside] = part.rows, index
+            numbers[part.inside], member[part.inside] = part.rows, index
         owners = np.where(numbers == DEFAULT_ROW, shards.size, (numbers - 1) % shards.size)
         keys, rows = (owners * members + member).astype(np.int32), shards.rows(numbers)
         bounds = np.arange((shards.size + 1) * members + 1)
         sent: list[list[np.ndarray]] = []
         heads = np.zeros((shards.size, len(steps), 2 * members), np.int32)
-        listed: list[list[np.ndarray]] = [[] for _ in range(shards.size)]
-        seen: list[list[np.ndarray]] = [[] for _ in range(shards.size)]
-        last: list[list[np.ndarray]] = [[] for _ in range(shards.size)]
+        lists: list[tuple[list[np.ndarray], ...]] = [([], [], []) for _ in range(shards.size)]
         for step, positions in enumerate(steps):
             own_keys = keys[positions]
             order = np.argsort(own_keys, kind="stable")
@@ -237,29 +233,19 @@ class OwnerPlanner(ShardedPlanner):
             if counted:
                 for part in parts:
                     if self._counts_sightings(part.table):
-                        inside = slice(part.start, part.start + len(part.rows))
-                        seen_at[:, inside] = _sightings(self.tables[part.table].seen, self._stretches == step)
+                        seen_at[:, part.inside] = _sightings(self.tables[part.table].seen, self._stretches == step)
             sent.append([])
-            for rank in range(shards.size):
+            for rank, (listed, seen, last) in enumerate(lists):
                 own = order[starts[rank * members] : starts[(rank + 1) * members]]
                 own = np.concatenate((own, defaults)) if len(defaults) else own
                 heads[rank, step, :members], heads[rank, step, members:] = lengths[rank], lengths[-1]
-                listed[rank].append(rows[positions[own]])
+                listed.append(rows[positions[own]])
                 if counted:
-                    seen[rank].append(seen_at[0, positions[own]].astype(np.int32))
-                    last[rank].append(seen_at[1, positions[own]].astype(np.int32))
+                    seen.append(seen_at[0, positions[own]].astype(np.int32))
+                if counted and self.accumulate > 1:
+                    last.append(seen_at[1, positions[own]].astype(np.int32))
                 sent[-1].append((own + 1).astype(np.int32))
-        return sent, [
-            [
-                heads[rank],
-                np.concatenate(listed[rank]),
-                _joined(seen[rank]),
-                _joined(last[rank], self.accumulate > 1),
-                _joined([]),
-                _joined([]),
-            ]
-            for rank in range(shards.size)
-        ]
+        return sent, [[head, *map(_joined, (*own, (), ()))] for head, own in zip(heads, lists, strict=True)]
 
     def _counts_sightings(self, table: int) -> bool:
         """Return whether owners need each row's sightings, or the batch of the last one."""
@@ -275,17 +261,14 @@ class OwnerPlanner(ShardedPlanner):
     ) -> StackExchange:
         """Number the rows owned here that the processes have listed."""
         members = len(parts)
-        heads = [head.reshape(steps, 2 * members) for head, *_ in requested]
+        heads_of, rows_of, seen_of, last_of, totals, counts_of = zip(*requested, strict=True)
+        heads = [head.reshape(steps, 2 * members) for head in heads_of]
         ends = np.cumsum([head.sum(axis=1) for head in heads], axis=0).T  # [steps, ranks]
-        member = _by_step(
-            [np.repeat(np.tile(np.arange(members), 2 * steps), head.reshape(-1)) for head in heads], heads
-        )
-        rows = _by_step([rows for _, rows, *_ in requested], heads)
-        seen = last = None
-        if self._any_seen(parts):
-            seen = _by_step([seen for _, _, seen, *_ in requested], heads)
-            if self.accumulate > 1:
-                last = _by_step([last for _, _, _, last, *_ in requested], heads)
+        members_of = np.tile(np.arange(members), 2 * steps)
+        member = _by_step([np.repeat(members_of, head) for head in heads_of], heads)
+        rows = _by_step(rows_of, heads)
+        seen = _by_step(seen_of, heads) if self._any_seen(parts) else None
+        last = None if seen is None or self.accumulate == 1 else _by_step(last_of, heads)
         tables = [self.tables[part.table] for part in parts]
         starts = np.cumsum([0, *(max(1, table.table.next_row) for table in tables)])
         keys = np.concatenate((starts[:-1], starts[member] + rows))  # begins with the default row of each table
@@ -298,21 +281,20 @@ class OwnerPlanner(ShardedPlanner):
         borders = np.concatenate(([0], np.cumsum(ends[:, -1])))
         pieces = [slice(borders[step], borders[step + 1]) for step in range(steps)]
         self._record(parts, number_of, row_of, inverse, pieces, seen, last)
-        indices, step_rows = [], []
+        indices, trained = [], []
         for piece in pieces:
             step, index = self._owned_steps(inverse[piece] - 1, len(distinct))
-            step_rows.append(step + 1)
+            trained.append(step + 1)
             indices.append(index)
         table_of = np.array([part.table for part in parts], np.int32)[number_of]
         asked_of = [inverse[piece] for piece in pieces]
         groups: list[np.ndarray] = []
         if any(part.table in self._bags for part in parts):
-            totals = [total for *_, total, _ in requested]
             ends = np.cumsum(totals, axis=0).T
-            counts = _by_step([counts for *_, counts in requested], [total[:, None] for total in totals])
+            counts = _by_step(counts_of, [total[:, None] for total in totals])
             steps_of = np.split(counts, np.cumsum(ends[:, -1])[:-1])
             groups = [np.repeat(np.arange(len(own), dtype=np.int32), own) for own in steps_of]
-        return StackExchange(self._stretches, sent, asked_of, list(ends), indices, table_of, row_of, step_rows, groups)
+        return StackExchange(self._stretches, sent, asked_of, list(ends), indices, table_of, row_of, trained, groups)
 
     def _any_seen(self, parts: Sequence[TablePlan]) -> bool:
         return any(self._counts_sightings(part.table) for part in parts)
@@ -335,8 +317,7 @@ class OwnerPlanner(ShardedPlanner):
             mine = number_of == index
             mine[0] = False
             mine[index + 1] = bool(np.any(inverse == index + 1))  # the default row, if any process reads it
-            renumbered = np.zeros(len(mine), np.int64)
-            renumbered[mine] = np.arange(1, np.count_nonzero(mine) + 1)
+            renumbered = np.cumsum(mine) * mine
             steps: list[np.ndarray] = []
             if table.meta_names:
                 for batch, stretch in enumerate(self._stretches):
@@ -352,29 +333,15 @@ class OwnerPlanner(ShardedPlanner):
                 sightings[step, : len(own)] = own
             table.record(row_of[mine], sightings, self._now)
 
-    def _owned_input(self, exchange: StackExchange, stacks: Sequence[int], batches: int) -> np.ndarray:
-        """Return the positions that each step trains, int32 [batches, size]; 0: none."""
-        size = grow(self._owned_sizes, stacks[0], max(map(len, exchange.step_rows)) + 1)
-        owned = np.zeros((batches, size), np.int32)
-        for batch, stretch in enumerate(exchange.stretches):
-            rows = exchange.step_rows[stretch]
-            owned[batch, 1 : len(rows) + 1] = rows
-        return owned
-
 
 def _sightings(seen: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return each row's sightings in `chosen` batches, and the last one's batch.
-
-    Args:
-        seen: how often each batch sees each row, int64 [batches, rows].
-        chosen: consecutive batches, bool [batches].
-    """
+    """Return each row's sightings in successive batches, `chosen`, and the last one."""
     own, first = seen[chosen], int(np.argmax(chosen))
     return np.stack((own.sum(axis=0), first + len(own) - 1 - np.argmax(own[::-1] > 0, axis=0)))
 
 
-def _joined(parts: Sequence[np.ndarray], wanted: bool = True) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.int32), *(parts if wanted else ())])
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.int32), *parts])
 
 
 def _by_step(parts: Sequence[np.ndarray], heads: Sequence[np.ndarray]) -> np.ndarray:

@@ -6,14 +6,14 @@ It contains no graph code.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ...errors import DataError
 from ..tables.hashing import float_ids_hint, to_ids, to_plain
 from ..tables.table import SparseTable, can_plan_together, plan_same_rows, plan_together
-from .layout import Bundle, Component, FieldMap, Layout, separate_tables
+from .layout import Bundle, Component, FieldMap, Layout
 from .sparse_plan import (
     Carry,
     OpenRows,
@@ -36,7 +36,7 @@ class Planner:
         trainable: whether each table is trained.
         fields: which elements feed the tables.
         accumulate: batches that share one optimizer update.
-        layout: which tables are read and updated together; None keeps all tables separate.
+        layout: which tables are read and updated together.
     """
 
     def __init__(
@@ -45,13 +45,14 @@ class Planner:
         trainable: Sequence[bool],
         fields: FieldMap,
         accumulate: int = 1,
-        layout: Layout | None = None,
+        *,
+        layout: Layout,
     ) -> None:
         self.tables: list[SparseTable] = list(tables)
         self.trainable = list(trainable)
         self.fields = fields
         self.accumulate = accumulate
-        self.layout = layout or separate_tables(fields.components)
+        self.layout = layout
         self._read_sets = ReadSets(self.tables, self.layout)
         self._work_sizes = [0] * len(self.layout.stacks)
         self._step_sizes = [0] * len(self.layout.stacks)
@@ -94,7 +95,6 @@ class Planner:
         Raises:
             DataError: an id is out of range of a dense table, or a column holds no ids.
         """
-        start_time = time.perf_counter()
         now = time.time() if now is None else now
         # Views with a leading batch axis.
         batched = [np.asarray(column) if stacked else np.asarray(column)[None] for column in columns]
@@ -123,14 +123,19 @@ class Planner:
         self._complete(plan, num_batches)
         if not stacked:
             plan.inputs = [array[0] for array in plan.inputs]
-        plan.prepared_in = time.perf_counter() - start_time
         return tuple(out if stacked else [column[0] for column in out]), plan
 
     # -- columns -------------------------------------------------------------------------------------------------
 
     def _checked_ids(self, given: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
-        """Return all raw ids, int64 [num_batches, batch, elements]; check dense tables'."""
-        ids = [self._ids_of(component, given, num_batches) for component in self.fields.components]
+        """Return each component's ids, int64 [num_batches, batch, elements]; check all."""
+        ids = []
+        for component in self.fields.components:
+            parts = [
+                to_ids(part.take(given[part.column][:num_batches]), self.fields.name_of(part.column))
+                for part in component.parts
+            ]
+            ids.append(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2))
         self._check_dense(given, num_batches)
         return ids
 
@@ -152,14 +157,6 @@ class Planner:
                     f"{name} takes ids from 0 to {field.capacity - 1}; received {low if low < 0 else high}. "
                     "mode='sparse' takes any ids"
                 )
-
-    def _ids_of(self, component: Component, columns: Sequence[np.ndarray], num_batches: int) -> np.ndarray:
-        """Return the component's raw ids, int64 [num_batches, batch, elements]."""
-        ids = [
-            to_ids(part.take(columns[part.column][:num_batches]), self.fields.name_of(part.column))
-            for part in component.parts
-        ]
-        return ids[0] if len(ids) == 1 else np.concatenate(ids, axis=2)
 
     def _query_owners(self, ids: Sequence[np.ndarray], train: bool, now: float) -> None:
         """Hook: query other processes for the rows of every component's ids."""
@@ -184,7 +181,7 @@ class Planner:
     ) -> list[np.ndarray]:
         """Number the rows of a bundle's stacks; return positions in the shape of `ids`.
 
-        Position 0 is padding. Rows carried over from an open accumulation keep their positions.
+        Position 0 is padding. Rows carried over from an open accumulation keep their order.
         """
         count, first = len(updates), stacks[0]
         empty = OpenRows(np.zeros(0, np.int32), np.zeros((len(stacks), 0), np.int32))
@@ -216,7 +213,7 @@ class Planner:
         step_size = grow(self._step_sizes, first, max(map(len, steps.values())) + 1)
         for stack in stacks:
             plan.sizes[stack], plan.step_sizes[stack] = size, step_size
-        plan.inputs.append(_step_rows(steps, updates, batches, step_size))
+        plan.inputs.append(step_rows(steps, updates, batches, step_size))
         if bundle.in_graph:
             plan.inputs.append(marker(batches, size))
         if self.accumulate > 1:
@@ -360,10 +357,11 @@ def grow(sizes: list[int], index: int, needed: int) -> int:
     return sizes[index]
 
 
-def _step_rows(steps: dict[int, np.ndarray], updates: np.ndarray, batches: int, size: int) -> np.ndarray:
-    """Return each batch's distinct chunk positions, int32 [batches, size]; 0: none."""
+def step_rows(
+    steps: Mapping[int, np.ndarray] | Sequence[np.ndarray], updates: np.ndarray, batches: int, size: int
+) -> np.ndarray:
+    """Return each batch's positions, int32 [batches, size], from those of its update."""
     rows = np.zeros((batches, size), np.int32)
-    for batch, update in enumerate(updates):
-        step = steps[int(update)]
-        rows[batch, 1 : len(step) + 1] = step
+    for batch, update in enumerate(updates.tolist()):
+        rows[batch, 1 : len(steps[update]) + 1] = steps[update]
     return rows

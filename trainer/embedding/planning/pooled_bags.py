@@ -89,15 +89,13 @@ class StackRows:
         numbers, members = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
         for member in sorted(range(len(parts)), key=lambda member: parts[member].start):
             part = parts[member]
-            inside = slice(part.start, part.start + len(part.rows))
-            own = part.rows
+            own, inside = part.rows, part.inside
+            self._counts[inside] = 1
             if part.table in bags:
                 grid = bags[part.table].rows[part.rows - 1]
                 present = grid != PADDING
                 self._counts[inside], self._scales[inside] = present.sum(axis=1), bags[part.table].scales(part.rows)
                 own = grid[present]
-            else:
-                self._counts[inside] = 1
             numbers.append(own)
             members.append(np.full(len(own), member, np.int64))
         self._numbers, self._member_of = np.concatenate(numbers), np.concatenate(members)
@@ -106,30 +104,20 @@ class StackRows:
     def divide_steps(
         self, steps: Sequence[np.ndarray]
     ) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]], list[np.ndarray]]:
-        """Divide what the `steps` read by owner.
+        """Divide what the `steps`, int32 positions, read by owner.
 
-        Args:
-            steps: the positions that each of them reads, int32.
-
-        Returns:
-            (positions in the step for each step and rank; for each rank the lists to send; `StackExchange.scales`). The
-            lists are those of rows (`OwnerPlanner`) without sightings, then how many vectors each step has, and how
-            many rows each vector is the sum of.
+        Returns the positions in the step for each step and rank, for each rank the lists to send, and
+        `StackExchange.scales`. The lists are those of rows (`OwnerPlanner`) without sightings, then how many vectors
+        each step has, and how many rows each vector is the sum of.
         """
         divided = [self.divide(positions) for positions in steps]
         heads = np.stack([np.concatenate((step.heads, 0 * step.heads), axis=1) for step in divided], axis=1)
         none = np.zeros(0, np.int32)
-        lists = [
-            [
-                np.ascontiguousarray(heads[rank]),
-                np.concatenate([step.rows[rank] for step in divided]),
-                none,
-                none,
-                np.array([len(step.counts[rank]) for step in divided], np.int32),
-                np.concatenate([step.counts[rank] for step in divided]),
-            ]
-            for rank in range(self._shards.size)
-        ]
+        lists = []
+        for rank, head in enumerate(heads):
+            rows, counts = [step.rows[rank] for step in divided], [step.counts[rank] for step in divided]
+            totals = np.array(list(map(len, counts)), np.int32)
+            lists.append([head, np.concatenate(rows), none, none, totals, np.concatenate(counts)])
         return [step.sent for step in divided], lists, [step.scales for step in divided]
 
     def divide(self, positions: np.ndarray) -> StepRows:

@@ -27,47 +27,27 @@ BLOCK_BYTES = 4 << 20  # per message and process
 SPOOLED_BYTES = 64 << 20  # arrays of at least this size are joined in a file
 
 
-def gather_table(
-    group: Group,
-    table: SparseTable,
-    arrays: Mapping[str, Any],
-    json: Mapping[str, Any],
-    sketch_before: np.ndarray | None,
-    folder: Path | None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (arrays, json) of the whole table on rank 0, empty ones elsewhere.
+def gather_table(group: Group, part: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """Return the arrays of the whole table on rank 0, none elsewhere.
 
     Args:
         group: the processes; all of them must call this.
-        table: this process's part.
-        arrays: its state, as `table_state.take` returned it.
-        json: as `arrays`.
-        sketch_before: admission sketch that every process started with.
+        part: what `own_part` returns.
         folder: where large arrays are joined in unnamed files; None: where the system keeps temporary files.
     """
-    rows = np.asarray(arrays["rows"])
-    # The default row is the same on all ranks.
-    chosen = np.ones(len(rows), np.bool_) if group.is_main else rows != DEFAULT_ROW
-    heads = group.gather(
-        np.array([chosen.sum(), len(arrays["removed"]), json["next_row"], *json["counters"].values()], np.int64)
-    )
+    counts = group.gather(np.array([len(np.asarray(part["rows"])), len(part["removed"])], np.int64))
     joined: dict[str, Any] = {}
-    for name, array in arrays.items():
+    for name, array in part.items():
         own = np.asarray(array)
         if name == "sketch":
-            joined[name] = _add_up(group, own, sketch_before)
+            joined[name] = np.stack([group.total(row) for row in own[0]])
         elif name == "removed":
-            joined[name] = _join(group, own, heads[:, 1].tolist(), None)
+            joined[name] = _join(group, own, counts[:, 1].tolist(), None)
         else:
-            own = table.shards.numbers(own) if name == "rows" else own
-            whole = _join(group, own if chosen.all() else own[chosen], heads[:, 0].tolist(), folder)
+            whole = _join(group, own, counts[:, 0].tolist(), folder)
             # It no longer changes, so a writer need not copy it.
             joined[name] = Frozen(functools.partial(np.asarray, whole), own.dtype)
-    if not group.is_main:
-        return {}, {}
-    counters = dict(zip(json["counters"], heads[:, 3:].sum(axis=0).tolist(), strict=True))
-    next_row = 1 + int(heads[:, 2].max() - 1) * group.size
-    return joined, {**json, "processes": group.size, "next_row": next_row, "counters": counters}
+    return joined if group.is_main else {}
 
 
 def own_part(table: SparseTable, arrays: Mapping[str, Any], sketch_before: np.ndarray | None) -> dict[str, Any]:
@@ -136,15 +116,6 @@ def _allocate(shape: tuple[int, ...], dtype: np.dtype, folder: Path | None) -> n
     existing = folder if folder is not None and folder.is_dir() else None
     with tempfile.TemporaryFile(dir=existing) as file:  # the mapping stays valid after the file is closed
         return np.memmap(file, dtype, "w+", shape=shape)
-
-
-def _add_up(group: Group, sketch: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-    """Return the group's counts: the start sketch plus what each process counted."""
-    total = np.zeros_like(sketch)
-    for row in range(len(sketch)):
-        base = np.zeros_like(sketch[row]) if before is None else before[row]
-        total[row] = base + (group.gather(sketch[row]) - base).sum(axis=0, dtype=sketch.dtype)
-    return total
 
 
 def own_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

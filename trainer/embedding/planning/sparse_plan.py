@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -57,6 +56,46 @@ class TablePlan:
     ids: np.ndarray | None = None
     reading_map: np.ndarray | None = None
 
+    @property
+    def inside(self) -> slice:
+        """Positions of `rows` in the stack's working set, or read set."""
+        return slice(self.start, self.start + len(self.rows))
+
+
+@dataclass(slots=True)
+class StackExchange:
+    """What one stack's kernels send and receive in each stretch of a call.
+
+    A stretch is a step where gradients are not accumulated. Rows owned here have positions of their own, from 1; those
+    of the default rows of the tables come first.
+
+    Attributes:
+        stretches: the stretch of each micro-batch, ascending from 0, int64.
+        sent: for each stretch and rank, the positions in the stretch of the rows which that rank owns, or of bags of
+            which it owns some, int32.
+        requested: for each stretch, the positions of the owned rows that the ranks read, in their order, int32.
+        ends: for each stretch, where the vectors of each rank end, int64 [size]: the rows in `requested`, or `groups`.
+        indices: for each stretch and entry of `requested`, its index among the stretch's distinct rows, from 1, int32.
+        tables: table of each owned row, int32 [rows]; entry 0 is not a row.
+        rows: its row there, int32 [rows].
+        step_rows: for each stretch, the positions of its distinct owned rows, int32.
+        groups: where bags are pooled: for each stretch and entry of `requested`, the vector that its row is added to,
+            ascending from 0, int32; otherwise empty, and each row is a vector.
+        scales: where bags are pooled: for each stretch, what the sum of the vectors of each position is multiplied by,
+            float32.
+    """
+
+    stretches: np.ndarray
+    sent: list[list[np.ndarray]]
+    requested: list[np.ndarray]
+    ends: list[np.ndarray]
+    indices: list[np.ndarray]
+    tables: np.ndarray
+    rows: np.ndarray
+    step_rows: list[np.ndarray]
+    groups: list[np.ndarray] = field(default_factory=list)
+    scales: list[np.ndarray] = field(default_factory=list)
+
 
 @dataclass(slots=True)
 class SparsePlan:
@@ -69,9 +108,8 @@ class SparsePlan:
         step_sizes: padded distinct rows of a step, for every stack; zeros in a read-only plan.
         map_sizes: length of the position map of each table that has one.
         inputs: extra columns of the program, int32 or int8, [K, ...] when the chunk is stacked.
-        prepared_in: seconds that planning took.
         carry: rows of the accumulation that the chunk leaves open.
-        exchanges: what each stack exchanges with other processes in every step (`owner_planner.StackExchange`).
+        exchanges: what each stack exchanges with other processes in every step.
     """
 
     train: bool
@@ -80,9 +118,8 @@ class SparsePlan:
     tables: list[TablePlan] = field(default_factory=list)
     map_sizes: dict[int, int] = field(default_factory=dict)
     inputs: list[np.ndarray] = field(default_factory=list)
-    prepared_in: float = 0.0
     carry: Carry = field(default_factory=dict)
-    exchanges: list[Any] = field(default_factory=list)
+    exchanges: list[StackExchange] = field(default_factory=list)
 
     def by_stack(self) -> list[list[TablePlan]]:
         """Return the table plans of every stack."""

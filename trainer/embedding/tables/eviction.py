@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .spec import DEFAULT_ROW
+from .spec import DEFAULT_ROW, forget
 from .table_rows import TableRows, dirty_column
 
 PINNED_PLANS = 8
@@ -28,7 +28,7 @@ class Evicted:
 class UndoRecord:
     """The changes of one plan, kept until its rows are trained."""
 
-    start_step: int
+    step: int
     steps: int
     numbering: object = None  # the table's numbering before the plan
     rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -50,12 +50,7 @@ class UndoRecord:
 def least(keys: np.ndarray, allowed: np.ndarray, count: int) -> np.ndarray:
     """Return the `count` allowed positions with the smallest keys, ascending.
 
-    Ties go to the lower position.
-
-    Args:
-        keys: integers [n].
-        allowed: bool [n].
-        count: how many; fewer are returned when fewer are allowed.
+    Ties go to the lower position. Fewer are returned when fewer are allowed: `keys` is [n], `allowed` bool [n].
     """
     candidates = np.flatnonzero(allowed)
     if len(candidates) <= count:
@@ -140,9 +135,9 @@ def undo(table: TableRows, record: UndoRecord) -> None:
         for name, old in evicted.meta.items():
             table.columns[name][evicted.rows] = old
     for cells in record.cells:
-        table.admission.forget(cells)
+        forget(table.admission.sketch, cells)
     table.next_row, table.last_sweep = record.next_row, record.last_sweep
-    table.step, table.numbering = record.start_step, record.numbering
+    table.step, table.numbering = record.step, record.numbering
     table.plans -= 1
     if record.started:
         # After a failure midway the rows, like dense weights, keep what the last step wrote.

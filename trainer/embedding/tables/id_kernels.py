@@ -141,10 +141,8 @@ def _free_cell(keys, passed, mask, choices, hashed):
 def get_or_add_ids(keys, rows, passed, choices, ids, first, out, new):
     """Look up like `find_ids`; give unknown ids the rows from `first` on, in order.
 
-    They are numbered by first occurrence.
-
-    Stops at an id that finds no room and at `ODD_ID`; `out` is -1 from there on. Writes the indices of new ids into
-    `new` (int64 [n]) and returns their number.
+    The order is that of first occurrences. Stops at an id that finds no room and at `ODD_ID`; `out` is -1 from there
+    on. Writes the indices of new ids into `new` (int64 [n]) and returns their number.
     """
     mask = np.uint64(len(passed) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)

@@ -5,8 +5,8 @@ this module only where a table is used: it imports Numba.
 
 The loops mostly wait for memory, and the operators of the graph wait for the loops, so the other cores are idle.
 Operating system threads therefore process a part of the rows each; they live for one call, run no Python and never take
-the GIL. Numba's `prange` took from half to three times as long on a busy machine, and without libgomp it aborts the
-process when operators of a graph read two stacks at once.
+the GIL. Numba's `prange`, whose OpenMP threads spin, took from half to three times as long on a busy machine, and
+without libgomp it aborts the process when operators of a graph read two stacks at once.
 
 A rule is a function for one row, `rule(row, value, columns, numbers)`: pointers to the packed row and to its value, the
 columns of that value, and a pointer to the kernel's parameters. Numba recompiles a kernel when its own file changes,
@@ -39,9 +39,7 @@ _floats, _int32s, _int64s = pointer_to(_f32), pointer_to(_i32), pointer_to(_i64)
 def gather(table, rows, out):
     """Copy first columns of rows of `table` (float32 [m, width]) into `out`.
 
-    `out` is float32 [n, columns].
-
-    An index outside the table is clipped.
+    `out` is float32 [n, columns]. An index outside the table is clipped.
     """
     count, columns = out.shape
     last, size = len(table) - 1, table.shape[1] * 4
@@ -190,20 +188,9 @@ def _copy(row, value, columns, numbers):
         value[column] = row[column]
 
 
-def _find_threads() -> tuple[Callable[..., int], Callable[..., int]]:
-    """Return `pthread_create` and `pthread_join`, called without the GIL.
-
-    Numba's `prange` was measured as an alternative: its OpenMP threads spin on the same cores as MindSpore's own, and
-    40,000 rows took three times as long on a busy machine.
-    """
-    library = ctypes.CDLL(None)
-    create, join = library.pthread_create, library.pthread_join
-    create.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    join.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    return create, join
-
-
-_create_thread, _join_thread = _find_threads()
+_library = ctypes.CDLL(None)  # calls its functions without the GIL
+_create_thread, _join_thread = _library.pthread_create, _library.pthread_join
+_create_thread.argtypes, _join_thread.argtypes = [ctypes.c_void_p] * 4, [ctypes.c_void_p] * 2
 
 
 class RowKernel:

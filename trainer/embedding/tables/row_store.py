@@ -148,7 +148,9 @@ class CopyOnWriteView:
         due = inside[self._waiting[inside]]
         if len(due):
             assert self.rows is not None  # set before the first row is removed from the list
-            self._kept.append((due, self._read(due)))
+            kept = np.empty((len(due), self._columns), np.float32)
+            self._store.read_part(due, kept)
+            self._kept.append((due, kept))
             self._waiting[due] = False
 
     def values(self) -> np.ndarray:
@@ -168,11 +170,6 @@ class CopyOnWriteView:
         for due, kept in self._kept:
             values[np.searchsorted(rows, due)] = kept
         self._kept = []
-        return values
-
-    def _read(self, rows: np.ndarray) -> np.ndarray:
-        values = np.empty((len(rows), self._columns), np.float32)
-        self._store.read_part(rows, values)
         return values
 
     def release(self) -> None:

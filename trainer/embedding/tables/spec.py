@@ -32,11 +32,6 @@ class Eviction:
         number("Eviction(ttl=...)", self.ttl, above=0, optional=True, what="seconds")
         number("Eviction(share=...)", self.share, above=0, most=1)
 
-    @classmethod
-    def of(cls, value: Eviction | str | None) -> Eviction | None:
-        """Convert `value` to an `Eviction`; "lru" and "lfu" set ``when_full``."""
-        return cls(when_full=value) if isinstance(value, str) else value
-
 
 @dataclass
 class TableSpec:
@@ -139,16 +134,13 @@ class Admission:
             return np.ones(len(ids), np.bool_), None
         depth, width = self.sketch.shape
         hashes = mix64(ids) ^ np.uint64(self.seed)
-        cells = np.stack([mix64(hashes + np.uint64(row)) & np.uint64(width - 1) for row in range(depth)]).astype(
-            np.int64
-        )
-        cells += np.arange(depth)[:, None] * width
+        cells = mix64(hashes + np.arange(depth, dtype=np.uint64)[:, None]) & np.uint64(width - 1)
+        cells = cells.astype(np.int64) + np.arange(depth)[:, None] * width
         flat = self.sketch.reshape(-1)
         np.add.at(flat, cells, counts.astype(np.uint32)[None, :])
         return flat[cells].min(axis=0) >= self.policy.count, np.stack((cells.reshape(-1), np.tile(counts, depth)))
 
-    def forget(self, cells: np.ndarray, sketch: np.ndarray | None = None) -> None:
-        """Undo an `admit`, or remove it from a copy of the sketch; the order is free."""
-        sketch = self.sketch if sketch is None else sketch
-        if sketch is not None:
-            np.subtract.at(sketch.reshape(-1), cells[0], cells[1].astype(np.uint32))
+
+def forget(sketch: np.ndarray, cells: np.ndarray) -> None:
+    """Undo an `Admission.admit` in a sketch, or in a copy of it; the order is free."""
+    np.subtract.at(sketch.reshape(-1), cells[0], cells[1].astype(np.uint32))

@@ -38,9 +38,8 @@ class SparseTable(TableRows):
     def read_trained(self, ids: np.ndarray, padding: np.ndarray, out: np.ndarray) -> None:
         """Write the trained weights of `ids` (int64 [n]) to `out`, float32 [n, dim].
 
-        These are the weights after the last committed plan.
-
-        Unknown ids get the default row. Nothing is written where `padding` (bool [n]) is True.
+        These are the weights after the last committed plan; unknown ids get the default row. Nothing is written where
+        `padding` (bool [n]) is True.
         """
         with self.lock:
             self.store.read_part(self.lookup(ids, padding), out)
@@ -55,12 +54,10 @@ class SparseTable(TableRows):
     def plan(
         self, ids: np.ndarray, padding: np.ndarray | None = None, now: float = 0.0, steps: int | None = None
     ) -> np.ndarray:
-        """Return the rows to train for `ids`, both [steps, n]; admit new ids.
-
-        Rows are int32, ids int64.
+        """Return the rows to train for `ids`, int32 [steps, n]; admit new ids.
 
         Args:
-            ids: the ids of every step, in order.
+            ids: the ids of every step, in order, int64 [steps, n].
             padding: bool [steps, n], True where there is no id; the rows there are -1.
             now: time in seconds, for time to live.
             steps: steps that the ids belong to, where they are given without regard to their step.
@@ -107,8 +104,8 @@ class SparseTable(TableRows):
                 return
             record.meta = {name: self.columns[name][rows] for name in self.meta_names}
             last = np.zeros(len(rows) + 1, np.int64)
-            for step in range(len(inverse)):
-                last[inverse[step]] = record.start_step + step + 1
+            for step, numbers in enumerate(inverse, record.step + 1):
+                last[numbers] = step
             # Rows of an open accumulation are among them, seen again or not.
             self.columns["last_step"][rows] = np.maximum(self.columns["last_step"][rows], last[1:])
             self.columns["plan"][rows] = self.plans
@@ -174,9 +171,7 @@ class SparseTable(TableRows):
     def commit(self, values: np.ndarray | None) -> None:
         """Commit the oldest plan with its trained rows, `values` float32 [u, width].
 
-        They are in the plan's order.
-
-        `values` is None if they were trained in place.
+        They are in the plan's order; None if they were trained in place.
         """
         with self.lock:
             record = self.pending.popleft()

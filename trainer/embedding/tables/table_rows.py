@@ -59,9 +59,7 @@ class TableRows:
             self.columns.add(name, np.bool_)
         self.meta_names: tuple[str, ...] = ()
         if spec.eviction is not None:
-            self.meta_names = ("plan", "last_step")
-            if spec.eviction.when_full == "lfu":
-                self.meta_names += ("frequency",)
+            self.meta_names = ("plan", "last_step", *(["frequency"] if spec.eviction.when_full == "lfu" else []))
             for name in ("id", "in_use", *self.meta_names):
                 self.columns.add(name, np.int64)
             if spec.eviction.ttl is not None:
@@ -172,19 +170,15 @@ class TableRows:
     def rebuild(self, first_slots: np.ndarray, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
         """Empty the table, set its slots and shards; return its ids and weights.
 
-        Ids are int64 [n].
-
-        All users of the table see the new rows. Not allowed with uncommitted plans.
+        Ids are int64 [n]. All users of the table see the new rows. Not allowed with uncommitted plans.
         """
         ids, rows = self.map.items()
-        weights = np.empty((len(rows), self.spec.dim), np.float32)
-        self.store.read_part(rows, weights)
-        default = np.empty((1, self.spec.dim), np.float32)
-        self.store.read_part(np.array([DEFAULT_ROW]), default)
+        weights = np.empty((1 + len(rows), self.spec.dim), np.float32)
+        self.store.read_part(np.append(DEFAULT_ROW, rows), weights)
         self.store.close()
         self.__init__(self.spec, first_slots, shards)  # type: ignore[misc]  # as if made now: subclasses add fields
-        self.store.write(np.array([DEFAULT_ROW]), self.packed(default))
-        return ids, weights
+        self.store.write(np.array([DEFAULT_ROW]), self.packed(weights[:1]))
+        return ids, weights[1:]
 
     def discard(self, ids: np.ndarray) -> None:
         """Remove `ids` and their rows, if known; not allowed with uncommitted plans."""

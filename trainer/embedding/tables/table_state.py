@@ -21,7 +21,7 @@ from ...errors import CheckpointDamagedError, CheckpointMismatchError
 from .eviction import Evicted, UndoRecord
 from .id_map import find
 from .row_store import CopyOnWriteView
-from .spec import DEFAULT_ROW
+from .spec import DEFAULT_ROW, forget
 from .table import SparseTable
 from .table_rows import dirty_column
 
@@ -73,6 +73,9 @@ class _Capture:
                 values[indices[same]] = meta[name][same]
         return values
 
+    def column(self, name: str) -> np.ndarray:
+        return self.columns()[name]
+
     def values(self) -> np.ndarray:
         values = self._view.values()
         evicted = (e.values[mask, : self._width] for e, mask in self._evicted)
@@ -108,7 +111,7 @@ def take(
         table.deferred.append(capture.columns)
         kinds = {"rows": np.int32, "ids": np.int64, **{name: columns[name].dtype for name in table.meta_names}}
         arrays: dict[str, Any] = {
-            name: Frozen(functools.partial(_column, capture, name), kind) for name, kind in kinds.items()
+            name: Frozen(functools.partial(capture.column, name), kind) for name, kind in kinds.items()
         }
         arrays["values"] = Frozen(capture.values, np.float32)
         arrays["removed"] = np.concatenate([np.zeros(0, np.int64), *([] if full else table.tombstones[consumer])])
@@ -116,25 +119,19 @@ def take(
         if table.admission.sketch is not None:
             arrays["sketch"] = sketch = table.admission.sketch.copy()
             for cells in (cells for plan in pending for cells in plan.cells):
-                table.admission.forget(cells, sketch)
-        first = (
-            pending[0] if pending else UndoRecord(table.step, 0, next_row=table.next_row, last_sweep=table.last_sweep)
-        )
+                forget(sketch, cells)
+        first: UndoRecord | SparseTable = pending[0] if pending else table
         return arrays, {
             "full": full,
             "dim": table.spec.dim,
             "width": table.width,
             "seed": f"{table.seed:016x}",
-            "step": first.start_step,
+            "step": first.step,
             "next_row": first.next_row,
             "last_sweep": first.last_sweep,
             "plans": table.plans - len(pending),
             "counters": dict(table.counters),
         }
-
-
-def _column(capture: _Capture, name: str) -> np.ndarray:
-    return capture.columns()[name]
 
 
 # -- checks --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,247 @@
+"""Sharded tables, for planners and programs: several processes own their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..tables.hashing import WHOLE, Shards
+from ..tables.spec import DEFAULT_ROW, PADDING
+from ..tables.table import SparseTable
+from .sparse_plan import padding_of
+
+
+class RowQuery:
+    """The distinct ids of a call, whose owners know the rows.
+
+    With an admission policy, an id may get its row between two steps; then ids are distinct per step.
+
+    Args:
+        ids: int64 [steps, n].
+        padding: True where there is no id, bool [steps, n], or None.
+        shards: the processes.
+        stepwise: whether ids are distinct per step.
+
+    Attributes:
+        keys: the distinct ids, ascending (within each step), int64 [u].
+        inverse: index of every id in `keys`, -1 for padding, int64 [steps, n].
+        owners: the rank that owns each of `keys`, int64 [u].
+        answers: the rows of `keys`, int32 [u], once known.
+    """
+
+    def __init__(
+        self, ids: np.ndarray, padding: np.ndarray | None, shards: Shards = WHOLE, *, stepwise: bool = False
+    ) -> None:
+        self.inverse = np.full(ids.shape, PADDING, np.int64)
+        parts, start = [np.zeros(0, np.int64)], 0
+        for step in range(len(ids)) if stepwise else [slice(None)]:
+            chosen = slice(None) if padding is None else ~padding[step]
+            keys, inverse = np.unique(ids[step][chosen].reshape(-1), return_inverse=True)
+            indices = self.inverse[step]
+            indices[chosen] = (inverse + start).reshape(indices[chosen].shape)
+            parts.append(keys)
+            start += len(keys)
+        self.keys = np.concatenate(parts)
+        self.owners = shards.owners(self.keys)
+        self.answers = np.zeros(0, np.int32)
+
+    def in_order(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Return what each rank sent for the keys that it owns, in the order of `keys`."""
+        joined = np.empty((len(self.keys), *parts[0].shape[1:]), parts[0].dtype)
+        for rank, part in enumerate(parts):
+            joined[self.owners == rank] = part
+        return joined
+
+    def rows(self) -> np.ndarray:
+        """Return the row of every id, -1 for padding: int32 [steps, n]."""
+        if not len(self.keys):
+            return np.full(self.inverse.shape, PADDING, np.int32)
+        rows = self.answers[self.inverse]
+        rows[self.inverse < 0] = PADDING
+        return rows
+
+
+class CallRows:
+    """The values of a call's rows, gathered from their owners.
+
+    Attributes:
+        values: in training, packed rows in the order of the plan, float32 [u, width]; in reading, the weights of the
+            query's distinct ids, float32 [u, dim].
+    """
+
+    def __init__(self) -> None:
+        from ..tables import kernels
+
+        self._gather = kernels.gather.ready()
+        self.values = np.zeros((0, 0), np.float32)
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Write the plan's packed rows into `out`; `rows` must be all of them."""
+        out[...] = self.values
+        return out
+
+    def read_part(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Write the weights of `rows` (int32 [n], answers) into `out`, float32 [n, dim]."""
+        if len(rows) and len(self.values):
+            self._gather(self.values, rows, out)
+
+
+class ShardedTable:
+    """A sharded table for planner and programs; rows have global numbers (`Shards`).
+
+    Args:
+        table: this process's part.
+
+    Attributes:
+        query: the query for the latest ids to train.
+        reading: the query for the latest ids to read.
+    """
+
+    next_row = 0  # no lookup array over all row numbers
+
+    def __init__(self, table: SparseTable) -> None:
+        self.table = table
+        self.shards = table.shards
+        self.spec, self.width = table.spec, table.width
+        self.packed = table.packed
+        self.store = CallRows()
+        # Reads may run on the graph thread while another one plans the next call to train.
+        self.query = self.reading = RowQuery(np.zeros((0, 0), np.int64), None)
+        self._numbers = np.zeros(0, np.int32)
+
+    # -- which id has which row ----------------------------------------------------------------------------------
+
+    def question(self, ids: np.ndarray, *, stepwise: bool, placeholder: bool = False) -> list[list[np.ndarray]]:
+        """Begin the query for `ids`, int64 [steps, n]; return what to ask each owner.
+
+        Args:
+            ids: see above.
+            stepwise: whether an id may get its row between two steps.
+            placeholder: whether none of the ids counts.
+
+        Returns:
+            For each rank int64 arrays: (ids,), or (ids of each step, ids, how often each occurs).
+        """
+        padding = np.ones(ids.shape, np.bool_) if placeholder else padding_of(self.table, ids)
+        self.query = query = RowQuery(ids, padding, self.shards, stepwise=stepwise)
+        chosen = [np.flatnonzero(query.owners == rank) for rank in range(self.shards.size)]
+        if not stepwise:
+            return [[query.keys[own]] for own in chosen]
+        counts = np.bincount(query.inverse[query.inverse >= 0], minlength=len(query.keys))
+        step_of = np.zeros(len(query.keys), np.int64)
+        for step, inverse in enumerate(query.inverse):
+            step_of[inverse[inverse >= 0]] = step
+        return [[np.bincount(step_of[own], minlength=len(ids)), query.keys[own], counts[own]] for own in chosen]
+
+    def answer(
+        self, requested: Sequence[Sequence[np.ndarray]], steps: int, now: float, *, train: bool
+    ) -> list[np.ndarray]:
+        """Plan the ids in all ranks' `requested` questions; return each one's rows, int32.
+
+        A new id gets a row by this process's own admission, eviction and share of the capacity.
+        """
+        if len(requested[0]) > 1:
+            return self._answer_steps(requested, steps, now)
+        keys = np.unique(np.concatenate([own for (own,) in requested]))
+        rows = self.table.plan(keys[None], None, now, steps=steps).reshape(-1) if train else self.table.lookup(keys)
+        return [self.shards.numbers(rows[np.searchsorted(keys, own)]) for (own,) in requested]
+
+    def _answer_steps(self, requested: Sequence[Sequence[np.ndarray]], steps: int, now: float) -> list[np.ndarray]:
+        """Plan step by step, counting every sighting of an id."""
+        split = [[np.split(part, np.cumsum(heads)[:-1]) for part in parts] for heads, *parts in requested]
+        keys_of, inverse_of, sightings = [], [], []
+        for step in range(steps):
+            keys, inverse = np.unique(np.concatenate([ids[step] for ids, _ in split]), return_inverse=True)
+            counts = np.concatenate([counts[step] for _, counts in split])
+            keys_of.append(keys)
+            inverse_of.append(inverse)
+            sightings.append(np.bincount(inverse, counts, minlength=len(keys)).astype(np.int64))
+        most = max(int(counts.sum()) for counts in sightings)
+        packed, padding = np.zeros((steps, most), np.int64), np.ones((steps, most), np.bool_)
+        for step, (keys, counts) in enumerate(zip(keys_of, sightings, strict=True)):
+            packed[step, : counts.sum()], padding[step, : counts.sum()] = np.repeat(keys, counts), False
+        planned = self.table.plan(packed, padding, now)
+        answers: list[list[np.ndarray]] = [[] for _ in requested]
+        for step, (inverse, counts) in enumerate(zip(inverse_of, sightings, strict=True)):
+            rows = planned[step, np.cumsum(counts) - counts][inverse] if len(counts) else np.zeros(0, np.int32)
+            ends = np.cumsum([len(ids[step]) for ids, _ in split])
+            for answer, part in zip(answers, np.split(rows, ends[:-1]), strict=True):
+                answer.append(self.shards.numbers(part))
+        return [np.concatenate(parts) for parts in answers]
+
+    def receive(self, answers: Sequence[np.ndarray]) -> None:
+        """Complete the query with the answers of each rank."""
+        self.query.answers = self.query.in_order(answers)
+
+    def plan(
+        self, ids: np.ndarray, padding: np.ndarray | None = None, now: float = 0.0, steps: int | None = None
+    ) -> np.ndarray:
+        """Return the answers for `ids`: the query's, or distinct ones, int64 [1, n]."""
+        query = self.query
+        return query.rows() if steps is None else query.answers[np.searchsorted(query.keys, ids)]
+
+    def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
+        """Return the answers for the ids that are read, int32 [n]; -1 for padding."""
+        return self.reading.rows().reshape(-1)
+
+    def read_trained(self, ids: np.ndarray, padding: np.ndarray, out: np.ndarray) -> None:
+        """Write the trained weights that the owners sent to `out`, float32 [n, dim]."""
+        self.store.read_part(self.lookup(ids), out)
+
+    def record(self, numbers: np.ndarray, inverse: np.ndarray, now: float) -> None:
+        """Record sightings of the rows owned here; see `SparseTable.record`."""
+        own = self._own(numbers)
+        renumbered = np.append(0, np.cumsum(own) * own)
+        self.table.record(self.shards.rows(numbers[own]), renumbered[inverse], now)
+
+    # -- their values ----------------------------------------------------------------------------------------------
+
+    def _own(self, numbers: np.ndarray) -> np.ndarray:
+        return (numbers == DEFAULT_ROW) | (self.shards.owners_of_rows(numbers) == self.shards.rank)
+
+    def row_counts(self, numbers: np.ndarray) -> np.ndarray:
+        """Return each process's rows in a plan, without the default row, int64 [size]."""
+        return np.bincount(self.shards.owners_of_rows(numbers[numbers != DEFAULT_ROW]), minlength=self.shards.size)
+
+    def own_values(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the plan's packed rows owned here, without the default row, [n, width]."""
+        own = (numbers != DEFAULT_ROW) & self._own(numbers)
+        return self.table.store.read(self.shards.rows(numbers[own]))
+
+    def receive_values(self, numbers: np.ndarray, parts: Sequence[np.ndarray]) -> None:
+        """Assemble a plan's rows from the parts of all processes."""
+        values = np.empty((len(numbers), self.width), np.float32)
+        owners = self.shards.owners_of_rows(numbers)
+        for rank, part in enumerate(parts):
+            values[(owners == rank) & (numbers != DEFAULT_ROW)] = part.reshape(-1, self.width)
+        default = numbers == DEFAULT_ROW
+        values[default] = self.table.store.read(numbers[default])
+        self.store.values, self._numbers = values, numbers
+
+    def commit(self, values: np.ndarray | None) -> None:
+        """Commit the oldest plan with all its rows, [u, width]; None: trained in place."""
+        self.table.commit(None if values is None else values[self._own(self._numbers)])
+
+
+class OwnedTable(ShardedTable):
+    """A `ShardedTable` whose rows their owners train; each process plans its own ids.
+
+    Attributes:
+        keeps_seen: whether to keep `seen`.
+        seen: how often each batch of this process's latest plan sees each distinct row of the chunk, int64 [steps, u].
+    """
+
+    def __init__(self, table: SparseTable) -> None:
+        super().__init__(table)
+        self.keeps_seen = False
+        self.seen = np.zeros((0, 0), np.int64)
+
+    def record(self, numbers: np.ndarray, inverse: np.ndarray, now: float) -> None:
+        """Add this process's sightings of each row to `seen`, for the owners to record."""
+        if self.keeps_seen:
+            self.seen = np.stack([np.bincount(step, minlength=len(numbers) + 1)[1:] for step in inverse])
+
+    def start(self) -> None:
+        """Mark the oldest plan: its rows are about to be trained in place."""
+        self.table.start()
