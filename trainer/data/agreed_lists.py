@@ -68,15 +68,12 @@ def _joined(lengths: list[ListLengths]) -> ListLengths:
 def placeholder_columns(columns: Columns, names: Sequence[str], lengths: Mapping[str, ListLengths] | None) -> Columns:
     """Return placeholder columns like `columns`, with the `lengths` of the step."""
     of_step = lengths or {}
-    return tuple(
-        [
-            _placeholder(column, of_step[name]) if name in of_step else column
-            for name, column in zip(names, columns, strict=True)
-        ]
-    )
+    return tuple([_placeholder(column, of_step.get(name)) for name, column in zip(names, columns, strict=True)])
 
 
-def _placeholder(column: Any, of_step: ListLengths) -> Any:
+def _placeholder(column: Any, of_step: ListLengths | None) -> Any:
+    if of_step is None:
+        return column
     options = column.options if isinstance(column, Ragged) else {}
     values = column.values if isinstance(column, Ragged) else column.reshape(-1, *column.shape[2:])
     if of_step.ragged:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -143,25 +144,30 @@ def describe_non_finite(
     NaN of the columns that `ignored` names is left out; infinite values are not.
     """
     for name, column in zip(names, columns, strict=False):
-        if column.dtype.kind != "f":
-            continue
-        values = column.values if isinstance(column, Ragged) else column
-        wrong = np.isinf(values) if name in ignored else ~np.isfinite(values)
-        if not wrong.any():
-            continue
-        bad = np.flatnonzero(wrong.reshape(len(values) if values.ndim else 1, -1).any(axis=1))
-        rows = _rows_of(column, bad) if isinstance(column, Ragged) else bad
+        rows = non_finite_rows(column, nan_allowed=name in ignored)
         if len(rows):
             return f"column {name!r} holds NaN or infinite values, first in row {rows[0]} ({len(rows)} rows)"
     return None
 
 
-def _rows_of(column: Ragged, indexes: np.ndarray) -> np.ndarray:
-    """Return the rows of the values at `indexes`; values outside a slice have none."""
-    inside = indexes[(indexes >= column.offsets[0]) & (indexes < column.offsets[-1])]
-    return np.unique(np.searchsorted(column.offsets, inside, side="right") - 1)
+def non_finite_rows(column: np.ndarray | Ragged, *, nan_allowed: bool = False) -> np.ndarray:
+    """Return the rows that hold NaN (unless allowed) or what is infinite in float32."""
+    values = column[:].values if isinstance(column, Ragged) else column
+    if values.dtype.kind != "f":
+        return np.empty(0, np.int64)
+    if values.dtype.itemsize > 4:
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32)
+    wrong = np.isinf(values) if nan_allowed else ~np.isfinite(values)
+    if not wrong.any():
+        return np.empty(0, np.int64)
+    wrong = wrong.reshape(len(values) if values.ndim else 1, -1).any(axis=1)
+    if isinstance(column, Ragged):
+        return np.unique(np.repeat(np.arange(len(column)), column.lengths)[wrong])
+    return np.flatnonzero(wrong)
 
 
+@dataclass(frozen=True)
 class ColumnOrder:
     """Arranges the columns of a batch by their names.
 
@@ -175,20 +181,11 @@ class ColumnOrder:
         labels_needed: whether a batch with names has to have all the labels.
     """
 
-    def __init__(
-        self,
-        takes: int | None,
-        labels: Sequence[str] = (),
-        aside: Sequence[str] = (),
-        inputs: Sequence[str] = (),
-        *,
-        labels_needed: bool = True,
-    ) -> None:
-        self.takes = takes
-        self.labels = tuple(labels)
-        self.aside = tuple(aside)
-        self.inputs = tuple(inputs)
-        self.labels_needed = labels_needed
+    takes: int | None
+    labels: Sequence[str] = ()
+    aside: Sequence[str] = ()
+    inputs: Sequence[str] = ()
+    labels_needed: bool = True
 
     def __bool__(self) -> bool:
         return bool(self.labels or self.aside or self.inputs)

@@ -18,6 +18,8 @@ from .chunk import FeedOptions
 from .ragged import RaggedColumns
 from .source import Item, Source
 
+logger = logging.getLogger(__name__)
+
 
 class ColumnCheck:
     """Checks the first batch against the network, every later one against the first.
@@ -49,7 +51,6 @@ class ColumnCheck:
         self._expected: list[tuple[str, int, Any, Any]] | None = None
 
     def __call__(self, columns: Columns, names: tuple[str, ...]) -> None:
-        """Check one batch."""
         if self._expected is None:
             if columns and all(column.ndim == 0 for column in columns):
                 raise DataError(rows_instead_of_batches(columns, names))
@@ -185,18 +186,12 @@ def label_columns(loss_fn: nn.Cell | None) -> int:
     """
     if loss_fn is None:
         return 0
-    construct = type(loss_fn).construct if isinstance(loss_fn, nn.Cell) else loss_fn
+    construct = loss_fn.construct if isinstance(loss_fn, nn.Cell) else loss_fn
     parameters = list(inspect.signature(construct).parameters.values())
-    if isinstance(loss_fn, nn.Cell):
-        parameters = parameters[1:]
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if len(parameters) == 1 and parameters[0].kind in positional:
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(parameters) == len(positional) == 1:
         return 0
-    required = sum(p.kind in positional and p.default is p.empty for p in parameters)
-    return max(1, required - 1)
-
-
-logger = logging.getLogger(__name__)
+    return max(1, sum(p.default is p.empty for p in positional) - 1)
 
 
 class BatchConversion:

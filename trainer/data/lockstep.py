@@ -24,7 +24,7 @@ from ..errors import DataError
 from .agreed_lists import AgreedLists, placeholder_columns
 from .as_columns import Columns
 from .ragged import Ragged
-from .source import Item, Source
+from .source import Item, Source, WrappedSource
 from .waiting import DATA_WAIT, Interrupted, Prefetch
 
 POLL_SECONDS = 0.1
@@ -43,7 +43,7 @@ class Round(NamedTuple):
     more: Sequence[int] = ()  # what a subclass adds
 
 
-class LockstepSource(Source):
+class LockstepSource(WrappedSource):
     """This process's part of data; base of the sources that agree on every step.
 
     Args:
@@ -69,7 +69,7 @@ class LockstepSource(Source):
         whole_calls: bool = True,
         batch_rows: int | None = None,
     ) -> None:
-        self.rows_of = rows_of
+        super().__init__(rows_of)
         self.group, self.hooks, self.ahead = group, hooks, ahead
         self.whole_calls = whole_calls
         self.batch_rows = batch_rows
@@ -82,15 +82,6 @@ class LockstepSource(Source):
         self._ready: deque[Item] = deque()
         self._over = False
         self._state: Any = None
-
-    @property
-    def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        """Column names."""
-        return self.rows_of.names
-
-    def when_slow(self) -> str:
-        """Return advice for faster reading, or an empty string."""
-        return self.rows_of.when_slow()
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
         """Return the columns of the first rows of any process; called by all together.
@@ -299,16 +290,14 @@ class LockstepSource(Source):
             self._learn(tuple(rows))
 
     def interrupt(self) -> None:
-        """Stop reading."""
-        self.rows_of.interrupt()
+        super().interrupt()
         if self._reader is not None:
             self._left_behind |= not self._reader.stop()
             self._reader = None
 
     def close(self) -> None:
-        """Stop reading and close the data."""
         self.interrupt()
-        self.rows_of.close()
+        super().close()
 
 
 def _row_type(column: Any) -> tuple[Any, ...]:

@@ -140,3 +140,42 @@ class Source:
 
     def close(self) -> None:
         """Release threads and files."""
+
+
+def _of_other(name: str) -> Any:
+    return property(lambda self: getattr(self.rows_of, name), lambda self, value: setattr(self.rows_of, name, value))
+
+
+class WrappedSource(Source):
+    """Base of sources that read another one, `rows_of`, with its names and properties."""
+
+    names, one_shot, dataset = _of_other("names"), _of_other("one_shot"), _of_other("dataset")
+    thread_bound, set_aside = _of_other("thread_bound"), _of_other("set_aside")
+    continues_epochs = _of_other("continues_epochs")
+
+    def __init__(self, rows_of: Source) -> None:
+        self.rows_of = rows_of
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns | None:
+        return self.rows_of.peek(should_stop)
+
+    def warn_of_non_finite(self, ignored: Collection[str] = ()) -> None:
+        self.rows_of.warn_of_non_finite(ignored)
+
+    def describe(self) -> dict[str, Any]:
+        return self.rows_of.describe()
+
+    def trained_to(self, position: Position) -> None:
+        self.rows_of.trained_to(position)
+
+    def commit(self, position: Position) -> None:
+        self.rows_of.commit(position)
+
+    def when_slow(self) -> str:
+        return self.rows_of.when_slow()
+
+    def interrupt(self) -> None:
+        self.rows_of.interrupt()
+
+    def close(self) -> None:
+        self.rows_of.close()

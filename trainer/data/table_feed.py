@@ -60,11 +60,10 @@ class DeltaPolicy:
     """
 
     CONSUMER = "snapshot"
+    MOST_DELTAS, MOST_ROWS = 8, 0.5  # the second as a share of all rows
 
-    def __init__(self, tables: SparseTables, most_deltas: int = 8, most_rows: float = 0.5) -> None:
+    def __init__(self, tables: SparseTables) -> None:
         self.tables = tables
-        self.most_deltas = most_deltas
-        self.most_rows = most_rows
         self._newest: Path | None = None
         self._deltas = 0
         self._rows = 0
@@ -89,8 +88,8 @@ class DeltaPolicy:
             and newest.parent == path.parent
             and newest.name != path.name
             and newest.is_dir()
-            and self._deltas < self.most_deltas
-            and self._rows + self._changed <= self.most_rows * rows
+            and self._deltas < self.MOST_DELTAS
+            and self._rows + self._changed <= self.MOST_ROWS * rows
         )
 
     def written(self, path: Path) -> None:
@@ -145,7 +144,6 @@ class TableFeed(ChunkTransform, Stateful):
         return (*columns, *plan.inputs), plan
 
     def release(self) -> None:
-        """Release chunks prepared for training and not trained."""
         self.tables.rollback()
 
     @property
@@ -205,7 +203,7 @@ class TableFeed(ChunkTransform, Stateful):
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def _raise_first(group: Group, problem: CheckpointError | None) -> None:
@@ -246,27 +244,24 @@ class OwnTables(ChunkTransform):
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
         """Return columns with positions for ids, and the plan of the rows to exchange."""
         planner, channel = self.tables.tables.planner, self.tables.tables.channel
-        placeholder, before = not chunk.num_samples, channel.seconds
-        fill, flush = chunk.start.micro_batches, chunk.flush
+        before = channel.seconds
         columns, plan = planner.plan(
             columns,
             chunk.stacked,
             chunk.num_batches,
             now=now,
-            placeholder=placeholder,
-            fill=fill,
-            flush=flush,
+            placeholder=not chunk.num_samples,
+            fill=chunk.start.micro_batches,
+            flush=chunk.flush,
             last=chunk.ends_epoch,
         )
         chunk.exchanged = channel.seconds - before
         return (*columns, *plan.inputs), plan
 
     def finish(self) -> None:
-        """Tell the other processes that no chunk follows."""
         self.tables.tables.planner.finish()
 
     def interrupt(self) -> None:
-        """End an exchange under way on the preparing thread."""
         if not self.on_graph_thread:
             self.tables.tables.channel.interrupt()
 

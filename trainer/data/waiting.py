@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 Observer = Callable[[str, float, float], None]  # (part of the work, its beginning and end by `time.perf_counter()`)
@@ -49,6 +50,7 @@ class WaitClock:
         return self.waited / ((self.waited + self.worked + time.perf_counter() - self.since) or 1.0)
 
 
+@dataclass(slots=True)
 class ReadingTimes:
     """Seconds of a feed's work over its life; each attribute is written by one thread.
 
@@ -58,10 +60,9 @@ class ReadingTimes:
         prepared_ahead: the same on the reading thread, beside the training.
     """
 
-    __slots__ = ("prepared", "prepared_ahead", "read")
-
-    def __init__(self) -> None:
-        self.read = self.prepared = self.prepared_ahead = 0.0
+    read: float = 0.0
+    prepared: float = 0.0
+    prepared_ahead: float = 0.0
 
 
 class Interrupted(BaseException):
@@ -228,9 +229,7 @@ class Prefetch:
                 self._consumer_waits = False
 
     def stop(self, seconds: float | None = None) -> bool:
-        """Stop the thread, wait up to `seconds`, and return whether it has ended.
-
-        None waits `JOIN_SECONDS`.
+        """Stop the thread; return whether it ended within `seconds` or `JOIN_SECONDS`.
 
         A thread that is blocked in the source is left behind; it is a daemon.
         """

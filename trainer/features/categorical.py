@@ -73,7 +73,6 @@ class IdFeature(Feature):
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
-        """Whether the vocabulary is learned."""
         return isinstance(self.vocabulary, str) and self.vocabulary == "learn"
 
     @cached_property
@@ -175,7 +174,6 @@ class Categorical(IdFeature):
         return raw[self.source]
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return int64 [N]."""
         return [self.ids_of(raw[self.source], statistic)]
 
     @property
@@ -184,7 +182,6 @@ class Categorical(IdFeature):
         return None if self.vocabulary is not None else (self.dtype, self.hash_buckets)
 
     def apply_alike(self, features: Sequence[Any], raw: RawColumns, statistics: Sequence[Any]) -> list[list[Any]]:
-        """Return the ids of several categories, int64 [N] each."""
         ids = self.ids_of(np.stack([raw[feature.source] for feature in features]), None)
         return [[row] for row in ids]
 
@@ -254,7 +251,6 @@ class Time(Feature):
         }
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return int64 [N] for each part, and float32 [N, 1] for the age."""
         seconds = np.asarray(raw[self.source], np.float64)
         missing = ~np.isfinite(seconds)
         whole_seconds = np.floor(np.where(missing, 0, seconds) + 3600 * self.offset).astype(np.int64)

@@ -180,12 +180,11 @@ class Feature:
         Raises:
             ConfigurationError: an argument cannot be written as JSON.
         """
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "options"}
-        defaults = {entry.name: entry.default for entry in fields(self)}
+        values = [(entry, getattr(self, entry.name)) for entry in fields(self) if entry.name != "options"]
         return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in values.items()
-            if value is not defaults[name]
+            entry.name: list(value) if isinstance(value, tuple) else value
+            for entry, value in values
+            if value is not entry.default
         }
 
     def _check_dim(self, dim: int | None) -> None:
@@ -235,23 +234,14 @@ FEW_ROWS = 32
 
 
 def label_column(read: Column | None, dtype: np.dtype) -> Column:
-    """Return the column of a label; one that a feature reads as ids keeps its type.
-
-    Args:
-        read: the column as features read it, or None.
-        dtype: of a label that no feature reads as ids.
-    """
+    """Return the column of a label; one that features `read` as ids keeps its type."""
     if read is None or read.shape or read.dtype.kind not in "Ui":
         return Column(dtype, coerce=True)
     return replace(read, default=None)
 
 
 def weight_column(name: str, read: Column | None) -> Column:
-    """Return the column of loss weights; one that a feature reads keeps its type.
-
-    Args:
-        name: its name.
-        read: the column as features read it, or None.
+    """Return the column of loss weights; one that features `read` keeps its type.
 
     Raises:
         ConfigurationError: a feature reads something other than numbers from it.

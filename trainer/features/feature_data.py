@@ -113,7 +113,7 @@ def batches_of(
     for rows in rows_of(features, data, labelled=labelled, kept=kept is not None, aside=aside):
         _check_all_answered(aside, answer_all)
         if kept is not None:
-            kept.add({name: rows.columns[name] for name in features.keep}, rows.good)
+            kept.add({name: rows.columns[name] for name in features.keep})
         yield features.batch(rows.columns)
     _check_all_answered(aside, answer_all)
 
@@ -172,22 +172,19 @@ class KeptColumns:
 
     def __init__(self) -> None:
         self._parts: deque[dict[str, Any]] = deque()
-        self._rows: deque[int] = deque()
 
-    def add(self, columns: dict[str, Any], rows: int) -> None:
+    def add(self, columns: dict[str, Any]) -> None:
         """Append the columns of the next rows."""
         self._parts.append(columns)
-        self._rows.append(rows)
 
     def take(self, rows: int) -> dict[str, Any]:
         """Remove and return the columns of the next `rows` rows."""
         taken = []
         while rows:
-            part, count = self._parts.popleft(), self._rows.popleft()
+            part = self._parts.popleft()
+            count = len(next(iter(part.values())))
             if count > rows:
-                rest = {name: column[rows:] for name, column in part.items()}
-                self._parts.appendleft(rest)
-                self._rows.appendleft(count - rows)
+                self._parts.appendleft({name: column[rows:] for name, column in part.items()})
                 part, count = {name: column[:rows] for name, column in part.items()}, rows
             taken.append(part)
             rows -= count

@@ -87,14 +87,12 @@ class Learned:
         return other
 
     def merge(self, *others: Learned) -> None:
-        """Add what others learned from other rows."""
         for name, statistic in self.statistics.items():
             statistic.merge(*[other.statistics[name] for other in others])
         for name, profile in self.profiles.items():
             profile.merge(*[other.profiles[name] for other in others])
 
     def finish(self) -> None:
-        """Finish every statistic; see `Statistic.finish`."""
         for statistic in self.statistics.values():
             statistic.finish()
 
@@ -109,7 +107,6 @@ class Learned:
         return other
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": ...}``."""
         statistics = {name: statistic.state_dict() for name, statistic in self.statistics.items()}
         profiles = {name: profile.state_dict() for name, profile in self.profiles.items()}
         parts = {f"{name}.": state for name, state in statistics.items()}

@@ -135,7 +135,6 @@ class WeightedList(_Aligned):
         return {self.source: None, self.weights: None}
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return a `Ragged` column of int64 and one of float32, of the same lengths."""
         lists, weights = self.lists(raw), raw[self.weights][:]
         values = np.ones(len(lists.values), np.float32)
         row = np.repeat(np.arange(len(lists)), lists.lengths)
@@ -186,13 +185,9 @@ _WORD = re.compile(r"\w+")
 def per_distinct(texts: np.ndarray, split_text: Callable[[str], list[str]]) -> Ragged:
     """Split every text; each distinct text is split once."""
     distinct, inverse = np.unique(texts, return_inverse=True)
-    return ragged_texts([split_text(text) for text in distinct.tolist()])[inverse]
-
-
-def ragged_texts(rows: Sequence[Sequence[str]]) -> Ragged:
-    """Return lists of text as a `Ragged` column."""
+    rows = [split_text(text) for text in distinct.tolist()]
     values = np.array([value for row in rows for value in row], dtype=np.str_)
-    return Ragged(values, np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]))
+    return Ragged(values, np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]))[inverse]
 
 
 def split(texts: np.ndarray, separator: str | None, dtype: str, keep_empty: bool = False) -> Ragged:

@@ -52,7 +52,6 @@ class NumberEmbedding(nn.Cell):
             self.second_bias = weights("second_bias", (features, 1, dim), "zeros")
 
     def construct(self, numbers):
-        """Return the vectors."""
         pairs = numbers.reshape(-1, self.features, 2)
         missing = pairs[:, :, 1:]
         hidden = pairs[:, :, :1] * ops.expand_dims(self.first, 0)  # [N, features, H]

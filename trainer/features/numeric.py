@@ -63,7 +63,6 @@ class Numeric(Feature):
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
-        """Whether it needs a pass over the data."""
         return self.normalize is not None or self.missing == "mean"
 
     def raw(self) -> dict[str, Column]:
@@ -93,7 +92,6 @@ class Numeric(Feature):
         return values if self.transform is None else TRANSFORMS[self.transform](values)
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return float32 [N, 1 or 2]."""
         return [self._normalized(self.observed(raw), None if statistic is None else _Scale.of(statistic))]
 
     @property
@@ -101,7 +99,6 @@ class Numeric(Feature):
         return repr((self.clip, self.transform, self.normalize, self.missing, self._has_indicator))
 
     def apply_alike(self, features: Sequence[Any], raw: RawColumns, statistics: Sequence[Any]) -> list[list[Any]]:
-        """Return the numbers of several features, float32 [N, 1 or 2] each."""
         values = self._transformed(np.stack([np.asarray(raw[feature.source], np.float64) for feature in features]))
         scale = None
         if statistics[0] is not None:
@@ -191,7 +188,6 @@ class Bucketized(Feature):
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
-        """Whether the boundaries are learned."""
         return isinstance(self.boundaries, int)
 
     def raw(self) -> dict[str, Column]:
@@ -252,7 +248,6 @@ class Vector(Feature):
         return [Output(self.name, Kind.NUMBERS, self.width)]
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return float32 [N, width]."""
         return [np.nan_to_num(to_float32(np.asarray(raw[self.source])), nan=0.0, posinf=0.0, neginf=0.0)]
 
 
@@ -305,7 +300,6 @@ class Expression(Feature):
         return {"expression": self.expression}
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return float32 [N, 1]."""
         with np.errstate(all="ignore"):
             value = self._parsed.evaluate({name: np.asarray(raw[name], np.float64) for name in self._parsed.names})
         value = to_float32(np.asarray(value))

@@ -31,7 +31,6 @@ class ColumnProfile:
         self.rows = self.missing = 0
 
     def add(self, values: Any) -> None:
-        """Add the values of a batch."""
         self.add_keys(*self.keys_of(values))
 
     def add_keys(self, keys: np.ndarray, missing: np.ndarray) -> None:
@@ -56,7 +55,6 @@ class ColumnProfile:
         return to_ids(values), absent | (values == ("" if values.dtype.kind == "U" else NO_ID))
 
     def merge(self, *others: ColumnProfile) -> None:
-        """Add what other profiles have seen."""
         self.counts.merge(*[other.counts for other in others])
         self.rows += sum(other.rows for other in others)
         self.missing += sum(other.missing for other in others)

@@ -96,20 +96,30 @@ class RawFiles:
     def __iter__(self) -> Iterator[Any]:
         raise ConfigurationError(f"{self.path}: raw rows need Trainer(features=...), the section features")
 
-    def rows_kept(self, features: Features) -> Callable[[Rows, int], Rows] | None:
-        """Return a function (rows, first index) -> the part's rows; None keeps all rows.
+    def rows_kept(self, features: Features) -> Callable[[Rows, int], Rows]:
+        """Return a function (rows, first index) -> those of the rows to read.
 
         Use it for a single pass over the files, from their start.
 
         Raises:
             DataError: none of the rows has a time.
         """
-        keep = self._part_kept(features)
-        return keep if self._first_row == 0 else _Rest(keep, self._first_row)
+        keep, missing = self._part_kept(features), self._first_row
 
-    def _part_kept(self, features: Features) -> Callable[[Rows, int], Rows] | None:
+        def rest(rows: Rows, first: int) -> Rows:
+            nonlocal missing
+            rows = keep(rows, first)
+            if not missing:
+                return rows
+            chosen = np.arange(rows.good) >= missing
+            missing -= rows.good - int(chosen.sum())
+            return _chosen(rows, chosen)
+
+        return rest
+
+    def _part_kept(self, features: Features) -> Callable[[Rows, int], Rows]:
         if self.part is None:
-            return None
+            return lambda rows, first: rows
         index = PARTS.index(self.part)
         if features.event_time is None:
             shares = np.cumsum([1 - self.valid - self.test, self.valid])  # of "train", and of "train" and "valid"
@@ -126,32 +136,13 @@ class RawFiles:
     def _times(self, column: str) -> np.ndarray:
         """Return the times at which the parts "valid" and "test" start."""
         schema = Schema({column: time_column(required=True)})
-        times = []
         with contextlib.closing(FileStream(self.path, schema, end="at_last", dead_letter=SetAside())) as stream:
-            while not stream.exhausted:
-                batch = stream.poll(PART_ROWS, 1.0)
-                if batch is not None:
-                    times.append(batch.columns[column])
+            times = [rows.columns[column] for rows in parts_of(stream)]
         if not times:
             raise DataError(f"{self.path}: no row has a time in column {column!r}, by which it would be divided")
         ordered = np.sort(np.concatenate(times))
         begins = np.ceil(np.array([1 - self.valid - self.test, 1 - self.test]) * len(ordered) - 1e-9).astype(np.int64)
         return np.append(ordered, np.inf)[begins]
-
-
-class _Rest:
-    """Skips the first rows that another function keeps."""
-
-    def __init__(self, keep: Callable[[Rows, int], Rows] | None, first: int) -> None:
-        self._keep, self._missing = keep, first
-
-    def __call__(self, rows: Rows, first: int) -> Rows:
-        rows = rows if self._keep is None else self._keep(rows, first)
-        if not self._missing:
-            return rows
-        rest = np.arange(rows.good) >= self._missing
-        self._missing -= rows.good - int(rest.sum())
-        return _chosen(rows, rest)
 
 
 def _chosen(rows: Rows, mask: np.ndarray) -> Rows:
@@ -195,7 +186,7 @@ class RawBlocks:
         with open_files(self._path, features, aside) as stream:
             for position, first, rows in _blocks(stream, block_rows):
                 absent.note(rows.columns, rows.good)
-                kept = self._kept(rows, first)
+                kept = self._keep(rows, first)
                 self._blocks.append(Block(position, first, rows.good, kept.good))
                 if learn and kept.good and (features.statistics or not features.learned.profiled_rows):
                     features.learn(kept.columns)
@@ -207,9 +198,6 @@ class RawBlocks:
         if learn:
             features.learning_ended(sum(self.rows))
         self.names = features.batch_names
-
-    def _kept(self, rows: Rows, first: int) -> Rows:
-        return rows if self._keep is None else self._keep(rows, first)
 
     def read(self, numbers: Sequence[int]) -> list[Inputs]:
         """Return the network inputs of some blocks; DataError if the files have changed."""
@@ -224,7 +212,7 @@ class RawBlocks:
                 _, _, rows = next(_blocks(stream, block.read, block.read), (None, None, None))
             if rows is None:
                 raise DataError(f"{self._path}: a file has changed since its rows were counted")
-            parts.append(self._features.batch(self._kept(rows, block.first).columns))
+            parts.append(self._features.batch(self._keep(rows, block.first).columns))
         return parts
 
 

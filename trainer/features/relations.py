@@ -65,7 +65,6 @@ class Lookup(Feature):
         return [Output(self.name, Kind.NUMBERS)]
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return float32 [N, 1]."""
         pairs, inverse = np.unique(np.stack([raw[self.source], raw[self.key]], 1), axis=0, return_inverse=True)
         numbers = to_float32(np.array([self._find(text, key) for text, key in pairs.tolist()]))
         values = np.where(np.isfinite(numbers), numbers, np.float32(self.missing))
@@ -107,7 +106,6 @@ class Overlap(Feature):
         return [Output(self.name, Kind.NUMBERS, 4)]
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return float32 [N, 4]."""
         first, second = (raw[name].tolist() for name in self.columns)
         return [np.array([_overlap(a, b) for a, b in zip(first, second, strict=True)], np.float32).reshape(-1, 4)]
 
@@ -209,7 +207,6 @@ class Custom(Feature):
         return {self.name: {"kind": "custom", "dtype": list(self.dtype)}} if self.output == "ids" else {}
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return float32 [N, width], or int64 [N]."""
         wanted: tuple[int, ...]
         arguments = [raw[name] for name in self.columns]
         rows, values = len(arguments[0]), np.asarray(self._call(*arguments))
@@ -282,7 +279,6 @@ class Cross(Feature):
         return list_column(dtype, self.required) if self.separator is None else text_column(self.required)
 
     def outputs(self) -> list[Output]:
-        """Return the id of the combination, or the list of ids."""
         size = None if self.hash_buckets is None else self.hash_buckets + 1
         table = Table(self.name, self.dim, size, self.options)
         if self.elements is None:
@@ -290,12 +286,10 @@ class Cross(Feature):
         return [Output(self.name, Kind.LIST, table=table, pooling=self.pooling)]
 
     def id_sources(self) -> dict[str, dict[str, Any]]:
-        """Return names of columns, of which the ids are a hash, their dtypes, and buckets."""
         arguments = {"columns": list(self.columns), "dtype": list(self.dtype), "hash_buckets": self.hash_buckets}
         return {self.name: {"kind": "cross", **arguments}}
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        """Return int64 [N], or a `Ragged` column of int64."""
         if self.elements is None:
             ids, missing = self._mixed(raw)
             return [np.where(missing, NO_ID if self.hash_buckets is None else MISSING_ROW, ids)]

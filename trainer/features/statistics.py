@@ -13,14 +13,14 @@ from ..checks import any_number, whole
 from ..embedding.tables.hashing import to_ids
 from ..embedding.tables.id_map import IdMap
 from ..streams.formats.coercion import TRUTH_WORDS
-from .feature import FIRST_ROW, UNSEEN_ROW
+from .feature import FIRST_ROW, UNSEEN_ROW, Statistic
 
 logger = logging.getLogger(__name__)
 
 MAX_DISTINCT = 1 << 22  # values that a vocabulary counts before rare ones are dropped
 
 
-class Moments:
+class Moments(Statistic):
     """Count, mean, variance, minimum and maximum of the finite values.
 
     Source: T. Chan, G. Golub, R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
@@ -42,21 +42,15 @@ class Moments:
         self.merge(part)
 
     def merge(self, *others: Moments) -> None:
-        """Add what others have seen, in order."""
         for other in others:
-            if other.count:
-                self._add(other)
-
-    def _add(self, other: Moments) -> None:
-        count = self.count + other.count
-        difference = other.mean - self.mean
-        self.mean += difference * other.count / count
-        self.squares += other.squares + difference**2 * self.count * other.count / count
-        self.count = count
-        self.least, self.greatest = min(self.least, other.least), max(self.greatest, other.greatest)
-
-    def finish(self) -> None:
-        """Do nothing: every update leaves the sums complete."""
+            if not other.count:
+                continue
+            count = self.count + other.count
+            difference = other.mean - self.mean
+            self.mean += difference * other.count / count
+            self.squares += other.squares + difference**2 * self.count * other.count / count
+            self.count = count
+            self.least, self.greatest = min(self.least, other.least), max(self.greatest, other.greatest)
 
     @property
     def deviation(self) -> float:
@@ -75,7 +69,7 @@ class Moments:
             self.least, self.greatest = math.inf, -math.inf
 
 
-class Quantiles:
+class Quantiles(Statistic):
     """Quantiles of finite values to a relative error of 1 %.
 
     Source: C. Masson, J. Rim, H. Lee, "DDSketch: a fast and fully-mergeable quantile sketch", VLDB 2019.
@@ -87,13 +81,15 @@ class Quantiles:
     ACCURACY = 0.01
     _GAMMA = math.log((1 + ACCURACY) / (1 - ACCURACY))
     _SMALLEST = 1e-12  # magnitudes below it count as zero
+    _OFFSET = 1 - math.ceil(math.log(_SMALLEST) / _GAMMA)
 
     def __init__(self) -> None:
         self.keys = np.empty(0, np.int64)  # ordered by value: sign * (offset + bucket)
         self.counts = np.empty(0, np.int64)
 
     def add(self, values: np.ndarray) -> None:
-        self._count(*np.unique(self.keys_of(values[np.isfinite(values)]), return_counts=True))
+        keys, counts = np.unique(self.keys_of(values[np.isfinite(values)]), return_counts=True)
+        self.keys, self.counts = _added([self.keys, keys], [self.counts, counts])
 
     @classmethod
     def keys_of(cls, values: np.ndarray) -> np.ndarray:
@@ -101,22 +97,12 @@ class Quantiles:
         values = np.where(np.isfinite(values), values, 0.0)
         magnitude = np.abs(values)
         bucket = np.ceil(np.log(np.maximum(magnitude, cls._SMALLEST)) / cls._GAMMA).astype(np.int64)
-        return np.where(magnitude < cls._SMALLEST, 0, np.sign(values).astype(np.int64) * (bucket + cls._offset()))
-
-    @classmethod
-    def _offset(cls) -> int:
-        return 1 - math.ceil(math.log(cls._SMALLEST) / cls._GAMMA)
-
-    def _count(self, keys: np.ndarray, counts: np.ndarray) -> None:
-        self.keys, self.counts = _added([self.keys, keys], [self.counts, counts])
+        return np.where(magnitude < cls._SMALLEST, 0, np.sign(values).astype(np.int64) * (bucket + cls._OFFSET))
 
     def merge(self, *others: Quantiles) -> None:
         self.keys, self.counts = _added(
             [self.keys, *(other.keys for other in others)], [self.counts, *(other.counts for other in others)]
         )
-
-    def finish(self) -> None:
-        """Do nothing: every update leaves the counts complete."""
 
     def values(self, shares: np.ndarray) -> np.ndarray:
         """Return the quantiles at `shares` (0 to 1), float64; NaN if empty."""
@@ -124,7 +110,7 @@ class Quantiles:
             return np.full(len(shares), np.nan)
         rank = np.asarray(shares) * (self.counts.sum() - 1)
         keys = self.keys[np.searchsorted(np.cumsum(self.counts), rank, side="right").clip(max=len(self.keys) - 1)]
-        bucket = np.abs(keys) - self._offset()
+        bucket = np.abs(keys) - self._OFFSET
         middle = 2 * np.exp(bucket * self._GAMMA) / (1 + math.exp(self._GAMMA))
         return np.sign(keys) * middle
 
@@ -159,7 +145,7 @@ class KnownIds:
         return np.where(rows < 0, UNSEEN_ROW, rows).astype(np.int64, copy=False)
 
 
-class ValueCounts:
+class ValueCounts(Statistic):
     """Counts of the `limit` most frequent ids, and which of them have a table row.
 
     Ids are int64, as `trainer.embedding` hashes text. Above `limit`, the rarest ids are dropped with a single warning;
@@ -179,7 +165,6 @@ class ValueCounts:
         self._vocabulary: KnownIds | None = None
 
     def add(self, ids: np.ndarray) -> None:
-        """Add ids, int64."""
         self._count([np.unique(ids, return_counts=True)])
 
     def _count(self, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:

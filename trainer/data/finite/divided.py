@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from ...distributed.agreement import StopHooks
@@ -33,7 +33,6 @@ class DividedSource(LockstepSource):
 
     def __init__(self, rows_of: Source, group: Group, hooks: StopHooks) -> None:
         super().__init__(rows_of, group, hooks)
-        self.one_shot, self.dataset = rows_of.one_shot, rows_of.dataset
         self._meets = True
         parts = group.gather_json({"data: a part for each process": True, "data: size": rows_of.size})
         whole = [rank for rank, part in enumerate(parts) if "data: a part for each process" not in part]
@@ -44,20 +43,6 @@ class DividedSource(LockstepSource):
             )
         sizes = [part["data: size"] for part in parts]
         self.size = None if None in sizes else max(sizes)
-
-    @property
-    def set_aside(self) -> str | None:  # type: ignore[override]
-        """How many rows this process has set aside and why, or None."""
-        return self.rows_of.set_aside
-
-    @property
-    def continues_epochs(self) -> bool:  # type: ignore[override]
-        """Whether an epoch begins after the last batch of the one before."""
-        return self.rows_of.continues_epochs
-
-    @continues_epochs.setter
-    def continues_epochs(self, value: bool) -> None:
-        self.rows_of.continues_epochs = value
 
     @property
     def ahead(self) -> int:  # type: ignore[override]
@@ -75,12 +60,7 @@ class DividedSource(LockstepSource):
         """Return what all processes know; each has rows of its own."""
         return {"kind": "separate"}
 
-    def warn_of_non_finite(self, ignored: Collection[str] = ()) -> None:
-        """Log which column of this process's part holds NaN or infinite values."""
-        self.rows_of.warn_of_non_finite(ignored)
-
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
-        """Yield the batches of the agreed steps; see `LockstepSource.batches`."""
         steps = start
         for item in super().batches(epoch, start, state):
             steps += 1
@@ -95,7 +75,7 @@ class DividedSource(LockstepSource):
 
     def commit(self, position: Position) -> None:
         """Acknowledge this process's rows before `position`, that of all processes."""
-        self.rows_of.commit(position.with_state(self._own(position.state)))
+        super().commit(position.with_state(self._own(position.state)))
 
     def _own(self, state: Any) -> Any:
         """Return this process's state; None in a snapshot of another number of them."""

@@ -9,17 +9,17 @@ Every process works out all of a step's shapes, so that all call the same progra
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ...distributed.agreement import StopHooks
 from ...distributed.group import Group
-from ..as_columns import Columns, form_of
+from ..as_columns import form_of
 from ..position import Position
 from ..ragged import ListLengths, Ragged
-from ..source import Item, Source
+from ..source import Item, Source, WrappedSource
 from .datasets import is_arrays, make_source
 from .divided import DividedSource
 from .sources import ArraySource, PipelineSource
@@ -74,15 +74,13 @@ class ShardedArrays(ArraySource):
         return lengths_of
 
 
-class EveryNth(Source):
+class EveryNth(WrappedSource):
     """Deals a source's batches in turn: a process reads all and keeps its own."""
 
     def __init__(self, source: Source, shard: Group) -> None:
-        self.source = source
+        super().__init__(source)
         self.shard = shard
-        self.thread_bound = source.thread_bound
         self.size = None if source.size is None else -(-source.size // shard.size)
-        self.one_shot, self.dataset = source.one_shot, source.dataset
         if isinstance(source, PipelineSource):
             logger.info(
                 "every process reads the whole pipeline and takes one batch of %d; give its source num_shards and "
@@ -90,36 +88,18 @@ class EveryNth(Source):
                 shard.size,
             )
 
-    @property
-    def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        return self.source.names
-
-    @property
-    def set_aside(self) -> str | None:  # type: ignore[override]
-        """How many rows the source has set aside and why, or None."""
-        return self.source.set_aside
-
-    @property
-    def continues_epochs(self) -> bool:  # type: ignore[override]
-        """Whether an epoch begins after the last batch of the one before."""
-        return self.source.continues_epochs
-
-    @continues_epochs.setter
-    def continues_epochs(self, value: bool) -> None:
-        self.source.continues_epochs = value
-
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         size, rank = self.shard.size, self.shard.rank
         step: list[Any] = []
         lengths: dict[str, ListLengths] = {}
         own: Item | None = None
         item = None
-        for item in self.source.batches(epoch, start * size, state):
+        for item in self.rows_of.batches(epoch, start * size, state):
             if item is None:
                 continue
             if len(step) == rank:
                 own = item
-                if self.source.reuses_buffers:
+                if self.rows_of.reuses_buffers:
                     own.columns = tuple([column.copy() for column in item.columns])
             step.append(form_of(item.columns))
             for name, column in zip(self.names or (), item.columns, strict=True):
@@ -134,7 +114,7 @@ class EveryNth(Source):
             if own is None:
                 own, item.placeholder = item, True
             yield self._complete(own, state, step, lengths)
-        self.size = None if self.source.size is None else -(-self.source.size // size)
+        self.size = None if self.rows_of.size is None else -(-self.rows_of.size // size)
 
     def _complete(self, own: Item, state: Any, step: list[Any], lengths: dict[str, ListLengths]) -> Item:
         """Add to this process's batch what the forms of all batches in `step` decide."""
@@ -143,30 +123,14 @@ class EveryNth(Source):
         own.step_rows, own.lengths = sum(form[0][0][0] for form in step), lengths
         return own
 
-    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns | None:
-        return self.source.peek(should_stop)
-
     def describe(self) -> dict[str, Any]:
-        """Return what the source does, and the number of processes."""
-        return {**self.source.describe(), "processes": self.shard.size}
-
-    def warn_of_non_finite(self, ignored: Collection[str] = ()) -> None:
-        self.source.warn_of_non_finite(ignored)
+        return {**super().describe(), "processes": self.shard.size}
 
     def checksums(self) -> dict[str, int]:
-        return self.source.checksums()
+        return self.rows_of.checksums()
 
     def resolve(self, position: Position) -> Position:
-        return self.source.resolve(position)
-
-    def commit(self, position: Position) -> None:
-        self.source.commit(position)
-
-    def interrupt(self) -> None:
-        self.source.interrupt()
-
-    def close(self) -> None:
-        self.source.close()
+        return self.rows_of.resolve(position)
 
 
 def is_sharded(data: Any) -> bool:

@@ -214,7 +214,6 @@ class PipelineSource(Source):
                 ended = True
 
     def close(self) -> None:
-        """Stop the pipeline's threads."""
         if self._iterator is not None:
             self._iterator.stop()
             self._iterator = None
@@ -235,7 +234,7 @@ class IterableSource(Source):
         self.data: Any = data
         self._is_factory = callable(data) and not hasattr(data, "__iter__")
         self.thread_bound = type(data).__module__.startswith("mindspore.dataset")  # an iterator over a pipeline
-        self.one_shot = not self._is_factory and iter_is_self(data)
+        self.one_shot = not self._is_factory and hasattr(data, "__next__")  # an iterator
         self._epoch: int | None = None  # that was read last
         self._ended = False
         self._read = 0  # batches of an iterator, from its beginning
@@ -320,11 +319,6 @@ def _used_up(epoch: int) -> DataError:
         f"epoch {epoch}: the generator is used up after one pass; pass a function that returns a fresh "
         "generator, a list, or an object with __iter__"
     )
-
-
-def iter_is_self(data: Any) -> bool:
-    """Return whether `data` is an iterator, which serves one pass only."""
-    return hasattr(data, "__next__")
 
 
 def _length(data: Any) -> int | None:

@@ -90,10 +90,6 @@ class SharedStream(LockstepSource):
         """The stream that is read."""
         return self.rows_of.stream
 
-    def describe(self) -> dict[str, Any]:
-        """Return what a single process's source does: positions mean the same rows."""
-        return self.rows_of.describe()
-
     def lag(self) -> int | None:
         """Return the rows that wait upstream of all processes, or None; called by all."""
         own = self.stream.lag()
@@ -109,9 +105,6 @@ class SharedStream(LockstepSource):
             return own
         return position.merge([part or {} for part in self.group.gather_json(own.state)], self.stream.join)
 
-    def trained_to(self, position: Position) -> None:
-        self.rows_of.trained_to(position)
-
     def commit(self, position: Position) -> None:
         """Acknowledge this process's part of `position`, that of all processes."""
         if position.dealt is not None:
@@ -120,7 +113,6 @@ class SharedStream(LockstepSource):
             self.rows_of.commit(position)
 
     def go_back(self, position: Position, trained: int) -> None:
-        """Seek this process's part to `position`."""
         if not self._left_behind:
             self.rows_of.go_back(position, trained)
 

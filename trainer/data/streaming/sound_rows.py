@@ -10,7 +10,7 @@ import numpy as np
 from ...streams import Batch, DeadLetter, Stream
 from ...streams.batch import far_ahead
 from ...streams.dead_letter import BadRow
-from ..as_columns import as_array
+from ..as_columns import as_array, non_finite_rows
 from ..ragged import Ragged
 
 Counted = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
@@ -65,26 +65,14 @@ class SoundRows:
         column = batch.columns[name]
         if not isinstance(column, np.ndarray | Ragged):  # lists, of a user's own stream
             column = as_array(column, name)
-        if column.dtype.kind != "f":
-            return np.empty(0, np.int64)
-        values = column[:].values if isinstance(column, Ragged) else column
-        if values.dtype.itemsize > 4:
-            with np.errstate(over="ignore"):
-                values = values.astype(np.float32)  # as it is trained on
-        finite = np.isfinite(values)
-        if finite.all():
-            return np.empty(0, np.int64)
-        if isinstance(column, Ragged):
-            bad_values = ~finite.reshape(len(values), -1).all(axis=1)
-            return np.unique(np.repeat(np.arange(len(column)), column.lengths)[bad_values])
-        bad = ~finite.reshape(len(column), -1).all(axis=1)
+        bad = non_finite_rows(column)
         labels = names[len(names) - self.tasks :]
-        if self.counted is not None and name in labels:
+        if len(bad) and self.counted is not None and name in labels and isinstance(column, np.ndarray):
             counted = self.counted([batch.columns[label] for label in labels])
             of_column = [rows for label, rows in zip(labels, counted, strict=True) if label == name]
             if all(rows is not None for rows in of_column):
-                bad &= np.any(of_column, axis=0)
-        return np.flatnonzero(bad)
+                bad = bad[np.any(of_column, axis=0)[bad]]
+        return bad
 
 
 def _plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ from ..as_columns import Columns, as_array, check_task_labels
 from ..finite.datasets import is_arrays
 from ..position import Position
 from ..ragged import ListTypes, Ragged, given_names
-from ..source import Item, Source
+from ..source import Item, Source, WrappedSource
 from .sound_rows import Counted, SoundRows
 
 logger = logging.getLogger(__name__)
@@ -255,10 +255,8 @@ class StreamSource(Source):
             if name not in columns:
                 raise DataError(f"the stream has no column {name!r}; it has {available}{did_you_mean(name, available)}")
         inputs = given_names(self.inputs, columns)
-        if inputs and all(name in columns for name in inputs):
-            rest = [name for name in available if name not in (*inputs, self.weight, self.event_time)]
-        else:
-            rest = [name for name in available if name not in (self.weight, self.event_time)]
+        taken = inputs if set(inputs) <= set(available) else ()
+        rest = [name for name in available if name not in (*taken, self.weight, self.event_time)]
         if not self.labelled:
             return inputs if set(inputs) <= set(available) else tuple(rest)
         tail = self.labels
@@ -269,9 +267,7 @@ class StreamSource(Source):
             if label is None:
                 raise DataError(f"the stream has no label beside the columns the network takes; it has {available}")
             tail = (label, self.weight) if self.weight else (label,)
-        if inputs and all(name in columns for name in inputs):
-            return (*inputs, *tail)
-        return (*(name for name in rest if name not in tail), *tail)
+        return (*(taken or [name for name in rest if name not in tail]), *tail)
 
     def resolve(self, position: Position) -> Position:
         return position if position.state is None else position.with_state(self.stream.resolve(position.state))
@@ -292,35 +288,21 @@ class StreamSource(Source):
         self._stopped = True
 
 
-class SummedSource(Source):
+class SummedSource(WrappedSource):
     """A stream with positions (CRC-32 of all rows so far, position).
 
     Processes compare the sums to detect that they read different rows.
     """
 
-    def __init__(self, source: StreamSource) -> None:
-        self.source = source
-        self.thread_bound = source.thread_bound
-
-    @property
-    def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        return self.source.names
-
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         total = 0
-        for item in self.source.batches(epoch, start, state):
+        for item in self.rows_of.batches(epoch, start, state):
             if item is not None:
                 for column in item.columns:
                     for part in _content(column):
                         total = zlib.crc32(part, total)
                 item.state = (total, item.state)
             yield item
-
-    def interrupt(self) -> None:
-        self.source.interrupt()
-
-    def close(self) -> None:
-        self.source.close()
 
 
 def _content(column: Any) -> list[Any]:
