@@ -225,10 +225,6 @@ def same_rows(plain: Any, filled: Any) -> bool:
     if isinstance(plain, tuple) or isinstance(filled, tuple):
         tuples = isinstance(plain, tuple) and isinstance(filled, tuple) and len(plain) == len(filled)
         return tuples and all(map(same_rows, plain, filled))
-    return _same(plain, filled)
-
-
-def _same(plain: np.ndarray, filled: np.ndarray) -> bool:
     if plain.shape != filled.shape or plain.dtype != filled.dtype:
         return False
     if plain.dtype.kind != "f":

@@ -49,6 +49,8 @@ class Source:
     """Base of the sources.
 
     Attributes:
+        kind: name in saved positions; None: the name of the class.
+        described: names of the attributes that a saved position depends on.
         names: column names, known after the first batch at the latest.
         size: batches of one epoch, or None when unknown.
         in_memory: whether reading is no more than cutting arrays; `size` is known then.
@@ -69,6 +71,8 @@ class Source:
         set_aside: how many rows were set aside so far and why, or None.
     """
 
+    kind: str | None = None
+    described: tuple[str, ...] = ()
     names: tuple[str, ...] | None = None
     size: int | None = None
     in_memory: bool = False
@@ -104,7 +108,7 @@ class Source:
 
     def describe(self) -> dict[str, Any]:
         """Return the properties that a saved position depends on."""
-        return {"kind": type(self).__name__}
+        return {"kind": self.kind or type(self).__name__} | {name: getattr(self, name) for name in self.described}
 
     def checksums(self) -> dict[str, int]:
         """Return checksums of batches by name, to compare processes; empty for a stream."""

@@ -186,7 +186,14 @@ class TableFeed(ChunkTransform, Stateful):
                 open_accumulation.check(self.tables, state)
         except CheckpointError as error:
             problem = error
-        _raise_first(self.tables.group, problem)
+        damaged = not isinstance(problem, CheckpointMismatchError)
+        own = None if problem is None else [damaged, str(problem)]
+        for rank, other in enumerate(self.tables.group.gather_json(own)):
+            if problem is not None:
+                raise problem
+            if other is not None:
+                kind = CheckpointDamagedError if other[0] else CheckpointMismatchError
+                raise kind(f"rank {rank}: {other[1]}")
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore a full state and the deltas that build on it, in order."""
@@ -204,17 +211,6 @@ class TableFeed(ChunkTransform, Stateful):
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def _raise_first(group: Group, problem: CheckpointError | None) -> None:
-    """Raise this process's problem, or the first of the others."""
-    damaged = not isinstance(problem, CheckpointMismatchError)
-    for rank, other in enumerate(group.gather_json(None if problem is None else [damaged, str(problem)])):
-        if problem is not None:
-            raise problem
-        if other is not None:
-            kind = CheckpointDamagedError if other[0] else CheckpointMismatchError
-            raise kind(f"rank {rank}: {other[1]}")
 
 
 class OwnTables(ChunkTransform):

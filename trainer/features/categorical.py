@@ -99,14 +99,8 @@ class IdFeature(Feature):
         vocabulary: Any = self.vocabulary
         if self.given is not None:
             vocabulary = f"{self.given.count} values, SHA-256 {self._given_digest[:16]}"
-        return {
-            self.id_table.name: {
-                "kind": "values",
-                "dtype": self.dtype,
-                "vocabulary": vocabulary,
-                "hash_buckets": self.hash_buckets,
-            }
-        }
+        source = {"kind": "values", "dtype": self.dtype, "vocabulary": vocabulary, "hash_buckets": self.hash_buckets}
+        return {self.id_table.name: source}
 
     @cached_property
     def _given_digest(self) -> str:

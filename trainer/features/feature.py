@@ -92,8 +92,8 @@ class Statistic(Protocol):
     def add(self, values: Any) -> None:
         """Add the values of a batch."""
 
-    def merge(self, *others: Any) -> None:
-        """Add the values that other statistics have seen."""
+    def merge(self, other: Any) -> None:
+        """Add the values that another statistic has seen."""
 
     def finish(self) -> None:
         """Compute what depends on all values; called once, before features are applied."""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..checks import refuse
-from ..errors import ConfigurationError, did_you_mean
+from ..checks import choice, refuse
+from ..errors import ConfigurationError
 from .feature import Feature
 
 NUMBERS, IDS = "numbers", "ids"  # inputs of the network
@@ -19,16 +19,9 @@ def as_feature(value: Mapping[str, Any]) -> Feature:
     from . import KINDS
 
     arguments = dict(value)
-    kind = arguments.pop("kind", None)
-    if kind not in KINDS:
-        raise ConfigurationError(f"kind takes {', '.join(KINDS)}; received {kind!r}{did_you_mean(kind, KINDS)}")
-    accepted = list(KINDS[kind].__dataclass_fields__)
+    kind = choice("kind", arguments.pop("kind", None), KINDS)
     for name in arguments:
-        if name not in accepted:
-            raise ConfigurationError(
-                f"a feature of kind {kind!r} takes {', '.join(accepted)}; received {name!r}"
-                f"{did_you_mean(name, accepted)}"
-            )
+        choice(f"a feature of kind {kind!r}", name, KINDS[kind].__dataclass_fields__)
     if "name" not in arguments:
         raise ConfigurationError(f"a feature of kind {kind!r} needs a name; received {dict(value)!r}")
     return KINDS[kind](**arguments)

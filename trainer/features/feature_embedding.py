@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ..checks import refuse, whole
+from ..checks import choice, refuse, whole
 from ..embedding.layers.embedding import Embedding
 from ..embedding.layers.embedding_group import EmbeddingBag, EmbeddingGroup
 from ..errors import ConfigurationError, did_you_mean
@@ -89,7 +89,8 @@ class FeatureEmbedding(nn.Cell):
         self.dim = dim
         inputs = features.inputs
         all_ids = features.of_kind(Kind.IDS)
-        _check_names(exclude, [output.name for output in (*all_ids, *features.of_kind(Kind.LIST))])
+        for name in exclude:
+            choice("FeatureEmbedding(exclude=...)", name, [o.name for o in (*all_ids, *features.of_kind(Kind.LIST))])
         ids = [output for output in all_ids if output.name not in exclude]
         lists = [output for output in features.of_kind(Kind.LIST) if output.name not in exclude]
         for output in (*ids, *lists):
@@ -198,13 +199,6 @@ class FeatureEmbedding(nn.Cell):
         for index in range(len(self.row_inputs)):
             sequences += (self.rows[index](columns[self.row_inputs[index]]),)
         return fields, numbers, sequences
-
-
-def _check_names(exclude: Sequence[str], known: Sequence[str]) -> None:
-    for name in exclude:
-        if name not in known:
-            accepted = f"names of categories or lists, {', '.join(known)}"
-            refuse("FeatureEmbedding(exclude=...)", accepted, name, did_you_mean(name, known))
 
 
 def _rows_of(output: Output) -> int:

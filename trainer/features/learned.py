@@ -86,11 +86,11 @@ class Learned:
         other.finish()
         return other
 
-    def merge(self, *others: Learned) -> None:
+    def merge(self, other: Learned) -> None:
         for name, statistic in self.statistics.items():
-            statistic.merge(*[other.statistics[name] for other in others])
+            statistic.merge(other.statistics[name])
         for name, profile in self.profiles.items():
-            profile.merge(*[other.profiles[name] for other in others])
+            profile.merge(other.profiles[name])
 
     def finish(self) -> None:
         for statistic in self.statistics.values():

@@ -54,10 +54,10 @@ class ColumnProfile:
             return Quantiles.keys_of(numbers), absent | ~np.isfinite(numbers)
         return to_ids(values), absent | (values == ("" if values.dtype.kind == "U" else NO_ID))
 
-    def merge(self, *others: ColumnProfile) -> None:
-        self.counts.merge(*[other.counts for other in others])
-        self.rows += sum(other.rows for other in others)
-        self.missing += sum(other.missing for other in others)
+    def merge(self, other: ColumnProfile) -> None:
+        self.counts.merge(other.counts)
+        self.rows += other.rows
+        self.missing += other.missing
 
     def copy(self) -> ColumnProfile:
         """Return an independent copy."""

@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import DataError, StreamError, did_you_mean
 from ..streams.batch import Span, columns_of, is_frame
 from ..streams.dead_letter import BadRow, DeadLetter
+from ..streams.formats import arrow
 from ..streams.formats.column import Column
 from ..streams.formats.ragged_column import Ragged
 from ..streams.formats.schema import Schema
@@ -128,8 +129,6 @@ def _plain(values: Any, column: Column) -> Any:
     if isinstance(values, Ragged | list | tuple):
         return values
     if hasattr(values, "to_pylist"):  # Arrow
-        from ..streams.formats import arrow
-
         return arrow.plain(values, column)
     if hasattr(values, "isna"):  # pandas
         return values.to_numpy()

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..checks import choice, nonempty_text, number, refuse, whole
 from ..embedding.tables.hashing import mix64, stable_seed, to_ids
-from ..errors import ConfigurationError, DataError, did_you_mean
+from ..errors import ConfigurationError, DataError
 from ..streams.formats.column import Column
 from ..streams.formats.ragged_column import Ragged
 from .categorical import DTYPES, missing_ids
@@ -261,13 +261,9 @@ class Cross(Feature):
         object.__setattr__(self, "dtype", _dtypes("Cross", self.columns, self.dtype, DTYPES))
         choice("Cross(pooling=...)", self.pooling, POOLINGS)
         whole("Cross(max_length=...)", self.max_length, optional=True)
-        if self.elements is None:
-            if self.separator is not None or self.max_length is not None:
-                raise ConfigurationError("Cross: separator and max_length go with elements, the column of lists")
-        elif self.elements not in self.columns:
-            hint = did_you_mean(self.elements, self.columns)
-            accepted = f"one of the columns, {', '.join(self.columns)}, or None"
-            raise ConfigurationError(f"Cross(elements=...) takes {accepted}; received {self.elements!r}{hint}")
+        if self.elements is None and (self.separator is not None or self.max_length is not None):
+            raise ConfigurationError("Cross: separator and max_length go with elements, the column of lists")
+        choice("Cross(elements=...)", self.elements, self.columns, optional=True)
         nonempty_text("Cross(separator=...)", self.separator, "a text", optional=True)
 
     def raw(self) -> dict[str, Column]:

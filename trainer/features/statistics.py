@@ -41,16 +41,15 @@ class Moments(Statistic):
         part.least, part.greatest = float(values.min()), float(values.max())
         self.merge(part)
 
-    def merge(self, *others: Moments) -> None:
-        for other in others:
-            if not other.count:
-                continue
-            count = self.count + other.count
-            difference = other.mean - self.mean
-            self.mean += difference * other.count / count
-            self.squares += other.squares + difference**2 * self.count * other.count / count
-            self.count = count
-            self.least, self.greatest = min(self.least, other.least), max(self.greatest, other.greatest)
+    def merge(self, other: Moments) -> None:
+        if not other.count:
+            return
+        count = self.count + other.count
+        difference = other.mean - self.mean
+        self.mean += difference * other.count / count
+        self.squares += other.squares + difference**2 * self.count * other.count / count
+        self.count = count
+        self.least, self.greatest = min(self.least, other.least), max(self.greatest, other.greatest)
 
     @property
     def deviation(self) -> float:
@@ -99,10 +98,8 @@ class Quantiles(Statistic):
         bucket = np.ceil(np.log(np.maximum(magnitude, cls._SMALLEST)) / cls._GAMMA).astype(np.int64)
         return np.where(magnitude < cls._SMALLEST, 0, np.sign(values).astype(np.int64) * (bucket + cls._OFFSET))
 
-    def merge(self, *others: Quantiles) -> None:
-        self.keys, self.counts = _added(
-            [self.keys, *(other.keys for other in others)], [self.counts, *(other.counts for other in others)]
-        )
+    def merge(self, other: Quantiles) -> None:
+        self.keys, self.counts = _added([self.keys, other.keys], [self.counts, other.counts])
 
     def values(self, shares: np.ndarray) -> np.ndarray:
         """Return the quantiles at `shares` (0 to 1), float64; NaN if empty."""
@@ -165,11 +162,10 @@ class ValueCounts(Statistic):
         self._vocabulary: KnownIds | None = None
 
     def add(self, ids: np.ndarray) -> None:
-        self._count([np.unique(ids, return_counts=True)])
+        self._count(*np.unique(ids, return_counts=True))
 
-    def _count(self, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        ids, counts = zip((self.ids, self.counts), *parts, strict=True)
-        merged, total = _added(ids, counts)
+    def _count(self, ids: np.ndarray, counts: np.ndarray) -> None:
+        merged, total = _added([self.ids, ids], [self.counts, counts])
         rows = np.full(len(merged), -1, np.int32)
         rows[np.searchsorted(merged, self.ids)] = self.rows
         if len(merged) > 2 * self.limit:
@@ -182,9 +178,9 @@ class ValueCounts(Statistic):
             merged, total, rows = merged[kept], total[kept], rows[kept]
         self.ids, self.counts, self.rows, self._vocabulary = merged, total, rows, None
 
-    def merge(self, *others: ValueCounts) -> None:
-        """Add what others have counted, without their rows."""
-        self._count([(other.ids, other.counts) for other in others])
+    def merge(self, other: ValueCounts) -> None:
+        """Add what another has counted, without its rows."""
+        self._count(other.ids, other.counts)
 
     def finish(self) -> None:
         """Assign rows to the ids that have become frequent enough, in id order."""

@@ -80,5 +80,5 @@ def test_crosses_are_the_linear_model_s_alone():
 
 def test_what_is_left_out_must_be_there():
     features = Features([Categorical("user"), ListFeature("genres")])
-    with pytest.raises(ConfigurationError, match=r"names of categories or lists, user, genres.*did you mean 'genres'"):
+    with pytest.raises(ConfigurationError, match=r"takes 'user', 'genres'.*did you mean 'genres'"):
         FeatureEmbedding(features, 4, exclude=["genre"])

@@ -224,7 +224,7 @@ def test_a_cross_with_a_list_has_a_combination_for_each_element():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"elements": "genre"}, r"elements=...\) takes one of the columns, user, genres.*did you mean 'genres'"),
+        ({"elements": "genre"}, r"elements=...\) takes 'user', 'genres' or None.*did you mean 'genres'"),
         ({"separator": "|"}, "go with elements"),
         ({"elements": "genres", "pooling": None}, "sum"),
         ({"elements": "genres", "max_length": 0}, "max_length"),

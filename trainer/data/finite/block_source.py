@@ -26,6 +26,8 @@ class BlockSource(Source):
         ahead: whether a thread reads the next blocks while the present ones are trained on; twice the memory.
     """
 
+    described = ("rows", "batch_size", "shuffle", "seed")
+
     def __init__(
         self,
         block_rows: Sequence[int],
@@ -45,15 +47,6 @@ class BlockSource(Source):
     def read(self, numbers: Sequence[int]) -> Columns:
         """Return all rows of some blocks, in the order of `numbers`."""
         raise NotImplementedError
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "kind": type(self).__name__,
-            "rows": self.rows,
-            "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-        }
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield the batches; blocks before the position are not read."""

@@ -67,6 +67,8 @@ def is_arrays(data: Any) -> bool:
 class WrappedArrays(ArraySource):
     """`NumpySlicesDataset(arrays).batch(n)` read from its arrays: equal, but faster."""
 
+    kind, described = "PipelineSource", PipelineSource.described  # positions in snapshots mean the same
+
     def __init__(self, dataset: Any, columns: dict[str, np.ndarray], seed: int, shuffle: bool) -> None:
         batch_size = dataset.batch_size
         super().__init__(columns, batch_size, shuffle=shuffle, seed=seed)
@@ -87,10 +89,6 @@ class WrappedArrays(ArraySource):
             self._epoch += 1
             self._order = reshuffled(self._order, self.seed + self._epoch)
         return self._order
-
-    def describe(self) -> dict[str, Any]:
-        """Return what `PipelineSource` does, so that positions in snapshots mean the same."""
-        return {"kind": "PipelineSource", "size": self.size, "seed": self.seed}
 
 
 def wrapped_arrays(dataset: Any, seed: int) -> WrappedArrays | None:

@@ -13,6 +13,7 @@ import numpy as np
 from ...checks import whole
 from ...errors import ConfigurationError, DataError, did_you_mean
 from ...storage.location import Location, RemoteFile, is_url, retried
+from ...streams.formats import arrow
 from ..as_columns import Columns, as_array
 from .block_source import BlockSource
 
@@ -59,8 +60,6 @@ class ParquetFolder(BlockSource):
         num_shards: int = 1,
         shard_id: int = 0,
     ) -> None:
-        from ...streams.formats import arrow
-
         arrow.require()
         self.path = str(path) if is_url(path) else Path(path)
         whole("batch_size", batch_size)
@@ -79,10 +78,7 @@ class ParquetFolder(BlockSource):
         return {**super().describe(), "shard": [self.shard_id, self.num_shards]}
 
     def read(self, numbers: Sequence[int]) -> Columns:
-        import pyarrow as pa
-
-        from ...streams.formats import arrow
-
+        pa = arrow.require()
         tables = []
         groups = [self._groups[number] for number in numbers]
         for group in groups:
@@ -100,10 +96,7 @@ class ParquetFolder(BlockSource):
         return tuple([self._column(table, name) for name in self.names])
 
     def _column(self, table: Any, name: str) -> np.ndarray:
-        import pyarrow as pa
-
-        from ...streams.formats import arrow
-
+        pa = arrow.require()
         array = table.column(name).combine_chunks()
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
@@ -122,7 +115,6 @@ class ParquetFolder(BlockSource):
 
 def _opened(path: Path | RemoteFile, use: Callable[[Any], Any]) -> Any:
     """Return what `use` makes of an open Parquet file."""
-    from ...streams.formats import arrow
 
     def attempt() -> Any:
         with arrow.open_parquet(path) as file:
@@ -156,8 +148,6 @@ def _files(path: Path | str) -> list[Any]:
 
 def _row_groups(path: Path | str, columns: Sequence[str] | None) -> tuple[list[_RowGroup], tuple[str, ...]]:
     """Return all row groups and the names of the columns to read."""
-    from ...streams.formats import arrow
-
     files = _files(path)
     groups: list[_RowGroup] = []
     names = None if columns is None else tuple(columns)

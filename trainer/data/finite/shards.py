@@ -137,12 +137,8 @@ def is_sharded(data: Any) -> bool:
     """Return whether the user gave a pipeline or a source a part of the rows."""
     if not (isinstance(data, Source) or hasattr(data, "create_tuple_iterator")):
         return False
-    if (getattr(data, "num_shards", None) or 1) > 1:
-        return True
-    sampler = getattr(data, "sampler", None)
-    if (getattr(sampler, "num_shards", None) or 1) > 1:
-        return True
-    return any(is_sharded(child) for child in getattr(data, "children", []))
+    parts = [getattr(own, "num_shards", None) or 1 for own in (data, getattr(data, "sampler", None))]
+    return max(parts) > 1 or any(map(is_sharded, getattr(data, "children", [])))
 
 
 def make_shard(

@@ -43,6 +43,8 @@ class ArraySource(Source):
         fitting: without a batch size take 4,096 rows, fewer where those would be more than 1 MB.
     """
 
+    kind = "ArraySource"
+    described: tuple[str, ...] = ("rows", "batch_size", "shuffle", "seed")
     in_memory = True
 
     def __init__(
@@ -102,15 +104,6 @@ class ArraySource(Source):
         batches = {"first batch": self.cut(None, 0, count), "random batch": self.cut(anywhere, 0, count)}
         return {name: _checksum(columns) for name, columns in batches.items()}
 
-    def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "ArraySource",
-            "rows": self.rows,
-            "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-        }
-
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield the batches; any position is reached without reading what lies before it."""
         order = self.order(epoch)
@@ -144,6 +137,7 @@ class PipelineSource(Source):
     by `set_init_step`, which skips without loading rows. The pipeline reads ahead on threads of its own.
     """
 
+    described = ("size", "seed")
     thread_bound = True
     any_size = True
 
@@ -181,9 +175,6 @@ class PipelineSource(Source):
             "arrays that fit into memory are read fastest as they are, fit((x, y), batch_size=...); else give the "
             "pipeline's operations more num_parallel_workers, or apply them to whole batches, after .batch()"
         )
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "PipelineSource", "size": self.size, "seed": self.seed}
 
     def _open(self, epoch: int, start: int) -> None:
         self.close()

@@ -150,10 +150,6 @@ class SharedStream(LockstepSource):
     def _agreed_count(self, rounds: list[Round]) -> int:
         if self.divided or not any(sent.ready for sent in rounds):
             return super()._agreed_count(rounds)
-        return self._whole_steps(rounds)
-
-    def _whole_steps(self, rounds: list[Round]) -> int:
-        """Return the number of steps read by all; each is the same batches everywhere."""
         if any(sent.ended and not sent.ready for sent in rounds):
             raise DataError(
                 "the stream ended on some processes and not on others; without partitions every process must read the "
@@ -187,16 +183,11 @@ class SharedStream(LockstepSource):
         parts = [_part(sent) for sent in rounds]
         times = [time for time in (_float(part.event_time) for part in parts) if not math.isnan(time)]
         agreed = Agreed(_float(parts[0].clock), max(times, default=float("nan")))
-        for item in super()._step(rounds, count) if self.divided else self._whole(count):
-            item.state = item.state or self.rows_of.begun
+        # without partitions all have read the next steps, and have a share of each
+        items = super()._step(rounds, count) if self.divided else (self._ready.popleft() for _ in range(count))
+        for item in items:
+            item.state = (item.state if self.divided else item.state[1]) or self.rows_of.begun
             item.agreed = agreed
-            yield item
-
-    def _whole(self, count: int) -> Iterator[Item]:
-        """Yield this process's share of the next steps, which all have read."""
-        for _ in range(count):
-            item = self._ready.popleft()
-            item.state = item.state[1]
             yield item
 
 

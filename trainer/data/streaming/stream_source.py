@@ -133,10 +133,6 @@ class StreamSource(Source):
     def lag(self) -> int | None:
         return self.stream.lag()
 
-    def describe(self) -> dict[str, Any]:
-        """Return only the kind: a position in a stream counts rows, not batches."""
-        return {"kind": type(self).__name__}
-
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         """Yield the batches from the position `state` on; None when the stream idles."""
         self._stopped, self.ended, self._finish, self.begun = False, None, None, None
