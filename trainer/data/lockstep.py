@@ -7,11 +7,12 @@ without a batch takes part with placeholder rows that weigh nothing.
 
 from __future__ import annotations
 
+import functools
 import queue
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -21,13 +22,13 @@ from ..distributed.agreement import StopHooks, stop_kind
 from ..distributed.group import Group
 from ..distributed.packing import pack, unpack
 from ..errors import DataError
-from .agreed_lists import AgreedLists, placeholder_columns
 from .as_columns import Columns
-from .ragged import Ragged
+from .ragged import ListLengths, Ragged
 from .source import Item, Source, WrappedSource
 from .waiting import DATA_WAIT, Interrupted, Prefetch
 
 POLL_SECONDS = 0.1
+_UNEVEN = -1
 
 
 class Round(NamedTuple):
@@ -47,9 +48,6 @@ class LockstepSource(WrappedSource):
     """This process's part of data; base of the sources that agree on every step.
 
     Args:
-        rows_of: the data as this process reads them.
-        group: the processes.
-        hooks: the run.
         ahead: batches agreed on at once, those of a call.
         whole_calls: whether a step waits until each process has the batches of a call; otherwise until it has one.
         batch_rows: rows of placeholder batches; None: those of the first batch.
@@ -313,3 +311,66 @@ def _packed(names: tuple[str, ...], columns: Columns) -> bytes:
     lists = [column.options if isinstance(column, Ragged) else None for column in columns]
     arrays = [column.values[:0] if isinstance(column, Ragged) else column[:1] for column in columns]
     return pack([names, lists, len(columns[0])], arrays)
+
+
+class AgreedLists:
+    """Knowledge of the lists in a step that all processes share.
+
+    Lists that are equally long by chance come as an array, so one process's batches do not show where lists are.
+
+    Attributes:
+        seen: checksum of the lengths of this process's rows, for the others; 0 before the first row, -1 once lengths
+            differ. As long as all rows are equally long, all processes with rows have the same number.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.seen = 0
+        self._indexes: list[int] = []
+
+    def note(self, columns: Columns) -> None:
+        """Note the lengths in a batch."""
+        if self.seen == _UNEVEN:
+            return
+        self._indexes = [index for index, column in enumerate(columns) if column.ndim > 1]
+        lengths = [columns[index].shape[1] for index in self._indexes]
+        checksum = zlib.crc32(repr(lengths).encode()) or 1
+        self.seen = _UNEVEN if None in lengths or self.seen not in (0, checksum) else checksum
+
+    def lengths(
+        self, batches: Sequence[Item], most: int, seen: Sequence[int], names: Sequence[str]
+    ) -> list[dict[str, ListLengths] | None]:
+        """Return by column the list lengths of the next `most` steps; None if all equal."""
+        known = {*seen} - {0}
+        if len(known) < 2 and _UNEVEN not in known:
+            return [None] * most
+        own = np.zeros((most, len(self._indexes), len(ListLengths._fields)), np.int64)
+        for step, item in enumerate(batches):
+            own[step] = [ListLengths.of(item.columns[index]) for index in self._indexes]
+        of_steps: list[dict[str, ListLengths] | None] = []
+        for step in self.group.gather(own).transpose(1, 2, 0, 3).tolist():
+            with_rows = [[ListLengths(*numbers) for numbers in column if any(numbers)] for column in step]
+            pairs = zip(self._indexes, with_rows, strict=True)
+            of_steps.append({names[index]: _joined(lengths) for index, lengths in pairs if lengths})
+        return of_steps
+
+
+def _joined(lengths: list[ListLengths]) -> ListLengths:
+    ragged = any(own.ragged or own.longest != lengths[0].longest for own in lengths)
+    return functools.reduce(ListLengths.joined, lengths)._replace(ragged=ragged)
+
+
+def placeholder_columns(columns: Columns, names: Sequence[str], lengths: Mapping[str, ListLengths] | None) -> Columns:
+    """Return placeholder columns like `columns`, with the `lengths` of the step."""
+    of_step = lengths or {}
+    return tuple([_placeholder(column, of_step.get(name)) for name, column in zip(names, columns, strict=True)])
+
+
+def _placeholder(column: Any, of_step: ListLengths | None) -> Any:
+    if of_step is None:
+        return column
+    options = column.options if isinstance(column, Ragged) else {}
+    values = column.values if isinstance(column, Ragged) else column.reshape(-1, *column.shape[2:])
+    if of_step.ragged:
+        return Ragged(values[:0], np.zeros(len(column) + 1, np.int64), **options)
+    return np.resize(values, (len(column), of_step.longest, *values.shape[1:]))

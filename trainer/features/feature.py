@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..checks import nonempty_text, whole
+from ..checks import choice, nonempty_text, refuse, whole
 from ..errors import CheckpointMismatchError, ConfigurationError
 from ..streams.formats.coercion import MISSING_NUMBER
 from ..streams.formats.column import Column
@@ -17,6 +18,8 @@ from ..streams.formats.column import Column
 RawColumns = Mapping[str, Any]  # name -> array [N] or `Ragged`, as returned by `Schema.convert`
 NO_ID = MISSING_NUMBER  # a missing integer id
 
+NUMBERS, IDS = "numbers", "ids"  # inputs of the network
+PREDICTION, SET_ASIDE = "prediction", "set_aside"  # names beside the columns kept for output
 MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2  # rows of tables with a vocabulary
 
 
@@ -358,3 +361,38 @@ def _arguments(source: Mapping[str, Any]) -> str:
 
 def _shown(source: Mapping[str, Any]) -> str:
     return _arguments(source) if source["kind"] == "values" else f"{source['kind']}: {_arguments(source)}"
+
+
+def as_feature(value: Mapping[str, Any]) -> Feature:
+    """Create a feature from a mapping with its "kind" and arguments."""
+    from . import KINDS
+
+    arguments = dict(value)
+    kind = choice("kind", arguments.pop("kind", None), KINDS)
+    for name in arguments:
+        choice(f"a feature of kind {kind!r}", name, KINDS[kind].__dataclass_fields__)
+    if "name" not in arguments:
+        raise ConfigurationError(f"a feature of kind {kind!r} needs a name; received {dict(value)!r}")
+    return KINDS[kind](**arguments)
+
+
+def names_kept(keep: Any) -> tuple[str, ...]:
+    """Return the names of columns returned together with predictions."""
+    names = (keep,) if isinstance(keep, str) else tuple(keep)
+    if not all(isinstance(name, str) and name for name in names):
+        refuse("Features(keep=...)", "names of columns", keep)
+    for name in names:
+        if name in (PREDICTION, SET_ASIDE):
+            what = "the network's output" if name == PREDICTION else "why rows are left out"
+            refuse("Features(keep=...)", f"names of columns other than {name!r}, that of {what}", name)
+    return names
+
+
+def check_unique(what: str, names: Sequence[str]) -> None:
+    """Check that names are unique and none is that of a network input."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ConfigurationError(f"two {what}s are named {twice[0]!r}; give each a name of its own")
+    for reserved in (NUMBERS, IDS):
+        if what == "output" and reserved in names:
+            raise ConfigurationError(f"the name {reserved!r} is that of an input of the network; choose another")

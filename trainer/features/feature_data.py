@@ -14,7 +14,7 @@ from ..errors import ConfigurationError, DataError
 from ..state import Predictions
 from ..storage.cached_segments import local_files
 from ..streams.batch import is_frame
-from .feature_arguments import PREDICTION
+from .feature import PREDICTION
 from .features import Features, Inputs
 from .learned import add_sample
 from .profiles import ColumnProfile, ProfileBuckets, stability_index

@@ -19,6 +19,8 @@ from ..errors import CheckpointMismatchError, ConfigurationError, DataError, did
 from ..state import Stateful
 from ..streams.formats.schema import Schema
 from .feature import (
+    IDS,
+    NUMBERS,
     Feature,
     Kind,
     Output,
@@ -26,16 +28,18 @@ from .feature import (
     Statistic,
     alike_features,
     apply_features,
+    as_feature,
     check_numbers,
+    check_unique,
     id_problems,
     id_sources,
     label_column,
+    names_kept,
     raw_columns,
     text_column,
     time_column,
     weight_column,
 )
-from .feature_arguments import IDS, NUMBERS, as_feature, check_unique, names_kept
 from .learned import Learned, Recent
 from .lists import aligned_columns
 from .raw_rows import Rows, SetAside, raw_values
@@ -170,7 +174,6 @@ class Features(Stateful):
         """Return the raw columns of a frame, a mapping of columns, or one or more rows.
 
         Args:
-            data: the rows.
             labelled: whether labels, weights and groups are required.
             kept: whether the columns kept for output are read as well.
 
@@ -207,11 +210,7 @@ class Features(Stateful):
         self.learning_ended(count)
 
     def learning_ended(self, rows: int) -> None:
-        """Record that the features have learned from `rows` rows.
-
-        Raises:
-            DataError: `rows` is 0.
-        """
+        """Record that the features have learned from `rows` rows; DataError if 0."""
         if not rows:
             raise DataError("the features learned nothing: the data have no good rows")
         self.is_fitted = True
@@ -260,7 +259,6 @@ class Features(Stateful):
         """Convert a frame, a mapping of columns, or one or more rows to network inputs.
 
         Args:
-            data: the rows.
             keep: whether the result has the columns kept for output, as its attribute `kept`.
             aside: receives why rows are left out that the declaration forbids, by their index; None: one is an error.
 
@@ -282,11 +280,7 @@ class Features(Stateful):
         return inputs
 
     def check_keep(self) -> None:
-        """Check that `keep` names columns.
-
-        Raises:
-            ConfigurationError: it names none.
-        """
+        """Check that `keep` names columns; raise ConfigurationError if not."""
         if not self.keep:
             raise ConfigurationError('keep=True: no columns are kept; name them, as Features(..., keep=["user_id"])')
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -177,9 +176,7 @@ class WindowDrift(Stateful):
                 indices[name] = stability_index(ProfileBuckets(reference).shares, counts / counts.sum())
         self.clear()
         return {
-            f"drift_{name}": max(
-                (indices[column] for column in sources), key=lambda index: (not math.isnan(index), index)
-            )
+            f"drift_{name}": float(np.fmax.reduce([indices[column] for column in sources]))  # NaN only if all are
             for name, sources in self._sources.items()
         }
 

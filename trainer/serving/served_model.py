@@ -18,7 +18,7 @@ from ..checks import choice
 from ..embedding.tables.spec import DEFAULT_ROW
 from ..embedding.tables.table import SparseTable
 from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError, DataError
-from ..features.feature_arguments import PREDICTION, SET_ASIDE
+from ..features.feature import PREDICTION, SET_ASIDE
 from ..features.feature_data import is_raw
 from ..features.features import Features
 from ..mindspore_internals.execution import check_not_forked

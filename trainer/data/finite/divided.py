@@ -22,10 +22,7 @@ class DividedSource(LockstepSource):
 
     Step k takes batch k of every process that has one. An epoch ends with the last batch of any process.
 
-    Args:
-        rows_of: the part of this process.
-        group: the processes; all of them create the source together.
-        hooks: the run.
+    All processes create it together.
 
     Raises:
         ConfigurationError: other processes have not divided their data.

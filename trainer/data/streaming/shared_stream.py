@@ -64,7 +64,6 @@ class SharedStream(LockstepSource):
     """This process's share of a stream.
 
     Args:
-        ahead: batches agreed on at once, those of a call.
         idle_timeout: seconds without a row on any process after which the stream counts as ended, or None.
     """
 

@@ -127,7 +127,7 @@ def _prediction_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yield kept columns and predictions of batches after the first `done` rows."""
     from ...data.finite.datasets import is_arrays
-    from ...features.feature_arguments import PREDICTION
+    from ...features.feature import PREDICTION
     from ...features.raw_files import RawFiles
     from ..runs.training_run import prediction_columns
 

@@ -223,7 +223,7 @@ class _Reader:
     def _feature(self, node: Node, path: str) -> bool:
         """Report the problem of a feature; return whether it has none."""
         from ...features import KINDS
-        from ...features.feature_arguments import as_feature
+        from ...features.feature import as_feature
 
         if not isinstance(node.value, dict):
             return bool(self.refuse(node, path, "a mapping with kind and name"))
