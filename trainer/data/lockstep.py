@@ -49,28 +49,21 @@ class LockstepSource(WrappedSource):
 
     Args:
         ahead: batches agreed on at once, those of a call.
+
+    Attributes:
         whole_calls: whether a step waits until each process has the batches of a call; otherwise until it has one.
         batch_rows: rows of placeholder batches; None: those of the first batch.
     """
 
     thread_bound = True  # agreements are made on the thread that runs graphs
     agrees = True
+    whole_calls = True
+    batch_rows: int | None = None
     empty_message = "the dataset delivered no batches"
 
-    def __init__(
-        self,
-        rows_of: Source,
-        group: Group,
-        hooks: StopHooks,
-        ahead: int = 1,
-        *,
-        whole_calls: bool = True,
-        batch_rows: int | None = None,
-    ) -> None:
+    def __init__(self, rows_of: Source, group: Group, hooks: StopHooks, ahead: int = 1) -> None:
         super().__init__(rows_of)
         self.group, self.hooks, self.ahead = group, hooks, ahead
-        self.whole_calls = whole_calls
-        self.batch_rows = batch_rows
         self._template: Any = None  # columns, once they are known
         self._columns_sum = 0
         self._lists = AgreedLists(group)

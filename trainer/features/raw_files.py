@@ -207,8 +207,9 @@ class RawBlocks:
             rows = None
             with (
                 contextlib.suppress(StreamError),  # raised for a replaced file
-                open_files(self._path, self._features, SetAside(), block.position) as stream,
+                open_files(self._path, self._features, SetAside()) as stream,
             ):
+                stream.seek(block.position)
                 _, _, rows = next(_blocks(stream, block.read, block.read), (None, None, None))
             if rows is None:
                 raise DataError(f"{self._path}: a file has changed since its rows were counted")
@@ -218,21 +219,13 @@ class RawBlocks:
 
 @contextlib.contextmanager
 def open_files(
-    path: Path,
-    features: Features,
-    aside: SetAside,
-    position: dict[str, Any] | None = None,
-    *,
-    labelled: bool = True,
-    kept: bool = False,
+    path: Path, features: Features, aside: SetAside, *, labelled: bool = True, kept: bool = False
 ) -> Iterator[FileStream]:
     """Open files as a stream that ends after the last of them."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     schema = features.schema_of(labelled=labelled, kept=kept)
     with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=aside)) as stream:
-        if position is not None:
-            stream.seek(position)
         yield stream
 
 

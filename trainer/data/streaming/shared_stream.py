@@ -68,6 +68,7 @@ class SharedStream(LockstepSource):
     """
 
     endless = True
+    whole_calls = False
     empty_message = "the stream gave no rows"
     rows_of: StreamSource
     hooks: JobHooks
@@ -75,7 +76,8 @@ class SharedStream(LockstepSource):
     def __init__(
         self, local: StreamSource, group: Group, ahead: int, hooks: JobHooks, idle_timeout: float | None = None
     ) -> None:
-        super().__init__(local, group, hooks, ahead, whole_calls=False, batch_rows=local.batch_size)
+        super().__init__(local, group, hooks, ahead)
+        self.batch_rows = local.batch_size
         self.idle_timeout = idle_timeout
         self.divided = local.stream.sharing is Sharing.PARTITIONED
         self._local: Source = local if self.divided else EveryNth(SummedSource(local), group)
