@@ -172,7 +172,7 @@ class ColumnOrder:
     """Arranges the columns of a batch by their names.
 
     Args:
-        takes: most columns that network and loss take, or None for any number.
+        takes: most columns that network and loss take; infinity for any number.
         labels: names of the label columns of several tasks, in the order of the loss; they are put last. Columns
             without names are taken by position.
         aside: names of columns whose values metrics read as groups; where a batch has more columns than are taken,
@@ -181,7 +181,7 @@ class ColumnOrder:
         labels_needed: whether a batch with names has to have all the labels.
     """
 
-    takes: int | None
+    takes: float = math.inf
     labels: Sequence[str] = ()
     aside: Sequence[str] = ()
     inputs: Sequence[str] = ()
@@ -197,7 +197,7 @@ class ColumnOrder:
         kept = list(range(len(names)))
         aside: dict[str, Any] = {}
         for name in self.aside:
-            if self.takes is not None and len(kept) > self.takes and name in names:
+            if len(kept) > self.takes and name in names:
                 index = names.index(name)
                 aside[name] = columns[index]
                 kept.remove(index)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -89,23 +89,27 @@ class Output:
     vector: NumberVector | None = None
 
 
-class Statistic(Protocol):
+class Statistic:
     """What one feature learns from the data; partial statistics can be merged."""
 
     def add(self, values: Any) -> None:
         """Add the values of a batch."""
+        raise NotImplementedError
 
     def merge(self, other: Any) -> None:
         """Add the values that another statistic has seen."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Compute what depends on all values; called once, before features are applied."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``."""
+        raise NotImplementedError
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -183,11 +187,10 @@ class Feature:
         Raises:
             ConfigurationError: an argument cannot be written as JSON.
         """
-        values = [(entry, getattr(self, entry.name)) for entry in fields(self) if entry.name != "options"]
         return {
             entry.name: list(value) if isinstance(value, tuple) else value
-            for entry, value in values
-            if value is not entry.default
+            for entry in fields(self)
+            if entry.name != "options" and (value := getattr(self, entry.name)) is not entry.default
         }
 
     def _check_dim(self, dim: int | None) -> None:
@@ -393,6 +396,6 @@ def check_unique(what: str, names: Sequence[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ConfigurationError(f"two {what}s are named {twice[0]!r}; give each a name of its own")
-    for reserved in (NUMBERS, IDS):
-        if what == "output" and reserved in names:
-            raise ConfigurationError(f"the name {reserved!r} is that of an input of the network; choose another")
+    reserved = next((name for name in (NUMBERS, IDS) if name in names), None)
+    if what == "output" and reserved is not None:
+        raise ConfigurationError(f"the name {reserved!r} is that of an input of the network; choose another")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -247,10 +248,8 @@ def column_order(
     groups = dict.fromkeys(filter(None, map(group_of, trainer.metrics.values())))
     if trainer.features is not None and trainer.features.group is not None:
         groups[trainer.features.group] = None
-    order = ColumnOrder(
-        None if most is None else most + labels, names, tuple(groups), inputs, labels_needed=labels_needed
-    )
-    return order or None
+    takes = math.inf if most is None else most + labels
+    return ColumnOrder(takes, names, tuple(groups), inputs, labels_needed=labels_needed) or None
 
 
 def find_tables(trainer: TrainedNetwork, source: Source, options: FeedOptions) -> None:
