@@ -21,6 +21,7 @@ NO_ID = MISSING_NUMBER  # a missing integer id
 NUMBERS, IDS = "numbers", "ids"  # inputs of the network
 PREDICTION, SET_ASIDE = "prediction", "set_aside"  # names beside the columns kept for output
 MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2  # rows of tables with a vocabulary
+FEW_ROWS = 32  # up to which features are applied together
 
 
 class Kind(Enum):
@@ -50,7 +51,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class NumberVector:
-    """How a number becomes a vector (`trainer.features.number_embedding`).
+    """How a number becomes a vector; see `NumberEmbedding`.
 
     Attributes:
         kind: "autodis" or "mlp".
@@ -234,9 +235,6 @@ def list_column(dtype: str, required: bool = False) -> Column:
         allow_nan=dtype == "float64",
         coerce=True,
     )
-
-
-FEW_ROWS = 32
 
 
 def label_column(read: Column | None, dtype: np.dtype) -> Column:

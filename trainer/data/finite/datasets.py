@@ -80,7 +80,6 @@ class WrappedArrays(ArraySource):
             self.size = self.rows // batch_size
 
     def order(self, epoch: int) -> np.ndarray | None:
-        """Return the row numbers in the order in which the pipeline reads `epoch`."""
         if not self.shuffle:
             return None
         if epoch < self._epoch:

@@ -66,7 +66,6 @@ class DividedSource(LockstepSource):
             self.size = steps
 
     def of_all(self, position: Position) -> Position:
-        """Return the position with the states of all processes; called by all."""
         states = self.group.gather_json(self._own(self.rows_of.resolve(position).state))
         return position.with_state(None if all(state is None for state in states) else {_RANKS: states})
 

@@ -100,7 +100,6 @@ class SharedStream(LockstepSource):
         return int(lags.sum() if self.divided else lags[0])
 
     def of_all(self, position: Position) -> Position:
-        """Return the position of all processes with their partitions; called by all."""
         own = self.rows_of.resolve(position)
         if not self.divided:
             return own
