@@ -74,10 +74,11 @@ def row_group(file: Any, number: int, columns: Sequence[str]) -> Any:
 def convert(schema: Schema, table: Any) -> Decoded:
     """Convert a pyarrow table or batch; nulls and wrong list lengths make rows bad."""
     values: dict[str, Any] = {}
+    names = table.schema.names
     for name, column in schema.fields.items():
-        if table.schema.names.count(name) > 1:
-            raise ValueError(f"column {name!r} is there {table.schema.names.count(name)} times")
-        if name in table.schema.names:
+        if names.count(name) > 1:
+            raise ValueError(f"column {name!r} is there {names.count(name)} times")
+        if name in names:
             unit = TIME_UNITS[schema.event_time_unit] if name == schema.event_time else None
             values[name] = plain(table.column(name), column, unit)
     return schema.convert(values, table.num_rows, raw=lambda row: table.slice(row, 1).to_pylist()[0])

@@ -10,6 +10,7 @@ Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-int
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,9 +81,13 @@ def _message(source: Any, start: int, size: int) -> Message:
 def _rows(batch: _Table, body: int) -> int:
     """Return a record batch's rows, from its first column; check the buffers' sizes."""
     rows, nodes, buffers = batch.number(0, "q"), batch.pairs(1), batch.pairs(2)
-    if rows < 0 or (nodes[:1, 0] != rows).any() or not 0 <= body - int(buffers.sum(axis=1).max(initial=0)) < _PADDING:
+    used = int((buffers[:, 0] + buffers[:, 1]).max(initial=0))
+    if rows < 0 or (len(nodes) and nodes[0, 0] != rows) or not 0 <= body - used < _PADDING:
         raise struct.error
     return rows
+
+
+_READ = {code: struct.Struct(f"<{code}").unpack_from for code in "BHIiq"}
 
 
 class _Table:
@@ -91,9 +96,8 @@ class _Table:
     def __init__(self, data: bytes, at: int | None = None) -> None:
         self._data = data
         self._at = self._read("I", 0) if at is None else at
-        start = self._at - self._read("i", self._at)
-        slots = max(0, self._read("H", start) - 4) // 2
-        self._slots = [self._read("H", start + 4 + 2 * slot) for slot in range(slots)]
+        self._slots = self._at - self._read("i", self._at)
+        self._end = self._slots + self._read("H", self._slots)
 
     def number(self, slot: int, code: str) -> int:
         at = self._address(slot)
@@ -111,7 +115,8 @@ class _Table:
         return np.frombuffer(self._data, "<i8", 2 * count, at + 4).reshape(-1, 2)
 
     def _address(self, slot: int) -> int:
-        offset = self._slots[slot] if slot < len(self._slots) else 0
+        at = self._slots + 4 + 2 * slot
+        offset = self._read("H", at) if at + 2 <= self._end else 0
         return self._at + offset if offset else 0
 
     def _follow(self, slot: int) -> int:
@@ -123,7 +128,7 @@ class _Table:
     def _read(self, code: str, at: int) -> int:
         if at < 0:  # struct would count it from the end
             raise struct.error
-        return struct.unpack_from(f"<{code}", self._data, at)[0]
+        return _READ[code](self._data, at)[0]
 
 
 class FooterFile:
@@ -206,11 +211,10 @@ def read_payload(payload: bytes) -> Any:
     if payload.startswith(MAGIC):
         file = FooterFile(source)
         return pyarrow.Table.from_batches([file.batch(number) for number in range(len(file.rows))], file.schema)
-    parts = list(messages(source, 0, len(payload)))
+    parts = list(messages(io.BytesIO(payload), 0, len(payload)))
     # The end of a message is known without the end-of-stream mark, which is optional.
     if not parts or parts[-1].end != len(payload):
         raise ValueError("bytes follow the end-of-stream mark" if parts else "there is no message in it")
-    source.seek(0)
     return _counted(pyarrow.ipc.open_stream(source).read_all(), sum(part.rows for part in parts))
 
 

@@ -104,7 +104,9 @@ class Decoded:
         """Reassign the rows of one message, good and bad, to a `message` and `row` each."""
         moved = [replace(b, message=int(message[b.row]), row=int(row[b.row])) for b in self.bad]
         moved = sorted([*bad, *moved], key=lambda b: (b.message, b.row))
-        messages, rows = np.asarray(message, np.int64)[self.row], np.asarray(row, np.int64)[self.row]
+        messages, rows = np.asarray(message, np.int64), np.asarray(row, np.int64)
+        if len(self.row) < len(messages):
+            messages, rows = messages[self.row], rows[self.row]
         return replace(self, message=messages, row=rows, counts=counts, bad=moved)
 
 
@@ -116,7 +118,7 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
     starts = np.cumsum(counts) - counts
     rows, bad = [], []
     for part, own in zip(parts, np.split(starts, np.cumsum([len(part.counts) for part in parts])[:-1]), strict=True):
-        rows.append(own[part.message] + part.row)
+        rows.append(part.row + (own[0] if len(own) == 1 else own[part.message]))
         bad += [replace(b, message=0, row=int(own[b.message]) + b.row) for b in part.bad]
     row = np.concatenate(rows)
     return Decoded(
