@@ -178,11 +178,10 @@ class SparseTables(nn.Cell):
     def _number_inputs(self, bundles: Sequence[Bundle]) -> None:
         """Assign each program its extra step inputs, indexed from the end."""
         inputs: list[tuple[list[int], int]] = []  # stacks, number of shared inputs
-        self.reading_input_count = 0
         for bundle in bundles:
             bundle.in_graph = any(self.programs[index].in_graph for index in bundle.stacks)
             inputs += [(stacks, 1 + bundle.in_graph + bundle.indirect) for stacks in bundle.sharing]
-            self.reading_input_count += len(bundle.sharing) * (1 + bundle.indirect)
+        self.reading_input_count = sum(len(bundle.sharing) * (1 + bundle.indirect) for bundle in bundles)
         self.input_count = sum(count for _, count in inputs)
         first = -self.input_count
         for stacks, count in inputs:

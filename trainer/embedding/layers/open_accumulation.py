@@ -35,7 +35,8 @@ def take(tables: SparseTables) -> dict[str, np.ndarray]:
     """
     arrays = {}
     for stacks, members in _units(tables):
-        carried, sums = tables.carried.get(stacks[0]), [_sum_of(tables, stack) for stack in stacks]
+        totals = [tables.gradient_sum(stack) for stack in stacks]
+        carried, sums = tables.carried.get(stacks[0]), [None if own is None else own.asnumpy() for own in totals]
         if tables.by_owner:
             carried, sums = _merged(tables, carried, sums)
         if carried is None:
@@ -50,20 +51,12 @@ def take(tables: SparseTables) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _sum_of(tables: SparseTables, stack: int) -> np.ndarray | None:
-    total = tables.gradient_sum(stack)
-    return None if total is None else total.asnumpy()
-
-
 def _merged(
     tables: SparseTables, carried: OpenRows | None, sums: Sequence[np.ndarray | None]
 ) -> tuple[OpenRows | None, list[np.ndarray | None]]:
-    """Return the rows open in any process, and their gradient sums; None off rank 0.
+    """Return the rows open in any process, and their sums; None off rank 0.
 
-    Args:
-        tables: the tables.
-        carried: the rows of this process, or None.
-        sums: its gradient sums for each of the stacks that share the rows, float32 [1 + rows or more, dim].
+    `sums` are those of this process for each of the stacks that share the rows, float32 [1 + rows or more, dim].
     """
     group = tables.group
     own = np.zeros((0, 1 + len(sums)), np.int32)
@@ -114,9 +107,8 @@ def _check_table(arrays: Mapping[str, Any], name: str, positions: Any, last: int
     own: Any = arrays.get(f"{name}/{POSITIONS}")
     if rows is None and own is None and positions is None:
         return
-    wanted: dict[str, tuple[Any, tuple[int, ...]]] = dict.fromkeys(
-        (OPEN_ROWS, POSITIONS), (np.int32, (len(positions),))
-    )
+    form: tuple[Any, tuple[int, ...]] = (np.int32, (len(positions),))
+    wanted = {OPEN_ROWS: form, POSITIONS: form}
     if total is not None:
         wanted[GRADIENTS] = (np.float32, (len(positions) + 1, *total.shape[1:]))
     check_forms(arrays_of(arrays, name), wanted)
@@ -143,13 +135,11 @@ def restore(tables: SparseTables, arrays: Mapping[str, np.ndarray]) -> None:
         order = np.argsort(np.concatenate(positions), kind="stable")
         rows = [np.concatenate([arrays[f"{name}/{OPEN_ROWS}"] for name in names])[order] for names in members]
         carry[stacks[0]] = OpenRows(component_of[order], np.stack(rows).astype(np.int32))
-        sums: list[np.ndarray | None] = []
-        for stack, names in zip(stacks, members, strict=True):
-            if tables.gradient_sum(stack) is None:
-                sums.append(None)
-                continue
-            gradients = [arrays[f"{name}/{GRADIENTS}"] for name in names]
-            joined = np.concatenate((gradients[0][:1], *(part[1:] for part in gradients)))
-            sums.append(joined[np.append(0, order + 1)])
+        sums: list[np.ndarray | None] = [None] * len(stacks)
+        for number, (stack, names) in enumerate(zip(stacks, members, strict=True)):
+            if tables.gradient_sum(stack) is not None:
+                gradients = [arrays[f"{name}/{GRADIENTS}"] for name in names]
+                joined = np.concatenate((gradients[0][:1], *(part[1:] for part in gradients)))
+                sums[number] = joined[np.append(0, order + 1)]
         tables.set_gradient_sums(stacks, sums)
     tables.resume_accumulation(carry)

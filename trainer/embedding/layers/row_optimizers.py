@@ -220,12 +220,7 @@ class RowFTRL(RowOptimizer):
     numbers = ("lr", "accum", "lr_power", "l1", "l2")
 
     def __init__(
-        self,
-        lr: float | None = None,
-        accum: float = 0.1,
-        lr_power: float = -0.5,
-        l1: float = 0.0,
-        l2: float = 0.0,
+        self, lr: float | None = None, accum: float = 0.1, lr_power: float = -0.5, l1: float = 0.0, l2: float = 0.0
     ) -> None:
         super().__init__(lr)
         self.accum = number("RowFTRL(accum=...)", accum, least=1e-12)
@@ -275,9 +270,8 @@ def row_optimizer_like(dense: nn.Cell | None) -> RowOptimizer:
     if "adagrad" in lowered:
         return RowAdagrad()
     if "ftrl" in lowered:
-        return RowFTRL(
-            l1=_number(dense, "l1", 0.0), l2=_number(dense, "l2", 0.0), lr_power=_number(dense, "lr_power", -0.5)
-        )
+        power = _number(dense, "lr_power", -0.5)
+        return RowFTRL(lr_power=power, l1=_number(dense, "l1", 0.0), l2=_number(dense, "l2", 0.0))
     if lowered in ("sgd", "momentum"):
         return RowSGD()
     _logger.warning(

@@ -153,15 +153,10 @@ class ShardedTables(SparseTables):
     ) -> dict[str, Any]:
         """Return `SparseTables.take` of one process on rank 0; elsewhere an empty state.
 
-        The processes send their rows block by block while all of them wait.
-
-        Args:
-            consumer: see `SparseTables.take`.
-            full: see `SparseTables.take`; the same on all processes.
-            folder: where rank 0 joins large arrays, in unnamed files.
-            weights_only: see `SparseTables.take`.
-            own_rows: send counters only: every process returns the arrays of its own rows, as `Frozen`. Joined in the
-                order of ranks they are the arrays of all, with the sketches stacked.
+        The processes, whose arguments are the same, send their rows block by block while all of them wait. Rank 0 joins
+        large arrays in unnamed files of `folder`. With `own_rows` they send counters only: every process returns the
+        arrays of its own rows, as `Frozen`. Joined in the order of ranks they are the arrays of all, with the sketches
+        stacked.
         """
         own = super().take(consumer, full=full, weights_only=weights_only)
         json = joined_json(self.group, own["json"])

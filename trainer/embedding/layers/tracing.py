@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections import Counter
@@ -82,19 +83,17 @@ def _trace(
     marked = _mark(sample, candidates)
     starts = {i: int(marked[i].flat[0]) for i in candidates}
     received, failure = run_traced(network, cells, marked)
-    strict = failure is None
-    repeated = _repeated(received)
-    if not strict:
+    runs = [received]
+    if failure is not None:
         # A column of lengths or indices may not accept markers: then mark one column at a time.
         for candidate in candidates:
             alone = [marked[i] if i == candidate else to_plain(sample[i]) for i in range(len(sample))]
-            seen, error = run_traced(network, cells, alone)
-            received += seen
-            repeated |= _repeated(seen)
+            received, error = run_traced(network, cells, alone)
+            runs.append(received)
             if error is not None:
                 _logger.debug("tracing ids of column %d failed: %s", candidate, error)
     reached: set[int] = set()
-    for cell, values in received:
+    for cell, values in itertools.chain(*runs):
         if cell.field is not None:
             continue
         hits = 0
@@ -105,7 +104,7 @@ def _trace(
             hits += int(inside.sum())
             for element in set((offsets[inside] % max(1, marked[i].size // _ROWS)).tolist()):
                 readers[i][element].add(index_of[id(cell.spec)])
-        if strict and hits < len(flat) and not cell.is_dense:
+        if failure is None and hits < len(flat) and not cell.is_dense:
             raise ConfigurationError(_untraceable(cell, names) + hint)
         if hits:
             reached.add(id(cell))
@@ -114,12 +113,8 @@ def _trace(
         if id(cell) not in reached and not cell.is_dense:
             reason = "" if failure is None else f"; the trial run failed with: {gist(str(failure))}"
             raise ConfigurationError(_untraceable(cell, names) + hint + reason)
-    return repeated
-
-
-def _repeated(received: list[Read]) -> set[int]:
-    counts = Counter(id(cell) for cell, _ in received)
-    return {cell for cell, count in counts.items() if count > 1}
+    counts = (Counter(id(cell) for cell, _ in received) for received in runs)
+    return {cell for count in counts for cell in count if count[cell] > 1}
 
 
 def _float_ids(columns: Sequence[np.ndarray], names: Sequence[str]) -> str:

@@ -16,23 +16,14 @@ from .layout import Bundle, FieldMap, Layout
 
 @dataclass(frozen=True)
 class _Reads:
-    """The elements of one column that a bundle of tables reads.
-
-    Attributes:
-        column: index of the column.
-        name: of the column, for messages.
-        elements: flat indices into a row of it; None for all of them.
-        tables: of each stack of the bundle, the table of each element, int32 [elements].
-        padding: of each stack, the id that is padding in each element, int64 [elements].
-        padded: of each stack, whether there is one, bool [elements]; None where no element has any.
-    """
+    """The elements of one column that a bundle of tables reads; lists: by stack."""
 
     column: int
-    name: str
-    elements: np.ndarray | None
-    tables: list[np.ndarray]
-    padding: list[np.ndarray]
-    padded: list[np.ndarray | None]
+    name: str  # of the column, for messages
+    elements: np.ndarray | None  # flat indices into a row of it; None: all
+    tables: list[np.ndarray]  # the table of each element, int32 [elements]
+    padding: list[np.ndarray]  # the id that is padding in each element, int64 [elements]
+    padded: list[np.ndarray | None]  # which elements have such an id, bool [elements]; None: none
 
     def ids(self, values: np.ndarray) -> np.ndarray:
         values = values.reshape(len(values), -1)

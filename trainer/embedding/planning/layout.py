@@ -32,17 +32,11 @@ class ColumnPart:
 
 @dataclass
 class Component:
-    """Tables that share elements, and all elements they read.
+    """Tables that share elements, and all elements they read."""
 
-    Attributes:
-        specs: index of each table.
-        parts: the elements, possibly from several columns.
-        reads: per table, a bool mask [elements of all parts] of the elements it reads.
-    """
-
-    specs: list[int]
-    parts: list[ColumnPart]
-    reads: list[np.ndarray]
+    specs: list[int]  # index of each table
+    parts: list[ColumnPart]  # the elements, possibly from several columns
+    reads: list[np.ndarray]  # per table, a bool mask [elements of all parts] of the elements it reads
 
     def elements(self, number: int, count: int) -> np.ndarray | slice:
         """Return which of `count` elements the table at `number` in `specs` reads.
@@ -75,19 +69,12 @@ class DenseField:
 
 @dataclass
 class FieldMap:
-    """Which elements feed the tables of a network.
+    """Which elements feed the tables of a network."""
 
-    Attributes:
-        components: sparse tables with the elements they read.
-        dense: the elements that feed dense tables.
-        repeated: tables with a cell that reads more than once per run of the network.
-        names: names of the columns, if known.
-    """
-
-    components: list[Component] = field(default_factory=list)
+    components: list[Component] = field(default_factory=list)  # sparse tables with the elements they read
     dense: list[DenseField] = field(default_factory=list)
-    repeated: set[int] = field(default_factory=set)
-    names: tuple[str, ...] = ()
+    repeated: set[int] = field(default_factory=set)  # tables with a cell that reads more than once per run
+    names: tuple[str, ...] = ()  # of the columns, if known
 
     def name_of(self, column: int) -> str:
         """Return a column's name for messages."""
@@ -126,33 +113,21 @@ class FieldMap:
 
 @dataclass
 class Stack:
-    """Tables whose rows are one array in the graph.
-
-    Attributes:
-        bundle: index of the bundle.
-        tables: index of each table, one per component of the bundle.
-    """
+    """Tables whose rows are one array in the graph."""
 
     bundle: int
-    tables: list[int]
+    tables: list[int]  # index of each table, one per component of the bundle
 
 
 @dataclass
 class Bundle:
-    """Components whose ids are numbered together.
-
-    Attributes:
-        components: indices of the components.
-        stacks: indices of the stacks that hold the components' tables.
-        indirect: whether each table numbers its own rows and translates; then there is one component, with a stack per
-            table.
-        in_graph: whether some stack keeps its working set in the graph; its size is then part of the program.
-    """
+    """Components whose ids are numbered together."""
 
     components: list[int]
-    stacks: list[int]
+    stacks: list[int]  # those that hold the components' tables
+    # Whether each table numbers its own rows and translates; then there is one component, with a stack per table.
     indirect: bool = False
-    in_graph: bool = True
+    in_graph: bool = True  # whether some stack keeps its working set, whose size the program then knows, in the graph
 
     @property
     def sharing(self) -> list[list[int]]:

@@ -82,14 +82,9 @@ class OwnerPlanner(ShardedPlanner):
     ) -> Any:
         """Replace ids by positions; see `Planner.plan`.
 
-        Args:
-            arguments: see `Planner.plan`.
-            train: see `Planner.plan`.
-            now: newest event time of this process, in seconds; None: the system clock. The newest of all counts.
-            placeholder: whether the rows of this process do not count: their ids are padding then.
-            fill: see `Planner.plan`.
-            last: whether this process has no ids for another call.
-            options: see `Planner.plan`.
+        `now` is the newest event time of this process, in seconds, or None for the system clock; the newest of all
+        counts. The rows of a `placeholder` do not count: their ids are padding. After its `last` ids, a process has
+        none for another call.
 
         Raises:
             DataError: also if the ids of one process end before those of another; on all of them.

@@ -44,16 +44,11 @@ def can_pool(index: int, fields: FieldMap, layout: Layout, specs: Sequence[Table
 
 @dataclass(slots=True)
 class Bags:
-    """The bags of a table in one call.
+    """The bags of a table in one call, numbered from 1."""
 
-    Attributes:
-        combiner: "sum", "mean" or "sqrtn".
-        length: ids of a bag, with padding.
-        rows: row number of every id, -1 for padding, int32 [bags, length]; bags are numbered from 1.
-    """
-
-    combiner: str
-    length: int = 1
+    combiner: str  # "sum", "mean" or "sqrtn"
+    length: int = 1  # ids of a bag, with padding
+    # Row number of every id, -1 for padding, int32 [bags, length].
     rows: np.ndarray = field(default_factory=lambda: np.zeros((0, 1), np.int32))
 
     def begin(self, rows: np.ndarray) -> np.ndarray:
@@ -145,18 +140,10 @@ class StackRows:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """What one step exchanges with each owner.
+    """What one step exchanges with each owner; lists have an entry for each rank."""
 
-    Attributes:
-        heads: how many rows of each table, int32 [ranks, tables].
-        rows: for each rank, the owner's row numbers.
-        sent: for each rank, the positions in the step of the vectors that it sends.
-        counts: for each rank, how many of its rows each of these vectors is the sum of.
-        scales: what the sum of the vectors of each position in the step is multiplied by, float32; entry 0 is 1.
-    """
-
-    heads: np.ndarray
-    rows: list[np.ndarray]
-    sent: list[np.ndarray]
-    counts: list[np.ndarray]
-    scales: np.ndarray
+    heads: np.ndarray  # how many rows of each table, int32 [ranks, tables]
+    rows: list[np.ndarray]  # the owner's row numbers
+    sent: list[np.ndarray]  # the positions in the step of the vectors that it sends
+    counts: list[np.ndarray]  # how many of its rows each of these vectors is the sum of
+    scales: np.ndarray  # what the vectors' sum at each position in the step is multiplied by, float32; entry 0 is 1

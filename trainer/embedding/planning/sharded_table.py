@@ -115,13 +115,8 @@ class ShardedTable:
     def question(self, ids: np.ndarray, *, stepwise: bool, placeholder: bool = False) -> list[list[np.ndarray]]:
         """Begin the query for `ids`, int64 [steps, n]; return what to ask each owner.
 
-        Args:
-            ids: see above.
-            stepwise: whether an id may get its row between two steps.
-            placeholder: whether none of the ids counts.
-
-        Returns:
-            For each rank int64 arrays: (ids,), or (ids of each step, ids, how often each occurs).
+        For each rank these are int64 arrays: (ids,), or where an id may get its row between two steps (`stepwise`) (ids
+        of each step, ids, how often each occurs). The ids of a `placeholder` do not count.
         """
         padding = np.ones(ids.shape, np.bool_) if placeholder else padding_of(self.table, ids)
         self.query = query = RowQuery(ids, padding, self.shards, stepwise=stepwise)

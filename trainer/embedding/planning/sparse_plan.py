@@ -17,15 +17,10 @@ _COARSE = 8192
 
 @dataclass(frozen=True, slots=True)
 class OpenRows:
-    """Rows of an accumulation that a chunk leaves open, ordered by position.
+    """Rows of an accumulation that a chunk leaves open, ordered by position."""
 
-    Attributes:
-        component_of: component of the bundle that each row belongs to, int32 [n].
-        rows: the row in each stack of the bundle, int32 [stacks, n].
-    """
-
-    component_of: np.ndarray
-    rows: np.ndarray
+    component_of: np.ndarray  # component of the bundle that each row belongs to, int32 [n]
+    rows: np.ndarray  # the row in each stack of the bundle, int32 [stacks, n]
 
 
 Carry = dict[int, OpenRows]  # key: the first stack of those numbered together
@@ -38,22 +33,14 @@ def padded_size(count: int) -> int:
 
 @dataclass(slots=True)
 class TablePlan:
-    """One table's part of a chunk.
-
-    Attributes:
-        table: index of the table.
-        rows: distinct rows of the chunk, int32 [u]; in a read-only chunk the row of every id, -1 for none.
-        stack: index of the table's stack.
-        start: position of the first of `rows` in the stack's working set, or read set.
-        ids: in a read-only chunk of a table with eviction, the ids of `rows`; else None.
-        reading_map: in a read-only chunk of a table that translates, the position of every id, int32 [map size].
-    """
+    """One table's part of a chunk."""
 
     table: int
-    rows: np.ndarray
+    rows: np.ndarray  # distinct rows of the chunk, int32 [u]; in a read-only chunk the row of every id, -1 for none
     stack: int
-    start: int = 1
-    ids: np.ndarray | None = None
+    start: int = 1  # position of the first of `rows` in the stack's working set, or read set
+    ids: np.ndarray | None = None  # of `rows`, in a read-only chunk of a table with eviction
+    # In a read-only chunk of a table that translates, the position of every id, int32 [map size].
     reading_map: np.ndarray | None = None
 
     @property
@@ -67,59 +54,37 @@ class StackExchange:
     """What one stack's kernels send and receive in each stretch of a call.
 
     A stretch is a step where gradients are not accumulated. Rows owned here have positions of their own, from 1; those
-    of the default rows of the tables come first.
-
-    Attributes:
-        stretches: the stretch of each micro-batch, ascending from 0, int64.
-        sent: for each stretch and rank, the positions in the stretch of the rows which that rank owns, or of bags of
-            which it owns some, int32.
-        requested: for each stretch, the positions of the owned rows that the ranks read, in their order, int32.
-        ends: for each stretch, where the vectors of each rank end, int64 [size]: the rows in `requested`, or `groups`.
-        indices: for each stretch and entry of `requested`, its index among the stretch's distinct rows, from 1, int32.
-        tables: table of each owned row, int32 [rows]; entry 0 is not a row.
-        rows: its row there, int32 [rows].
-        step_rows: for each stretch, the positions of its distinct owned rows, int32.
-        groups: where bags are pooled: for each stretch and entry of `requested`, the vector that its row is added to,
-            ascending from 0, int32; otherwise empty, and each row is a vector.
-        scales: where bags are pooled: for each stretch, what the sum of the vectors of each position is multiplied by,
-            float32.
+    of the default rows of the tables come first. Lists have an entry for each stretch.
     """
 
-    stretches: np.ndarray
+    stretches: np.ndarray  # the stretch of each micro-batch, ascending from 0, int64
+    # For each rank, the positions in the stretch of the rows that it owns, or of bags of which it owns some, int32.
     sent: list[list[np.ndarray]]
-    requested: list[np.ndarray]
-    ends: list[np.ndarray]
-    indices: list[np.ndarray]
-    tables: np.ndarray
-    rows: np.ndarray
-    step_rows: list[np.ndarray]
+    requested: list[np.ndarray]  # the positions of the owned rows that the ranks read, in their order, int32
+    ends: list[np.ndarray]  # where the vectors of each rank end, int64 [size]: the rows in `requested`, or `groups`
+    indices: list[np.ndarray]  # of each entry of `requested` among the stretch's distinct rows, from 1, int32
+    tables: np.ndarray  # table of each owned row, int32 [rows]; entry 0 is not a row
+    rows: np.ndarray  # its row there, int32 [rows]
+    step_rows: list[np.ndarray]  # the positions of the distinct owned rows, int32
+    # Where bags are pooled, the vector that the row of each entry of `requested` is added to, ascending from 0, int32;
+    # otherwise empty, and each row is a vector.
     groups: list[np.ndarray] = field(default_factory=list)
+    # Where bags are pooled, what the sum of the vectors of each position is multiplied by, float32.
     scales: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class SparsePlan:
-    """What `SparseTables.load` and `write_back` need for a chunk.
+    """What `SparseTables.load` and `write_back` need for a chunk."""
 
-    Attributes:
-        train: whether rows are trained or only read.
-        tables: one entry per table.
-        sizes: padded rows of every stack's working set (or read set) in the graph.
-        step_sizes: padded distinct rows of a step, for every stack; zeros in a read-only plan.
-        map_sizes: length of the position map of each table that has one.
-        inputs: extra columns of the program, int32 or int8, [K, ...] when the chunk is stacked.
-        carry: rows of the accumulation that the chunk leaves open.
-        exchanges: what each stack exchanges with other processes in every step.
-    """
-
-    train: bool
-    sizes: list[int]
-    step_sizes: list[int]
+    train: bool  # whether rows are trained or only read
+    sizes: list[int]  # padded rows of every stack's working set (or read set) in the graph
+    step_sizes: list[int]  # padded distinct rows of a step, for every stack; zeros in a read-only plan
     tables: list[TablePlan] = field(default_factory=list)
-    map_sizes: dict[int, int] = field(default_factory=dict)
-    inputs: list[np.ndarray] = field(default_factory=list)
-    carry: Carry = field(default_factory=dict)
-    exchanges: list[StackExchange] = field(default_factory=list)
+    map_sizes: dict[int, int] = field(default_factory=dict)  # length of the position map of each table that has one
+    inputs: list[np.ndarray] = field(default_factory=list)  # extra columns of the program, [K, ...] when it is stacked
+    carry: Carry = field(default_factory=dict)  # rows of the accumulation that the chunk leaves open
+    exchanges: list[StackExchange] = field(default_factory=list)  # of each stack with other processes
 
     def by_stack(self) -> list[list[TablePlan]]:
         """Return the table plans of every stack."""
@@ -190,7 +155,7 @@ class ReadSets:
             reads = component.elements(number, ids.shape[2])
             part = self._look_up(index, stack, 1, ids[:, :, reads].reshape(-1), plan)
             plan.sizes[stack] = self._size(stack, len(part.rows) + 1)
-            plan.map_sizes[index] = self._map_size(index, ids.size + 1)
+            plan.map_sizes[index] = self._map_sizes[index] = max(self._map_sizes[index], _rounded(ids.size + 1))
             part.reading_map = np.zeros(plan.map_sizes[index], np.int32)
             own = np.arange(1, len(part.rows) + 1, dtype=np.int32)
             part.reading_map[positions[:, :, reads].reshape(-1)] = np.where(part.rows < 0, np.int32(0), own)
@@ -211,10 +176,6 @@ class ReadSets:
         least = min(_LEAST_ROWS, _LEAST_ENTRIES // self.tables[first].spec.dim)
         self._sizes[stack] = _rounded(max(needed, least, self._sizes[stack]))
         return self._sizes[stack]
-
-    def _map_size(self, index: int, needed: int) -> int:
-        self._map_sizes[index] = max(self._map_sizes[index], _rounded(needed))
-        return self._map_sizes[index]
 
 
 def _rounded(size: int) -> int:

@@ -40,8 +40,6 @@ class TableRows:
         tombstones: per consumer, ids that lost their row since its last delta.
     """
 
-    COUNTERS = ("admitted", "evicted", "expired", "overflowed", "refused")
-
     def __init__(self, spec: TableSpec, first_slots: np.ndarray, shards: Shards = WHOLE) -> None:
         self.spec = spec
         self.shards = shards
@@ -72,7 +70,7 @@ class TableRows:
         self.last_sweep = 0.0
         self.plans = 0
         self.ticket = 0
-        self.counters = dict.fromkeys(self.COUNTERS, 0)
+        self.counters = dict.fromkeys(("admitted", "evicted", "expired", "overflowed", "refused"), 0)
         self.deferred: list[Callable[[], object]] = []
         self.tombstones: dict[str, list[np.ndarray]] = {}
         self.columns["live"][DEFAULT_ROW] = True

@@ -237,9 +237,7 @@ def owned_columns(table: SparseTable, arrays: Arrays, next_row: int) -> tuple[np
 def _check_chain(chain: Iterable[tuple[Arrays, Mapping[str, Any]]], owned: Iterable[Columns]) -> None:
     """Check that no delta moves an id to another row, or a row to another id.
 
-    Args:
-        chain: the states.
-        owned: the (rows, ids) of each that this process owns.
+    `owned` are the (rows, ids) of each state of the `chain` that this process owns.
     """
     known_ids, known_rows = np.zeros(0, np.int64), np.zeros(0, np.int32)
     for (arrays, json), (all_rows, all_ids) in zip(chain, owned, strict=True):
