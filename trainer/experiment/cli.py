@@ -7,9 +7,11 @@ by SIGINT or SIGTERM and shut down cleanly.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("evaluate", "predict", "export", "features", "check", "show-loop"):
         parsers[name].add_argument("config", metavar="CONFIG", help="experiment file (YAML) or run folder")
     for name in ("evaluate", "predict", "export"):
-        parsers[name].add_argument("--run", metavar="RUN", help="run folder; default: the newest run of CONFIG")
-        parsers[name].add_argument(
-            "--checkpoint", metavar="WHICH", help="best, last or a path; default: best where one is marked, else last"
-        )
-        parsers[name].add_argument("--split", help="dataset of section data; default: test, else valid, else train")
-        parsers[name].add_argument("--data", metavar="FILE", help="a file or folder of raw rows instead of a dataset")
+        add = parsers[name].add_argument
+        add("--run", metavar="RUN", help="run folder; default: the newest run of CONFIG")
+        add("--checkpoint", metavar="WHICH", help="best, last or a path; default: best where one is marked, else last")
+        add("--split", help="dataset of section data; default: test, else valid, else train")
+        add("--data", metavar="FILE", help="a file or folder of raw rows instead of a dataset")
     predict_command.add_arguments(parsers["predict"])
     for name in ("fit", "online", "evaluate", "predict", "export", "features", "check", "show-loop"):
         parsers[name].add_argument(
@@ -135,7 +136,7 @@ def _run(args: argparse.Namespace) -> int:
     code = 0
     with recorded_output() as output:
         try:
-            code = _COMMANDS[args.command][0](args)
+            code = _COMMANDS[args.command][0](args) or 0
             if sys.stdout is not None and not sys.stdout.closed:
                 sys.stdout.flush()
         except OSError as error:
@@ -152,7 +153,7 @@ def _run(args: argparse.Namespace) -> int:
     return 1
 
 
-def _train(args: argparse.Namespace) -> int:
+def _train(args: argparse.Namespace) -> None:
     from ..storage.location import is_url
     from .runs import run_folder
     from .runs.restart import fetch_published, fetched_run
@@ -170,8 +171,7 @@ def _train(args: argparse.Namespace) -> int:
     if mirror is not None:
         args.resume = fetched_run(mirror)
     source = Path(args.config) if args.resume is None else run_folder.existing_run(args.resume)
-    with _project(source):
-        config = _load(source, args)
+    with _loaded(source, args) as config:
         if mirror is not None:
             fetch_published(mirror, config)
         from .runs import training_run
@@ -179,76 +179,68 @@ def _train(args: argparse.Namespace) -> int:
         command = training_run.fit if args.command == "fit" else training_run.online
         run_dir = command(config, resume=args.resume is not None)
     print_results(run_folder.Run.read(run_dir))
-    return 0
 
 
 def _resume_begun(args: argparse.Namespace) -> None:
     """Replace --resume auto by --resume RUN if the run was begun."""
     from .runs.restart import begun_run
 
-    source = Path(args.config)
-    with _project(source):
-        args.resume = begun_run(_load(source, args))
+    with _loaded(Path(args.config), args) as config:
+        args.resume = begun_run(config)
     if args.resume is not None:  # the run's own configuration contains the overrides
         args.config, args.overrides = None, []
 
 
-def _load(source: Path, args: argparse.Namespace) -> Any:
-    from dataclasses import replace
-
+@contextlib.contextmanager
+def _loaded(source: Path, args: argparse.Namespace) -> Iterator[Any]:
+    """Yield the checked configuration; its project is importable inside the context."""
     from .configuration.loader import load_config
-
-    config = load_config(source, args.overrides)
-    # a run folder may have been moved since it was written
-    return replace(config, run_dir=source) if source.is_dir() else config
-
-
-def _project(source: Path) -> Any:
     from .runs.run_folder import project_paths
 
-    return project_paths(source)
+    with project_paths(source):
+        config = load_config(source, args.overrides)
+        # a run folder may have been moved since it was written
+        yield replace(config, run_dir=source) if source.is_dir() else config
 
 
-def _applied(args: argparse.Namespace) -> tuple[Any, Path, Path]:
-    """Return configuration, run folder and snapshot of a trained network."""
+@contextlib.contextmanager
+def _applied(args: argparse.Namespace) -> Iterator[tuple[Any, Path, Path]]:
+    """Yield configuration, run folder and snapshot of a trained network."""
     from .runs import run_folder
     from .runs.training_run import default_checkpoint
 
     source = Path(args.config)
-    config = _load(source, args)
-    if args.data is not None:
-        config, args.split = table_commands.with_data(config, args.data, args.split), "test"
-    if args.run is not None:
-        run_dir = run_folder.existing_run(args.run)
-    elif source.is_dir():
-        run_dir = source
-    else:
-        run_dir = run_folder.newest_run(config.run_dir) or config.run_dir
-        if args.checkpoint in (None, "best", "last") and not (run_dir / run_folder.CONFIG).is_file():
-            verb = "online" if config.data.train is None else "fit"
-            raise ConfigurationError(
-                f"there is no run of {source} in {config.run_dir} yet; run `trainer {verb} {source}` first, or give "
-                "--run or --checkpoint"
-            )
-    return config, run_dir, default_checkpoint(run_dir, args.checkpoint)
+    with _loaded(source, args) as config:
+        if args.data is not None:
+            config, args.split = table_commands.with_data(config, args.data, args.split), "test"
+        if args.run is not None:
+            run_dir = run_folder.existing_run(args.run)
+        elif source.is_dir():
+            run_dir = source
+        else:
+            run_dir = run_folder.newest_run(config.run_dir) or config.run_dir
+            if args.checkpoint in (None, "best", "last") and not (run_dir / run_folder.CONFIG).is_file():
+                verb = "online" if config.data.train is None else "fit"
+                raise ConfigurationError(
+                    f"there is no run of {source} in {config.run_dir} yet; run `trainer {verb} {source}` first, or "
+                    "give --run or --checkpoint"
+                )
+        yield config, run_dir, default_checkpoint(run_dir, args.checkpoint)
 
 
-def _evaluate(args: argparse.Namespace) -> int:
-    with _project(Path(args.config)):
-        config, _, checkpoint = _applied(args)
+def _evaluate(args: argparse.Namespace) -> None:
+    with _applied(args) as (config, _, checkpoint):
         from .runs import training_run
         from .runs.compare import table
 
         split, metrics = training_run.evaluate(config, checkpoint, args.split)
     rows = [[f"{split} ({checkpoint})", "value"], *([name, f"{value:.6g}"] for name, value in metrics.items())]
     print("\n".join(table(rows)))
-    return 0
 
 
-def _predict(args: argparse.Namespace) -> int:
+def _predict(args: argparse.Namespace) -> None:
     predict_command.check_arguments(args)
-    with _project(Path(args.config)):
-        config, run_dir, checkpoint = _applied(args)
+    with _applied(args) as (config, run_dir, checkpoint):
         from .runs import training_run
 
         if args.to is not None:
@@ -256,62 +248,53 @@ def _predict(args: argparse.Namespace) -> int:
                 config, checkpoint, Path(args.to), args.split, args.part_rows, args.set_aside
             )
             print(f"{split}: predictions of {rows:,} rows written to {args.to}")
-            return 0
+            return
         output = Path(args.output) if args.output else run_dir / "predictions.npy"
         split, shape = training_run.predict(config, checkpoint, output, args.split)
     print(f"{split}: predictions of shape {shape} written to {output}")
-    return 0
 
 
-def _export(args: argparse.Namespace) -> int:
-    with _project(Path(args.config)):
-        return export_command.run(args, *_applied(args))
+def _export(args: argparse.Namespace) -> None:
+    with _applied(args) as applied:
+        export_command.run(args, *applied)
 
 
-def _check(args: argparse.Namespace) -> int:
+def _check(args: argparse.Namespace) -> None:
     source = Path(args.config)
-    with _project(source):
-        config = _load(source, args)
+    with _loaded(source, args) as config:
         from .configuration.declared_checks import missing_beginning, stream_problems
         from .configuration.problems import ConfigErrors
 
         if problems := [*stream_problems(config), *missing_beginning(config)]:
             raise ConfigErrors(problems)
     print(f"{source}: nothing wrong with experiment {config.experiment!r}")
-    return 0
 
 
-def _show_loop(args: argparse.Namespace) -> int:
-    source = Path(args.config)
-    with _project(source):
-        config = _load(source, args)
+def _show_loop(args: argparse.Namespace) -> None:
+    with _loaded(Path(args.config), args) as config:
         from .commands.show_loop import describe
 
         print(describe(config))
-    return 0
 
 
-def _compare(args: argparse.Namespace) -> int:
+def _compare(args: argparse.Namespace) -> None:
     from .runs.compare import compare
 
     if len(args.runs) < 2:
         raise ConfigurationError(f"trainer compare takes two run folders or more; received {args.runs[0]!r} alone")
     print(compare(*args.runs))
-    return 0
 
 
-def _runs(args: argparse.Namespace) -> int:
+def _runs(args: argparse.Namespace) -> None:
     from .runs.compare import list_runs
 
     print(list_runs(args.folder))
-    return 0
 
 
-def _models(args: argparse.Namespace) -> int:
+def _models(args: argparse.Namespace) -> None:
     from ..models import describe
 
     print(describe())
-    return 0
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -322,8 +305,8 @@ def _doctor(args: argparse.Namespace) -> int:
     return 1 if any(finding.state == doctor_command.WRONG for finding in findings) else 0
 
 
-# name: (handler, help)
-_COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
+# name: (handler, help); a handler returns the exit code, or None for 0
+_COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int | None], str]] = {
     "init": (table_commands.init, "write a first configuration for a table, from a look at its columns"),
     "fit": (_train, "train on data.train, validate on data.valid, evaluate on data.test"),
     "online": (_train, "train on data.stream"),

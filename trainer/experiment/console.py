@@ -21,10 +21,7 @@ LEAST_COLUMNS = 20
 
 
 def wrapped(text: str, stream: TextIO | None) -> str:
-    """Return `text` with its long lines wrapped if `stream` is a terminal.
-
-    A word longer than the terminal is wide, such as a path, stays whole.
-    """
+    """Return `text` wrapped for a terminal `stream`; long words stay whole."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns if stream is not None and stream.isatty() else 0
     except (OSError, ValueError):  # a stream without a file descriptor
@@ -69,10 +66,7 @@ class Console(logging.StreamHandler):
 
 @contextlib.contextmanager
 def logging_to(handler: logging.Handler) -> Iterator[None]:
-    """Show the package's log during the command; silence MindSpore's.
-
-    MindSpore's errors arrive as exceptions.
-    """
+    """Show the package's log; silence MindSpore's, whose errors arrive as exceptions."""
     loggers = [logging.getLogger(name) for name in ("trainer", "callbacks", "mindspore_trainer")]
     levels = [logger.level for logger in loggers]
     quiet = "GLOG_v" not in os.environ and "mindspore" not in sys.modules

@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import json
 import logging
-import math
 import os
 import signal
 import subprocess
@@ -29,6 +28,7 @@ from typing import Any
 from ..checks import choice, is_number, whole
 from ..errors import ConfigurationError, did_you_mean
 from ..masking import mask_text
+from .configuration.yaml_tree import dump_line
 from .runs.compare import is_running
 from .sweep_plan import (
     MODES,
@@ -137,17 +137,16 @@ def _check(plan: Plan) -> None:
 
 def _check_values(plan: Plan) -> None:
     """Check that some combination takes each listed value and each end of a range."""
-    choices = {path: _ends(values) for path, values in plan.vary.items()}
-    first = {path: values[0] for path, values in choices.items()}
-    problems = [
-        problem
-        for path, values in choices.items()
-        for value in values
-        if (problem := _problem(plan, {**{path: [one] for path, one in first.items()}, path: [value]}))
-        and _problem(plan, {**choices, path: [value]})
-    ]
+    choices = {path: [v.low, v.high] if isinstance(v, Range) else list(v) for path, v in plan.vary.items()}
+    first = {path: values[:1] for path, values in choices.items()}
+    problems: dict[str, None] = {}
+    for path, values in choices.items():
+        for value in values:
+            problem = _problem(plan, {**first, path: [value]})
+            if problem and _problem(plan, {**choices, path: [value]}):
+                problems[problem] = None
     if problems:
-        raise ConfigurationError("\n".join(dict.fromkeys(problems)))
+        raise ConfigurationError("\n".join(problems))
 
 
 def _problem(plan: Plan, choices: Mapping[str, Sequence[Any]]) -> str | None:
@@ -164,49 +163,18 @@ def _problem(plan: Plan, choices: Mapping[str, Sequence[Any]]) -> str | None:
     return problem
 
 
-def _ends(values: Any) -> list[Any]:
-    return [values.low, values.high] if isinstance(values, Range) else list(values)
-
-
 def _own_publications(config: str, settings: list[str], folder: Path) -> list[str]:
-    """Return settings that let a trial publish below its own folder.
-
-    A published folder has one writer.
-    """
+    """Return settings for a trial to publish to its own folder, which has one writer."""
     from .configuration.loader import load_config
 
-    root = json.dumps(str(folder / "published"))
+    root = dump_line(str(folder / "published"))
     callbacks = load_config(config, settings).callbacks or ()
     publishers = [spec.path for spec in callbacks if spec.class_path.endswith(".Publish")]
     return [f"{path}.init_args.root={root}" for path in publishers]
 
 
 def _settings(values: Mapping[str, Any]) -> list[str]:
-    return [f"{path}={_as_yaml(value)}" for path, value in values.items()]
-
-
-def _as_yaml(value: Any) -> str:
-    """Return a value as JSON, but numbers that are not finite as YAML writes them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}[str(value)]
-    return json.dumps(value)
-
-
-class _OrphanedTrial:
-    """The process of a trial that a killed sweep left behind."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def poll(self) -> int | None:
-        """Return None while the process runs."""
-        return None if is_running(self.folder) else 0
-
-    def send_signal(self, number: int) -> None:
-        """Do nothing: it is not a child of this process."""
-
-    def wait(self) -> None:
-        """Return at once."""
+    return [f"{path}={dump_line(value)}" for path, value in values.items()]
 
 
 @contextlib.contextmanager
@@ -249,8 +217,7 @@ class _Sweep:
         with claim(self.folder, "sweep folder"), _sigterm_as_exit():
             drop_torn_line(self.folder / TRIALS)
             for trial in self.trials:
-                if trial.state == "done" and trial.value is None:
-                    self._check_monitor(trial)
+                self._check_monitor(trial)
             waiting = [trial for trial in self.trials if trial.state == "waiting"]
             running: list[Trial] = []
             try:
@@ -265,17 +232,13 @@ class _Sweep:
                         self._look_at(trial)
                     running = [trial for trial in running if trial.state == "running"]
             finally:
-                for trial in running:  # interrupted: each resumes from its snapshot with the sweep
-                    trial.process.send_signal(signal.SIGTERM)
-                for trial in running:
-                    trial.process.wait()
+                _stop(running)  # interrupted: each resumes from its snapshot with the sweep
         return best_first(self.trials, self.plan)
 
     def _next(self) -> Trial | None:
         if self.plan.trials is not None and len(self.trials) >= self.plan.trials:
             return None
-        values = self.search.propose(len(self.trials))
-        if values is None:
+        if (values := self.search.propose(len(self.trials))) is None:
             return None
         with open(self.folder / TRIALS, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
@@ -301,13 +264,11 @@ class _Sweep:
         if (trial.folder / "config.yaml").is_file():
             options = ["--resume", str(trial.folder)]
         else:
-            settings = [*self.plan.overrides, *_settings(trial.values), f"run_dir={json.dumps(str(trial.folder))}"]
+            settings = [*self.plan.overrides, *_settings(trial.values), f"run_dir={dump_line(str(trial.folder))}"]
             settings += _own_publications(self.plan.config, settings, trial.folder)
             options = [self.plan.config, *(part for text in settings for part in ("--set", text))]
         arguments = [sys.executable, "-m", "mindspore_trainer", self.plan.command, *options]
-        if is_running(trial.folder):
-            trial.process = _OrphanedTrial(trial.folder)
-        else:
+        if not is_running(trial.folder):  # else it is the process of a sweep that was killed
             with open(trial.folder.with_suffix(".log"), "ab") as log:
                 # a new session, so that Ctrl+C reaches only this process, which then stops each trial once
                 trial.process = subprocess.Popen(
@@ -318,7 +279,7 @@ class _Sweep:
         logger.info("trial %d: %s", trial.number, mask_text(shown))
 
     def _look_at(self, trial: Trial) -> None:
-        ended = trial.process.poll() is not None
+        ended = not is_running(trial.folder) if trial.process is None else trial.process.poll() is not None
         version = record_version(trial.folder)
         if not ended and version == trial.record_version:
             return
@@ -329,26 +290,24 @@ class _Sweep:
             trial.reported += 1
             if not ended and self.search.is_hopeless(trial, step, -value if higher else value):
                 (trial.folder / PRUNED).touch()
-                trial.process.send_signal(signal.SIGTERM)
-                trial.process.wait()
+                _stop([trial])
                 ended = True
         if not ended:
             return
         read_outcome(trial, self.plan)
-        if trial.state == "done" and trial.value is None:
-            self._check_monitor(trial)
+        self._check_monitor(trial)
         if trial.state == "waiting":  # killed by a signal from outside, or ended without a result
             trial.state = "failed"
         if trial.state == "failed":
-            logger.warning(
-                "trial %d failed; its output is in %s", trial.number, self.folder / f"{trial.number:03d}.log"
-            )
+            logger.warning("trial %d failed; its output is in %s", trial.number, trial.folder.with_suffix(".log"))
         else:
             logger.info("trial %d %s: %s %s", trial.number, trial.state, self.plan.monitor, trial.value)
         self.search.ended(trial, None if trial.value is None else -trial.value if higher else trial.value)
 
     def _check_monitor(self, trial: Trial) -> None:
         """Check that a finished trial recorded the monitored metric, if only as NaN."""
+        if trial.state != "done" or trial.value is not None:
+            return
         names = recorded_names(trial.folder)
         if names and self.plan.monitor not in names:
             raise ConfigurationError(
@@ -356,6 +315,15 @@ class _Sweep:
                 f"{self.plan.monitor!r}{did_you_mean(self.plan.monitor, names)} (trial {trial.number} has ended; begin "
                 "the sweep again in another folder)"
             )
+
+
+def _stop(trials: Sequence[Trial]) -> None:
+    """Terminate the processes of trials and wait for them."""
+    processes = [trial.process for trial in trials if trial.process is not None]
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    for process in processes:
+        process.wait()
 
 
 def resume(folder: str | Path, processes: int = 1) -> list[Trial]:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -66,6 +67,7 @@ class Trial:
         value: best value of the monitored metric, or None.
         reported: how many measurements the search knows.
         record_version: of the record that they were read from.
+        process: its process; None before it starts, and if an earlier process of the sweep started it.
     """
 
     number: int
@@ -73,7 +75,7 @@ class Trial:
     folder: Path
     state: str = "waiting"
     value: float | None = None
-    process: Any = field(default=None, repr=False)
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     reported: int = 0
     record_version: tuple[int, int] | None = None
 

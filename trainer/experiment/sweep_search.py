@@ -84,9 +84,8 @@ class Optuna(Grid):
         import optuna
 
         states = {"pruned": optuna.trial.TrialState.PRUNED, "done": optuna.trial.TrialState.COMPLETE}
-        state = states.get(trial.state, optuna.trial.TrialState.FAIL) if loss is not None else None
-        value = loss if state == optuna.trial.TrialState.COMPLETE else None
-        self.study.tell(self.asked[trial.number], value, state=state or optuna.trial.TrialState.FAIL)
+        state = states.get("" if loss is None else trial.state, optuna.trial.TrialState.FAIL)
+        self.study.tell(self.asked[trial.number], loss if state == states["done"] else None, state=state)
 
 
 def _distribution(values: Any) -> Any:

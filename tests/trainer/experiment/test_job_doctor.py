@@ -4,7 +4,6 @@ import pytest
 
 from tests.trainer.distributed import jobs
 from trainer.experiment.commands import doctor_command as doctor
-from trainer.experiment.commands.job_doctor import compare, own_facts
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +38,14 @@ def test_processes_of_unequal_environments_are_told_apart(tmp_path):
 
 
 def test_what_differs_is_named_with_the_ranks():
-    facts = [own_facts() for _ in range(3)]
-    assert [(name, state) for name, _, state, _ in compare(facts)] == [("same on all ranks", "ok")]
+    facts = [doctor.own_facts() for _ in range(3)]
+    (finding,) = doctor.compare_ranks(facts)
+    assert (finding.name, finding.state) == ("same on all ranks", doctor.OK)
     facts[2]["code of trainer"] = "00000000"
-    ((name, text, state, _),) = compare(facts)
-    assert (name, state) == ("code of trainer", "WRONG")
-    assert text.startswith("differs: ranks [0, 1]: ")
-    assert text.endswith("; ranks [2]: 00000000")
+    (finding,) = doctor.compare_ranks(facts)
+    assert (finding.name, finding.state) == ("code of trainer", doctor.WRONG)
+    assert finding.value.startswith("differs: ranks [0, 1]: ")
+    assert finding.value.endswith("; ranks [2]: 00000000")
 
 
 def test_one_process_has_no_job():

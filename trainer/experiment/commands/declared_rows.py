@@ -39,10 +39,7 @@ class DeclaredRows:
 
     def check_column(self, name: str) -> None:
         """Check that the file has a column."""
-        if name not in self.names:
-            raise ConfigurationError(
-                f"{self.path} has no column {name!r}{did_you_mean(name, self.names)}; it has {', '.join(self.names)}"
-            )
+        require_column(self.path, name, self.names)
 
     def blocks(self, columns: Mapping[str, Column], size: int, max_bad_share: float) -> Iterator[dict[str, Any]]:
         """Yield blocks of up to `size` good rows as columns; warn of the others."""
@@ -62,6 +59,12 @@ class DeclaredRows:
         report = aside.report()
         if report is not None:
             logger.warning("%s: %s", self.path, report)
+
+
+def require_column(path: str | Path, name: str, names: Sequence[str]) -> None:
+    """Raise ConfigurationError if `name` is not among the columns of a file."""
+    if name not in names:
+        raise ConfigurationError(f"{path} has no column {name!r}{did_you_mean(name, names)}; it has {', '.join(names)}")
 
 
 def columns_of_all(declared: Sequence[Mapping[str, Column]]) -> dict[str, Column]:

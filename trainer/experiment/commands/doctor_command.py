@@ -7,17 +7,34 @@ import importlib.util
 import os
 import platform
 import re
+import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator
+import time
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 from packaging.requirements import Requirement
+
+from ...distributed.launched import is_launched, process_count
+from ...errors import ConfigurationError, TrainerError
+from ..runs.run_folder import installed
+
+if TYPE_CHECKING:
+    from ...distributed.group import Group
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 _REASONS = {"numpy": "; MindSpore's binaries are built against NumPy 1"}
 _OWN = "mindspore-trainer"
+_SAME_DISTRIBUTIONS = ("mindspore", "numpy", _OWN)  # on all ranks of a job, as are these settings
+_SAME_SETTINGS = ("MS_CPU_COMM_OP_TIMEOUT", "ONEDNN_MAX_CPU_ISA", "MS_COMPILER_CACHE_ENABLE")
+_MESSAGE_BYTES = 1 << 20
+_TRIES = 5
 _FOR_DEVELOPERS = ("test", "dev")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MS_DEV_RUNTIME_CONF", "GLOG_v")
 # e_machine of an ELF header, by the names platform.machine() uses
@@ -84,12 +101,6 @@ def _packages() -> Iterator[Finding]:
     yield Finding(_OWN, installed(_OWN) or "not installed; running from a source folder")
 
 
-def _job() -> Iterator[Finding]:
-    from .job_doctor import examine_job
-
-    yield from examine_job(Finding)
-
-
 def _requirements() -> dict[str, list[Requirement]]:
     """Return the package's requirements by extra; "" holds the unconditional ones."""
     needed: dict[str, list[Requirement]] = {}
@@ -100,12 +111,79 @@ def _requirements() -> dict[str, list[Requirement]]:
     return needed
 
 
-def installed(name: str) -> str | None:
-    """Return the installed version of a distribution, or None."""
+def _job() -> Iterator[Finding]:
+    """Yield findings about this process's job, if any. A collective call."""
+    if not is_launched() or process_count() == 1:
+        return
+    from ...distributed.group import join
+
     try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        group = join()
+    except ConfigurationError as error:
+        yield Finding("job", str(error), WRONG, "see that the processes reach MS_SCHED_HOST at any port")
+        return
+    facts = group.gather_json(own_facts())
+    hosts = Counter(str(of_rank.pop("host")) for of_rank in facts)
+    placed = ", ".join(f"{count} on {host}" for host, count in hosts.items())
+    yield Finding("job", f"rank {group.rank} of {group.size} processes: {placed}")
+    yield from compare_ranks(facts)
+    yield Finding("collectives", f"AllGather of 1 KB in {1000 * _gathering_takes(group):.1f} ms")
+    try:
+        took, sound = _exchange(group)
+    except TrainerError as error:
+        advice = "processes that keep the rows of sparse tables connect to each other at free ports: open them"
+        yield Finding("exchange of rows", str(error), WRONG, advice)
+        return
+    text = f"1 MB to each of the others in {1000 * took:.1f} ms" if sound else "bytes arrived changed"
+    yield Finding("exchange of rows", text, OK if sound else WRONG)
+
+
+def own_facts() -> dict[str, str | None]:
+    """Return what has to be the same on all processes, by name; and the host."""
+    facts: dict[str, str | None] = {"host": socket.gethostname(), "python": platform.python_version()}
+    facts |= {name: installed(name) for name in _SAME_DISTRIBUTIONS}
+    package, code = Path(__file__).parents[2], 0
+    for path in sorted(package.rglob("*.py")):
+        code = zlib.crc32(path.read_bytes(), zlib.crc32(path.relative_to(package).as_posix().encode(), code))
+    facts["code of trainer"] = f"{code:08x}"
+    return facts | {name: os.environ.get(name) for name in _SAME_SETTINGS}
+
+
+def compare_ranks(facts: Sequence[Mapping[str, str | None]]) -> Iterator[Finding]:
+    """Yield findings about differences between ranks, or one that there are none."""
+    differing = [name for name in facts[0] if len({of_rank[name] for of_rank in facts}) > 1]
+    for name in differing:
+        values = defaultdict(list)
+        for rank, of_rank in enumerate(facts):
+            values[of_rank[name]].append(rank)
+        text = "; ".join(f"ranks {ranks}: {value or 'none'}" for value, ranks in values.items())
+        yield Finding(name, f"differs: {text}", WRONG, f"give all processes the same {name}")
+    if not differing:
+        shown = ", ".join(f"{name} {value}" for name, value in facts[0].items() if value is not None)
+        yield Finding("same on all ranks", shown)
+
+
+def _gathering_takes(group: Group) -> float:
+    """Return the seconds of a small collective, at best."""
+    message, least = np.zeros(128, np.int64), float("inf")
+    for _ in range(_TRIES):  # the first one compiles
+        began = time.perf_counter()
+        group.gather(message)
+        least = min(least, time.perf_counter() - began)
+    return least
+
+
+def _exchange(group: Group) -> tuple[float, bool]:
+    """Return (best seconds of an exchange of all pairs; whether all bytes arrived)."""
+    least, sound = float("inf"), True
+    parts = [bytes([16 * group.rank + rank & 0xFF]) * _MESSAGE_BYTES for rank in range(group.size)]
+    for _ in range(_TRIES):
+        began = time.perf_counter()
+        received = group.all_to_all(parts)
+        least = min(least, time.perf_counter() - began)
+        for rank, part in enumerate(received):
+            sound = sound and bytes(part) == bytes([16 * rank + group.rank & 0xFF]) * _MESSAGE_BYTES
+    return least, not group.any(not sound)
 
 
 def _architecture() -> Iterator[Finding]:
@@ -144,9 +222,8 @@ def _cpus() -> Iterator[Finding]:
     yield Finding("cpus", text, NOTE if few else OK, advice)
     load = os.getloadavg()[0]
     busy = load > usable
-    yield Finding(
-        "load", f"{load:.1f}", NOTE if busy else OK, "other work is running; timings will vary" if busy else ""
-    )
+    advice = "other work is running; timings will vary" if busy else ""
+    yield Finding("load", f"{load:.1f}", NOTE if busy else OK, advice)
 
 
 def _cpu_quota() -> float | None:
@@ -209,10 +286,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _graph() -> Iterator[Finding]:
-    import time
-
     import mindspore
-    import numpy as np
     from mindspore import nn
 
     start_time = time.monotonic()
@@ -220,9 +294,7 @@ def _graph() -> Iterator[Finding]:
     cell.set_train(False)
     out = cell.compile_and_run(mindspore.Tensor(np.ones((3, 4), np.float32)))
     right = np.array_equal(out.asnumpy(), np.full((3, 2), 4, np.float32))
-    text = f"compiled and ran in {time.monotonic() - start_time:.1f} s" + (
-        "" if right else f"; it gave {out.asnumpy()}"
-    )
+    text = f"compiled and ran in {time.monotonic() - start_time:.1f} s{'' if right else f'; it gave {out.asnumpy()}'}"
     yield Finding("a tiny graph", text, OK if right else WRONG, "" if right else "reinstall MindSpore and NumPy")
 
 

@@ -4,60 +4,53 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import ConfigurationError, DataError
 
+if TYPE_CHECKING:
+    from ...features.features import Features
+    from ...trainer import Trainer
+    from ..configuration.experiment_config import ExperimentConfig
+
+_SHOWN_ROWS = 256  # raw rows that show an export what the network reads
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add arguments besides CONFIG, --run, --checkpoint, --split, --data and --set."""
-    parser.add_argument("--output", metavar="FOLDER", help="a folder that does not exist yet; default: RUN/export")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--output", metavar="FOLDER", help="a folder that does not exist yet; default: RUN/export")
+    add(
         "--publish",
         metavar="FOLDER",
         help="write the snapshot there as a version for `trainer serve`, and nothing else",
     )
-    parser.add_argument("--no-onnx", action="store_true", help="leave ONNX out, which needs the extra [onnx]")
-    parser.add_argument("--tables", metavar="FORMAT", default="parquet", help="parquet (default) or safetensors")
-    parser.add_argument(
-        "--batch", type=int, default=256, metavar="ROWS", help="of a program with one size of batch; default: 256"
-    )
+    add("--no-onnx", action="store_true", help="leave ONNX out, which needs the extra [onnx]")
+    add("--tables", metavar="FORMAT", default="parquet", help="parquet (default) or safetensors")
+    add("--batch", type=int, default=256, metavar="ROWS", help="of a program with one size of batch; default: 256")
     for name in ("items", "users"):
-        parser.add_argument(
-            f"--{name}", metavar="FILE", help=f"two towers: raw rows of {name}, to write {name}.parquet with vectors"
-        )
-        parser.add_argument(
-            f"--{name[:-1]}-id", metavar="COLUMN", help=f"column of --{name} that names them; default: the first one"
-        )
+        add(f"--{name}", metavar="FILE", help=f"two towers: raw rows of {name}, to write {name}.parquet with vectors")
+        add(f"--{name[:-1]}-id", metavar="COLUMN", help=f"column of --{name} that names them; default: the first one")
 
 
-def run(args: argparse.Namespace, config: Any, run_dir: Path, checkpoint: Path) -> int:
+def run(args: argparse.Namespace, config: ExperimentConfig, run_dir: Path, checkpoint: Path) -> None:
     """Export and report what was written; raises what `export_model` raises."""
     from ...checkpoint import find
     from ...checkpoint.saver import snapshots_of
     from ...serving.exported_model import export_model
-    from ..runs.snapshot_model import snapshot_model
 
-    folder = Path(args.output) if args.output else run_dir / "export"
     trainer, rows = snapshot_model(config, checkpoint, args.split)
     step = find(snapshots_of(checkpoint)).step
     if args.publish is not None:
         version = _publish(trainer, rows, Path(args.publish), args.batch, step)
         print(f"{checkpoint} is version {version} of {args.publish}")
-        return 0
-    vectors = {"items": _rows(trainer, args.items, args.item_id), "users": _rows(trainer, args.users, args.user_id)}
-    exported = export_model(
-        trainer,
-        folder,
-        rows,
-        onnx=not args.no_onnx,
-        tables=args.tables,
-        batch=args.batch,
-        step=step,
-        **vectors,
-    )
+        return
+    folder = Path(args.output) if args.output else run_dir / "export"
+    options: dict[str, Any] = {"onnx": not args.no_onnx, "tables": args.tables, "batch": args.batch, "step": step}
+    items, users = _rows(trainer, args.items, args.item_id), _rows(trainer, args.users, args.user_id)
+    exported = export_model(trainer, folder, rows, items=items, users=users, **options)
     for name, size in exported.files.items():
         print(f"{size:>12,}  {name}")
     if exported.difference is not None:
@@ -67,7 +60,60 @@ def run(args: argparse.Namespace, config: Any, run_dir: Path, checkpoint: Path) 
             f"{exported.difference:.2g} at most ({exported.compared} rows)"
         )
     print(f"exported to {exported.folder}; its README.md says how to call it")
-    return 0
+
+
+def snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | None) -> tuple[Trainer, Any]:
+    """Return a Trainer with a snapshot's weights, and rows for its `predict`.
+
+    Args:
+        split: dataset whose first rows are taken; None: the first in the configuration. If it has only a stream, the
+            stream is not read; the declared features get rows in which every value is missing.
+
+    Raises:
+        ConfigurationError: no such dataset, or only a stream and no declared features.
+        CheckpointError: there is no intact snapshot, or it belongs to another network.
+        DataError: the dataset has no good rows.
+    """
+    from ..runs.training_run import build_restored, split_of, splits_of
+
+    chosen = split_of(config, split) if split or splits_of(config) else None
+    experiment = build_restored(config, checkpoint, chosen)
+    trainer = experiment.trainer
+    if chosen is not None:
+        data = experiment.datasets[chosen]
+        return trainer, data if trainer.features is None else _first_rows(trainer.features, data)
+    if trainer.features is not None:
+        return trainer, trainer.features.apply(_blank_rows(trainer.features))
+    raise ConfigurationError(
+        f"{config.source}: data: has a stream alone, and the network's columns are not declared; name a dataset "
+        "that shows them, by --set data.test.class_path=... --set data.test.init_args...=..."
+    )
+
+
+def _first_rows(features: Features, data: Any) -> Any:
+    """Return the network's inputs for the first raw rows; or data as they are."""
+    from ...features.feature_data import has_parts, is_raw, rows_of
+
+    if not is_raw(data):
+        return data
+    raw = next(rows_of(features, data, labelled=has_parts(data)), None)
+    if raw is None:
+        raise DataError("the data have no good rows")
+    return features.apply({name: column[:_SHOWN_ROWS] for name, column in raw.columns.items()})
+
+
+def _blank_rows(features: Features) -> dict[str, Any]:
+    """Return the raw columns of two rows in which every value is missing."""
+    from ...streams.formats.ragged_column import Ragged
+
+    columns: dict[str, Any] = {}
+    for name, column in features.columns.items():
+        if None in column.shape:
+            values = np.zeros((0, *column.shape[1:]), column.dtype)
+            columns[name] = Ragged(values, np.zeros(3, np.int64))
+        else:
+            columns[name] = np.zeros((2, *column.shape), column.dtype)
+    return columns
 
 
 def _publish(trainer: Any, rows: Any, root: Path, batch: int, step: int) -> int:

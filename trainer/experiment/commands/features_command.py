@@ -57,8 +57,8 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
     notes = [f"{read.count:,} rows; inputs of the network: {', '.join(features.inputs)}"]
     if learned_from is not None:
         notes.append(f"what is learned is from {learned_from}")
-    if aside.report() is not None:
-        notes.append(str(aside.report()))
+    if (report := aside.report()) is not None:
+        notes.append(report)
     return "\n".join([*lines, "", *notes])
 
 
@@ -89,16 +89,15 @@ def _source(config: ExperimentConfig) -> Any:
     raise ConfigurationError(f"{config.source}: data: names no file of rows to look at; give --data FILE")
 
 
-def _first(parts: Iterator[Rows], count: int) -> Rows:
+def _first(parts: Iterator[Rows], wanted: int) -> Rows:
     """Return the first good rows, concatenated."""
-    read: list[Rows] = []
-    while sum(rows.count for rows in read) < count and (rows := next(parts, None)) is not None:
-        good = min(rows.good, count - sum(rows.count for rows in read))
-        read.append(Rows({name: column[:good] for name, column in rows.columns.items()}, good))
-    columns = {
-        name: np.concatenate([rows.columns[name] for rows in read]) for name in (read[0].columns if read else ())
-    }
-    return Rows(columns, sum(rows.count for rows in read))
+    read: list[dict[str, Any]] = []
+    count = 0
+    while count < wanted and (rows := next(parts, None)) is not None:
+        good = min(rows.good, wanted - count)
+        read.append({name: column[:good] for name, column in rows.columns.items()})
+        count += good
+    return Rows({name: np.concatenate([own[name] for own in read]) for name in (read[0] if read else ())}, count)
 
 
 def _line(feature: Feature, features: Features, rows: Rows, drift: dict[str, float]) -> list[str]:
@@ -108,16 +107,9 @@ def _line(feature: Feature, features: Features, rows: Rows, drift: dict[str, flo
     arrays = feature.apply(rows.columns, features.statistics.get(feature.name))
     shown = "; ".join(_shown(array, output.kind) for output, array in zip(feature.outputs(), arrays, strict=True))
     indices = [drift[name] for name in columns if name in drift]
-    return [
-        feature.name,
-        _KIND_NAMES.get(type(feature), type(feature).__name__),
-        f"{missing:.1%}",
-        distinct,
-        ends,
-        _unseen(feature, arrays[0], values),
-        shown,
-        _judged(max(indices)) if indices else "",
-    ]
+    kind = _KIND_NAMES.get(type(feature), type(feature).__name__)
+    unseen, judged = _unseen(feature, arrays[0]), _judged(max(indices)) if indices else ""
+    return [feature.name, kind, f"{missing:.1%}", distinct, ends, unseen, shown, judged]
 
 
 def _facts(values: Any, times: bool) -> tuple[float, str, str]:
@@ -144,8 +136,8 @@ def _time(seconds: float) -> str:
     return str(np.datetime64(int(seconds), "s")).replace("T", " ")
 
 
-def _unseen(feature: Feature, ids: Any, values: Any) -> str:
-    """Return the share of values outside the vocabulary; empty if it has none."""
+def _unseen(feature: Feature, ids: Any) -> str:
+    """Return the share of ids outside the vocabulary; empty if the feature has none."""
     if not isinstance(feature, IdFeature) or feature.vocabulary is None:
         return ""
     ids = ids[:].values if isinstance(ids, Ragged) else ids

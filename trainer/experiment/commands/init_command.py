@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from ...checkpoint import durable
 from ...errors import ConfigurationError
 from ..configuration.loader import load_config
-from ..configuration.yaml_tree import dump
+from ..configuration.yaml_tree import dump_line
 from .proposal import Proposal, propose
 from .table_summary import TableSummary, summarize
 
@@ -57,38 +56,34 @@ def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
         run_dir=f"runs/{name}",
     )
     for arguments, about in proposal.features:
-        text += (
-            f"    - {_flow(arguments)}  # {_comment(about)}\n" if arguments else f"    # left out: {_comment(about)}\n"
-        )
+        line = f"- {dump_line(arguments)}  # " if arguments else "# left out: "
+        text += f"    {line}{_comment(about)}\n"
     labels = proposal.labels[0] if len(proposal.labels) == 1 else list(proposal.labels)
     shares = ", ".join(table.column(name).describe() for name in proposal.labels)
-    text += f"  label: {_flow(labels)}  # {shares}\n"
+    text += f"  label: {dump_line(labels)}  # {shares}\n"
     if proposal.model == "two_tower":
         text += "  label_dtype: int32\n"
     if proposal.event_time:
-        text += f"  event_time: {_flow(proposal.event_time)}  # the newest rows are kept to judge on\n"
+        text += f"  event_time: {dump_line(proposal.event_time)}  # the newest rows are kept to judge on\n"
     why = f"# {proposal.reason}; `trainer models` lists others\n" if proposal.reason else ""
     text += f"\n{why}network:\n  model: {proposal.model}\n"
-    text += "".join(f"  {name}: {_flow(value)}\n" for name, value in proposal.options.items())
+    text += "".join(f"  {name}: {dump_line(value)}\n" for name, value in proposal.options.items())
     return text + _training(table, proposal) + _data(table, proposal, name)
 
 
 def _training(table: TableSummary, proposal: Proposal) -> str:
-    loss_path = "mindspore.nn.BCEWithLogitsLoss" if proposal.binary else "mindspore.nn.MSELoss"
-    loss: Any = {"class_path": loss_path}
+    kinds = {name: "BCEWithLogitsLoss" if table.column(name).is_binary else "MSELoss" for name in proposal.labels}
+    losses = {name: {"class_path": f"mindspore.nn.{kind}"} for name, kind in kinds.items()}
+    loss: Any = losses[proposal.labels[0]]
     if proposal.model == "two_tower":
         loss = {"class_path": "trainer.models.InBatchSoftmax"}
     elif len(proposal.labels) > 1:
-        losses = {
-            name: {"class_path": f"mindspore.nn.{'BCEWithLogitsLoss' if table.column(name).is_binary else 'MSELoss'}"}
-            for name in proposal.labels
-        }
         loss = {"class_path": "trainer.graph.multi_task.MultiTaskLoss", "init_args": {"losses": losses}}
     metrics = ["auc", "log_loss"] if proposal.binary else ["rmse", "mae"]
-    mixed = len({table.column(name).is_binary for name in proposal.labels}) > 1
-    text = f"loss: {_flow(loss)}\n"
+    mixed = len(set(kinds.values())) > 1
+    text = f"loss: {dump_line(loss)}\n"
     text += "optimizer: {class_path: mindspore.nn.Adam, init_args: {learning_rate: 1e-3}}\n"
-    return text if mixed or proposal.model == "two_tower" else f"{text}metrics: {_flow(metrics)}\n"
+    return text if mixed or proposal.model == "two_tower" else f"{text}metrics: {dump_line(metrics)}\n"
 
 
 def _stream(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
@@ -105,11 +100,10 @@ def _stream(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
 def _data(table: TableSummary, proposal: Proposal, name: str) -> str:
     rows = table.rows
     batch = 64 if rows < 10_000 else 256 if rows < 1_000_000 else 1024
-    path = str(table.path)
-    sections = {
-        part: {"class_path": "trainer.features.RawFiles", "init_args": {"path": path, "part": part}}
-        for part in ("train", "valid", "test")
-    }
+    sections: dict[str, dict[str, Any]] = {}
+    for part in ("train", "valid", "test"):
+        arguments = {"path": str(table.path), "part": part}
+        sections[part] = {"class_path": "trainer.features.RawFiles", "init_args": arguments}
     sections["stream"] = {"class_path": "trainer.streams.FileStream", "init_args": _stream(table, proposal)}
     parts = "".join(f"  {part}:{_block(value, 4)}" for part, value in sections.items())
     window = {"class_path": "trainer.Window", "init_args": {"rows": max(100, rows // 20)}}
@@ -126,31 +120,19 @@ callbacks:
 
 
 def _published(proposal: Proposal, name: str) -> str:
-    lines = (
-        "- class_path: trainer.serving.Publish  # for servers",
-        f"  init_args: {{root: published/{name}, every: 10}}",
-    )
     # two-tower vectors are for retrieval, not for serving predictions
-    return "".join(f"  # {line}\n" if proposal.model == "two_tower" else f"  {line}\n" for line in lines)
+    start = "  # " if proposal.model == "two_tower" else "  "
+    return f"""{start}- class_path: trainer.serving.Publish  # for servers
+{start}  init_args: {{root: published/{name}, every: 10}}
+"""
 
 
 def _block(value: dict[str, Any], indent: int) -> str:
     """Return a mapping as a YAML value: on one line if short, else indented."""
-    flow = f" {_flow(value)}\n"
+    flow = f" {dump_line(value)}\n"
     if indent + len(flow) <= _COLUMNS - 8:
         return flow
-    return "\n" + "".join(f"{' ' * indent}{key}: {_flow(item)}\n" for key, item in value.items())
-
-
-def _flow(value: Any) -> str:
-    """Return plain data as YAML on one line."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    text = dump([value]).removeprefix("- ").strip()
-    plain = not isinstance(value, str) or not (text == value and set(text) & set(",[]{}#:"))
-    return text if plain else json.dumps(value, ensure_ascii=False)
+    return "\n" + "".join(f"{' ' * indent}{key}: {dump_line(item)}\n" for key, item in value.items())
 
 
 def _comment(text: str) -> str:

@@ -24,24 +24,21 @@ PART_ROWS = 1 << 17
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add arguments besides those of `evaluate`."""
-    parser.add_argument(
-        "--output", metavar="FILE", help=".csv: in the label's unit, as probabilities; default: RUN/predictions.npy"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--output", metavar="FILE", help=".csv: in the label's unit, as probabilities; default: RUN/predictions.npy")
+    add(
         "--to",
         metavar="FILE",
         help=".parquet, .csv or .jsonl, of any size: kept columns, answers; goes on after a kill",
     )
-    parser.add_argument(
-        "--keep", metavar="COLUMN", nargs="+", help="--to: raw columns beside the answers; default: features.keep"
-    )
-    parser.add_argument(
+    add("--keep", metavar="COLUMN", nargs="+", help="--to: raw columns beside the answers; default: features.keep")
+    add(
         "--set-aside",
         action="store_true",
         help="--to: leave out rows that the features forbid, and say how many, why and which is the first; "
         "kept columns tell which rows are answered",
     )
-    parser.add_argument(
+    add(
         "--part-rows",
         metavar="ROWS",
         type=int,
@@ -90,16 +87,13 @@ def predict_to(
     trainer, data = experiment.trainer, experiment.datasets[split]
     if trainer.group.size > 1:
         raise ConfigurationError("trainer predict --to works in one process; divide the files, and run one for each")
-    features = trainer.features
-    keep = features is not None and bool(features.keep)
-    columns = list(features.keep) if features is not None else []
+    columns = [] if trainer.features is None else list(trainer.features.keep)
+    keep = bool(columns)
     task = {"snapshot": str(checkpoint.resolve()), "step": trainer.state.progress.global_step, "split": split}
     task |= {"data": _data_identity(config, split, data), "columns": columns, "part_rows": part_rows}
     if set_aside and not keep:
-        raise ConfigurationError(
-            "trainer predict --set-aside needs columns that tell which rows are answered: --keep COLUMN, or "
-            "features.keep"
-        )
+        needed = "columns that tell which rows are answered: --keep COLUMN, or features.keep"
+        raise ConfigurationError(f"trainer predict --set-aside needs {needed}")
     # rows that are set aside would shift the numbers
     file = PredictionFile(output, task | {"set_aside": set_aside}, part_rows, numbered=not set_aside)
     try:

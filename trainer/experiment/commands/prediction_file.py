@@ -1,7 +1,5 @@
 """A prediction file of any size: Parquet, CSV, JSON lines.
 
-Writing is atomic and can be resumed.
-
 Rows are written in parts, each atomically, to a folder beside the file; at the end the parts become the file. After a
 kill the same command continues after the existing parts.
 """
@@ -23,7 +21,7 @@ import numpy as np
 
 from ...checkpoint import durable
 from ...checkpoint.folder_lock import claim
-from ...checks import refuse, whole
+from ...checks import refuse, require, whole
 from ...errors import ConfigurationError, DataError
 from ...streams.formats.ragged_column import Ragged
 
@@ -112,10 +110,10 @@ class PredictionFile:
         """
         for columns in _joined(batches, self._part_rows):
             count = len(next(iter(columns.values())))
-            numbers = {ROW: np.arange(self.rows, self.rows + count)} if self._numbered else {}
-            numbered = {**numbers, **columns}
+            if self._numbered:
+                columns = {ROW: np.arange(self.rows, self.rows + count), **columns}
             name = f"part-{self.rows:015d}-{self.rows + count:015d}{self.path.suffix}"
-            durable.replace_file(self._parts / name, _content(self.path.suffix, numbered))
+            durable.replace_file(self._parts / name, _content(self.path.suffix, columns))
             self.rows += count
         if not self.rows:
             raise DataError("predict: the dataset delivered no rows")
@@ -219,11 +217,5 @@ def _as_parquet(columns: Columns) -> bytes:
 
 
 def _parquet() -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise ConfigurationError(
-            "--to: files ending with .parquet need PyArrow: pip install 'mindspore-trainer[arrow]'; or give .csv or "
-            ".jsonl"
-        ) from None
-    return parquet
+    needs = "--to: files ending with .parquet need PyArrow, .csv and .jsonl do not"
+    return require("pyarrow.parquet", needs, "arrow")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...checks import choice
-from ...errors import ConfigurationError, did_you_mean
+from ...errors import ConfigurationError
 from ...models import MODELS
+from .declared_rows import require_column
 from .table_summary import ColumnSummary, TableSummary
 
 HISTORY_MODELS, TASK_MODELS = ("din", "bst"), ("mmoe", "ple", "esmm")
@@ -22,6 +24,7 @@ _IDS = re.compile(r"(^|_)(id|ids|uid|key|code)$|id$|Id$|^(user|item|movie|film|p
 _ROW_IDS = re.compile(r"^(id|index|row|row_id|uuid|guid|rowid|unnamed: 0|)$", re.IGNORECASE)
 _HISTORIES = re.compile(r"hist|seq|recent|last|past|previous|viewed|clicks|items", re.IGNORECASE)
 _ITEMS = re.compile(r"item|film|movie|product|article|ad|song|video|goods|news", re.IGNORECASE)
+_LABEL_KINDS = ("number", "integer", "bool")
 _FEW, _SMALL_VOCABULARY, _LONGEST_LIST = 20, 1000, 50
 
 
@@ -56,12 +59,11 @@ def propose(
     """
     choice("MODEL", model, MODELS, optional=True)
     for name in (*labels, *([event_time] if event_time else [])):
-        if name not in table.names:
-            raise ConfigurationError(
-                f"{table.path} has no column {name!r}; it has {', '.join(table.names)}{did_you_mean(name, table.names)}"
-            )
+        require_column(table.path, name, table.names)
     labels = tuple(labels) or (_item_label(table) if model == "two_tower" else _label(table, model))
-    _check_labels(table, labels)
+    for column in map(table.column, labels):
+        if column.kind not in _LABEL_KINDS:
+            raise ConfigurationError(_text_label(column))
     if event_time is None:
         event_time = next((c.name for c in table.columns if c.kind == "time" and c.name not in labels), None)
     history, item = _history(table, labels, wanted=model in HISTORY_MODELS)
@@ -76,9 +78,8 @@ def propose(
     if model in TASK_MODELS and len(labels) < 2:
         raise ConfigurationError(f"{model} has several tasks; name the label columns: --label {labels[0]} --label NAME")
     if model not in TASK_MODELS and len(labels) > 1:
-        raise ConfigurationError(
-            f"{model} has one label; received {', '.join(labels)}; several go with mmoe, ple, esmm"
-        )
+        several = ", ".join(TASK_MODELS)
+        raise ConfigurationError(f"{model} has one label; received {', '.join(labels)}; several go with {several}")
     binary = all(table.column(name).is_binary for name in labels)
     proposal = Proposal(model, {}, labels, binary, event_time, reason=reason)
     for column in table.columns:
@@ -93,7 +94,7 @@ def propose(
 
 
 def _label(table: TableSummary, model: str | None) -> tuple[str, ...]:
-    usable = [column for column in table.columns if column.kind in ("number", "integer", "bool")]
+    usable = [column for column in table.columns if column.kind in _LABEL_KINDS]
     named = [column.name for column in usable if _LABELS.search(column.name)]
     binary = [column.name for column in usable if column.is_binary]
     best = [name for name in named if name in binary]
@@ -103,9 +104,8 @@ def _label(table: TableSummary, model: str | None) -> tuple[str, ...]:
     if texts and not named:
         others = f", or name another column: --label {binary[-1]}" if binary else ""
         raise ConfigurationError(f"{_text_label(texts[0])}{others}")
-    for names in (best, named, binary[-1:] if len(binary) == 1 else []):
-        if names:
-            return (names[0],)
+    if names := best or named or (binary if len(binary) == 1 else []):
+        return (names[0],)
     raise ConfigurationError(
         f"no column of {table.path} is named like a label; name it: --label NAME, one of {', '.join(table.names)}"
     )
@@ -121,13 +121,6 @@ def _item_label(table: TableSummary) -> tuple[str, ...]:
     return (items[0],)
 
 
-def _check_labels(table: TableSummary, labels: Sequence[str]) -> None:
-    for name in labels:
-        column = table.column(name)
-        if column.kind not in ("number", "integer", "bool"):
-            raise ConfigurationError(_text_label(column))
-
-
 def _text_label(column: ColumnSummary) -> str:
     values = ", ".join(map(repr, list(column.values)[:3]))
     return (
@@ -139,13 +132,9 @@ def _text_label(column: ColumnSummary) -> str:
 def _history(table: TableSummary, labels: Sequence[str], *, wanted: bool) -> tuple[str | None, str | None]:
     """Return (history, item): a list column and the one with its values, or Nones."""
     best: tuple[float, str | None, str | None] = (0.2, None, None)
-    for column in table.columns:
-        if column.kind != "list" or not (wanted or _HISTORIES.search(column.name)):
-            continue
-        for other in table.columns:
-            same_kind = other.kind == ("integer" if column.whole else "text")
-            if not same_kind or other.name in labels:
-                continue
+    lists = [c for c in table.columns if c.kind == "list" and (wanted or _HISTORIES.search(c.name))]
+    for column, other in itertools.product(lists, table.columns):
+        if other.kind == ("integer" if column.whole else "text") and other.name not in labels:
             common = len(column.values.keys() & other.values.keys())
             shared = common / max(1, column.distinct + other.distinct - common)
             if shared > best[0]:
@@ -165,16 +154,8 @@ def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[
     """Return feature arguments and description of a column."""
     about = column.describe()
     shared = {"table": table} if table is not None and table != column.name else {}
-    if column.kind == "empty":
-        return None, f"{column.name}: no value"
-    if column.distinct == 1 and not column.missing and column.kind not in ("list", "map"):
-        return None, f"{column.name}: one value in all rows"
-    if column.kind == "milliseconds":
-        return None, f"{column.name}: times in milliseconds; give seconds, or text as 2024-05-01 09:30"
-    if column.kind == "map":
-        return None, f"{column.name}: maps; see kind lookup in docs/features.md"
-    if _is_row_id(column):
-        return None, f"{column.name}: another value in every row"
+    if (reason := _useless(column)) is not None:
+        return None, f"{column.name}: {reason}"
     if column.kind in ("list", "vector", "time"):
         return _listed(column, sequence, shared), about
     few = column.kind == "integer" and column.distinct <= _FEW and column.maximum - column.minimum < 10 * _FEW
@@ -189,11 +170,19 @@ def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[
     return {"kind": "categorical", "name": column.name, **_vocabulary(column, table)}, about
 
 
-def _is_row_id(column: ColumnSummary) -> bool:
-    unique = column.rows > 50 and column.distinct == column.rows
-    if column.kind == "integer":
-        return unique and bool(_ROW_IDS.match(column.name))
-    return unique and column.kind == "text" and column.width < 2
+def _useless(column: ColumnSummary) -> str | None:
+    """Return why a column cannot be a feature, or None."""
+    if column.distinct == 1 and not column.missing and column.kind not in ("list", "map", "empty"):
+        return "one value in all rows"
+    named_as_id = column.kind == "integer" and _ROW_IDS.match(column.name)
+    single_words = column.kind == "text" and column.width < 2
+    if column.rows > 50 and column.distinct == column.rows and (named_as_id or single_words):
+        return "another value in every row"
+    return {
+        "empty": "no value",
+        "milliseconds": "times in milliseconds; give seconds, or text as 2024-05-01 09:30",
+        "map": "maps; see kind lookup in docs/features.md",
+    }.get(column.kind)
 
 
 def _vocabulary(column: ColumnSummary, table: str | None) -> dict[str, Any]:

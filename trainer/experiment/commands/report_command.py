@@ -1,7 +1,4 @@
-"""`trainer report RUN...` and `trainer watch RUN...`: their arguments.
-
-`run_pages.py` renders the page.
-"""
+"""The commands ``trainer report`` and ``trainer watch``."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def report(args: argparse.Namespace) -> int:
+def report(args: argparse.Namespace) -> None:
     """Write the page of one run or more."""
     from ...checkpoint import durable
     from ..runs.run_pages import render
@@ -31,7 +28,6 @@ def report(args: argparse.Namespace) -> int:
     output.parent.mkdir(parents=True, exist_ok=True)
     durable.replace_file(output, text.encode())
     print(f"{output}: {len(text.encode()) / 1e6:.1f} MB, opens in any browser, without a network")
-    return 0
 
 
 def watch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +37,7 @@ def watch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=int, default=5, metavar="S", help="seconds between two readings; default: 5")
 
 
-def watch(args: argparse.Namespace) -> int:
+def watch(args: argparse.Namespace) -> None:
     """Serve the page of ongoing runs on localhost until SIGINT."""
     from ..runs.run_pages import make_server, render
 
@@ -54,4 +50,3 @@ def watch(args: argparse.Namespace) -> int:
         server.serve_forever()
     finally:
         server.server_close()
-    return 0

@@ -6,6 +6,7 @@ import argparse
 import logging
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from ...errors import CheckpointNotFoundError, ConfigurationError
@@ -15,31 +16,30 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "source", metavar="RUN_OR_PUBLISHED", help="folder that Publish writes to, a run folder, or the URL of a mirror"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: this machine only")
-    parser.add_argument("--port", type=int, default=8080, help="0 takes a free one; default: 8080")
-    parser.add_argument("--name", help="the model's name; default: the folder's")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that speak HTTP; default: 1")
-    parser.add_argument("--batch-rows", type=int, default=1024, metavar="ROWS", help="of one batch; default: 1024")
-    parser.add_argument(
-        "--batch-delay", type=float, default=0.0, metavar="S", help="a batch waits for more requests; default: 0"
-    )
-    parser.add_argument("--request-rows", type=int, default=10_000, metavar="ROWS", help="of a request (413)")
-    parser.add_argument("--body-bytes", type=int, default=16 << 20, metavar="BYTES", help="of a request (413)")
-    parser.add_argument("--queue-rows", type=int, default=20_000, metavar="ROWS", help="that wait (429)")
-    parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="for an answer (504); default: 10")
-    parser.add_argument("--drain", type=float, default=30.0, metavar="S", help="for open requests to end; default: 30")
-    parser.add_argument("--max-age", type=float, metavar="S", help="of a version, for /readyz; default: any")
-    parser.add_argument("--wait", action="store_true", help="start before anything is published")
-    parser.add_argument(
+    add("--host", default="127.0.0.1", help="address to listen on; default: this machine only")
+    add("--port", type=int, default=8080, help="0 takes a free one; default: 8080")
+    add("--name", help="the model's name; default: the folder's")
+    add("--workers", type=int, default=1, metavar="N", help="processes that speak HTTP; default: 1")
+    add("--batch-rows", type=int, default=1024, metavar="ROWS", help="of one batch; default: 1024")
+    add("--batch-delay", type=float, default=0.0, metavar="S", help="a batch waits for more requests; default: 0")
+    add("--request-rows", type=int, default=10_000, metavar="ROWS", help="of a request (413)")
+    add("--body-bytes", type=int, default=16 << 20, metavar="BYTES", help="of a request (413)")
+    add("--queue-rows", type=int, default=20_000, metavar="ROWS", help="that wait (429)")
+    add("--timeout", type=float, default=10.0, metavar="S", help="for an answer (504); default: 10")
+    add("--drain", type=float, default=30.0, metavar="S", help="for open requests to end; default: 30")
+    add("--max-age", type=float, metavar="S", help="of a version, for /readyz; default: any")
+    add("--wait", action="store_true", help="start before anything is published")
+    add(
         "--token-variable",
         default="TRAINER_SERVE_TOKEN",
         metavar="NAME",
         help="environment variable with the bearer token that requests need; default: TRAINER_SERVE_TOKEN",
     )
-    parser.add_argument("--insecure", action="store_true", help="take requests of other machines without a token")
+    add("--insecure", action="store_true", help="take requests of other machines without a token")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,12 +55,9 @@ def run(args: argparse.Namespace) -> int:
 
     check_installed()
     root = args.source if is_url(args.source) else published_folder(Path(args.source), args.wait)
-    names: tuple[str, ...] = ("host", "port", "workers", "batch_rows", "batch_delay", "request_rows", "body_bytes")
-    names += ("queue_rows", "timeout", "drain", "max_age", "insecure", "wait")
+    given = {field.name: getattr(args, field.name) for field in fields(ServeOptions) if hasattr(args, field.name)}
     options = ServeOptions(
-        **{name: getattr(args, name) for name in names},
-        name=args.name or default_name(root),
-        token=token_from(args.token_variable),
+        **given | {"name": args.name or default_name(root), "token": token_from(args.token_variable)}
     )
 
     def started(url: str) -> None:
@@ -76,11 +73,13 @@ def published_folder(source: Path, wait: bool = False) -> Path:
 
     If the run does not publish, its snapshot is exported as a version to the run's folder "served".
     """
+    from ..configuration.loader import load_config
     from ..runs import run_folder
+    from ..runs.restart import published_roots
 
     if (source / run_folder.CONFIG).is_file():
-        root = _publishing(source)
-        source = _published_snapshot(source) if root is None else root
+        roots = published_roots(load_config(source))
+        source = roots[0] if roots else _published_snapshot(source)
     if (source / "current.json").is_file() or wait:
         return source
     if not source.is_dir():
@@ -91,20 +90,8 @@ def published_folder(source: Path, wait: bool = False) -> Path:
     )
 
 
-def _publishing(run_dir: Path) -> Path | None:
-    from ..configuration.loader import load_config
-    from ..runs.restart import published_roots
-
-    for root in published_roots(load_config(run_dir, [])):
-        return root
-    return None
-
-
 def _published_snapshot(run_dir: Path) -> Path:
-    """Export the snapshot as a version, in a process of its own.
-
-    MindSpore runs graphs on one thread only.
-    """
+    """Export the snapshot as a version, in a process: only one thread may run graphs."""
     root = run_dir / "served"
     logger.info("run %s does not publish, so its snapshot is served; it becomes a version in %s", run_dir, root)
     command = [sys.executable, "-m", "mindspore_trainer", "export", str(run_dir), "--publish", str(root)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from callbacks import CallbackList, History, ProgressBar, adapt
@@ -44,25 +44,35 @@ _EPOCHS_ONLY = ("on_train_epoch_begin", "on_train_epoch_end")
 
 def describe(config: ExperimentConfig) -> str:
     """Return the loop of an experiment as text; creates its callbacks only."""
-    active = [instantiate(spec) for spec in config.callbacks] or [ProgressBar()]
-    callbacks = [adapt(callback) for callback in active]
+    callbacks = [adapt(instantiate(spec)) for spec in config.callbacks] or [ProgressBar()]
     if not any(isinstance(callback, History) for callback in callbacks):
         callbacks.append(History())
+    ordered = CallbackList(callbacks)
     online = config.data.train is None and config.data.stream is not None
     options = config.online if online else config.fit
     bounds = {"epochs": "epoch", "max_steps": "step", "max_seconds": "second", "idle_timeout": "idle second"}
     limits = [f"{options[name]} {unit}s" for name, unit in bounds.items() if options.get(name) is not None]
-    return show_loop(
-        callbacks,
-        {
-            "limits": " or ".join(limits) or ("the stream ends" if online else "1 epoch"),
-            "chunk": _chunk(options),
-            "step": _step(config.trainer),
-            "validation": _cadence(options.get("valid_every")),
-        },
-        online=online,
-        validation=config.data.valid is not None,
-    )
+    words = {
+        "limits": " or ".join(limits) or ("the stream ends" if online else "1 epoch"),
+        "chunk": _chunk(options),
+        "step": _step(config.trainer),
+        "validation": _cadence(options.get("valid_every")),
+    }
+    left_out = {*_EPOCHS_ONLY, "validation"} if online else {"window"}
+    if config.data.valid is None:
+        left_out.add("validation")
+    lines = []
+    skipping: int | None = None  # indent of a line that is left out with all below it
+    for indent, text, hook in _LOOP:
+        if skipping is not None and indent > skipping:
+            continue
+        skipping = indent if hook in left_out else None
+        if hook in left_out:
+            continue
+        lines.append("    " * indent + text.format(**words))
+        bound = ordered.bound(hook) if hook is not None and hook not in ("window", "validation") else []
+        lines += ["    " * indent + f"  - {_label(method)}" for method in bound]
+    return "\n".join(lines)
 
 
 def _chunk(options: Mapping[str, Any]) -> str:
@@ -90,30 +100,6 @@ def _cadence(every: Any) -> str:
     if isinstance(every, ObjectSpec):
         return f"every {', '.join(f'{value} {name}' for name, value in every.init_args.items())}"
     return f"every {every} steps"
-
-
-def show_loop(callbacks: Iterable[Any], words: dict[str, str], online: bool, validation: bool) -> str:
-    """Return the loop as text.
-
-    Args:
-        words: replacements for ``{limits}``, ``{chunk}``, ``{step}`` and ``{validation}``.
-    """
-    ordered = CallbackList(callbacks)
-    left_out = set(_EPOCHS_ONLY if online else ("window",))
-    if online or not validation:
-        left_out.add("validation")
-    lines = []
-    skipping: int | None = None
-    for indent, text, hook in _LOOP:
-        if skipping is not None and indent > skipping:
-            continue
-        skipping = indent if hook in left_out else None
-        if hook in left_out:
-            continue
-        lines.append("    " * indent + text.format(**words))
-        bound = ordered.bound(hook) if hook is not None and hook not in ("window", "validation") else []
-        lines += ["    " * indent + f"  - {_label(method)}" for method in bound]
-    return "\n".join(lines)
 
 
 def _label(method: Any) -> str:

@@ -19,27 +19,26 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="experiment file (YAML)")
-    parser.add_argument("--resume", metavar="FOLDER", type=Path, help="go on with the sweep of this folder")
-    parser.add_argument(
+    add = parser.add_argument
+    add("config", metavar="CONFIG", nargs="?", help="experiment file (YAML)")
+    add("--resume", metavar="FOLDER", type=Path, help="go on with the sweep of this folder")
+    add(
         "--vary",
         metavar="A.B=VALUES",
         action="append",
         default=[],
         help="values of an option: 1,2,3 or [64,32],[128] or 0.1..1 or 1e-4..1e-1:log; may be given several times",
     )
-    parser.add_argument("--monitor", metavar="METRIC", default="val_loss", help="what decides; default: val_loss")
-    parser.add_argument(
-        "--mode", choices=("auto", "min", "max"), default="auto", help="default: as the metric declares"
-    )
-    parser.add_argument("--search", choices=("grid", "random", "optuna"), default="grid", help="default: grid")
-    parser.add_argument("--trials", type=int, metavar="N", help="how many; default: the whole grid")
-    parser.add_argument("--prune", action="store_true", help="end trials without a prospect early (optuna)")
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="trials at the same time; default: 1")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws; default: 0")
-    parser.add_argument("--online", action="store_true", help="trials of `trainer online`; default: fit")
-    parser.add_argument("--output", metavar="FOLDER", type=Path, help="default: sweeps/<name of CONFIG>")
-    parser.add_argument("--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="of every trial")
+    add("--monitor", metavar="METRIC", default="val_loss", help="what decides; default: val_loss")
+    add("--mode", choices=("auto", "min", "max"), default="auto", help="default: as the metric declares")
+    add("--search", choices=("grid", "random", "optuna"), default="grid", help="default: grid")
+    add("--trials", type=int, metavar="N", help="how many; default: the whole grid")
+    add("--prune", action="store_true", help="end trials without a prospect early (optuna)")
+    add("--processes", type=int, default=1, metavar="N", help="trials at the same time; default: 1")
+    add("--seed", type=int, default=0, help="of the draws; default: 0")
+    add("--online", action="store_true", help="trials of `trainer online`; default: fit")
+    add("--output", metavar="FOLDER", type=Path, help="default: sweeps/<name of CONFIG>")
+    add("--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="of every trial")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,20 +53,10 @@ def run(args: argparse.Namespace) -> int:
         trials = resume(folder, args.processes)
     else:
         folder = args.output or Path("sweeps") / Path(args.config).stem
-        trials = sweep(
-            args.config,
-            dict(map(_parsed, args.vary)),
-            monitor=args.monitor,
-            folder=folder,
-            search=args.search,
-            trials=args.trials,
-            mode=args.mode,
-            prune=args.prune,
-            command="online" if args.online else "fit",
-            processes=args.processes,
-            seed=args.seed,
-            overrides=args.overrides,
-        )
+        names = ("monitor", "search", "trials", "mode", "prune", "processes", "seed", "overrides")
+        options: dict[str, Any] = {name: getattr(args, name) for name in names}
+        command = "online" if args.online else "fit"
+        trials = sweep(args.config, dict(map(_parsed, args.vary)), folder=folder, command=command, **options)
     print("\n".join(trial_table(trials, read_plan(folder))))
     try:
         from ..runs.run_pages import render_sweep
@@ -83,16 +72,11 @@ def trial_table(trials: Sequence[Trial], plan: Plan) -> list[str]:
     """Return the lines of a table of trials."""
     from ..runs.compare import number, table
 
-    rows = [
-        [
-            trial.folder.name,
-            trial.state,
-            *(number(trial.values[path]) for path in plan.vary),
-            "" if trial.value is None else number(trial.value),
-        ]
-        for trial in trials
-    ]
-    return table([["trial", "state", *plan.vary, plan.monitor], *rows])
+    rows = [["trial", "state", *plan.vary, plan.monitor]]
+    for trial in trials:
+        value = "" if trial.value is None else number(trial.value)
+        rows.append([trial.folder.name, trial.state, *(number(trial.values[path]) for path in plan.vary), value])
+    return table(rows)
 
 
 def _parsed(text: str) -> tuple[str, Any]:

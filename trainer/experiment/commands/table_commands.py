@@ -15,24 +15,23 @@ from ...errors import ConfigurationError
 
 def init_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `init`."""
+    add = parser.add_argument
     parser.usage = (
         "trainer init [-h] [--label COLUMN] [--time COLUMN]\n                    [--output FILE] [--force] [MODEL] DATA"
     )
-    parser.add_argument(
+    add(
         "words",
         nargs="+",
         metavar="[MODEL] DATA",
         help="a network that `trainer models` lists; a CSV, JSON-lines, Parquet or Arrow file, or a folder of them",
     )
-    parser.add_argument(
-        "--label", metavar="COLUMN", action="append", default=[], help="what is predicted; once for each task"
-    )
-    parser.add_argument("--time", metavar="COLUMN", help="when a row happened; default: the first column of times")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="default: DATA's name with .yaml, in this folder")
-    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+    add("--label", metavar="COLUMN", action="append", default=[], help="what is predicted; once for each task")
+    add("--time", metavar="COLUMN", help="when a row happened; default: the first column of times")
+    add("--output", metavar="FILE", type=Path, help="default: DATA's name with .yaml, in this folder")
+    add("--force", action="store_true", help="replace the file if it exists")
 
 
-def init(args: argparse.Namespace) -> int:
+def init(args: argparse.Namespace) -> None:
     """Write a first configuration for a table."""
     from .init_command import write_first_config
 
@@ -49,19 +48,17 @@ def init(args: argparse.Namespace) -> int:
     features = sum(arguments is not None for arguments, _ in proposal.features)
     print(f"{output}: {proposal.model} predicts {', '.join(proposal.labels)} from {features} features")
     print(f"next: trainer fit {shlex.quote(str(output))}")
-    return 0
 
 
 def features_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `features` except CONFIG and --set."""
-    parser.add_argument("--data", metavar="FILE", type=Path, help="a file or folder of raw rows; default: data.train")
-    parser.add_argument("--rows", metavar="N", type=int, default=10_000, help="rows to look at; default: 10,000")
-    parser.add_argument(
-        "--run", metavar="RUN", type=Path, help="run or snapshot that drift is measured from; default: the newest run"
-    )
+    add = parser.add_argument
+    add("--data", metavar="FILE", type=Path, help="a file or folder of raw rows; default: data.train")
+    add("--rows", metavar="N", type=int, default=10_000, help="rows to look at; default: 10,000")
+    add("--run", metavar="RUN", type=Path, help="run or snapshot that drift is measured from; default: the newest run")
 
 
-def features(args: argparse.Namespace) -> int:
+def features(args: argparse.Namespace) -> None:
     """Show the values of declared features for the first rows."""
     from ..configuration.loader import load_config
     from ..runs import run_folder
@@ -77,10 +74,9 @@ def features(args: argparse.Namespace) -> int:
         config = load_config(source, args.overrides)
         run = args.run or (source if source.is_dir() else run_folder.newest_run(config.run_dir))
         print(describe_features(config, run, args.data, args.rows))
-    return 0
 
 
-def schema(args: argparse.Namespace) -> int:
+def schema(args: argparse.Namespace) -> None:
     """Print the JSON schema of experiments, or write it to a file."""
     from ...checkpoint import durable
     from ..configuration.json_schema import experiment_schema
@@ -88,13 +84,12 @@ def schema(args: argparse.Namespace) -> int:
     text = json.dumps(experiment_schema(), indent=1) + "\n"
     if args.output is None:
         print(text, end="")
-        return 0
+        return
     try:
         durable.replace_file(args.output, text.encode())
     except OSError as error:
         raise ConfigurationError(f"--output: {args.output} cannot be written: {error.strerror or error}") from error
     print(f"first line of an experiment, for editors: # yaml-language-server: $schema={args.output}")
-    return 0
 
 
 def with_data(config: Any, data: str, split: str | None) -> Any:

@@ -1,7 +1,4 @@
-"""Summarizes a table's columns from its first rows.
-
-Of each: type, distinct and missing values, range.
-"""
+"""Summarizes a table's columns from its first rows: type, distinct values, range."""
 
 from __future__ import annotations
 
@@ -117,11 +114,9 @@ def summarize(path: Path, sample: int = SAMPLE_ROWS) -> TableSummary:
     """
     files = _files(path)
     first = files[0]
+    read = _read_arrow if kind_of(first.name, None) == "table" else _read_text
     try:
-        if kind_of(first.name, None) == "table":
-            columns, complete, share = _read_arrow(first, sample)
-        else:
-            columns, complete, share = _read_text(first, sample)
+        columns, complete, share = read(first, sample)
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{first} cannot be read: {error}") from error
     rows = max(map(len, columns.values()), default=0)
@@ -217,9 +212,9 @@ def _counted(texts: Iterable[str]) -> dict[str, Any]:
 def _numbers(name: str, present: list[Any]) -> dict[str, Any] | None:
     if all(isinstance(value, bool) or (isinstance(value, str) and value.lower() in _BOOLS) for value in present):
         return {"kind": "bool", **_counted(str(value).lower() for value in present), "maximum": 1.0}
+    if not all(map(_is_plain_number, present)):
+        return None
     try:
-        if not all(_is_plain_number(value) for value in present):
-            return None
         numbers = np.array([float(value) for value in present])
     except (ValueError, OverflowError):
         return None
@@ -268,11 +263,8 @@ def _lists(name: str, present: list[Any]) -> dict[str, Any] | None:
     whole = numbers and all(isinstance(part, int) for part in parts)
     if numbers and not whole and len(set(lengths)) == 1:
         return {"kind": "vector", "width": float(lengths[0])}
-    return {
-        "kind": "list",
-        **_list_facts([[str(as_text(part)) for part in value] for value in present]),
-        "whole": whole,
-    }
+    facts = _list_facts([[str(as_text(part)) for part in value] for value in present])
+    return {"kind": "list", **facts, "whole": whole}
 
 
 def _list_facts(lists: list[list[str]]) -> dict[str, Any]:
@@ -285,10 +277,10 @@ def _texts(texts: list[str]) -> dict[str, Any]:
     distinct = set(texts)
     for separator in _SEPARATORS:
         holding = sum(separator in text for text in texts) / len(texts)
-        lists = [[part.strip() for part in text.split(separator) if part.strip()] for text in distinct]
-        parts = {part for own in lists for part in own}
+        split = {text: [part.strip() for part in text.split(separator) if part.strip()] for text in distinct}
+        parts = {part for own in split.values() for part in own}
         if holding >= 0.1 and len(parts) < len(distinct) and all(len(part) <= 40 for part in parts):
-            facts = _list_facts([[part.strip() for part in text.split(separator) if part.strip()] for text in texts])
+            facts = _list_facts([split[text] for text in texts])
             whole = all(part.removeprefix("-").isdigit() for part in parts)
             return {"kind": "list", **facts, "separator": separator, "whole": whole}
     words = float(np.mean([len(text.split()) for text in texts]))

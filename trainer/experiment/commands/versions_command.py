@@ -27,27 +27,26 @@ _ACTIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
+    add = parser.add_argument
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "actions:\n" + "\n".join(f"  {name:10} {text}" for name, text in _ACTIONS.items())
-    parser.add_argument("folder", metavar="FOLDER", help="folder that Publish writes to")
-    parser.add_argument("action", metavar="ACTION", nargs="?", default="list", help="see below; default: list")
-    parser.add_argument("version", metavar="VERSION", nargs="?", type=int, help="its number")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--data", metavar="FILE", help="compare: labelled rows, as evaluate --data takes them")
-    parser.add_argument("--label", metavar="COLUMN", help="compare: column of the label; without it answers alone")
-    parser.add_argument("--metrics", metavar="NAME", nargs="*", help="compare: default: those of the loss")
-    parser.add_argument("--batch", metavar="ROWS", type=int, default=8192, help="compare: rows at a time")
+    add("folder", metavar="FOLDER", help="folder that Publish writes to")
+    add("action", metavar="ACTION", nargs="?", default="list", help="see below; default: list")
+    add("version", metavar="VERSION", nargs="?", type=int, help="its number")
+    add("--json", action="store_true", help="print JSON")
+    add("--data", metavar="FILE", help="compare: labelled rows, as evaluate --data takes them")
+    add("--label", metavar="COLUMN", help="compare: column of the label; without it answers alone")
+    add("--metrics", metavar="NAME", nargs="*", help="compare: default: those of the loss")
+    add("--batch", metavar="ROWS", type=int, default=8192, help="compare: rows at a time")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Run the requested action; raises what `Versions` and `ShadowScoring` raise."""
     from ...serving.versions import Versions
 
     if args.action not in _ACTIONS:
-        raise ConfigurationError(
-            f"trainer versions takes {', '.join(_ACTIONS)}; received {args.action!r}"
-            f"{did_you_mean(args.action, _ACTIONS)}"
-        )
+        accepted, hint = ", ".join(_ACTIONS), did_you_mean(args.action, _ACTIONS)
+        raise ConfigurationError(f"trainer versions takes {accepted}; received {args.action!r}{hint}")
     versions = Versions(args.folder)
     if args.action == "list":
         _list(versions, args.json)
@@ -69,7 +68,6 @@ def run(args: argparse.Namespace) -> int:
         change = {"pin": versions.pin, "roll-back": versions.roll_back, "promote": versions.promote}[args.action]
         before = versions.served()
         _tell(args, {"action": args.action, "version": change(args.version), "before": before})
-    return 0
 
 
 def _tell(args: argparse.Namespace, outcome: dict[str, Any]) -> None:
@@ -94,7 +92,7 @@ def _list(versions: Any, as_json: bool) -> None:
         notes = ", ".join(version.marks) + (f" {version.problem}" if version.problem else "")
         step = "" if version.step is None else str(version.step)
         rows.append([str(version.number), step, when, f"{version.bytes / 1e6:.2f}", notes])
-    print("\n".join(line.rstrip() for line in table(rows)))
+    print("\n".join(table(rows)))
 
 
 def _compare(versions: Any, args: argparse.Namespace) -> None:
@@ -111,15 +109,10 @@ def _compare(versions: Any, args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(report))
         return
-    shown = [["", "served", "shadow"]]
-    for name, value in report["served"].items():
-        shown.append([name, _cell(value), _cell(report["shadow"][name])])
-    print("\n".join(table(shown)))
-    difference = report["difference"]
-    print(
-        f"{report['rows']:,} rows; answers differ by {_cell(difference['mean'])} in the mean, "
-        f"{_cell(difference['largest'])} at most"
-    )
+    values = [[name, _cell(value), _cell(report["shadow"][name])] for name, value in report["served"].items()]
+    print("\n".join(table([["", "served", "shadow"], *values])))
+    mean, largest = (_cell(report["difference"][name]) for name in ("mean", "largest"))
+    print(f"{report['rows']:,} rows; answers differ by {mean} in the mean, {largest} at most")
 
 
 def _cell(value: Any) -> str:
@@ -147,10 +140,8 @@ def _rows_of(scoring: Any, args: argparse.Namespace) -> Iterator[tuple[Any, Any]
         columns.setdefault(name, text_column(required=False))
     if args.label is not None:
         table.check_column(args.label)
-        is_label = args.label in features.labels
-        columns[args.label] = (
-            features.schema.fields[args.label] if is_label else Column(features.label_dtype, coerce=True)
-        )
+        declared_label = features.schema.fields[args.label] if args.label in features.labels else None
+        columns[args.label] = declared_label or Column(features.label_dtype, coerce=True)
     for block in table.blocks(columns, args.batch, features.max_bad_share):
         labels = None if args.label is None else block[args.label]
         read = any(args.label in own.columns for own in declared) or args.label in groups
@@ -164,27 +155,21 @@ def _arrays_of(path: str, label: str | None, batch: int) -> Iterator[tuple[Any, 
         path: a .parquet, .csv, .tsv, .jsonl or .arrow file; types are those that PyArrow finds.
     """
     from ...data.as_columns import as_array
+    from .declared_rows import require_column
 
     dataset = require("pyarrow.dataset", "reading rows needs PyArrow", "arrow")
     import pyarrow.csv as pa_csv
 
-    kinds = {
-        ".parquet": "parquet",
-        ".csv": "csv",
-        ".jsonl": "json",
-        ".ndjson": "json",
-        ".json": "json",
-        ".arrow": "ipc",
-    }
-    kinds |= {".feather": "ipc", ".tsv": dataset.CsvFileFormat(pa_csv.ParseOptions(delimiter="\t"))}
+    kinds = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".ndjson": "json", ".json": "json"}
+    tabs = dataset.CsvFileFormat(pa_csv.ParseOptions(delimiter="\t"))
+    kinds |= {".arrow": "ipc", ".feather": "ipc", ".tsv": tabs}
     kind = kinds.get(Path(path).suffix.lower())
     if kind is None:
         raise ConfigurationError(f"--data takes a file {', '.join(kinds)}; received {path!r}")
     source = dataset.dataset(path, format=kind)
     names = source.schema.names
-    if label is not None and label not in names:
-        known = ", ".join(names)
-        raise ConfigurationError(f"{path} has no column {label!r}{did_you_mean(label, names)}; it has {known}")
+    if label is not None:
+        require_column(path, label, names)
     for block in source.to_batches(batch_size=batch):
         if block.num_rows:
             labels = None if label is None else as_array(block.column(label), label)

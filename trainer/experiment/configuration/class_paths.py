@@ -78,9 +78,7 @@ def _resolve(first: str, rest: Sequence[str], fits: Callable[[Any], bool]) -> An
 
 def _attribute(owner: Any, name: str, path: str) -> Any:
     try:
-        return getattr(owner, name)
-    except AttributeError:
-        return None
+        return getattr(owner, name, None)
     except Exception as error:
         raise UnresolvedError(_failed(path, error)) from error
 
@@ -88,11 +86,9 @@ def _attribute(owner: Any, name: str, path: str) -> Any:
 def _import(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == name:
-            return None
-        raise UnresolvedError(_failed(name, error)) from error
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            return None
         raise UnresolvedError(_failed(name, error)) from error
 
 

@@ -32,17 +32,14 @@ def stream_problems(config: ExperimentConfig) -> list[Problem]:
 
 def _streams(value: Any) -> Iterator[tuple[ObjectSpec, dict[str, Any]]]:
     """Yield this package's streams in a value, nested ones too, and their arguments."""
-    if not isinstance(value, ObjectSpec):
-        return
     from ...streams.base import Stream
 
-    target = _target(value)
-    if isinstance(target, type) and issubclass(target, Stream) and target.__module__.startswith("trainer."):
-        signature = real_signature(target)
-        names = signature.names() if signature is not None else []
-        yield value, {**dict(zip(names, value.args, strict=False)), **value.init_args}
-    for argument in (*value.args, *value.init_args.values()):
-        yield from _streams(argument)
+    for spec in _objects(value):
+        target = _target(spec)
+        if isinstance(target, type) and issubclass(target, Stream) and target.__module__.startswith("trainer."):
+            signature = real_signature(target)
+            names = signature.names() if signature is not None else []
+            yield spec, {**dict(zip(names, spec.args, strict=False)), **spec.init_args}
 
 
 def _target(spec: ObjectSpec) -> Any:

@@ -142,17 +142,6 @@ def _defaults(value: Any, path: str) -> Iterator[str]:
 SECTIONS: tuple[str, ...] = tuple(entry.name for entry in fields(ExperimentConfig) if entry.compare)
 REQUIRED: tuple[str, ...] = ("experiment", "network")
 INIT_KEYS: tuple[str, ...] = ("path", "parameter_map", "strict")
-FEATURES_KEYS: tuple[str, ...] = (
-    "columns",
-    "label",
-    "weight",
-    "group",
-    "event_time",
-    "label_dtype",
-    "keep",
-    "update_every",
-    "max_bad_share",
-)
 DATA_KEYS: tuple[str, ...] = tuple(entry.name for entry in fields(DataConfig))
 
 
@@ -170,10 +159,7 @@ def to_plain(value: Any) -> Any:
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Return nested mappings and lists flattened to leaves by dotted path.
-
-    Empty containers are leaves.
-    """
+    """Return the leaves of nested mappings and lists, empty ones too, by dotted path."""
     if isinstance(value, Mapping) and value:
         children: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):

@@ -12,19 +12,18 @@ _MOST = 10
 _OBJECTS = ("class_path", "model", "kind")  # keys that identify an object; a different one drops the base arguments
 
 
-def read_extended(path: Path) -> Node:
+def read_extended(path: Path, above: tuple[Path, ...] = ()) -> Node:
     """Return the tree of the YAML file `path` merged over the files it extends.
 
     Mappings are merged key by key; anything else replaces the base value, including objects of another class, model or
     kind. In a list of files, later ones override earlier ones. Paths are relative to the file.
 
+    Args:
+        above: the resolved files that extend `path`.
+
     Raises:
         ConfigErrors: see `read_tree`; or a file extends itself or an unreadable file.
     """
-    return _read(path, ())
-
-
-def _read(path: Path, above: tuple[Path, ...]) -> Node:
     root = read_tree(path)
     if not isinstance(root.value, dict) or KEY not in root.value:
         return root
@@ -34,23 +33,21 @@ def _read(path: Path, above: tuple[Path, ...]) -> Node:
     items = named.value if isinstance(named.value, tuple) else (named,)
     base: Node | None = None
     for item in items:
+        file = path.parent / (item.value if isinstance(item.value, str) else "")
+        chain = (*above, path.resolve())
         if not isinstance(item.value, str) or not item.value.strip():
             message = f"received {format_value(item.value)}; accepts the path of an experiment, or a list of them"
-            raise ConfigErrors([Problem(item.location, KEY, message)])
-        file = path.parent / item.value
-        chain = (*above, path.resolve())
-        if file.resolve() in chain or len(chain) > _MOST:
+        elif file.resolve() in chain or len(chain) > _MOST:
             files = " -> ".join(map(str, (*chain, file.resolve())))
-            raise ConfigErrors(
-                [Problem(item.location, KEY, f"a file extends itself, or one of {_MOST} others: {files}")]
-            )
-        if not file.is_file():
-            message = (
-                f"received {format_value(item.value)}; there is no file {file} (paths are relative to {path.parent})"
-            )
-            raise ConfigErrors([Problem(item.location, KEY, message)])
-        read = _read(file, chain)
-        base = read if base is None else merged(base, read)
+            message = f"a file extends itself, or one of {_MOST} others: {files}"
+        elif not file.is_file():
+            there = f"there is no file {file} (paths are relative to {path.parent})"
+            message = f"received {format_value(item.value)}; {there}"
+        else:
+            read = read_extended(file, chain)
+            base = read if base is None else merged(base, read)
+            continue
+        raise ConfigErrors([Problem(item.location, KEY, message)])
     return own if base is None else merged(base, own)
 
 
@@ -66,8 +63,5 @@ def merged(base: Node, over: Node) -> Node:
 
 
 def _is_another(base: Node, over: Node) -> bool:
-    for key in _OBJECTS:
-        before, after = base.get(key), over.get(key)
-        if after is not None and (before is None or before.value != after.value):
-            return True
-    return False
+    kinds = [(base.get(key), over.get(key)) for key in _OBJECTS]
+    return any(after and (before is None or before.value != after.value) for before, after in kinds)

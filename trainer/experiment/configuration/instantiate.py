@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigurationError, TrainerError
 from .class_paths import UnresolvedError, expand, has_reference, resolve
-from .experiment_config import ExperimentConfig, ObjectSpec
+from .experiment_config import DATA_KEYS, ExperimentConfig, ObjectSpec
 from .extends import read_extended
 from .problems import ConfigErrors, Problem, SourceLocation
 from .sections import wrong_result
@@ -61,10 +62,9 @@ def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Ex
     trainer = builder.trainer()
     callbacks = [builder.make(spec, "callbacks") for spec in config.callbacks]
     report = builder.make(config.report, "report")
-    wanted = ("train", "valid", "test", "stream") if datasets is None else tuple(datasets)
-    specs = {key: getattr(config.data, key) for key in wanted}
     objects = {}
     if not builder.problems:  # reading data may be slow, so report other problems first
+        specs = {key: getattr(config.data, key) for key in (DATA_KEYS if datasets is None else datasets)}
         objects = {key: builder.make(spec, "data") for key, spec in specs.items() if spec is not None}
     if builder.problems or trainer is None:
         raise ConfigErrors(builder.problems)
@@ -86,9 +86,8 @@ class _Builder:
             self.problems.extend(errors.problems)
             return None
         if wrong := wrong_result(instance, section):
-            self.problems.append(
-                Problem(spec.location, spec.path, f"{spec.class_path} returned {type(instance).__name__}, {wrong}")
-            )
+            message = f"{spec.class_path} returned {type(instance).__name__}, {wrong}"
+            self.problems.append(Problem(spec.location, spec.path, message))
         return instance
 
     def trainer(self) -> Trainer | None:
@@ -103,8 +102,7 @@ class _Builder:
             except ConfigurationError as error:
                 self.problems.append(locate(config, "features", str(error)))
                 return None
-        supplied: dict[str, Any] = {} if features is None else {"features": features}
-        network = self.make(config.network, "network", supplied)
+        network = self.make(config.network, "network", {} if features is None else {"features": features})
         loss = self.make(config.loss, "loss")
         optimizer = None
         if config.optimizer is not None and network is not None:
@@ -173,32 +171,26 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
     if signature is None:
         positional = (*list(filled.values())[:1], *positional)
     else:
-        taken = list(signature.parameters)[: len(positional)]
-        if positional and any(name in filled for name in taken):
+        if any(name in filled for name in list(signature.parameters)[: len(positional)]):
             # positional arguments skip the parameters that are filled in
-            rest = iter(positional)
             names = [name for name in signature.parameters if name not in filled]
-            keywords, positional = dict(zip(names, rest, strict=False)), ()
+            keywords, positional = dict(zip(names, positional, strict=False)), ()
         keywords |= {name: value for name, value in filled.items() if name in signature.parameters}
     try:
         return target(*positional, **keywords)
-    except (ConfigErrors, TrainerError) as error:
-        if isinstance(error, ConfigErrors) or not isinstance(error, ConfigurationError):
-            raise
+    except ConfigErrors:
+        raise
+    except (ConfigurationError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise ConfigErrors([Problem(spec.location, spec.path, f"{spec.class_path}: {error}")]) from error
-    except OSError as error:
-        if not isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
-            raise
-        raise ConfigErrors([Problem(spec.location, spec.path, f"{spec.class_path}: {error}")]) from error
+    except (TrainerError, OSError):
+        raise
     except Exception as error:
         raise ConfigErrors([Problem(spec.location, spec.path, _failure(spec, error))]) from error
 
 
 def _positional(spec: ObjectSpec, signature: Signature | None) -> tuple[Any, ...]:
-    names = list(signature.accepts) if signature is not None else []
-    return tuple(
-        _argument(names[index] if index < len(names) else "", value, signature) for index, value in enumerate(spec.args)
-    )
+    names = itertools.chain(signature.accepts if signature is not None else (), itertools.repeat(""))
+    return tuple(_argument(name, value, signature) for name, value in zip(names, spec.args, strict=False))
 
 
 def _keywords(arguments: Mapping[str, Any], signature: Signature | None) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from typing import Any
 
 from mindspore_trainer import home_of
 
-from .experiment_config import DATA_KEYS, FEATURES_KEYS, REQUIRED, SECTIONS, ExperimentConfig
-from .sections import known_metrics, section_signature, supplied_names
+from .experiment_config import DATA_KEYS, REQUIRED, SECTIONS, ExperimentConfig
+from .sections import features_keys, known_metrics, section_signature, supplied_names
 from .signature import LISTS, MAPPINGS, REFERENCES, Signature, alternatives, is_object_type, real_signature
 
 Schema = dict[str, Any]
@@ -50,10 +50,8 @@ def experiment_schema() -> Schema:
         **{name: _optional(_keywords(name)) for name in ("trainer", "fit", "online")},
     }
     described = _documented(ExperimentConfig)
-    properties = {
-        name: {"description": described.get(name, ""), **(sections.get(name) or _optional(_object_or_path()))}
-        for name in SECTIONS
-    }
+    described_sections = {name: sections.get(name) or _optional(_object_or_path()) for name in SECTIONS}
+    properties = {name: {"description": described.get(name, ""), **s} for name, s in described_sections.items()}
     paths = {"type": ["string", "array"], "items": {"type": "string"}}
     properties["extends"] = {"description": "an experiment, or several, that this one changes", **paths}
     return {
@@ -121,7 +119,7 @@ def _features() -> Schema:
     }
     described = _documented(Features)
     roles = _signature(Features)
-    properties = {name: _argument(roles, name, described) for name in FEATURES_KEYS if name in roles.parameters}
+    properties = {name: _argument(roles, name, described) for name in features_keys() if name in roles.parameters}
     properties["columns"] = {"type": "array", "minItems": 1, "items": column}
     return {"type": "object", "properties": properties, "required": ["columns"], "additionalProperties": False}
 
@@ -158,9 +156,7 @@ def _object() -> Schema:
             continue
         free = supplied_names("optimizer" if issubclass(target, nn.Optimizer) else "network", signature, features=True)
         arguments = _arguments(signature, free, _documented(target), needed=False)
-        listed = (
-            {"type": "array"} if signature.positional is None else {"type": "array", "maxItems": signature.positional}
-        )
+        listed = {"type": "array", **({} if signature.positional is None else {"maxItems": signature.positional})}
         condition = {"init_args": {"anyOf": [arguments, listed, {"type": "null"}]}}
         known.append(_when("class_path", path, {"properties": condition}))
     return {
@@ -194,11 +190,8 @@ def known_classes() -> Iterable[tuple[str, type]]:
                 yield f"{package.__name__}.{name}", target
     for name in dir(nn):
         target = getattr(nn, name)
-        if (
-            isinstance(target, type)
-            and issubclass(target, nn.Optimizer | LossBase)
-            and target not in (nn.Optimizer, LossBase)
-        ):
+        bases = (nn.Optimizer, LossBase)
+        if isinstance(target, type) and issubclass(target, bases) and target not in bases:
             yield f"mindspore.nn.{name}", target
 
 
@@ -284,11 +277,8 @@ def _documented(target: Any) -> Mapping[str, str]:
     text = inspect.getdoc(target) or ""
     text = text.partition("Args:\n")[2] or text.partition("Attributes:\n")[2]
     text = re.split(r"\n\n\S", text)[0]
-    texts: dict[str, str] = {}
-    for names, words in _ARGUMENT.findall(text):
-        for name in names.split(", "):
-            texts.setdefault(name, " ".join(words.split()))
-    return texts
+    described = reversed(_ARGUMENT.findall(text))  # the first description of a name counts
+    return {name: " ".join(words.split()) for names, words in described for name in names.split(", ")}
 
 
 def _inherited(kind: type) -> Mapping[str, str]:

@@ -19,7 +19,6 @@ from ..runs import run_folder
 from .class_paths import has_reference, is_dotted, wrong_reference
 from .experiment_config import (
     DATA_KEYS,
-    FEATURES_KEYS,
     INIT_KEYS,
     REQUIRED,
     SECTIONS,
@@ -32,13 +31,7 @@ from .extends import read_extended
 from .instantiate import make_features
 from .object_reader import ObjectReader, missing_keys, recordable
 from .problems import ConfigErrors, Problem, join
-from .sections import (
-    known_metrics,
-    metric_known,
-    section_signature,
-    trainer_problems,
-    value_problems,
-)
+from .sections import features_keys, known_metrics, metric_known, section_signature, trainer_problems, value_problems
 from .yaml_tree import Node, apply_overrides
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\Z")
@@ -100,9 +93,7 @@ class _Reader:
             **dict.fromkeys(("trainer", "fit", "online"), self._keywords),
         }
         # a null or rejected section keeps its default
-        sections = {
-            name: node for name, node in sections.items() if node and (node.value is not None or name in REQUIRED)
-        }
+        sections = {name: n for name, n in sections.items() if n and (n.value is not None or name in REQUIRED)}
         read: dict[str, Any] = {
             name: readers[name](node, name) if name in readers else self.objects.read(node, name, section=name)
             for name, node in sections.items()
@@ -111,10 +102,9 @@ class _Reader:
         if not all(name in values for name in REQUIRED):
             return None
         values.setdefault("run_dir", Path("runs") / values["experiment"])
-        locations = {name: node.location for name, node in sections.items()}
+        values |= {"locations": {name: node.location for name, node in sections.items()}}
         defaults = tuple(self.section_defaults)
-        values |= {"source": source, "overrides": overrides, "locations": locations}
-        return ExperimentConfig(**values, section_defaults=defaults)
+        return ExperimentConfig(**values, source=source, overrides=overrides, section_defaults=defaults)
 
     # --- sections -------------------------------------------------------------------------------------------------
 
@@ -166,8 +156,8 @@ class _Reader:
         names = known_metrics()
         metrics: list[str | ObjectSpec | None] = []
         for index, item in enumerate(items):
-            below = join(path, index) if node.is_list else path
-            if item.is_mapping or is_dotted(item.value):
+            below = join(path, index) if isinstance(node.value, tuple) else path
+            if isinstance(item.value, dict) or is_dotted(item.value):
                 metrics.append(self.objects.read(item, below, section="metrics"))
             elif not isinstance(item.value, str):
                 self.refuse(item, below, "the name of a metric, or class_path and init_args")
@@ -181,14 +171,8 @@ class _Reader:
         if not isinstance(node.value, dict):
             return self.refuse(node, path, f"a mapping with the keys {', '.join(DATA_KEYS)}")
         self.objects.check_keys(node, path, DATA_KEYS)
-        nodes = {key: node.get(key) for key in DATA_KEYS}
-        return DataConfig(
-            **{
-                key: self._source(child, join(path, key))
-                for key, child in nodes.items()
-                if child is not None and child.value is not None
-            }
-        )
+        nodes = {key: child for key in DATA_KEYS if (child := node.get(key)) and child.value is not None}
+        return DataConfig(**{key: self._source(child, join(path, key)) for key, child in nodes.items()})
 
     def _source(self, node: Node, path: str) -> ObjectSpec | None:
         """Read a dataset or stream; with features, a path to raw rows is accepted as well."""
@@ -204,16 +188,16 @@ class _Reader:
         return ObjectSpec(kind, {"path": text}, location=node.location, path=path)
 
     def _features(self, node: Node, path: str) -> Mapping[str, Any] | None:
+        keys = features_keys()
         if not isinstance(node.value, dict):
-            return self.refuse(node, path, f"a mapping with the keys {', '.join(FEATURES_KEYS)}")
-        self.objects.check_keys(node, path, FEATURES_KEYS)
+            return self.refuse(node, path, f"a mapping with the keys {', '.join(keys)}")
+        self.objects.check_keys(node, path, keys)
         columns = node.get("columns")
         if columns is None or not isinstance(columns.value, tuple) or not columns.value:
-            return self.add(
-                node.location, join(path, "columns"), "takes a list of features, each a mapping with its kind"
-            )
+            message = "takes a list of features, each a mapping with its kind"
+            return self.add(node.location, join(path, "columns"), message)
         sound = [self._feature(item, join(join(path, "columns"), index)) for index, item in enumerate(columns.value)]
-        if all(sound) and all(key in FEATURES_KEYS for key in node.value):
+        if all(sound) and all(key in keys for key in node.value):
             try:
                 make_features(node.plain())
             except (ConfigurationError, TypeError) as error:
@@ -240,11 +224,10 @@ class _Reader:
             as_feature(node.plain())
         except (ConfigurationError, TypeError) as error:
             argument = _FEATURE_ARGUMENT.match(str(error))
-            entry = node.value.get(argument.group(1)) if argument else None
-            if argument is None or entry is None:
-                self.add(node.location, path, str(error))
+            if argument is not None and (entry := node.value.get(argument[1])) is not None:
+                self.add(entry.location, join(path, argument[1]), str(error))
             else:
-                self.add(entry.location, join(path, argument.group(1)), str(error))
+                self.add(node.location, path, str(error))
             return False
         return True
 

@@ -53,7 +53,7 @@ class ObjectReader:
             class_node, arguments = class_entry, node.get("init_args") or Node({}, node.location)
         else:
             return self.refuse(node, path, "class_path and init_args, or a class path alone")
-        class_field = join(path, "class_path") if node.is_mapping else path
+        class_field = join(path, "class_path") if isinstance(node.value, dict) else path
         if not isinstance(class_node.value, str):
             return self.refuse(class_node, class_field, "a dotted path as in mindspore.nn.Adam")
         target: Any = None
@@ -80,13 +80,13 @@ class ObjectReader:
                 message = "goes without model; the options of a model stand beside its name"
                 return self.add(entries[key].location, join(path, key), message)
         if not self.has_features:
-            message = f"{name.value} reads declared columns; add the section features"
-            self.add(name.location, join(path, "model"), message)
+            self.add(
+                name.location, join(path, "model"), f"{name.value} reads declared columns; add the section features"
+            )
         class_path = f"trainer.models.{MODELS[name.value]}"
         class_node = Node(class_path, name.location)
-        spec = self._with_arguments(
-            class_node, Node(entries, node.location), path, resolve(class_path), "network", path
-        )
+        arguments = Node(entries, node.location)
+        spec = self._with_arguments(class_node, arguments, path, resolve(class_path), "network", path)
         return None if spec is None else replace(spec, model=name.value)
 
     def _with_arguments(
@@ -106,7 +106,10 @@ class ObjectReader:
             keywords = self.read_arguments(entries, below, signature, free)
         elif isinstance(arguments.value, tuple):
             positional = tuple(self._value(item, join(below, i)) for i, item in enumerate(arguments.value))
-            self._check_count(arguments, below, signature)
+            most = None if signature is None else signature.positional
+            if signature is not None and most is not None and len(positional) > most:
+                message = f"received {len(positional)}; {signature.name} accepts at most {most} positional arguments"
+                self.add(arguments.location, below, message)
         else:
             return self.refuse(arguments, below, "a mapping of arguments, or a list of positional ones")
         defaults: dict[str, Any] = {}
@@ -121,13 +124,6 @@ class ObjectReader:
                 rest = {n: p.default for n, p in signature.parameters.items() if n not in supplied}
                 defaults = recordable(rest, keywords)
         return ObjectSpec(str(class_node.value), keywords, positional, class_node.location, path, defaults)
-
-    def _check_count(self, arguments: Node, path: str, signature: Signature | None) -> None:
-        if signature is None or signature.positional is None or not isinstance(arguments.value, tuple):
-            return
-        if len(arguments.value) > signature.positional:
-            at_most = f"at most {signature.positional} positional arguments"
-            self.add(arguments.location, path, f"received {len(arguments.value)}; {signature.name} accepts {at_most}")
 
     def read_arguments(
         self, entries: Mapping[Any, Entry], path: str, signature: Signature | None, free: list[str] | None
@@ -167,12 +163,8 @@ class ObjectReader:
             if wrong := wrong_reference(node.value):
                 self.add(node.location, path, wrong)
             elif is_masked(node.value):
-                again = f"--set {path}=VALUE"
-                self.add(
-                    node.location,
-                    path,
-                    f"was a credential and is not kept; give it again with {again}, {ENV_HINT}",
-                )
+                message = f"was a credential and is not kept; give it again with --set {path}=VALUE, {ENV_HINT}"
+                self.add(node.location, path, message)
         return node.value
 
     def check_keys(self, node: Node, path: str, known: Iterable[str]) -> None:
@@ -184,10 +176,7 @@ class ObjectReader:
 
 
 def missing_keys(required: Iterable[str], written: Iterable[Any], known: Iterable[str]) -> list[str]:
-    """Return the `required` names not `written`, without the misspelled ones.
-
-    Those are reported as unknown keys.
-    """
+    """Return the `required` names not `written`, nor misspelled as an unknown key."""
     written, known = list(written), list(known)
     meant = {nearest(str(key), known) for key in written if key not in known}
     return [name for name in required if name not in written and name not in meant]

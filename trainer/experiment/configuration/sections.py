@@ -58,15 +58,15 @@ def supplied_names(section: str, signature: Signature | None, *, features: bool 
     Args:
         features: whether there is a section `features`, which networks may take as an argument.
     """
-    if section == "optimizer" and signature is None:
-        return frozenset({"params"})
-    # a function that builds an optimizer may take the network instead of its parameters, to group them
-    if section == "network":
-        return (
-            frozenset({"features"} & set(signature.parameters)) if features and signature is not None else frozenset()
-        )
-    filled = {"optimizer": {"params", "network"}, "eval_network": {"network", "loss_fn"}}.get(section, set())
-    return frozenset(filled & set(signature.parameters)) if signature is not None else frozenset()
+    if signature is None:
+        return frozenset({"params"} if section == "optimizer" else ())
+    filled = {
+        "network": {"features"} if features else set(),
+        # a function that builds an optimizer may take the network instead of its parameters, to group them
+        "optimizer": {"params", "network"},
+        "eval_network": {"network", "loss_fn"},
+    }
+    return frozenset(filled.get(section, set()) & set(signature.parameters))
 
 
 def trainer_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
@@ -127,6 +127,14 @@ def value_problems(section: str, keywords: Mapping[str, Any]) -> dict[str, str]:
 
 
 @functools.cache
+def features_keys() -> tuple[str, ...]:
+    """Return the keys of section `features`: columns, and the options of `Features`."""
+    from ...features import Features
+
+    return ("columns", *list(inspect.signature(Features).parameters)[1:])
+
+
+@functools.cache
 def known_metrics() -> tuple[str, ...]:
     """Return the metric names that `Trainer(metrics=...)` accepts."""
     from ...metrics import metric_names
@@ -135,21 +143,16 @@ def known_metrics() -> tuple[str, ...]:
 
 
 def metric_known(name: str) -> bool:
-    """Return whether `name` is a metric, also of a column or a task.
-
-    As in "gauc/user" and "click_auc".
-    """
+    """Return whether `name` is a metric, also as in "gauc/user" and "click_auc"."""
     from ...metrics import get_metrics
 
     if name in known_metrics():
         return True
     words = name.split("_")
     for start in range(len(words)):  # the words before are a task name, which the loss knows
-        try:
+        with contextlib.suppress(ConfigurationError):
             get_metrics(["_".join(words[start:])])
-        except ConfigurationError:
-            continue
-        return True
+            return True
     return False
 
 

@@ -196,9 +196,7 @@ def _convert(value: Any, annotation: Any) -> Any:
         return _convert(value, fitting[0]) if fitting else value
     kind = origin or annotation
     if isinstance(value, str):
-        if kind in REFERENCES:
-            return resolve(value)
-        return Path(value) if kind is Path else value
+        return resolve(value) if kind in REFERENCES else Path(value) if kind is Path else value
     if isinstance(value, list) and kind in LISTS and arguments:
         each = arguments if kind is tuple and Ellipsis not in arguments else arguments[:1] * len(value)
         value = [_convert(item, part) for item, part in zip(value, each, strict=False)]
@@ -356,7 +354,4 @@ _DOCUMENTED = re.compile(r"^[ \t]+(\w+) \(([^\n]*?)\)[ \t]*:", re.MULTILINE)
 
 def _documented_types(target: Any) -> dict[str, str]:
     doc = getattr(target, "__doc__", None)
-    types: dict[str, str] = {}
-    for name, text in _DOCUMENTED.findall(doc) if isinstance(doc, str) else ():
-        types.setdefault(name, text)
-    return types
+    return dict(reversed(_DOCUMENTED.findall(doc))) if isinstance(doc, str) else {}  # the first of a name counts

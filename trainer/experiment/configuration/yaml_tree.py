@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,16 +36,6 @@ class Node:
 
     value: Scalar | tuple[Node, ...] | dict[Any, Entry]
     location: SourceLocation
-
-    @property
-    def is_mapping(self) -> bool:
-        """Whether the value is a mapping."""
-        return isinstance(self.value, dict)
-
-    @property
-    def is_list(self) -> bool:
-        """Whether the value is a list."""
-        return isinstance(self.value, tuple)
 
     def get(self, key: Scalar) -> Node | None:
         """Return the node under `key` of a mapping, or None."""
@@ -192,6 +183,13 @@ def dump(value: Any) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
+def dump_line(value: Any) -> str:
+    """Return plain values as YAML text on one line."""
+    return yaml.dump(
+        [value], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize, default_flow_style=True
+    )[1:-2]
+
+
 class _Converter:
     """Converts PyYAML's nodes to `Node` and collects problems."""
 
@@ -229,10 +227,8 @@ class _Converter:
             children = [entry.node for entry in node_value.value.values()]
         measures = [self._measures.get(id(child), (1, 1)) for child in children]
         size, depth = 1 + sum(size for size, _ in measures), 1 + max((depth for _, depth in measures), default=0)
-        if depth > MAX_DEPTH:
-            return self.add(node, path, _TOO_DEEP)
-        if size > MAX_VALUES:
-            return self.add(node, path, _TOO_MANY)
+        if depth > MAX_DEPTH or size > MAX_VALUES:
+            return self.add(node, path, _TOO_DEEP if depth > MAX_DEPTH else _TOO_MANY)
         self._measures[id(node_value)] = (size, depth)
         return node_value
 
@@ -256,15 +252,12 @@ class _Converter:
                 self.add(key_node, path, "a key is a plain word or number; received a list or a mapping")
                 continue
             key: Any = self._scalar(key_node, path).value
-            location = self.location(key_node)
             if key is None:
                 self.add(key_node, path, "a key is missing (null) here")
-                continue
-            if key in own:
-                message = f"duplicate key; it is given first at {own[key].location}"
-                self.problems.append(Problem(location, join(path, key), message))
-                continue
-            own[key] = Entry(location, self.convert(value_node, join(path, key), above))
+            elif key in own:
+                self.add(key_node, join(path, key), f"duplicate key; it is given first at {own[key].location}")
+            else:
+                own[key] = Entry(self.location(key_node), self.convert(value_node, join(path, key), above))
         inherited = {key: entry for key, entry in merged.items() if key not in own}
         return Node({**inherited, **own}, self.location(node))
 
@@ -275,14 +268,9 @@ class _Converter:
             base = self.convert(part, join(path, "<<"), above)
             if isinstance(base.value, dict):
                 bases.append(base.value)
-            elif isinstance(part, yaml.MappingNode):
-                pass  # already reported
-            else:
-                self.add(
-                    part,
-                    join(path, "<<"),
-                    f"merges a mapping or a list of mappings; received {format_value(base.plain())}",
-                )
+            elif not isinstance(part, yaml.MappingNode):  # others are already reported
+                message = f"merges a mapping or a list of mappings; received {format_value(base.plain())}"
+                self.add(part, join(path, "<<"), message)
         return bases
 
     def _scalar(self, node: yaml.Node, path: str) -> Node:
@@ -300,7 +288,7 @@ class _Converter:
                 value = int(text, 0) if text[:2] in ("0x", "0o") else int(text)
             elif tag == _FLOAT:
                 value = float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
-            elif tag in ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"):
+            elif tag in (_MERGE, "tag:yaml.org,2002:value"):
                 value = text
             else:
                 return self.add(node, path, _tag_refused(tag))
@@ -310,9 +298,8 @@ class _Converter:
 
 
 def _tag_refused(tag: str) -> str:
-    return (
-        f"the tag {format_value(tag)} is not accepted; a configuration holds plain mappings, lists, strings and numbers"
-    )
+    accepted = "a configuration holds plain mappings, lists, strings and numbers"
+    return f"the tag {format_value(tag)} is not accepted; {accepted}"
 
 
 OBJECT_KEYS = ("class_path", "init_args")
@@ -335,10 +322,8 @@ def apply_overrides(root: Node, overrides: Iterable[str]) -> tuple[Node, list[Pr
         path, equals, text = override.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            message = (
-                f"received {format_value(shown)}; accepts a dotted path, '=' and a value, as in trainer.amp_level=O2"
-            )
-            problems.append(Problem(location, "", message))
+            message = "accepts a dotted path, '=' and a value, as in trainer.amp_level=O2"
+            problems.append(Problem(location, "", f"received {format_value(shown)}; {message}"))
             continue
         try:
             root = _replace(root, keys, parse_tree(text, location.source, location), location, "")
@@ -365,9 +350,8 @@ def _replace(node: Node, keys: list[str], value: Node, location: SourceLocation,
     if isinstance(node.value, tuple):
         if not (key.isascii() and key.isdecimal()) or int(key) >= len(node.value):
             accepted = f"0 to {len(node.value) - 1}" if node.value else "nothing, the list is empty"
-            raise ConfigErrors(
-                [Problem(location, below, f"a place in this list is {accepted}; received {format_value(key)}")]
-            )
+            message = f"a place in this list is {accepted}; received {format_value(key)}"
+            raise ConfigErrors([Problem(location, below, message)])
         items = list(node.value)
         items[int(key)] = _replace(items[int(key)], keys[1:], value, location, below)
         return Node(tuple(items), node.location)

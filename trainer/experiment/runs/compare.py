@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,8 @@ def compare(*folders: str | Path) -> str:
 def list_runs(folder: str | Path) -> str:
     """Return a table of the runs below a folder, newest first."""
     configs = sorted(Path(folder).rglob(run_folder.CONFIG), key=lambda path: path.stat().st_mtime, reverse=True)
-    runs = [
-        run for run in (Run.read(path.parent) for path in configs) if "command" in run.versions
-    ]  # snapshots also contain a configuration
+    # snapshots also contain a configuration
+    runs = [run for run in (Run.read(path.parent) for path in configs) if "command" in run.versions]
     if not runs:
         return f"no runs below {folder}"
     rows = [[str(run.path), *_summary(run)] for run in runs]
@@ -107,10 +106,8 @@ def is_running(folder: Path) -> bool:
     """Return whether a run holds the folder's lock; False if it cannot be tested."""
     try:
         claim(folder, "run folder").release()
-    except FolderInUseError:
-        return True
-    except (ConfigurationError, OSError):
-        return False
+    except (ConfigurationError, OSError) as error:
+        return isinstance(error, FolderInUseError)
     return False
 
 
@@ -131,18 +128,22 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def _unequal(sides: list[dict[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the keys whose values differ between sides, with the value of each side."""
+    for key in dict.fromkeys(key for side in sides for key in side):
+        values = [side.get(key, _ABSENT) for side in sides]
+        if any(value != values[0] for value in values):
+            yield key, values
+
+
 def _differing(sides: list[dict[str, Any]]) -> list[list[str]]:
-    keys = dict.fromkeys(key for side in sides for key in side)
-    rows = [[key, *(side.get(key, _ABSENT) for side in sides)] for key in keys]
-    return [[key, *map(_text, values)] for key, *values in rows if any(value != values[0] for value in values)]
+    return [[key, *map(_text, values)] for key, values in _unequal(sides)]
 
 
 def _results(metrics: list[Mapping[str, Any]]) -> list[list[str]]:
-    sides = [flatten(side) if side else {} for side in map(_without_places, metrics)]
     rows = []
-    for key in dict.fromkeys(key for side in sides for key in side):
-        values = [side.get(key, _ABSENT) for side in sides]
-        if key.split(".")[0] in _NO_RESULTS or all(value == values[0] for value in values):
+    for key, values in _unequal([flatten(side) if side else {} for side in map(_without_places, metrics)]):
+        if key.split(".")[0] in _NO_RESULTS:
             continue
         row = [_NAMES.get(key, key.removeprefix("results.")), *map(_text, values)]
         if len(values) == 2:
@@ -178,7 +179,7 @@ def table(rows: list[list[str]], columns: int | None = None) -> list[str]:
         columns: maximum width in characters; None: the terminal's, or unlimited without a terminal. A wider table
             continues below with its first column repeated; words are not broken.
     """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     room = shutil.get_terminal_size((10**6, 24)).columns if columns is None else columns
     parts: list[list[int]] = [[]]
     used = widths[0]
@@ -189,18 +190,10 @@ def table(rows: list[list[str]], columns: int | None = None) -> list[str]:
         parts[-1].append(column)
         used += 2 + widths[column]
     lines: list[str] = []
+    rules = ["-" * width for width in widths]
     for part in parts:
         lines += [""] if lines else []
-        lines += _lines([[row[0], *(row[column] for column in part)] for row in rows])
+        for row in (rows[0], rules, *rows[1:]):
+            cells = [row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in part)]
+            lines.append("  ".join(cells).rstrip())
     return lines
-
-
-def _lines(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-
-    def line(row: list[str]) -> str:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        return "  ".join(cells).rstrip()
-
-    rule = "  ".join("-" * width for width in widths)
-    return [line(rows[0]), rule, *(line(row) for row in rows[1:])]

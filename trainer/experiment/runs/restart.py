@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, ConfigurationError
+from ...storage import fetch
+from ...storage.location import Location
+from ...storage.mirror import RECORD
 from ..configuration.class_paths import expand
 from ..configuration.experiment_config import ExperimentConfig, flatten
 from ..configuration.yaml_tree import parse_tree
@@ -44,9 +47,6 @@ def begun_run(config: ExperimentConfig) -> str | Path | None:
 def _mirrored_run(config: ExperimentConfig) -> str | None:
     if config.mirror is None:
         return None
-    from ...storage.location import Location
-    from ...storage.mirror import RECORD
-
     url = expand(config.mirror, "mirror")
     try:
         Location(url).read(RECORD)
@@ -61,12 +61,8 @@ def _changed(recorded: Mapping[str, Any], defaults: Collection[str], config: Exp
     """Return the changed settings; changed defaults and the run folder are exempt."""
     before, now = flatten(recorded), flatten(config.to_dict())
     given = (before.keys() - set(defaults)) | (now.keys() - set(config.default_paths()))
-    changed = []
-    for key in sorted(given - {"run_dir"}):
-        then, new = before.get(key, _ABSENT), now.get(key, _ABSENT)
-        if then != new:
-            changed.append(f"{key}: {_text(then)}, now {_text(new)}")
-    return changed
+    sides = [(key, before.get(key, _ABSENT), now.get(key, _ABSENT)) for key in sorted(given - {"run_dir"})]
+    return [f"{key}: {_text(then)}, now {_text(new)}" for key, then, new in sides if then != new]
 
 
 def _text(value: Any) -> str:
@@ -80,17 +76,14 @@ def fetched_run(url: str) -> Path:
         ConfigurationError: the URL cannot be used or holds no run, or the folder holds another run.
         CheckpointError: there is no intact snapshot, or the store cannot be read.
     """
-    from ...storage.fetch import fetch_run, mirrored_run
-    from ...storage.location import Location
-
     source = Location(url)
     try:
-        mirrored_run(source)
+        fetch.mirrored_run(source)
         plain = parse_tree(source.read(run_folder.CONFIG).decode("utf-8"), source.shown(run_folder.CONFIG)).plain()
         wanted = plain.get("run_dir") if isinstance(plain, dict) else None
         if not isinstance(wanted, str):
             raise ConfigurationError(f"{source.shown(run_folder.CONFIG)} names no run_dir")
-        return fetch_run(url, Path(wanted))
+        return fetch.fetch_run(url, Path(wanted))
     except OSError as error:
         raise CheckpointError(f"{url} cannot be fetched: {error}") from error
 
@@ -105,13 +98,7 @@ def published_roots(config: ExperimentConfig) -> list[Path]:
 
 
 def fetch_published(url: str, config: ExperimentConfig) -> None:
-    """Fetch a mirrored run's published versions if this machine has none.
-
-    Their numbers then continue.
-    """
-    from ...storage import fetch
-    from ...storage.location import Location
-
+    """Fetch a mirror's published versions if there are none here, whose numbers go on."""
     try:
         fetch.fetch_published(Location(url), Path(config.run_dir), published_roots(config))
     except OSError as error:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import math
 import os
@@ -37,7 +36,6 @@ from ...masking import is_secret, mask_text
 from ...report.run_data import read_record
 from ..configuration.class_paths import expand, has_reference, import_paths, variables_in
 from ..configuration.experiment_config import ExperimentConfig, flatten
-from ..configuration.problems import Problem, SourceLocation
 from ..configuration.yaml_tree import dump, masked, read_tree
 
 CONFIG, VERSIONS, RESUMES, HISTORY, METRICS, RECORD = (
@@ -57,8 +55,8 @@ _PACKAGES = ("mindspore", "numpy", DISTRIBUTION, "pyyaml", "safetensors", "tenso
 
 def claim_run_dir(wanted: Path) -> Path:
     """Create a run folder: `wanted`, or with the next free number if in use."""
-    for number in itertools.count(1):
-        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+    folder, number = wanted, 1
+    while True:
         try:
             folder.mkdir(parents=True)
             return folder
@@ -67,7 +65,8 @@ def claim_run_dir(wanted: Path) -> Path:
                 return folder
         except OSError as error:
             raise ConfigurationError(f"run_dir: {folder} cannot be created: {error.strerror or error}") from error
-    raise AssertionError("unreachable")
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
 
 
 def scratch_folder() -> Path:
@@ -121,10 +120,8 @@ def origin(path: Path) -> Path | None:
 @contextlib.contextmanager
 def project_paths(path: Path | None) -> Iterator[None]:
     """Make the working directory and the folders above `path` importable."""
-    above: list[Path] = []
-    for config in () if path is None else (path, origin(path)):
-        if config is not None:
-            above += [config.absolute(), *list(config.absolute().parents)[:2]]
+    configs = [] if path is None else [config.absolute() for config in (path, origin(path)) if config is not None]
+    above = [folder for config in configs for folder in (config, *list(config.parents)[:2])]
     with import_paths([Path.cwd()], [folder for folder in above if folder.is_dir()]):
         yield
 
@@ -274,15 +271,13 @@ class Run:
         """Read the run in the folder `path`."""
         folder = existing_run(path)
         config = read_tree(folder / CONFIG).plain()
-        documents = {
-            name: read_json(folder / name) if (folder / name).is_file() else {} for name in (VERSIONS, METRICS)
-        }
-        for name, value in (*documents.items(), (CONFIG, config)):
+        versions, metrics = (
+            read_json(file) if file.is_file() else {} for file in (folder / VERSIONS, folder / METRICS)
+        )
+        for name, value in ((VERSIONS, versions), (METRICS, metrics), (CONFIG, config)):
             if not isinstance(value, dict):
-                raise ConfigurationError(
-                    str(Problem(SourceLocation(str(folder / name)), "", "does not hold a mapping"))
-                )
-        return cls(folder, config, documents[VERSIONS], documents[METRICS])
+                raise ConfigurationError(f"{folder / name}: does not hold a mapping")
+        return cls(folder, config, versions, metrics)
 
     def resumed_since_results(self) -> bool:
         """Return whether a later process resumed the run and wrote no results."""
@@ -290,17 +285,19 @@ class Run:
         return bool(entries) and _time(entries[-1].get("time")) > _time(self.metrics.get("finished"))
 
 
+def installed(name: str) -> str | None:
+    """Return the installed version of a distribution, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def versions() -> dict[str, Any]:
     """Return the versions of Python, packages and platform."""
-    installed = {}
-    for name in _PACKAGES:
-        try:
-            installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            installed[name] = None
     return {
         "python": platform.python_version(),
-        **installed,
+        **{name: installed(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),

@@ -57,23 +57,18 @@ def fit(config: ExperimentConfig, resume: bool = False) -> Path:
         TrainerError: the run failed.
         KeyboardInterrupt, SystemExit: a signal stopped the run; it has shut down cleanly.
     """
-    _require(config, "train", "fit")
     return _train(config, "fit", resume)
 
 
 def online(config: ExperimentConfig, resume: bool = False) -> Path:
     """Train on ``data.stream``; otherwise the same as `fit`."""
-    _require(config, "stream", "online")
     return _train(config, "online", resume)
-
-
-def _require(config: ExperimentConfig, split: str, command: str) -> None:
-    if getattr(config.data, split) is None:
-        raise ConfigurationError(f"{config.source}: data.{split}: is missing; trainer {command} needs it")
 
 
 def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     splits = ("train", "valid", "test") if command == "fit" else ("stream", "test")
+    if getattr(config.data, splits[0]) is None:
+        raise ConfigurationError(f"{config.source}: data.{splits[0]}: is missing; trainer {command} needs it")
     mirror = None if config.mirror is None else Mirror(expand(config.mirror, "mirror"))
     # a run that was killed before its first snapshot begins as at first
     continues = resume and bool(available(config.run_dir / FOLDER))
@@ -121,8 +116,8 @@ def _learn_features(experiment: Experiment) -> None:
 def _train_in(
     config: ExperimentConfig, experiment: Experiment, command: str, resume: bool, mirror: Mirror | None
 ) -> Path:
-    run_dir, offline, group = config.run_dir, command == "fit", experiment.trainer.group
-    trainer = experiment.trainer
+    run_dir, trainer = config.run_dir, experiment.trainer
+    group = trainer.group
     trainer.run_dir = run_dir
     recorded = dump(config.to_dict())
     trainer.saver.config = recorded
@@ -149,23 +144,20 @@ def _train_in(
     # "auto" starts over with a warning if the run was killed before its first snapshot
     from_where = "auto" if resume else None
     start_time = time.monotonic()
-    results: dict[str, Any] = {}
-    outcome: dict[str, Any] = {}
+    data = experiment.datasets
+    common: dict[str, Any] = {"callbacks": callbacks, "resume": from_where}
     try:
-        if offline:
-            options = keyword_values(config.fit, trainer.fit)
-            data = experiment.datasets
-            trainer.fit(
-                data["train"], valid_dataset=data.get("valid"), callbacks=callbacks, resume=from_where, **options
-            )
+        if command == "fit":
+            options = common | keyword_values(config.fit, trainer.fit)
+            trainer.fit(data["train"], valid_dataset=data.get("valid"), **options)
         else:
-            options = keyword_values(config.online, trainer.online_train)
-            trainer.online_train(experiment.datasets["stream"], callbacks=callbacks, resume=from_where, **options)
+            options = common | keyword_values(config.online, trainer.online_train)
+            trainer.online_train(data["stream"], **options)
     finally:
         results = _results(trainer)
         outcome = _outcome(trainer, command, (earlier, time.monotonic() - start_time), results)
         _write_results(run_dir, trainer, outcome)
-    if "test" in experiment.datasets:
+    if "test" in data:
         test = evaluate_on(experiment, "test")
         results.update({f"test_{name}": value for name, value in test.items()})
         outcome["drift"] = _drift(experiment, "test")
@@ -194,13 +186,11 @@ class _ResumeRecord(Callback):
     """Records which snapshot a run resumed from, once it is restored."""
 
     def __init__(self, config: ExperimentConfig, seconds: float) -> None:
-        self._config = config
-        self._seconds = seconds
+        self._config, self._seconds = config, seconds
 
     def on_load_checkpoint(self, trainer: Trainer) -> None:
         """Write the note."""
-        config = self._config
-        run_folder.record_resume(config.run_dir, config, trainer.state.snapshot, self._seconds)
+        run_folder.record_resume(self._config.run_dir, self._config, trainer.state.snapshot, self._seconds)
 
 
 def _results(trainer: Trainer) -> dict[str, Any]:
@@ -283,10 +273,8 @@ def predict(config: ExperimentConfig, checkpoint: Path, output: Path, split: str
     try:
         _save_predictions(output, experiment.trainer, predictions)
     except OSError as error:
-        reason = error.strerror or error
-        raise TrainerError(
-            f"{output}: the predictions cannot be written ({reason}); choose another --output"
-        ) from error
+        reason = f"the predictions cannot be written ({error.strerror or error}); choose another --output"
+        raise TrainerError(f"{output}: {reason}") from error
     return split, tuple(part.shape for part in predictions) if isinstance(predictions, tuple) else predictions.shape
 
 
@@ -306,9 +294,8 @@ def write_predictions(output: Path, trainer: Trainer, predictions: Any) -> None:
     columns = prediction_columns(trainer, predictions)
     for name, values in columns.items():
         if values.ndim > 1:
-            raise ConfigurationError(
-                f"{output}: output {name} has the shape {list(values.shape)}, no column of a CSV; write .npy"
-            )
+            shape = f"the shape {list(values.shape)}, no column of a CSV; write .npy"
+            raise ConfigurationError(f"{output}: output {name} has {shape}")
     with open(output, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["row", *columns])
@@ -365,6 +352,4 @@ def default_checkpoint(run_dir: Path, which: str | None) -> Path:
         return Path(which)
     folder = run_dir / run_folder.CHECKPOINTS
     best = folder / "best"
-    if which == "best" or (which is None and best.is_file()):
-        return best
-    return folder
+    return best if which == "best" or (which is None and best.is_file()) else folder
