@@ -69,9 +69,9 @@ class Publish(Callback):
         root: folder that servers follow.
         every: an `Every`, or seconds.
         rows: "float32", or "int8" with one scale per row: a quarter of the size, errors up to 1/254 of a row's maximum.
-        batch: rows of the exported program; a server pads the last batch. Or those of several programs, as (1, 128): a
-            server takes the smallest in which the rows have room. One row is then answered sooner, but not always with
-            the last bits of its answer among many: a processor's matrix products differ with the number of rows.
+        batch: rows of the exported program, or of each of several: a server pads a call's rows to the smallest program
+            with room for them. With less than 128, as in (1, 256), one row is answered sooner, but not always with the
+            last bits of its answer among many: a processor's matrix products differ with the number of rows.
         redis: address of a server that also receives the rows: a hash ``<prefix>:<table>`` from the id's 8 bytes
             (little-endian) to float32 bytes, and ``<prefix>:version``, set last. Of several processes each sends its
             rows.
@@ -99,7 +99,7 @@ class Publish(Callback):
         every: Every | float = 1.0,
         rows: str = "float32",
         *,
-        batch: int | Sequence[int] = 128,
+        batch: int | Sequence[int] = (128, 256),
         redis: str | None = None,
         prefix: str = "model",
         compact: int = 32,
