@@ -100,11 +100,7 @@ class HostRows:
 
 
 class RowGradients:
-    """The gradient sums of one step, float32 [rows, dim].
-
-    Args:
-        dim: length of a row.
-    """
+    """The gradient sums of one step, float32 [rows, dim]."""
 
     def __init__(self, dim: int) -> None:
         self._add = kernels.add_rows.ready()

@@ -70,11 +70,7 @@ class Bags:
 class StackRows:
     """The row, or the rows of a bag, that each position of a stack stands for.
 
-    Args:
-        parts: the stack's tables.
-        bags: those of the tables that are pooled, by table.
-        size: positions.
-        shards: the processes.
+    `parts` are the stack's tables, `bags` those of the pooled ones, by table, and `size` is the number of positions.
     """
 
     def __init__(self, parts: Sequence[TablePlan], bags: Mapping[int, Bags], size: int, shards: Shards) -> None:

@@ -109,12 +109,7 @@ _LEAST_ROWS, _LEAST_ENTRIES = 1 << 13, 1 << 18
 
 
 class ReadSets:
-    """Assigns read-set positions to ids; sizes depend on the batch's shape alone.
-
-    Args:
-        tables: the host tables.
-        layout: which tables share a read set.
-    """
+    """Assigns read-set positions to ids; sizes depend on the batch's shape alone."""
 
     def __init__(self, tables: Sequence[SparseTable], layout: Layout) -> None:
         self.tables = tables

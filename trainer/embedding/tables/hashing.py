@@ -150,10 +150,6 @@ class Shards:
     An id belongs to one of 1,024 virtual shards by its hash alone, and shard s to process s % `size`. A process numbers
     its rows from 1; the global number of row r of process p is (r - 1) * size + p + 1. Every process has row 0, the
     default row, with the same values, because all train it identically.
-
-    Attributes:
-        rank: number of the process.
-        size: processes.
     """
 
     rank: int = 0

@@ -25,12 +25,9 @@ ODD_ID = np.int64(-0x61C8864680B583EB)
 
 
 class Buckets:
-    """Maps int64 ids to int32 rows without collisions, except for `ODD_ID`.
+    """Maps int64 ids to int32 rows without collisions, in a power of two of buckets.
 
     The caller stores the row of `ODD_ID`.
-
-    Args:
-        buckets: number of buckets, a power of two.
     """
 
     def __init__(self, buckets: int) -> None:
@@ -146,10 +143,8 @@ class IdMap:
         self._next: Buckets | None = None
         self._outgrown: Buckets | None = None
         self._done = 0  # buckets of `_next` with memory, or emptied buckets of `_outgrown`
-        # the row of `ODD_ID`
-        self._odd_row = -1
-        # counted here: an id that is being moved is briefly in neither table
-        self._size = 0
+        self._odd_row = -1  # the row of `ODD_ID`
+        self._size = 0  # counted here: an id that is being moved is briefly in neither table
 
     def __len__(self) -> int:
         return self._size + (self._odd_row >= 0)
@@ -189,10 +184,7 @@ class IdMap:
         rows = np.empty(len(ids), np.int32)
         moved = outgrown.first_bucket(ids) < self._done
         # The likelier table first: almost every id is or was in its first bucket.
-        for chosen, likely, other in (
-            (moved, self._table, outgrown),
-            (~moved, outgrown, self._table),
-        ):
+        for chosen, likely, other in ((moved, self._table, outgrown), (~moved, outgrown, self._table)):
             part = ids[chosen]
             own = likely.get(part)
             missing = np.flatnonzero(own < 0)

@@ -35,33 +35,19 @@ class Eviction:
 
 @dataclass
 class TableSpec:
-    """What defines a table apart from its contents.
+    """What defines a table apart from its contents."""
 
-    Attributes:
-        name: unique name; together with `seed` it determines all first values.
-        dim: columns of a weight.
-        capacity: most ids with a row of their own, or None.
-        initializer: "normal", "uniform" or "zeros".
-        scale: standard deviation or bound of the first values.
-        seed: seed of first values and hashes.
-        admission: see `Admission`.
-        eviction: see `Eviction`.
-        padding: id that stands for nothing (a row of zeros), or None.
-        trainable: False keeps the rows as they are and gives new ids none.
-        path: file to keep the rows in, or None for memory.
-    """
-
-    name: str
-    dim: int
-    capacity: int | None = None
-    initializer: str = "normal"
-    scale: float = 0.01
+    name: str  # unique; together with `seed` it determines all first values
+    dim: int  # columns of a weight
+    capacity: int | None = None  # most ids with a row of their own
+    initializer: str = "normal"  # or "uniform", "zeros"
+    scale: float = 0.01  # standard deviation or bound of the first values
     seed: int = 0
     admission: MinSightings | Probability | None = None
     eviction: Eviction | None = None
-    padding: int | None = None
-    trainable: bool = True
-    path: str | None = None
+    padding: int | None = None  # id that stands for nothing (a row of zeros)
+    trainable: bool = True  # False keeps the rows as they are and gives new ids none
+    path: str | None = None  # file to keep the rows in; None: memory
 
     @property
     def keeps_every_id(self) -> bool:
@@ -108,12 +94,7 @@ class Probability:
 
 
 class Admission:
-    """Applies an admission policy to a step's unknown ids; recent ones can be undone.
-
-    Args:
-        policy: `MinSightings`, `Probability`, or None to admit all.
-        seed: seed of the hashes.
-    """
+    """Applies an admission policy, None to admit all, to a step's unknown ids."""
 
     def __init__(self, policy: MinSightings | Probability | None, seed: int) -> None:
         self.policy = policy
