@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, config: ExperimentConfig, run_dir: Path, check
     from ...checkpoint.saver import snapshots_of
     from ...serving.exported_model import export_model
 
-    trainer, rows = snapshot_model(config, checkpoint, args.split)
+    trainer, rows = _snapshot_model(config, checkpoint, args.split)
     step = find(snapshots_of(checkpoint)).step
     if args.publish is not None:
         version = _publish(trainer, rows, Path(args.publish), args.batch, step)
@@ -62,17 +62,10 @@ def run(args: argparse.Namespace, config: ExperimentConfig, run_dir: Path, check
     print(f"exported to {exported.folder}; its README.md says how to call it")
 
 
-def snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | None) -> tuple[Trainer, Any]:
+def _snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | None) -> tuple[Trainer, Any]:
     """Return a Trainer with a snapshot's weights, and rows for its `predict`.
 
-    Args:
-        split: dataset whose first rows are taken; None: the first in the configuration. If it has only a stream, the
-            stream is not read; the declared features get rows in which every value is missing.
-
-    Raises:
-        ConfigurationError: no such dataset, or only a stream and no declared features.
-        CheckpointError: there is no intact snapshot, or it belongs to another network.
-        DataError: the dataset has no good rows.
+    A stream is not read: the declared features get rows in which every value is missing.
     """
     from ..runs.training_run import build_restored, split_of, splits_of
 

@@ -39,7 +39,6 @@ _LOOP: tuple[tuple[int, str, str | None], ...] = (
     (0, "on_exception, when one leaves the loop", "on_exception"),
     (0, "teardown", "teardown"),
 )
-_EPOCHS_ONLY = ("on_train_epoch_begin", "on_train_epoch_end")
 
 
 def describe(config: ExperimentConfig) -> str:
@@ -58,7 +57,7 @@ def describe(config: ExperimentConfig) -> str:
         "step": _step(config.trainer),
         "validation": _cadence(options.get("valid_every")),
     }
-    left_out = {*_EPOCHS_ONLY, "validation"} if online else {"window"}
+    left_out = {"on_train_epoch_begin", "on_train_epoch_end", "validation"} if online else {"window"}
     if config.data.valid is None:
         left_out.add("validation")
     lines = []

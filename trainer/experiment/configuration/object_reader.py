@@ -80,9 +80,8 @@ class ObjectReader:
                 message = "goes without model; the options of a model stand beside its name"
                 return self.add(entries[key].location, join(path, key), message)
         if not self.has_features:
-            self.add(
-                name.location, join(path, "model"), f"{name.value} reads declared columns; add the section features"
-            )
+            message = f"{name.value} reads declared columns; add the section features"
+            self.add(name.location, join(path, "model"), message)
         class_path = f"trainer.models.{MODELS[name.value]}"
         class_node = Node(class_path, name.location)
         arguments = Node(entries, node.location)

@@ -167,9 +167,7 @@ def number(value: Any) -> str:
 
 
 def _section(title: str, heads: list[str], rows: list[list[str]], empty: str) -> list[str]:
-    if not rows:
-        return [f"{title}: {empty}", ""]
-    return [*table([[title, *heads], *rows]), ""]
+    return [*(table([[title, *heads], *rows]) if rows else [f"{title}: {empty}"]), ""]
 
 
 def table(rows: list[list[str]], columns: int | None = None) -> list[str]:
