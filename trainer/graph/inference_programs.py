@@ -14,6 +14,7 @@ from ..data.batch_sizes import RowPadding
 from ..data.chunk import Chunk
 from ..data.feed import to_tensor
 from ..errors import ConfigurationError
+from ..mindspore_internals.cell_structure import cells_and_names
 from ..mindspore_internals.compilation import compiling, count_programs
 from ..mindspore_internals.dict_networks import by_position
 from .filled_programs import modes_put_back, without_padding
@@ -154,8 +155,10 @@ class InferencePrograms:
     @contextlib.contextmanager
     def mode(self, cell: nn.Cell) -> Iterator[None]:
         """Set inference mode of `cell` and the network; restore their modes on exit."""
-        with modes_put_back(cell, self._network):
-            cell.set_train(False)
-            self._network.set_train(False)
+        inside = any(part is self._network for _, part in cells_and_names(cell))
+        roots = [cell] if inside else [cell, self._network]
+        with modes_put_back(*roots):
+            for root in roots:
+                root.set_train(False)
             self._builder.filled.begin_evaluation()
             yield

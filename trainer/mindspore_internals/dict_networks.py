@@ -32,21 +32,21 @@ def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
     Raises:
         ConfigurationError: the attribute is no tuple or list of texts, or `construct` requires several arguments.
     """
-    construct = getattr(network if isinstance(network, type) else type(network), "construct")  # noqa: B009 - no stub has it
-    declared = getattr(network, ATTRIBUTE, None)
+    kind: Any = network if isinstance(network, type) else type(network)
+    construct, own = kind.construct, {} if kind is network else vars(network)
+    declared = own.get(ATTRIBUTE, getattr(kind, ATTRIBUTE, None))  # not of the cell itself: a miss there is slow
     if declared is None:
         if network not in _known:
             _known[network] = _keys_read(network, construct, 0, frozenset())
         return _known[network]
-    kind = network.__name__ if isinstance(network, type) else type(network).__name__
     if not isinstance(declared, tuple | list) or not declared or not all(isinstance(key, str) for key in declared):
         raise ConfigurationError(
-            f"network: {kind}.{ATTRIBUTE} takes the names of the columns in its dict, as ('user', 'item'); received "
-            f"{declared!r}"
+            f"network: {kind.__name__}.{ATTRIBUTE} takes the names of the columns in its dict, as ('user', 'item'); "
+            f"received {declared!r}"
         )
     if _dict_argument(construct, 0) is None:
         raise ConfigurationError(
-            f"network: {kind}.{ATTRIBUTE} is for a network whose construct requires one argument, a dict"
+            f"network: {kind.__name__}.{ATTRIBUTE} is for a network whose construct requires one argument, a dict"
         )
     return tuple(dict.fromkeys(declared))
 

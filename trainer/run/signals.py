@@ -74,7 +74,7 @@ class StopOnSignal:
     def __enter__(self) -> StopOnSignal:
         if threading.current_thread() is threading.main_thread():
             for number in HANDLED:
-                if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
+                if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
             # a callback of one run may call another Trainer: the outer handlers are restored afterwards
             self._outside = DATA_WAIT.before, DATA_WAIT.leaving, _WATCHER.begin(self)
