@@ -186,13 +186,14 @@ def redirect_graph_dumps() -> Iterator[None]:
         yield
         return
     # MindSpore creates the folder only to write a dump, so a killed run leaves none behind.
-    folder = Path(tempfile.gettempdir()) / f"mindspore-trainer-{uuid.uuid4().hex}"
-    os.environ[_VARIABLE] = str(folder)
+    folder = os.path.join(tempfile.gettempdir(), f"mindspore-trainer-{uuid.uuid4().hex}")
+    os.environ[_VARIABLE] = folder
     try:
         yield
     finally:
         os.environ.pop(_VARIABLE, None)
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.path.exists(folder):  # which is sooner known than that nothing can be removed
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
