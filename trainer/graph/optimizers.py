@@ -134,28 +134,15 @@ def get_learning_rate(optimizer: nn.Cell | None) -> float | None:
 
     A schedule is evaluated at the optimizer's own step counter, with one host copy.
     """
-    if optimizer is None:
-        return None
-    groups = getattr(optimizer, "param_groups", None)
-    if groups and isinstance(groups[0], dict) and "lr" in groups[0]:
-        return _number(groups[0]["lr"])
-    rate = getattr(optimizer, "learning_rate", None)
-    if isinstance(rate, tuple | list):
-        rate = rate[0] if rate else None
-    if isinstance(rate, nn.Cell):
+    rate = next(iter(_rates(optimizer)), None)
+    if optimizer is not None and isinstance(rate, nn.Cell):
         rate = rate(optimizer.global_step)
     return None if rate is None else _number(rate)
 
 
 def set_learning_rate(optimizer: nn.Cell | None, value: float) -> None:
     """Set a constant rate for every parameter group; refuse schedules."""
-    rates: list[Any] = []
-    groups = getattr(optimizer, "param_groups", None)
-    if groups and isinstance(groups[0], dict) and "lr" in groups[0]:
-        rates = [group["lr"] for group in groups]
-    else:
-        rate = getattr(optimizer, "learning_rate", None)
-        rates = list(rate) if isinstance(rate, tuple | list) else [rate]
+    rates = _rates(optimizer)
     if not rates or not all(isinstance(rate, Parameter) for rate in rates):
         raise ConfigurationError(
             f"learning_rate = {value!r}: {type(optimizer).__name__} has no constant learning rate to set "
@@ -164,6 +151,14 @@ def set_learning_rate(optimizer: nn.Cell | None, value: float) -> None:
     for rate in rates:
         # A compiled step with a branch keeps the old value after `set_data`; it sees an assignment.
         ops.assign(rate, Tensor(float(value), rate.dtype))
+
+
+def _rates(optimizer: nn.Cell | None) -> list[Any]:
+    groups = getattr(optimizer, "param_groups", None)
+    if groups and isinstance(groups[0], dict) and "lr" in groups[0]:
+        return [group["lr"] for group in groups]
+    rate = getattr(optimizer, "learning_rate", None)
+    return list(rate) if isinstance(rate, tuple | list) else [rate]
 
 
 def _number(rate: Any) -> float:

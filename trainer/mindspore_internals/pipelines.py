@@ -48,9 +48,7 @@ def is_bounded(dataset: Any) -> bool:
     if children:
         return all(is_bounded(child) for child in children)
     source = getattr(dataset, "source", None)
-    if source is None:
-        return True
-    return hasattr(source, "__len__")
+    return source is None or hasattr(source, "__len__")
 
 
 _LARGEST = (1 << 32) - 1  # of the generator's numbers

@@ -41,7 +41,7 @@ def call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOnS
     nested = phase not in _TRAINING and trainer.state.phase in _TRAINING
     together = trainer.group.size > 1 and not nested
     with only_thread(phase.value), STAGE.track_call() if together else contextlib.nullcontext():
-        yield from _call(trainer, phase, callbacks)
+        yield from (_nested if nested else _call)(trainer, phase, callbacks)
 
 
 _calls: list[tuple[threading.Thread, str]] = []  # under way; of one thread, since MindSpore runs graphs of one only
@@ -76,9 +76,6 @@ def only_thread(verb: str) -> Iterator[None]:
 
 def _call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
     state = trainer.state
-    if phase not in _TRAINING and state.phase in _TRAINING:
-        yield from _nested(trainer, phase, callbacks)
-        return
     check_idle(trainer)
     check_not_forked()
     trained_with = trainer.callbacks, trainer.history
