@@ -80,11 +80,9 @@ class BatchSizeFinder(Callback):
         self._limit = 0.0
 
     def setup(self, trainer: Trainer) -> None:
-        """Refuse to start without psutil, or with tables whose rows could not be put back."""
         self._process = require("psutil", "BatchSizeFinder needs psutil", "monitor").Process()
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Search, put everything back, and end the run."""
         import psutil
 
         trials = None if trainer.run is None else trainer.run.batch_trials

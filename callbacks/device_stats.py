@@ -44,11 +44,9 @@ class DeviceStats(Callback):
         self._mark: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
     def setup(self, trainer: Trainer) -> None:
-        """Refuse to start without psutil."""
         self._process = require("psutil", "DeviceStats needs psutil", "monitor").Process()
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Begin to measure."""
         import psutil
 
         self.records = []
@@ -57,7 +55,6 @@ class DeviceStats(Callback):
         self.every.start(trainer.state.progress)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Measure when due."""
         if self.every.due(trainer.state.progress):
             self.records.append({"step": trainer.state.progress.global_step, **self._measure()})
             del self.records[: -self.most_records]
@@ -86,6 +83,5 @@ class DeviceStats(Callback):
         }
 
     def logged_values(self) -> dict[str, float]:
-        """Return the latest measurement."""
         newest = self.records[-1] if self.records else {}
         return {f"device/{name}": value for name, value in newest.items() if name != "step"}

@@ -45,11 +45,9 @@ class RisesAbove:
         return self._above and not was_above
 
     def state_dict(self) -> dict[str, Any]:
-        """Return whether the last value was above the limit."""
         return {"above": self._above}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._above = bool(state["above"])
 
 
@@ -106,7 +104,6 @@ class DriftMonitor(Callback):
         self._windows_left = 0
 
     def setup(self, trainer: Trainer) -> None:
-        """Refuse a learning-rate response where the rate cannot be set."""
         if self.lr_factor is None:
             return
         if trainer.learning_rate is None:
@@ -114,7 +111,6 @@ class DriftMonitor(Callback):
         trainer.learning_rate = trainer.learning_rate  # raises for a schedule: fail now, not in the middle of a run
 
     def on_window_end(self, trainer: Trainer) -> None:
-        """Feed the detector; end a learning-rate response whose time is over."""
         if self._windows_left:
             self._windows_left -= 1
             if not self._windows_left:
@@ -140,13 +136,11 @@ class DriftMonitor(Callback):
         trainer.report_drift(drifts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count, the rest of a response, and the detector's state."""
         save = getattr(self.detector, "state_dict", None)
         detector = save() if callable(save) else None
         return {"count": self.count, "windows_left": self._windows_left, "detector": detector}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.count = whole("count", state["count"], 0)
         self._windows_left = whole("windows_left", state["windows_left"], 0)
         load = getattr(self.detector, "load_state_dict", None)

@@ -69,7 +69,6 @@ class EarlyStopping(Patience):
         self._weights: dict[str, np.ndarray] | None = None
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Check that all that is trained can be restored."""
         super().on_train_begin(trainer)
         if self.restore_best and trainer.tables is not None:
             raise ConfigurationError(
@@ -80,7 +79,6 @@ class EarlyStopping(Patience):
             )
 
     def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
-        """Keep the best weights; stop the run when the patience is used up."""
         if improved and self.restore_best:
             with self._measured_weights(trainer):
                 self._weights = {p.name: p.asnumpy().copy() for p in _parameters(trainer)}

@@ -46,26 +46,21 @@ class HealthFile(Callback):
         self._throughput = Throughput()
 
     def setup(self, trainer: Trainer) -> None:
-        """Refuse to start where the file could not be written."""
         writable("HealthFile(path=...)", self.path.parent)
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Write the first report."""
         self.every.start(trainer.state.progress)
         self._throughput.start(trainer.state.progress.samples_seen)
         self._write(trainer, "running")
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Write a report when due."""
         if self.every.due(trainer.state.progress):
             self._write(trainer, "running")
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Write the last report."""
         self._write(trainer, "ended")
 
     def on_exception(self, trainer: Trainer) -> None:
-        """Write that the run has failed, and why."""
         self._write(trainer, "failed")
 
     def report(self, trainer: Trainer, status: str) -> dict[str, Any]:

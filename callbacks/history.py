@@ -58,7 +58,6 @@ class Curve:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         steps = [whole("step", step, 0) for step in state["steps"]]
         values = [any_number("value", value) for value in state["values"]]
         if len(steps) != len(values):
@@ -160,29 +159,24 @@ class History(Callback):
         self._clear()
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Count the curve's cadence from here."""
         self.stop_reason = None
         self.directions = dict(trainer.metric_directions)
         self.every.start(trainer.state.progress)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Add a point to the loss curve when due."""
         if self.every.due(trainer.state.progress):
             self.curve.add(trainer.state.progress.global_step, trainer.state.outputs.loss)
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Record the validation results."""
         for name, value in trainer.state.metrics.items():
             self._record(name, trainer.state.progress.global_step, value)
 
     def on_window_end(self, trainer: Trainer) -> None:
-        """Record the metrics of the window that closed."""
         for name, value in (trainer.state.window or {}).items():
             if isinstance(value, int | float):
                 self._record(name, trainer.state.progress.global_step, value, bounded=True)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Record the epoch's mean loss."""
         self.epoch.append(trainer.state.progress.epoch)
         if trainer.state.train_loss is not None:
             self._record("loss", trainer.state.progress.global_step, trainer.state.train_loss)
@@ -194,7 +188,6 @@ class History(Callback):
         self._note_snapshot(trainer)
 
     def on_load_checkpoint(self, trainer: Trainer) -> None:
-        """Note the snapshot that the run goes on from."""
         self._note_snapshot(trainer)
 
     def _note_snapshot(self, trainer: Trainer) -> None:
@@ -204,15 +197,12 @@ class History(Callback):
             self._snapshots = {known: at for known, at in self._snapshots.items() if at.is_dir()} | {step: path}
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Keep the reason of the end."""
         self.stop_reason = str(trainer.state.stop_reason) if trainer.state.stop_reason else None
 
     def on_exception(self, trainer: Trainer) -> None:
-        """Keep the exception as the reason of the end."""
         self.stop_reason = f"exception: {type(trainer.state.exception).__name__}: {trainer.state.exception}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole record."""
         return {
             "epoch": list(self.epoch),
             "curve": self.curve.state_dict(),
@@ -222,7 +212,6 @@ class History(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._clear()
         self.epoch = [whole("epoch", epoch, 0) for epoch in state["epoch"]]
         self.curve.load_state_dict(state["curve"])

@@ -45,21 +45,17 @@ class LearningRateMonitor(Callback):
         self.curve = Curve(self.max_points)
 
     def setup(self, trainer: Trainer) -> None:
-        """Begin a new record."""
         self.curve = Curve(self.max_points)
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Record the rate the run begins with."""
         self.every.start(trainer.state.progress)
         self._record(trainer)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Record the rate when due."""
         if self.every.unit != "epochs" and self.every.due(trainer.state.progress):
             self._record(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Record the rate when due in epochs."""
         if self.every.unit == "epochs" and self.every.due(trainer.state.progress):
             self._record(trainer)
 
@@ -72,11 +68,9 @@ class LearningRateMonitor(Callback):
         self.curve.add(trainer.state.progress.global_step, rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the record."""
         return {"curve": self.curve.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.curve.load_state_dict(state["curve"])
 
 
@@ -121,7 +115,6 @@ class ReduceLROnPlateau(Patience):
         self.cooling = 0
 
     def setup(self, trainer: Trainer) -> None:
-        """Forget earlier runs, and refuse a learning rate that cannot be set."""
         super().setup(trainer)
         if trainer.learning_rate is None:
             raise ConfigurationError(
@@ -130,7 +123,6 @@ class ReduceLROnPlateau(Patience):
         trainer.learning_rate = trainer.learning_rate  # raises for a schedule: fail now, not in the middle of a run
 
     def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
-        """Lower the rate when patience runs out; a cool-down does not count."""
         if self.out_of_patience(improved or self.cooling > 0):
             self._reduce(trainer)
         else:
@@ -147,10 +139,8 @@ class ReduceLROnPlateau(Patience):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of `Patience` and the rest of the cool-down."""
         return {**super().state_dict(), "cooling": self.cooling}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self.cooling = whole("cooling", state["cooling"], 0)

@@ -30,22 +30,18 @@ class LossMonitor(Callback):
         self.every = cadence("LossMonitor", every)
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Count from here."""
         self.every.start(trainer.state.progress)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Print the loss when due."""
         progress = trainer.state.progress
         if self.every.unit != "epochs" and self.every.due(progress):
             say(f"epoch {progress.epoch + 1} step {progress.global_step}: loss {trainer.state.outputs.loss:.6g}")
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Print validation results."""
         if trainer.state.metrics and trainer.state.phase != "evaluate":
             say(f"step {trainer.state.progress.global_step}: {format_metrics(trainer.state.metrics)}")
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Print the mean loss of the epoch where the cadence is in epochs."""
         progress = trainer.state.progress
         if self.every.unit == "epochs" and self.every.due(progress) and trainer.state.train_loss is not None:
             tasks = trainer.state.task_losses

@@ -55,7 +55,6 @@ class LRFinder(Callback):
         self.suggestion: float | None = None
 
     def setup(self, trainer: Trainer) -> None:
-        """Refuse a rate that cannot be set, and tables that cannot be restored."""
         if trainer.read_tables():
             raise ConfigurationError(
                 "LRFinder puts back weights, not rows of sparse tables; try the rates on dense ones"
@@ -66,7 +65,6 @@ class LRFinder(Callback):
         trainer.learning_rate = rate  # raises for a schedule
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Keep a copy of everything that training changes."""
         from mindspore import nn
 
         cells = [trainer.network, trainer.optimizer]
@@ -78,7 +76,6 @@ class LRFinder(Callback):
         trainer.learning_rate = self.least
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Note the loss, and go to the next rate."""
         done = len(self.rates) + 1
         assert trainer.learning_rate is not None
         assert trainer.state.outputs is not None
@@ -93,7 +90,6 @@ class LRFinder(Callback):
             trainer.learning_rate = self.least * (self.most / self.least) ** (done / (self.steps - 1))
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Suggest a rate and put everything back."""
         import numpy as np
         from mindspore import Tensor, ops
 

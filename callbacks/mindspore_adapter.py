@@ -219,14 +219,12 @@ class AdaptedCallback(Callback):
     # -- training ------------------------------------------------------------------------------------------------
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Enter the callback's context and begin."""
         self._in_epoch = False
         self._fill(trainer)
         self._enter()
         self._call("on_train_begin", trainer)
 
     def on_train_epoch_begin(self, trainer: Trainer) -> None:
-        """Begin an epoch."""
         self._params["cur_epoch_num"] = self._counted(trainer)[0]
         if trainer.state.total_steps is not None:  # data without a known size has one after an epoch
             self._params["batch_num"] = trainer.state.total_steps
@@ -239,7 +237,6 @@ class AdaptedCallback(Callback):
             self.on_train_epoch_begin(trainer)
 
     def on_train_step_begin(self, trainer: Trainer) -> None:
-        """Begin a chunk of steps."""
         self._first_step_begin(trainer)
         self._params["cur_step_num"] = self._counted(trainer)[1] + 1
         chunk = trainer.state.chunk
@@ -247,7 +244,6 @@ class AdaptedCallback(Callback):
         self._call("on_train_step_begin", trainer)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """End a chunk of steps."""
         self._set_outputs(trainer)
         self._call("on_train_step_end", trainer)
 
@@ -276,7 +272,6 @@ class AdaptedCallback(Callback):
             self._call(hook, trainer)
 
     def on_eval_begin(self, trainer: Trainer) -> None:
-        """Begin an evaluation."""
         if trainer.state.phase == "evaluate":
             self._fill(trainer)
             for key in _OF_TRAINING:
@@ -295,19 +290,16 @@ class AdaptedCallback(Callback):
         self._call_eval("on_eval_epoch_begin", trainer)
 
     def on_eval_step_begin(self, trainer: Trainer) -> None:
-        """Begin an evaluation batch."""
         self._params["cur_step_num"] += 1
         chunk = trainer.state.evaluation.chunk
         self._params.on_demand("eval_dataset_element", lambda: _last_batch(chunk))
         self._call_eval("on_eval_step_begin", trainer)
 
     def on_eval_step_end(self, trainer: Trainer) -> None:
-        """End an evaluation batch."""
         self._params["net_outputs"] = trainer.state.evaluation.outputs
         self._call_eval("on_eval_step_end", trainer)
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """End an evaluation."""
         if self._params["batch_num"] == UNSIZED:
             self._params["batch_num"] = max(1, self._params["cur_step_num"])
         self._call_eval("on_eval_epoch_end", trainer)

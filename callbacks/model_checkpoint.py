@@ -91,7 +91,6 @@ class ModelCheckpoint(Callback):
     # -- when ----------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer) -> None:
-        """Find the folder, test writing, and become its only writer for this run."""
         if self.dirpath is None and trainer.run_dir is None:
             raise ConfigurationError("ModelCheckpoint needs a folder: give dirpath=..., or a run folder to the trainer")
         root = trainer.claim(self.dirpath or Path(trainer.run_dir) / "checkpoints")
@@ -100,7 +99,6 @@ class ModelCheckpoint(Callback):
         self.root = root
 
     def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
-        """Take the directions of the metrics where the mode is "auto"."""
         self.watched.use_directions(higher_is_better)
 
     def on_train_begin(self, trainer: Trainer) -> None:
@@ -114,7 +112,6 @@ class ModelCheckpoint(Callback):
             self.every.start(trainer.state.progress)
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Measure a validation metric."""
         if trainer.state.phase != "evaluate":
             self._measure("on_eval_end", trainer)
 
@@ -124,7 +121,6 @@ class ModelCheckpoint(Callback):
         self._due = self._due or self.every == "window"
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Measure the epoch's mean loss."""
         self._measure("on_train_epoch_end", trainer)
 
     def on_checkpoint(self, trainer: Trainer) -> None:
@@ -137,7 +133,6 @@ class ModelCheckpoint(Callback):
             self._save_if_wanted(trainer, self.background)
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Take the last snapshot."""
         self._due = self._due or self.save_on_exit
         self._save_if_wanted(trainer, background=False)
 
@@ -228,11 +223,9 @@ class ModelCheckpoint(Callback):
             self.best_name = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the kept snapshots, their values and the best one."""
         return {"records": [dict(record) for record in self._records], "best_name": self.best_name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         records = [
             {
                 "name": _name(record["name"]),

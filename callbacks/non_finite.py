@@ -39,21 +39,17 @@ class _NonFinite(Callback):
         self._skipped = 0
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Count from here."""
         self.every.start(trainer.state.progress)
         self._skipped = trainer.read_counters()["skipped"]
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Look when due."""
         if self.every.unit != "epochs" and self.every.due(trainer.state.progress):
             self._check_losses(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Look once more."""
         self._check_losses(trainer)
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Look once more."""
         self._check_losses(trainer)
 
     def _check_losses(self, trainer: Trainer) -> None:
@@ -137,18 +133,15 @@ class SkipNonFinite(_NonFinite):
         self._longest_run = 0
 
     def setup(self, trainer: Trainer) -> None:
-        """Begin a new record."""
         self.skipped, self._rollbacks, self._longest_run = [], 0, 0
         self._calls.clear()
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Count from here."""
         super().on_train_begin(trainer)
         run: Any = trainer.run
         self._position = None if run is None else run.cursor.position
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Note where the data of this call lies; look when due."""
         step, outputs = trainer.state.progress.global_step, trainer.state.outputs
         before, self._position = self._position, outputs.chunk.position
         self._calls.append((step - outputs.chunk.num_steps + 1, step, before, self._position))
@@ -192,11 +185,9 @@ class SkipNonFinite(_NonFinite):
             self._skipped, self._longest_run = counters["skipped"], counters["longest_run"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the record of skipped steps."""
         return {"skipped": self.skipped} if self.skipped else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.skipped = [
             {"step": whole("step", entry["step"], 0), "between": list(entry["between"])} for entry in state["skipped"]
         ]

@@ -46,7 +46,6 @@ class PredictionWriter(Callback):
         self._target = Path()
 
     def setup(self, trainer: Trainer) -> None:
-        """Find the folder."""
         if self.path is None and trainer.run_dir is None:
             raise ConfigurationError("PredictionWriter needs a place: PredictionWriter(path) or Trainer(run_dir=...)")
         if trainer.eval_network is not None and trainer.eval_indexes is None:
@@ -80,7 +79,6 @@ class PredictionWriter(Callback):
         return self._target.with_name(self._target.name + ".new")
 
     def on_eval_step_end(self, trainer: Trainer) -> None:
-        """Write the rows of a batch."""
         import numpy as np
 
         if self._file is None:  # it could not be written
@@ -122,7 +120,6 @@ class PredictionWriter(Callback):
             self._aside.unlink(missing_ok=True)
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Give the file its name."""
         if self._file is None:
             return
         try:
@@ -133,7 +130,6 @@ class PredictionWriter(Callback):
             self._fail(trainer, error)
 
     def teardown(self, trainer: Trainer) -> None:
-        """Remove the file of an evaluation that was not finished."""
         self._drop()
 
 

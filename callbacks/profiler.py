@@ -74,7 +74,6 @@ class Profiler(Callback):
         self._state = "done"
 
     def setup(self, trainer: Trainer) -> None:
-        """Find the folder."""
         self._target = self.folder
         if self._target is None and trainer.run_dir is not None:
             self._target = Path(trainer.run_dir) / "profile"
@@ -82,7 +81,6 @@ class Profiler(Callback):
             writable("Profiler(folder=...)", self._target)
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Count from here."""
         self.profile = self._measured = None
         self._state, self._calls = "skipping", 0
         self._first_step = trainer.state.progress.global_step
@@ -162,12 +160,10 @@ class Profiler(Callback):
             self._measured.spans.append(Span(part, began, ended, threading.get_ident()))
 
     def on_eval_begin(self, trainer: Trainer) -> None:
-        """Leave a validation out."""
         if self._state in ("steps", "operators") and self._validation is None:  # else another set of the same one
             self._validation = time.perf_counter()
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Go on after a validation."""
         if self._state in ("steps", "operators") and self._validation is not None:
             assert self._measured is not None
             began, self._validation = self._validation, None
@@ -175,7 +171,6 @@ class Profiler(Callback):
             self._validated = ended
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Report."""
         skipping = self._state == "skipping"
         self._finish(trainer)
         if self.profile is None:
@@ -197,5 +192,4 @@ class Profiler(Callback):
                 say(f"a trace for https://ui.perfetto.dev: {self._target / 'trace.json'}")
 
     def teardown(self, trainer: Trainer) -> None:
-        """End a measurement that an exception has cut off."""
         self._finish(trainer)

@@ -87,12 +87,10 @@ class ProgressBar(Callback):
         self._start(trainer, trainer.state.progress.step_in_epoch)
 
     def on_train_step_begin(self, trainer: Trainer) -> None:
-        """Count the wait for data."""
         self._saving = False
         self._times.add("waiting for data")
 
     def on_train_epoch_begin(self, trainer: Trainer) -> None:
-        """Begin a bar."""
         self._start(trainer, 0)
 
     def _start(self, trainer: Trainer, done: int) -> None:
@@ -102,7 +100,6 @@ class ProgressBar(Callback):
         self._steps, self._samples, self._start_time = progress.global_step, progress.samples_seen, time.monotonic()
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Refresh when due."""
         self._times.add("training")
         now = time.monotonic()
         if (self._on_terminal or self._panel) and now >= self._next_refresh:
@@ -110,7 +107,6 @@ class ProgressBar(Callback):
             self._draw(trainer, {"loss": trainer.state.outputs.loss})
 
     def on_eval_begin(self, trainer: Trainer) -> None:
-        """Stop the clock."""
         self._times.skip()
         self._eval_start = time.monotonic()
 
@@ -134,12 +130,10 @@ class ProgressBar(Callback):
         self._saving = True
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
-        """Count the time that a snapshot took."""
         if self._saving:
             self._times.add("saving")
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Finish the bar or print the epoch's line."""
         self._close(trainer)
 
     def on_train_end(self, trainer: Trainer) -> None:

@@ -61,7 +61,6 @@ class PrometheusMonitor(Callback):
         self._server: Any = None
 
     def setup(self, trainer: Trainer) -> None:
-        """Open the endpoint."""
         client = require("prometheus_client", "PrometheusMonitor needs prometheus_client", "prometheus")
         import threading
         from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -96,27 +95,22 @@ class PrometheusMonitor(Callback):
         self._set("last_update_timestamp_seconds", time.time())
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Show where the run begins."""
         self.every.start(trainer.state.progress)
         self._throughput.start(trainer.state.progress.samples_seen)
         self._renew(trainer)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Renew the gauges when due."""
         if self.every.due(trainer.state.progress):
             self._renew(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
-        """Show when the newest snapshot was taken."""
         if self._server is not None and trainer.state.snapshot is not None:
             self._set("last_snapshot_timestamp_seconds", Path(trainer.state.snapshot).stat().st_mtime)
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Show where the run ended."""
         self._renew(trainer)
 
     def teardown(self, trainer: Trainer) -> None:
-        """Close the endpoint and wait for its thread."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -45,7 +45,6 @@ class RunRecord(JSONLinesLogger):
         self._has_stepped = False
 
     def open(self, trainer: Trainer, step: int) -> None:
-        """Open the file and start the timers."""
         super().open(trainer, step)
         self._restart()
         self._write(step, {"directions": dict(trainer.metric_directions)})
@@ -72,7 +71,6 @@ class RunRecord(JSONLinesLogger):
         self._epoch_start = now
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Log the epoch."""
         super().on_train_epoch_end(trainer)
         if not self._is_open:
             return
@@ -80,7 +78,6 @@ class RunRecord(JSONLinesLogger):
         self._write_tables(trainer)
 
     def on_window_end(self, trainer: Trainer) -> None:
-        """Log the window with its event time."""
         super().on_window_end(trainer)
         if not self._is_open:
             return
@@ -93,11 +90,9 @@ class RunRecord(JSONLinesLogger):
         self._write_scores(trainer)
 
     def on_eval_begin(self, trainer: Trainer) -> None:
-        """Start the clock of the validation."""
         self._eval_start = time.perf_counter()
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Log the validation."""
         super().on_eval_end(trainer)
         if self._is_open:
             self._seconds["validation"] += time.perf_counter() - self._eval_start
@@ -114,7 +109,6 @@ class RunRecord(JSONLinesLogger):
             self._write(trainer.state.progress.global_step, {"scores": table, "task": task})
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Log the tables as they are now."""
         super().on_train_end(trainer)
         if self._is_open:
             self._write_tables(trainer)
@@ -139,7 +133,6 @@ class RunRecord(JSONLinesLogger):
         return facts_html("RunRecord", {"file": self.path, **seconds, "page": "trainer report RUN_FOLDER"})
 
     def teardown(self, trainer: Trainer) -> None:
-        """Log where the time went, and end the record."""
         if self._is_open:
             self._seconds["snapshots"] = sum(trainer.saver.hold_seconds)
             total = time.perf_counter() - self._start_time

@@ -45,23 +45,18 @@ class TimeMonitor(Callback):
         self._start(trainer)
 
     def on_train_epoch_begin(self, trainer: Trainer) -> None:
-        """Start the clock of an epoch."""
         self._start(trainer)
 
     def on_train_step_begin(self, trainer: Trainer) -> None:
-        """Add the time since the last step to the time spent waiting."""
         self._waited += time.perf_counter() - self._waiting_since
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Start waiting for the next batch."""
         self._waiting_since = time.perf_counter()
 
     def on_eval_begin(self, trainer: Trainer) -> None:
-        """Note when the evaluation began."""
         self._eval_start = time.perf_counter()
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Leave the evaluation out of the training time."""
         if self._started is not None:
             now = time.perf_counter()
             self._evaluated += now - self._eval_start
@@ -89,7 +84,6 @@ class TimeMonitor(Callback):
             )
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Record the epoch."""
         self._finish(trainer)
 
     def on_train_end(self, trainer: Trainer) -> None:

@@ -196,7 +196,6 @@ class Patience(Callback):
         self._clear()
 
     def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
-        """Take the directions of the metrics where the mode is "auto"."""
         self.watched.use_directions(higher_is_better)
 
     def _measure(self, hook: str, trainer: Trainer) -> None:
@@ -211,23 +210,18 @@ class Patience(Callback):
         self.measured(trainer, value, improved)
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Measure a validation metric."""
         self._measure("on_eval_end", trainer)
 
     def on_window_end(self, trainer: Trainer) -> None:
-        """Measure a window metric."""
         self._measure("on_window_end", trainer)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Measure the training loss."""
         self._measure("on_train_epoch_end", trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, its step and the used patience."""
         return {"best": self.best, "best_step": self.best_step, "wait": self.wait}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         best = number("best", state["best"], optional=True)
         best_step = whole("best_step", state["best_step"], 0, optional=True)
         self.best, self.best_step, self.wait = best, best_step, whole("wait", state["wait"], 0)

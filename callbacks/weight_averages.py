@@ -41,16 +41,13 @@ class WeightAveraging(Callback):
         self._ended = False
 
     def setup(self, trainer: Trainer) -> None:
-        """Begin."""
         self._ended = False
 
     def on_eval_begin(self, trainer: Trainer) -> None:
-        """Put the averages in place of the weights."""
         if trainer.state.phase in ("fit", "online"):
             self._applied.enter_context(trainer.averaged_weights())
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Put the weights back."""
         self._applied.close()
 
     def on_train_step_begin(self, trainer: Trainer) -> None:
@@ -58,11 +55,9 @@ class WeightAveraging(Callback):
         self._applied.close()
 
     def on_checkpoint(self, trainer: Trainer) -> None:
-        """Put the weights back after a validation that was interrupted."""
         self._applied.close()
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Put the weights back after a validation that was interrupted."""
         self._applied.close()
         self._ended = True
 

@@ -69,7 +69,6 @@ class MLflowLogger(Logger):
         self._failed = False
 
     def setup(self, trainer: Trainer) -> None:
-        """Connect to the server or database."""
         tracking = require("mlflow.tracking", "MLflowLogger needs MLflow", "mlflow")
         self._artifacts: str | None = None
         uri, run_dir = self.tracking_uri, trainer.run_dir
@@ -90,7 +89,6 @@ class MLflowLogger(Logger):
             raise ConfigurationError(f"MLflowLogger(tracking_uri={uri!r}): {error}") from error
 
     def open(self, trainer: Trainer, step: int) -> None:
-        """Start a run, or continue the snapshot's run."""
         self._failed = False
         self._sender = Sender("MLflowLogger", _passes)
         if not step:
@@ -111,7 +109,6 @@ class MLflowLogger(Logger):
         self.run_id = client.create_run(experiment, run_name=self.run_name).info.run_id
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Log numbers in one request."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -131,23 +128,19 @@ class MLflowLogger(Logger):
         self._send(send)
 
     def log_results(self, values: Mapping[str, float], step: int) -> None:
-        """Log last and best values."""
         self.log_metrics(values, step)
 
     def log_snapshot(self, path: Path, step: int) -> None:
-        """Upload a snapshot, or log its path."""
         if self.log_snapshots:
             self._send(lambda: self._client.log_artifacts(self.run_id, str(path), f"snapshots/{path.name}"))
         else:
             self._send(lambda: self._client.set_tag(self.run_id, "snapshot", str(path)))
 
     def flush(self) -> None:
-        """Wait, for a limited time, until everything is sent."""
         if self._sender is not None:
             self._sender.wait(FLUSH_SECONDS)
 
     def on_exception(self, trainer: Trainer) -> None:
-        """Remember that the run failed."""
         self._failed = True
 
     def close(self) -> None:
@@ -163,5 +156,4 @@ class MLflowLogger(Logger):
         return {"run_id": self.run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.run_id = state["run_id"]

@@ -72,7 +72,6 @@ class TensorBoard(Logger):
         self._file: EventFile | None = None
 
     def setup(self, trainer: Trainer) -> None:
-        """Find the folder."""
         if self.log_dir is not None:
             self.folder = self.log_dir
         elif trainer.run_dir is not None:
@@ -82,7 +81,6 @@ class TensorBoard(Logger):
         writable("TensorBoard(log_dir=...)", self.folder)
 
     def open(self, trainer: Trainer, step: int) -> None:
-        """Open the event file."""
         assert self.folder is not None
         self._file = EventFile(self.folder, step + 1 if step else None)
         if self.histograms is not None:
@@ -93,12 +91,10 @@ class TensorBoard(Logger):
             trainer.run.request_norms()
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Add scalars."""
         for name, value in values.items():
             self._events.scalar(name, value, step)
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """Add the table of the TEXT tab and the session of the HPARAMS tab."""
         from tensorboardX.summary import hparams
 
         rows = [f"| {name} | {value} |" for name, value in values.items()]
@@ -111,12 +107,10 @@ class TensorBoard(Logger):
             self._events.add(summary, 0)
 
     def log_results(self, values: Mapping[str, float], step: int) -> None:
-        """Add the results of the HPARAMS tab."""
         for name, value in values.items():
             self._events.scalar(f"hparam/{name}", value, step)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Add what is due."""
         super().on_train_step_end(trainer)
         if self._is_open and self.histograms is not None and self.histograms.due(trainer.state.progress):
             self._add_histograms(trainer)
@@ -139,7 +133,6 @@ class TensorBoard(Logger):
             trainer.run.request_norms()
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Log the results of a validation, and the curves of binary targets."""
         super().on_eval_end(trainer)
         if self._is_open and self.curves:
             self._add_curves(trainer, "val")
@@ -203,11 +196,9 @@ class TensorBoard(Logger):
         return self._file
 
     def flush(self) -> None:
-        """Force the events to the disk."""
         self._events.flush()
 
     def close(self) -> None:
-        """Close the event file."""
         file, self._file = self._events, None
         file.close()
 
@@ -216,7 +207,6 @@ class TensorBoard(Logger):
         return {"folder": None if self.folder is None else str(self.folder)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         if not isinstance(state["folder"], str | None):
             raise TypeError(f"the folder is a path or None; received {state['folder']!r}")
         if self.log_dir is None and state["folder"] and Path(state["folder"]).is_dir():

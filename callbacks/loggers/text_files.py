@@ -37,7 +37,6 @@ class _FileLogger(Logger):
         self._file: Any = None
 
     def setup(self, trainer: Trainer) -> None:
-        """Find the file."""
         if self.path is None:
             if trainer.run_dir is None:
                 owner = type(self).__name__
@@ -56,12 +55,10 @@ class _FileLogger(Logger):
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Sync the lines to disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
         file, self._file = self._file, None
         file.close()
 
@@ -100,19 +97,15 @@ class JSONLinesLogger(_FileLogger):
         self._file.write(json.dumps({"step": step, **finite}, default=str) + "\n")
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Write a line."""
         self._write(step, values)
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """Write a line."""
         self._write(0, {"hyperparameters": dict(values)})
 
     def log_results(self, values: Mapping[str, float], step: int) -> None:
-        """Write a line."""
         self._write(step, {"results": dict(values)})
 
     def log_snapshot(self, path: Path, step: int) -> None:
-        """Write a line."""
         self._write(step, {"snapshot": str(path)})
 
 
@@ -129,7 +122,6 @@ class CSVLogger(_FileLogger):
     default_name = "log.csv"
 
     def open(self, trainer: Trainer, step: int) -> None:
-        """Open the file."""
         self._names: list[str] = ["step"]
         self._row: dict[str, Any] = {}
         super().open(trainer, step)
@@ -172,13 +164,11 @@ class CSVLogger(_FileLogger):
             self._file.write(self._text([row], header=False))
 
     def flush(self) -> None:
-        """Write the current row and sync the file to disk."""
         if self._row:
             self._write_row()
         super().flush()
 
     def close(self) -> None:
-        """Write the last row and close the file."""
         try:
             if self._row:
                 self._write_row()

@@ -53,12 +53,10 @@ class WandbLogger(Logger):
         self._exit_code = 0
 
     def setup(self, trainer: Trainer) -> None:
-        """Refuse to start without wandb."""
         require("wandb", "WandbLogger needs wandb", "wandb")
         self.run_id = None
 
     def open(self, trainer: Trainer, step: int) -> None:
-        """Start a run, or continue the snapshot's run."""
         import wandb
 
         folder = None if trainer.run_dir is None else Path(trainer.run_dir)
@@ -79,19 +77,15 @@ class WandbLogger(Logger):
         self._run.define_metric("*", step_metric="global_step")
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Log numbers against the optimizer step."""
         self._run.log({**values, "global_step": step})
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """Log the configuration."""
         self._run.config.update(dict(values), allow_val_change=True)
 
     def log_results(self, values: Mapping[str, float], step: int) -> None:
-        """Log last and best values as the summary."""
         self._run.summary.update(dict(values))
 
     def log_snapshot(self, path: Path, step: int) -> None:
-        """Upload a snapshot, or log its path."""
         import wandb
 
         if self.log_snapshots:
@@ -102,18 +96,14 @@ class WandbLogger(Logger):
             self._run.summary["snapshot"] = str(path)
 
     def on_exception(self, trainer: Trainer) -> None:
-        """Remember that the run failed."""
         self._exit_code = 1
 
     def close(self) -> None:
-        """End the run and wait until everything is sent or written."""
         run, self._run = self._run, None
         run.finish(exit_code=self._exit_code)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's id, needed to continue it after a resume."""
         return {"run_id": self.run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.run_id = state["run_id"]
