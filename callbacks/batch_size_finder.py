@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from trainer.checks import number, refuse, require, whole
+from trainer.checks import choice, number, require, whole
 from trainer.errors import ConfigurationError, GraphError
 
 from .callback import Callback
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MODES = ("power", "binary")
 FREE_SHARE = 0.8  # of the memory that is free when the search begins
 FINEST = 8  # a binary search ends when the interval is this part of its lower end
 
@@ -65,9 +64,7 @@ class BatchSizeFinder(Callback):
         verbose: bool = True,
     ) -> None:
         self.most = whole("BatchSizeFinder(most=...)", most)
-        if mode not in MODES:
-            refuse("BatchSizeFinder(mode=...)", " or ".join(map(repr, MODES)), mode)
-        self.mode = mode
+        self.mode = choice("BatchSizeFinder(mode=...)", mode, ("power", "binary"))
         self.calls = whole("BatchSizeFinder(calls=...)", calls)
         self.memory_limit_mb = number("BatchSizeFinder(memory_limit_mb=...)", memory_limit_mb, above=0, optional=True)
         self.min_gain = number("BatchSizeFinder(min_gain=...)", min_gain, least=0.0)
@@ -76,8 +73,6 @@ class BatchSizeFinder(Callback):
         self.records: list[dict[str, float]] = []
         self.suggestion: int | None = None
         self.reason = ""
-        self._process: Any = None
-        self._limit = 0.0
 
     def setup(self, trainer: Trainer) -> None:
         self._process = require("psutil", "BatchSizeFinder needs psutil", "monitor").Process()
@@ -110,16 +105,13 @@ class BatchSizeFinder(Callback):
         return self._process.memory_info().rss / 1e6
 
     def _search(self, trainer: Trainer, trials: Any, size: int) -> None:
-        best, stalled, fits, fails = 0.0, 0, 0, None
-        while fails is None:
-            if self._is_stopped(trainer):
-                return
+        best, stalled, fits = 0.0, 0, 0
+        while not self._is_stopped(trainer):
             if size > self.most:
                 self.reason = f"the next size, {size:,}, is above {self.most:,}"
                 return
             rate = self._try(trials, size)
             if rate is None:
-                fails = size
                 break
             stalled = 0 if rate > best * (1 + self.min_gain) else stalled + 1
             best, fits = max(best, rate), size
@@ -127,6 +119,7 @@ class BatchSizeFinder(Callback):
                 self.reason = "samples per second rise no more"
                 return
             size *= 2
+        fails = size
         while self.mode == "binary" and fits and fails - fits > max(1, fits // FINEST):
             if self._is_stopped(trainer):
                 return
@@ -134,7 +127,6 @@ class BatchSizeFinder(Callback):
             fits, fails = (fits, middle) if self._try(trials, middle) is None else (middle, fails)
 
     def _is_stopped(self, trainer: Trainer) -> bool:
-        """Return whether the run is to end, as after a signal."""
         reason = trainer.state.stop_reason
         if reason is not None:
             self.reason = f"the run is to end: {reason}"

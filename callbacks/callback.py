@@ -33,6 +33,8 @@ checkpoints 100).
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,30 +45,6 @@ if TYPE_CHECKING:
     from trainer.trainer import Trainer as Trainer
 
 logger = logging.getLogger(__name__)
-
-HOOKS: tuple[str, ...] = (
-    "setup",
-    "on_train_begin",
-    "on_train_epoch_begin",
-    "on_train_step_begin",
-    "on_train_step_end",
-    "on_window_end",
-    "on_drift",
-    "on_eval_begin",
-    "on_eval_step_begin",
-    "on_eval_step_end",
-    "on_eval_end",
-    "on_train_epoch_end",
-    "on_checkpoint",
-    "on_train_end",
-    "on_predict_begin",
-    "on_predict_step_end",
-    "on_predict_end",
-    "on_save_checkpoint",
-    "on_load_checkpoint",
-    "on_exception",
-    "teardown",
-)
 
 
 class Callback:
@@ -191,7 +169,7 @@ class Callback:
 class _Timed:
     """A bound hook that reports how long each of its calls takes."""
 
-    def __init__(self, callback: Callback, hook: str, observer: Callable[[str, float, float], None]) -> None:
+    def __init__(self, observer: Callable[[str, float, float], None], callback: Callback, hook: str) -> None:
         self.__self__ = callback  # as bound methods have it
         self._method, self._observer = getattr(callback, hook), observer
         self._name = f"{type(callback).__name__}.{hook}"
@@ -204,38 +182,34 @@ class _Timed:
             self._observer(self._name, began, time.perf_counter())
 
 
-_UNUSED_HOOKS = {hook: getattr(Callback, hook) for hook in HOOKS}
+_UNUSED_HOOKS = {
+    name: value for name, value in vars(Callback).items() if name.startswith("on_") or name in ("setup", "teardown")
+}
+HOOKS: tuple[str, ...] = tuple(_UNUSED_HOOKS)
 
 
 class CallbackList:
-    """Callbacks in their fixed order.
-
-    Overridden hooks are looked up once, so an empty hook costs nothing.
-    """
+    """Callbacks in their fixed order; hooks are looked up once, so an empty one is free."""
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self._callbacks = sorted(callbacks, key=lambda callback: callback.order)
-        self._hooks = self._bound_hooks(getattr)
+        self.observe(None)
         self._warned: set[int] = set()
-
-    def _bound_hooks(self, bind: Callable[[Callback, str], Any]) -> dict[str, list[Any]]:
-        hooks: dict[str, list[Any]] = {hook: [] for hook in HOOKS}
-        for callback in self._callbacks:
-            kind, own = type(callback), vars(callback)
-            for hook, base in _UNUSED_HOOKS.items():
-                if getattr(kind, hook, base) is not base or hook in own:
-                    hooks[hook].append(bind(callback, hook))
-        return hooks
 
     def observe(self, observer: Callable[[str, float, float], None] | None) -> None:
         """Report each hook's times to `observer`; None ends that.
 
         It is called with "<callback>.<hook>" and two readings of `time.perf_counter()`.
         """
-        if observer is None:
-            self._hooks = self._bound_hooks(getattr)
-        else:
-            self._hooks = self._bound_hooks(lambda callback, hook: _Timed(callback, hook, observer))
+        bind = getattr if observer is None else functools.partial(_Timed, observer)
+        self._hooks: dict[str, list[Any]] = {
+            hook: [
+                bind(callback, hook)
+                for callback in self._callbacks
+                if getattr(type(callback), hook, base) is not base or hook in vars(callback)
+            ]
+            for hook, base in _UNUSED_HOOKS.items()
+        }
 
     def bound(self, hook: str) -> list[Any]:
         """Return the bound methods that override `hook`, in calling order."""
@@ -308,8 +282,6 @@ class CallbackList:
 
 def _annotate_error(error: BaseException, method: Any, hook: str) -> None:
     if not hasattr(error, "failed_callback"):
-        try:
+        with contextlib.suppress(AttributeError):  # an exception with __slots__ propagates unchanged
             error.failed_callback = type(method.__self__).__name__  # type: ignore[attr-defined]
             error.failed_hook = hook  # type: ignore[attr-defined]
-        except AttributeError:  # an exception with __slots__ propagates unchanged
-            pass

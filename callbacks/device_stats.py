@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.cadence import Every, cadence
 from trainer.checks import require
@@ -15,13 +15,11 @@ if TYPE_CHECKING:
 
 
 class DeviceStats(Callback):
-    """Measures the process and its machine.
-
-    All loggers of the run add the latest values to their points.
+    """Measures the process and its machine; the run's loggers add the latest values.
 
     device/process_cpu (mean cores in use since the previous measurement), device/process_memory_mb (resident, 10**6
     bytes), device/threads, device/machine_cpu and device/machine_memory (shares, 0 to 1), device/read_mb_per_second and
-    device/written_mb_per_second (10**6 bytes, by this process; Linux and Windows).
+    device/written_mb_per_second (10**6 bytes, by this process).
 
     Args:
         every: cadence of the measurements, or a number of optimizer steps.
@@ -40,8 +38,6 @@ class DeviceStats(Callback):
     def __init__(self, every: Every | int | None = None) -> None:
         self.every = cadence("DeviceStats", every, Every(seconds=5.0))
         self.records: list[dict[str, float]] = []
-        self._process: Any = None
-        self._mark: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
     def setup(self, trainer: Trainer) -> None:
         self._process = require("psutil", "DeviceStats needs psutil", "monitor").Process()
@@ -61,10 +57,8 @@ class DeviceStats(Callback):
 
     def _totals(self) -> tuple[float, float, float, float]:
         """Return time, CPU seconds of the process, and bytes read and written."""
-        used = self._process.cpu_times()
-        counters = self._process.io_counters() if hasattr(self._process, "io_counters") else None
-        read, written = (0, 0) if counters is None else (counters.read_bytes, counters.write_bytes)
-        return time.monotonic(), used.user + used.system, read, written
+        used, counters = self._process.cpu_times(), self._process.io_counters()
+        return time.monotonic(), used.user + used.system, counters.read_bytes, counters.write_bytes
 
     def _measure(self) -> dict[str, float]:
         import psutil

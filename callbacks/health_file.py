@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from trainer.cadence import Every, cadence
 from trainer.masking import mask_text
 
 from .callback import Callback
-from .output import Throughput, gauges, replace_text, writable
+from .output import Throughput, finite, gauges, replace_text, writable
 from .watched import window_value
 
 if TYPE_CHECKING:
@@ -83,11 +82,4 @@ class HealthFile(Callback):
         }
 
     def _write(self, trainer: Trainer, status: str) -> None:
-        text = json.dumps(_finite(self.report(trainer, status)), indent=1, allow_nan=False)
-        replace_text(self.path, text + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        replace_text(self.path, json.dumps(finite(self.report(trainer, status)), indent=1, allow_nan=False) + "\n")

@@ -12,7 +12,7 @@ from trainer.cadence import Every, cadence
 from trainer.checks import any_number, whole
 
 from .callback import Callback
-from .output import snapshot_step
+from .output import snapshot_step, window_numbers
 from .summary import history_html
 
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 class Curve:
     """A series of (step, value) points of bounded length.
 
-    When full, it drops every second point and doubles its stride.
-
-    A run of any length keeps between `max_points / 2` and `max_points` evenly spaced points.
+    When full, it drops every second point and doubles its stride: a run of any length keeps between `max_points / 2`
+    and `max_points` evenly spaced points.
     """
 
     def __init__(self, max_points: int | None = None) -> None:
@@ -50,12 +49,8 @@ class Curve:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the points and the stride as plain values."""
-        return {
-            "steps": list(self.steps),
-            "values": list(self.values),
-            "stride": self._stride,
-            "offered": self._offered,
-        }
+        points = {"steps": list(self.steps), "values": list(self.values)}
+        return {**points, "stride": self._stride, "offered": self._offered}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         steps = [whole("step", step, 0) for step in state["steps"]]
@@ -124,11 +119,8 @@ class History(Callback):
     @property
     def best(self) -> dict[str, Best]:
         """The best value of each metric with a direction, its step and snapshot."""
-        return {name: Best(value, step, self._snapshot_at(step)) for name, (value, step) in self._best.items()}
-
-    def _snapshot_at(self, step: int) -> str | None:
-        path = self._snapshots.get(step)
-        return path.name if path is not None and path.is_dir() else None
+        snapshots = {step: path.name for step, path in self._snapshots.items() if path.is_dir()}
+        return {name: Best(value, step, snapshots.get(step)) for name, (value, step) in self._best.items()}
 
     def _repr_html_(self) -> str:
         return history_html(self)
@@ -172,29 +164,23 @@ class History(Callback):
             self._record(name, trainer.state.progress.global_step, value)
 
     def on_window_end(self, trainer: Trainer) -> None:
-        for name, value in (trainer.state.window or {}).items():
-            if isinstance(value, int | float):
-                self._record(name, trainer.state.progress.global_step, value, bounded=True)
+        for name, value in window_numbers(trainer).items():
+            self._record(name, trainer.state.progress.global_step, value, bounded=True)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         self.epoch.append(trainer.state.progress.epoch)
-        if trainer.state.train_loss is not None:
-            self._record("loss", trainer.state.progress.global_step, trainer.state.train_loss)
-        for name, value in trainer.state.task_losses.items():
-            self._record(name, trainer.state.progress.global_step, value)
+        for name, value in {"loss": trainer.state.train_loss, **trainer.state.task_losses}.items():
+            if value is not None:
+                self._record(name, trainer.state.progress.global_step, value)
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
         """Note a snapshot; it may be older than the current step."""
-        self._note_snapshot(trainer)
-
-    def on_load_checkpoint(self, trainer: Trainer) -> None:
-        self._note_snapshot(trainer)
-
-    def _note_snapshot(self, trainer: Trainer) -> None:
         path = trainer.state.snapshot
         step = None if path is None else snapshot_step(path)
         if path is not None and step is not None:
             self._snapshots = {known: at for known, at in self._snapshots.items() if at.is_dir()} | {step: path}
+
+    on_load_checkpoint = on_save_checkpoint
 
     def on_train_end(self, trainer: Trainer) -> None:
         self.stop_reason = str(trainer.state.stop_reason) if trainer.state.stop_reason else None

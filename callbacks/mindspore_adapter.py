@@ -37,22 +37,6 @@ if TYPE_CHECKING:
 # MindSpore divides by the number of batches per epoch; for data without a size, use the largest number.
 UNSIZED = 2**31 - 1
 
-_OLD_NAMES = {
-    "on_train_begin": "begin",
-    "on_train_epoch_begin": "epoch_begin",
-    "on_train_step_begin": "step_begin",
-    "on_train_step_end": "step_end",
-    "on_train_epoch_end": "epoch_end",
-    "on_train_end": "end",
-    "on_eval_begin": "begin",
-    "on_eval_epoch_begin": "epoch_begin",
-    "on_eval_step_begin": "step_begin",
-    "on_eval_step_end": "step_end",
-    "on_eval_epoch_end": "epoch_end",
-    "on_eval_end": "end",
-}
-
-
 # Parameters that a separate evaluation does not have.
 _OF_TRAINING = ("cur_epoch_num", "epoch_num", "initial_step", "train_dataset", "train_dataset_element")
 
@@ -124,9 +108,7 @@ def train_network(trainer: Trainer) -> nn.Cell:
 
 def monitored_name(monitor: str) -> str:
     """Return this trainer's name for a metric that a MindSpore callback monitors."""
-    if monitor == "loss":
-        return "loss"
-    return f"val_{monitor.removeprefix('eval_')}" if monitor == "eval_loss" else f"val_{monitor}"
+    return {"loss": "loss", "eval_loss": "val_loss"}.get(monitor, f"val_{monitor}")
 
 
 class AdaptedCallback(Callback):
@@ -148,13 +130,12 @@ class AdaptedCallback(Callback):
             self.on_train_step_end = Callback.on_train_step_end.__get__(self)  # type: ignore[method-assign]
 
     def _defines(self, hook: str, *, alias: bool = True) -> bool:
-        names = (hook, _OLD_NAMES[hook]) if alias else (hook,)
+        old_name = hook.removeprefix("on_train_").removeprefix("on_eval_")
+        names = (hook, old_name) if alias else (hook,)
         kind = type(self.callback)
         return any(
             name in vars(self.callback) or getattr(kind, name) is not getattr(MindSporeCallback, name) for name in names
         )
-
-    # -- context -------------------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
         if self._target is None:
@@ -166,16 +147,13 @@ class AdaptedCallback(Callback):
         if self._target is not None:
             self._target = None
             error = trainer.state.exception
-            self.callback.__exit__(
-                *((None, None, None) if error is None else (type(error), error, error.__traceback__))
-            )
+            kind = None if error is None else type(error)
+            self.callback.__exit__(kind, error, getattr(error, "__traceback__", None))
 
     def _call(self, hook: str, trainer: Trainer) -> None:
         getattr(self._target, hook)(self.run_context)
         if self.run_context.get_stop_requested() and trainer.state.stop_reason is None:
             trainer.stop(f"{type(self.callback).__name__} requested a stop in {hook}", kind="callback")
-
-    # -- parameters ----------------------------------------------------------------------------------------------
 
     def _counted(self, trainer: Trainer) -> tuple[int, int]:
         """Return the current epoch, from 1, and the steps done, within the call."""
@@ -267,8 +245,8 @@ class AdaptedCallback(Callback):
     # -- evaluation ----------------------------------------------------------------------------------------------
 
     def _call_eval(self, hook: str, trainer: Trainer) -> None:
-        kept_out = type(self.callback).__name__ in _own_names or not self._defines(hook, alias=False)
-        if trainer.state.phase == "evaluate" or isinstance(self.callback, TimeMonitor) or not kept_out:
+        own = self._defines(hook, alias=False) and type(self.callback).__name__ not in _own_names
+        if trainer.state.phase == "evaluate" or isinstance(self.callback, TimeMonitor) or own:
             self._call(hook, trainer)
 
     def on_eval_begin(self, trainer: Trainer) -> None:

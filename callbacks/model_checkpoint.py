@@ -14,6 +14,7 @@ from trainer.checks import any_number, refuse, whole
 from trainer.errors import ConfigurationError, did_you_mean
 
 from .callback import Callback
+from .output import in_run_folder
 from .watched import Watched
 
 if TYPE_CHECKING:
@@ -91,9 +92,10 @@ class ModelCheckpoint(Callback):
     # -- when ----------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer) -> None:
-        if self.dirpath is None and trainer.run_dir is None:
+        folder = self.dirpath or in_run_folder(trainer, "checkpoints")
+        if folder is None:
             raise ConfigurationError("ModelCheckpoint needs a folder: give dirpath=..., or a run folder to the trainer")
-        root = trainer.claim(self.dirpath or Path(trainer.run_dir) / "checkpoints")
+        root = trainer.claim(folder)
         if root != self.root:
             self._records, self.best_name = [], None
         self.root = root

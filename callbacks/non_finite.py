@@ -34,7 +34,7 @@ class _NonFinite(Callback):
     order = 90
     non_finite: str
 
-    def __init__(self, every: Every | int | None) -> None:
+    def __init__(self, every: Every | int | None = None) -> None:
         self.every = cadence(type(self).__name__, every, Every(steps=50))
         self._skipped = 0
 
@@ -65,10 +65,8 @@ class _NonFinite(Callback):
 class TerminateOnNaN(_NonFinite):
     """Ends the run at the first NaN or infinite loss or gradient.
 
-    That update is never applied.
-
-    With a loss scale, the scaler handles gradients that overflow while the loss is finite, unless 32 consecutive steps
-    overflow.
+    That update is never applied. With a loss scale, the scaler handles gradients that overflow while the loss is
+    finite, unless 32 consecutive steps overflow.
 
     Args:
         every: cadence, or number of optimizer steps, at which the device's counters are read. From the bad step
@@ -79,9 +77,6 @@ class TerminateOnNaN(_NonFinite):
     """
 
     non_finite = "terminate"
-
-    def __init__(self, every: Every | int | None = None) -> None:
-        super().__init__(every)
 
     def _answer(self, trainer: Trainer, new: int, counters: Mapping[str, int]) -> None:
         if not counters["fatal"] and counters["consecutive"] < _SCALING:
@@ -95,9 +90,8 @@ class TerminateOnNaN(_NonFinite):
 class SkipNonFinite(_NonFinite):
     """Skips updates whose loss or gradient is NaN or infinite.
 
-    After too many in a row it rolls back to a snapshot.
-
-    A rollback restores weights, optimizer and step state; the data continues from its current position.
+    After too many in a row it rolls back to a snapshot. A rollback restores weights, optimizer and step state; the data
+    continues from its current position.
 
     Args:
         max_consecutive: consecutive skipped steps allowed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import math
 import os
 import shutil
 import sys
@@ -34,7 +35,7 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 def format_metrics(metrics: dict[str, float]) -> str:
     """Return ``"loss 0.1234, auc 0.7"``: values have four significant digits."""
-    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    return SEPARATOR.join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def writable(argument: str, folder: Path) -> None:
@@ -47,6 +48,11 @@ def writable(argument: str, folder: Path) -> None:
         raise ConfigurationError(
             f"{argument}: {folder} cannot be written: {error.strerror or error}; choose another folder"
         ) from error
+
+
+def in_run_folder(trainer: Trainer, name: str) -> Path | None:
+    """Return `name` in the run's folder, or None without one."""
+    return None if trainer.run_dir is None else Path(trainer.run_dir) / name
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -89,19 +95,24 @@ class Throughput:
 def gauges(trainer: Trainer) -> dict[str, float]:
     """Return counters, latest loss (a host copy), validation and window values."""
     state = trainer.state
-    progress = state.progress
-    values: dict[str, Any] = {
-        "epoch": progress.epoch,
-        "global_step": progress.global_step,
-        "samples_seen": progress.samples_seen,
-        "skipped_steps": state.skipped_steps,
-    }
+    values = {name: getattr(state.progress, name) for name in ("epoch", "global_step", "samples_seen")}
+    values["skipped_steps"] = state.skipped_steps
     if state.outputs is not None:
         values["loss"] = state.outputs.loss
-    values |= {name: value for name, value in state.metrics.items() if name.startswith("val_")}
-    values |= state.task_losses
-    values |= {name: value for name, value in (state.window or {}).items() if isinstance(value, int | float)}
-    return values
+    validated = {name: value for name, value in state.metrics.items() if name.startswith("val_")}
+    return values | validated | state.task_losses | window_numbers(trainer)
+
+
+def window_numbers(trainer: Trainer) -> dict[str, float]:
+    """Return the values of the latest online window that are numbers."""
+    return {name: value for name, value in (trainer.state.window or {}).items() if isinstance(value, int | float)}
+
+
+def finite(value: Any) -> Any:
+    """Replace each number that is not finite by None, also in dicts within dicts."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def terminal_columns(stream: TextIO) -> int:
@@ -119,12 +130,10 @@ def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
         parts: (rank, text) of each part. Rank 0 is the most important; the first part of that rank always stays.
     """
     kept: list[int] = []
-    used = 0
-    for index in sorted(range(len(parts)), key=lambda index: parts[index][0]):
-        width = len(parts[index][1]) + (len(SEPARATOR) if kept else 0)
-        if not parts[index][1]:
-            continue
-        if not kept or used + width <= columns:
+    used = -len(SEPARATOR)
+    for index, (_, text) in sorted(enumerate(parts), key=lambda part: part[1][0]):
+        width = len(SEPARATOR) + len(text)
+        if text and (not kept or used + width <= columns):
             kept.append(index)
             used += width
     return SEPARATOR.join(parts[index][1] for index in sorted(kept))

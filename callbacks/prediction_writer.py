@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.errors import ConfigurationError
 
 from .callback import Callback
-from .output import writable
+from .output import in_run_folder, writable
 
 if TYPE_CHECKING:
     from .callback import Trainer
@@ -43,16 +43,15 @@ class PredictionWriter(Callback):
         self.path = None if path is None else Path(path)
         self._file: Any = None
         self._warned = False
-        self._target = Path()
 
     def setup(self, trainer: Trainer) -> None:
-        if self.path is None and trainer.run_dir is None:
+        folder = self.path or in_run_folder(trainer, "predictions")
+        if folder is None:
             raise ConfigurationError("PredictionWriter needs a place: PredictionWriter(path) or Trainer(run_dir=...)")
         if trainer.eval_network is not None and trainer.eval_indexes is None:
             raise ConfigurationError(
                 "PredictionWriter cannot tell the outputs of an eval_network apart: give Trainer(eval_indexes=...)"
             )
-        folder = Path(trainer.run_dir or "") / "predictions" if self.path is None else self.path
         self._is_file = trainer.state.phase == "evaluate" and folder.suffix != ""
         self._folder = folder
         writable("PredictionWriter(path=...)", folder.parent if self._is_file else folder)
@@ -62,10 +61,10 @@ class PredictionWriter(Callback):
         if self._file is not None:
             return
         name = f"step_{trainer.state.progress.global_step:08d}.csv"
-        target = self._folder if self._is_file else self._folder / name
+        self._target = self._folder if self._is_file else self._folder / name
         if trainer.group.size > 1:
-            target = target.with_stem(f"{target.stem}_{trainer.group.rank}")
-        self._target = target
+            self._target = self._target.with_stem(f"{self._target.stem}_{trainer.group.rank}")
+        self._aside = self._target.with_name(self._target.name + ".new")
         try:
             self._file = open(self._aside, "w", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `on_eval_end`)
         except OSError as error:
@@ -74,22 +73,16 @@ class PredictionWriter(Callback):
         self._writer = csv.writer(self._file)
         self._has_header = False
 
-    @property
-    def _aside(self) -> Path:
-        return self._target.with_name(self._target.name + ".new")
-
     def on_eval_step_end(self, trainer: Trainer) -> None:
         import numpy as np
 
         if self._file is None:  # it could not be written
             return
-        evaluation = trainer.state.evaluation
-        assert evaluation is not None
-        assert evaluation.outputs is not None
+        outputs: Any = trainer.state.evaluation.outputs
         _, prediction, label = trainer.eval_indexes or (0, 1, 2)
         columns, names = [], []
         for name, index in (("prediction", prediction), ("label", label)):
-            parts = evaluation.outputs[index]
+            parts = outputs[index]
             for part in parts if isinstance(parts, tuple | list) else (parts,):
                 values = part.asnumpy()
                 columns.append(values.reshape(len(values), -1))
@@ -134,9 +127,6 @@ class PredictionWriter(Callback):
 
 
 def _numbered(names: list[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    header = []
-    for name in names:
-        seen[name] = seen.get(name, -1) + 1
-        header.append(name if names.count(name) == 1 else f"{name}_{seen[name]}")
-    return header
+    return [
+        name if names.count(name) == 1 else f"{name}_{names[:index].count(name)}" for index, name in enumerate(names)
+    ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.checks import whole
 
 from .callback import Callback
-from .output import replace_text, say, writable
+from .output import in_run_folder, replace_text, say, writable
 from .step_profile import Span, StepProfile
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ class Profiler(Callback):
         self._state = "done"
 
     def setup(self, trainer: Trainer) -> None:
-        self._target = self.folder
-        if self._target is None and trainer.run_dir is not None:
-            self._target = Path(trainer.run_dir) / "profile"
+        self._target = self.folder or in_run_folder(trainer, "profile")
         if self._target is not None:
             writable("Profiler(folder=...)", self._target)
 
@@ -109,18 +107,18 @@ class Profiler(Callback):
         self._validation: float | None = None
         self._validated = 0.0  # end of the latest validation
         self._state = "steps"
-        self._measured.phase.begin(time.perf_counter())
+        self._measured.phase.began = time.perf_counter()
         run.observe(self._record)
 
     def _next(self, trainer: Trainer) -> None:
         """End the measurement of this state, and begin the next one if there is one."""
-        run, measured, now = trainer.run, self._measured, time.perf_counter()
+        measured = self._measured
         assert measured is not None
         if self._state == "steps":
-            measured.phase.end(now)
-            if self.operators and self._begin_operators(run):
+            measured.phase.ended = time.perf_counter()
+            if self.operators and self._begin_operators(trainer.run):
                 self._state = "operators"
-                measured.operators_phase.begin(time.perf_counter())
+                measured.operators_phase.began = time.perf_counter()
                 return
         self._finish(trainer)
 
@@ -142,8 +140,8 @@ class Profiler(Callback):
             return
         if run is not None:
             run.observe(None)
-        now = time.perf_counter()
-        (measured.operators_phase if state == "operators" else measured.phase).end(now)
+        phase = measured.operators_phase if state == "operators" else measured.phase
+        phase.ended = phase.ended or time.perf_counter()
         if self._operators is not None:
             operators, self._operators = self._operators, None
             clock = time.time() - time.perf_counter()

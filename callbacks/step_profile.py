@@ -32,21 +32,13 @@ class Span(NamedTuple):
 
 @dataclass
 class Phase:
-    """One of the two measurements."""
+    """One of the two measurements; times are of `time.perf_counter()`."""
 
     calls: int = 0
     steps: int = 0
     rows: int = 0
     began: float = 0.0
     ended: float = 0.0
-
-    def begin(self, now: float) -> None:
-        """Begin."""
-        self.began = now
-
-    def end(self, now: float) -> None:
-        """End; only the first time counts."""
-        self.ended = self.ended or now
 
 
 @dataclass
@@ -81,8 +73,6 @@ class StepProfile:
                 if index >= 0 and start <= calls[index].ended:
                     self.operators.append((operator.kind, operator.layer, operator.is_backward, start, seconds))
 
-    # -- numbers -----------------------------------------------------------------------------------------------------
-
     def parts(self, phase: Phase | None = None) -> dict[str, float]:
         """Return milliseconds per step by part; their sum is the time of a step.
 
@@ -92,7 +82,7 @@ class StepProfile:
         own = [span for span in self._of(phase) if span.thread == self.training_thread]
         seconds: dict[str, float] = defaultdict(float)
         for span in own:
-            seconds[span.part.partition(".")[0] if "." in span.part else span.part] += span.ended - span.began
+            seconds[span.part.partition(".")[0]] += span.ended - span.began
         inline = sum(seconds.get(part, 0.0) for part in PREPARING)
         if "waiting for data" in seconds:
             seconds["waiting for data"] = max(0.0, seconds["waiting for data"] - inline)
@@ -113,13 +103,11 @@ class StepProfile:
 
     def by_kind(self) -> list[tuple[str, float, float]]:
         """Return (operator, runs per step, milliseconds per step), the longest first."""
-        runs: dict[str, int] = defaultdict(int)
-        seconds: dict[str, float] = defaultdict(float)
-        for kind, _, _, _, taken in self.operators:
-            runs[kind] += 1
-            seconds[kind] += taken
+        taken: dict[str, list[float]] = defaultdict(list)
+        for kind, _, _, _, seconds in self.operators:
+            taken[kind].append(seconds)
         steps = max(self.operators_phase.steps, 1)
-        rows = [(kind, runs[kind] / steps, 1000 * seconds[kind] / steps) for kind in runs]
+        rows = [(kind, len(times) / steps, 1000 * sum(times) / steps) for kind, times in taken.items()]
         return sorted(rows, key=lambda row: -row[2])
 
     def by_layer(self) -> list[tuple[str, float, float]]:
@@ -146,8 +134,6 @@ class StepProfile:
             "operators": [list(row) for row in self.by_kind()],
             "layers": [list(row) for row in self.by_layer()],
         }
-
-    # -- tables ------------------------------------------------------------------------------------------------------
 
     def _tables(self, most: int) -> list[Table]:
         """Return (title, heads, rows of text) of each table."""
@@ -176,10 +162,8 @@ class StepProfile:
             f"{measured:.3f} ms with operators timed"
         )
         rows = [[kind, f"{runs:,.4g}", f"{ms:.3f}", f"{ms / total:.0%}"] for kind, runs, ms in kinds[:most]]
-        rest = kinds[most:]
-        if rest:
-            ms = sum(row[2] for row in rest)
-            runs = sum(row[1] for row in rest)
+        if rest := kinds[most:]:
+            runs, ms = sum(row[1] for row in rest), sum(row[2] for row in rest)
             rows.append([f"{len(rest)} others", f"{runs:,.4g}", f"{ms:.3f}", f"{ms / total:.0%}"])
         of_layers = [[layer, f"{forward:.3f}", f"{backward:.3f}"] for layer, forward, backward in layers[:most]]
         return [
@@ -193,8 +177,6 @@ class StepProfile:
 
     def _repr_html_(self) -> str:
         return "".join(f"<p>{title}</p>{table_html(heads, rows)}" for title, heads, rows in self._tables(12))
-
-    # -- Chrome trace ------------------------------------------------------------------------------------------------
 
     def trace(self) -> dict[str, Any]:
         """Return spans and operators in the trace event format, for Perfetto."""

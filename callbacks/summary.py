@@ -56,13 +56,9 @@ class Times:
 
 def results(history: History) -> list[tuple[str, float, float | None, int | None, str | None]]:
     """Return (metric, last, best, step, snapshot) rows; validation metrics first."""
-    best = history.best
-    rows = []
-    for name, values in history.history.items():
-        if values:
-            previous = best.get(name)
-            at = (None, None, None) if previous is None else (previous.value, previous.step, previous.snapshot)
-            rows.append((name, values[-1], *at))
+    best = {name: (best.value, best.step, best.snapshot) for name, best in history.best.items()}
+    none = (None, None, None)
+    rows = [(name, values[-1], *best.get(name, none)) for name, values in history.history.items() if values]
     return sorted(rows, key=lambda row: (not row[0].startswith(("val_", "window_")), row[2] is None))
 
 
@@ -81,14 +77,8 @@ def lines(history: History, columns: int) -> list[str]:
 
 def wrapped(text: str, columns: int, indent: int = 2) -> list[str]:
     """Wrap `text` between words to `columns`; all lines but the first are indented."""
-    return textwrap.wrap(
-        text,
-        max(columns - 1, 20),
-        subsequent_indent=" " * min(indent, columns // 3),
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )
+    width, indentation = max(columns - 1, 20), " " * min(indent, columns // 3)
+    return textwrap.wrap(text, width, subsequent_indent=indentation, break_long_words=False, break_on_hyphens=False)
 
 
 def curve_svg(steps: Sequence[int], values: Sequence[float], label: str, width: int = 240, height: int = 60) -> str:

@@ -33,7 +33,7 @@ class TimeMonitor(Callback):
         self.records: list[dict[str, float]] = []
         self._started: float | None = None
 
-    def _start(self, trainer: Trainer) -> None:
+    def on_train_epoch_begin(self, trainer: Trainer) -> None:
         progress = trainer.state.progress
         self._epoch, self._steps, self._samples = progress.epoch + 1, progress.global_step, progress.samples_seen
         self._started = self._waiting_since = time.perf_counter()
@@ -42,10 +42,7 @@ class TimeMonitor(Callback):
     def on_train_begin(self, trainer: Trainer) -> None:
         """Start the clock; a run may begin in the middle of an epoch."""
         self.records = []
-        self._start(trainer)
-
-    def on_train_epoch_begin(self, trainer: Trainer) -> None:
-        self._start(trainer)
+        self.on_train_epoch_begin(trainer)
 
     def on_train_step_begin(self, trainer: Trainer) -> None:
         self._waited += time.perf_counter() - self._waiting_since
@@ -58,11 +55,10 @@ class TimeMonitor(Callback):
 
     def on_eval_end(self, trainer: Trainer) -> None:
         if self._started is not None:
-            now = time.perf_counter()
-            self._evaluated += now - self._eval_start
-            self._waiting_since = now
+            self._waiting_since = time.perf_counter()
+            self._evaluated += self._waiting_since - self._eval_start
 
-    def _finish(self, trainer: Trainer) -> None:
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
         progress = trainer.state.progress
         steps, samples = progress.global_step - self._steps, progress.samples_seen - self._samples
         seconds = max(time.perf_counter() - self._started - self._evaluated, 1e-9)
@@ -83,11 +79,8 @@ class TimeMonitor(Callback):
                 f"{record['samples_per_second']:,.0f} samples/s, {100 * record['data_wait']:.0f} % waiting for data"
             )
 
-    def on_train_epoch_end(self, trainer: Trainer) -> None:
-        self._finish(trainer)
-
     def on_train_end(self, trainer: Trainer) -> None:
         """Record what the last, unfinished epoch or the whole stream took."""
         if self._started is not None and trainer.state.progress.global_step > self._steps:
-            self._finish(trainer)
+            self.on_train_epoch_end(trainer)
         self._started = None

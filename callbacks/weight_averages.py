@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.checks import number, whole
 
@@ -50,12 +50,8 @@ class WeightAveraging(Callback):
     def on_eval_end(self, trainer: Trainer) -> None:
         self._applied.close()
 
-    def on_train_step_begin(self, trainer: Trainer) -> None:
-        """Put the weights back after a validation that was interrupted."""
-        self._applied.close()
-
-    def on_checkpoint(self, trainer: Trainer) -> None:
-        self._applied.close()
+    # A validation that was interrupted has no `on_eval_end`.
+    on_train_step_begin = on_checkpoint = on_eval_end
 
     def on_train_end(self, trainer: Trainer) -> None:
         self._applied.close()
@@ -71,9 +67,8 @@ class WeightAveraging(Callback):
 class EMA(WeightAveraging):
     """Keeps an exponential moving average of the weights.
 
-    After every optimizer update, avg = d avg + (1 - d) w.
-
-    d is min(decay, n / (9 + n)) after n updates, so that a short run has an average of its own weights too.
+    After every optimizer update, avg = d avg + (1 - d) w. After n updates d is min(decay, n / (9 + n)), so that a short
+    run has an average of its own weights too.
 
     Args:
         decay: above 0 and below 1. An average looks back over about 1 / (1 - decay) steps.
@@ -88,17 +83,11 @@ class EMA(WeightAveraging):
         super().__init__(replace_at_end)
         self.decay = number("EMA(decay=...)", decay, above=0, below=1)
         self.start = whole("EMA(start=...)", start, 0)
-
-    @property
-    def weight_average(self) -> dict[str, Any]:  # type: ignore[override]
-        """The averaging rule."""
-        return {"decay": self.decay, "start": self.start}
+        self.weight_average = {"decay": self.decay, "start": self.start}
 
 
 class SWA(WeightAveraging):
     """Keeps the mean of the weights at every n-th step (Izmailov et al. 2018).
-
-    It averages every `every`-th step from `start` on.
 
     Moving statistics of normalisation are averaged with the weights. It works best with a learning rate that stays
     high: constant, or cyclical with one cycle per `every` steps.
@@ -116,8 +105,4 @@ class SWA(WeightAveraging):
         super().__init__(replace_at_end)
         self.start = whole("SWA(start=...)", start, 0)
         self.every = whole("SWA(every=...)", every)
-
-    @property
-    def weight_average(self) -> dict[str, Any]:  # type: ignore[override]
-        """The averaging rule."""
-        return {"start": self.start, "every": self.every}
+        self.weight_average = {"start": self.start, "every": self.every}

@@ -15,7 +15,7 @@ from trainer.checks import refuse
 from trainer.masking import mask_value
 
 from ..callback import Callback
-from ..output import snapshot_step
+from ..output import snapshot_step, window_numbers
 
 if TYPE_CHECKING:
     from ..callback import Trainer
@@ -26,8 +26,8 @@ LEAST_POINTS = 200
 class Logger(Callback):
     """Logs a run: losses, speed, validation, windows, hyperparameters, snapshots.
 
-    A backend subclasses it and overrides `open`, `log_metrics` and `close`; the other methods do nothing by default. A
-    run can have several loggers. The x-axis is the optimizer step.
+    A backend overrides `open`, `log_metrics` and `close`, and where it can more of the methods before `on_train_begin`,
+    which do nothing by default. A run can have several loggers. The x-axis is the optimizer step.
 
     Names: train/loss, train/learning_rate, train/loss_scale, train/skipped_steps, train/samples_per_second,
     train/data_wait (share of the time); epoch/*; val/*; window/*.
@@ -48,15 +48,10 @@ class Logger(Callback):
     def __init__(self, every: Every | int | None = None, hparams: Mapping[str, Any] | None = None) -> None:
         name = type(self).__name__
         self.every = None if every is None else cadence(name, every)
-        if hparams is not None and not isinstance(hparams, Mapping):
+        if not isinstance(hparams, Mapping | None):
             refuse(f"{name}(hparams=...)", "a mapping of names to values or None", hparams)
         self.hparams = hparams
         self._is_open = self._described = False
-        self._stride = 1
-        self._strided_from = 0
-        self._mark = (0.0, 0)
-
-    # -- what a backend overrides -----------------------------------------------------------------------------------
 
     def open(self, trainer: Trainer, step: int) -> None:
         """Start logging; drop what an earlier attempt logged after `step`."""
@@ -81,10 +76,7 @@ class Logger(Callback):
     def close(self) -> None:
         """End the log, also after a failure."""
 
-    # -- when ---------------------------------------------------------------------------------------------------------
-
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Open the log."""
         progress = trainer.state.progress
         self._described = progress.global_step > 0  # by the run that this one resumes
         self.open(trainer, progress.global_step)
@@ -92,10 +84,8 @@ class Logger(Callback):
         if self.every is not None:
             self.every.start(progress)
         total, limits = trainer.state.total_steps, trainer.state.limits
-        steps = None if limits is None else limits.steps
-        if total and limits is not None and limits.epochs:
-            steps = min(total * limits.epochs, steps or total * limits.epochs)
-        self._stride = max(1, (steps or 0) // LEAST_POINTS)
+        ends = () if limits is None else (limits.steps, total and limits.epochs and total * limits.epochs)
+        self._stride = max(1, min(filter(None, ends), default=0) // LEAST_POINTS)
         self._strided_from = progress.global_step
         self._mark = (time.perf_counter(), progress.samples_seen)
 
@@ -137,9 +127,8 @@ class Logger(Callback):
         state = trainer.state
         step = state.progress.global_step
         if state.train_loss is not None:
-            losses = {"epoch/loss": state.train_loss}
-            losses |= {f"epoch/{name}": value for name, value in state.task_losses.items()}
-            self.log_metrics(losses, step)
+            losses = {"loss": state.train_loss, **state.task_losses}
+            self.log_metrics({f"epoch/{name}": value for name, value in losses.items()}, step)
         if self.every is not None and self.every.unit == "epochs" and self.every.due(state.progress):
             self._log_training(trainer, state.train_loss, step)
 
@@ -165,19 +154,15 @@ class Logger(Callback):
         self.log_metrics(points, step)
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Log the results of a validation."""
         if self._is_open:
             values = {f"val/{name.removeprefix('val_')}": value for name, value in trainer.state.metrics.items()}
             self.log_metrics(values, trainer.state.progress.global_step)
 
     def on_window_end(self, trainer: Trainer) -> None:
-        """Log the metrics of the window that closed."""
-        if not self._is_open:
-            return
-        window = trainer.state.window or {}
-        numbers = {name: value for name, value in window.items() if isinstance(value, int | float)}
-        values = {f"window/{name.removeprefix('window_')}": value for name, value in numbers.items()}
-        self.log_metrics(values, trainer.state.progress.global_step)
+        if self._is_open:
+            window = window_numbers(trainer)
+            values = {f"window/{name.removeprefix('window_')}": value for name, value in window.items()}
+            self.log_metrics(values, trainer.state.progress.global_step)
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
         """Bring what was logged up to the snapshot onto disk, and log the snapshot."""
@@ -188,7 +173,6 @@ class Logger(Callback):
             self.flush()
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Log last and best values."""
         history = trainer.history
         if history is not None and self._is_open:
             results = {name: values[-1] for name, values in history.history.items() if values}
@@ -196,7 +180,6 @@ class Logger(Callback):
             self.log_results(results, trainer.state.progress.global_step)
 
     def teardown(self, trainer: Trainer) -> None:
-        """End the log."""
         if self._is_open:
             self._is_open = False
             self.close()
@@ -205,12 +188,11 @@ class Logger(Callback):
 def hyperparameters(trainer: Trainer) -> dict[str, Any]:
     """Return the hyperparameters of the current training as plain values by name."""
     chunk, limits = trainer.state.outputs.chunk, trainer.state.limits
-    optimizer = trainer.optimizer
-    schedule = None if optimizer is None else getattr(optimizer, "learning_rate", None)
+    schedule = getattr(trainer.optimizer, "learning_rate", None)
     values = {
         "network": type(trainer.network).__name__,
         "loss_fn": None if trainer.loss_fn is None else type(trainer.loss_fn).__name__,
-        "optimizer": None if optimizer is None else type(optimizer).__name__,
+        "optimizer": None if trainer.optimizer is None else type(trainer.optimizer).__name__,
         "learning_rate": trainer.learning_rate,
         "schedule": type(schedule).__name__ if callable(schedule) else "constant",
         "batch_size": chunk.num_samples // max(chunk.num_steps, 1),
@@ -220,6 +202,6 @@ def hyperparameters(trainer: Trainer) -> dict[str, Any]:
         "gradient_accumulation_steps": trainer.accumulate,
         "sink_mode": trainer.sink_mode,
         "features": None if trainer.features is None else len(trainer.features.features),
-        **({} if trainer.tasks is None else {"tasks": str(trainer.tasks.describe())}),
+        "tasks": None if trainer.tasks is None else str(trainer.tasks.describe()),
     }
     return {name: value for name, value in values.items() if value is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +64,7 @@ class MLflowLogger(Logger):
         self.experiment, self.tracking_uri, self.run_name = experiment, tracking_uri, run_name
         self.log_snapshots = bool(log_snapshots)
         self.run_id: str | None = None
-        self._client: Any = None
-        self._sender: Sender | None = None
-        self._failed = False
+        self._sender: Any = None
 
     def setup(self, trainer: Trainer) -> None:
         tracking = require("mlflow.tracking", "MLflowLogger needs MLflow", "mlflow")
@@ -93,11 +91,7 @@ class MLflowLogger(Logger):
         self._sender = Sender("MLflowLogger", _passes)
         if not step:
             self.run_id = None
-        self._send(self._open)
-
-    def _send(self, request: Callable[[], None]) -> None:
-        assert self._sender is not None, "the log is written between on_train_begin and teardown"
-        self._sender.send(request)
+        self._sender.send(self._open)
 
     def _open(self) -> None:
         client = self._client
@@ -113,7 +107,7 @@ class MLflowLogger(Logger):
 
         now = int(time.time() * 1000)
         points = [Metric(name, float(value), now, step) for name, value in values.items()]
-        self._send(lambda: self._client.log_batch(self.run_id, points))
+        self._sender.send(lambda: self._client.log_batch(self.run_id, points))
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """Log new parameters; MLflow does not let those of an earlier attempt change."""
@@ -125,20 +119,19 @@ class MLflowLogger(Logger):
             new = [Param(name, str(value)) for name, value in values.items() if name not in known]
             self._client.log_batch(self.run_id, params=new)
 
-        self._send(send)
+        self._sender.send(send)
 
     def log_results(self, values: Mapping[str, float], step: int) -> None:
         self.log_metrics(values, step)
 
     def log_snapshot(self, path: Path, step: int) -> None:
         if self.log_snapshots:
-            self._send(lambda: self._client.log_artifacts(self.run_id, str(path), f"snapshots/{path.name}"))
+            self._sender.send(lambda: self._client.log_artifacts(self.run_id, str(path), f"snapshots/{path.name}"))
         else:
-            self._send(lambda: self._client.set_tag(self.run_id, "snapshot", str(path)))
+            self._sender.send(lambda: self._client.set_tag(self.run_id, "snapshot", str(path)))
 
     def flush(self) -> None:
-        if self._sender is not None:
-            self._sender.wait(FLUSH_SECONDS)
+        self._sender.wait(FLUSH_SECONDS)
 
     def on_exception(self, trainer: Trainer) -> None:
         self._failed = True
@@ -146,10 +139,9 @@ class MLflowLogger(Logger):
     def close(self) -> None:
         """End the run; wait, for a limited time, until everything is sent."""
         status = "FAILED" if self._failed else "FINISHED"
-        self._send(lambda: self._client.set_terminated(self.run_id, status))
+        self._sender.send(lambda: self._client.set_terminated(self.run_id, status))
         sender, self._sender = self._sender, None
-        if sender is not None:
-            sender.close(CLOSE_SECONDS)
+        sender.close(CLOSE_SECONDS)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the run's id, needed to continue it after a resume."""

@@ -17,10 +17,8 @@ def can_draw() -> bool:
 
 def roc(table: Mapping[str, Any]) -> tuple[list[float], list[float]]:
     """Return false and true positive rates for thresholds from 1 down to 0."""
-    rates = []
-    for counts in (table["above"]["negatives"], table["above"]["positives"]):
-        rates.append([count / (counts[0] or 1.0) for count in reversed(counts)])
-    return rates[0], rates[1]
+    negatives, positives = table["above"]["negatives"], table["above"]["positives"]
+    return [n / (negatives[0] or 1.0) for n in negatives[::-1]], [p / (positives[0] or 1.0) for p in positives[::-1]]
 
 
 def roc_picture(table: Mapping[str, Any], title: str) -> bytes:

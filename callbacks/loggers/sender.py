@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-Request = Callable[[], None]
+FIRST_PAUSE = 1.0  # seconds before the first retry; each later pause is twice as long
+LONGEST_PAUSE = 60.0
 
 
 class Sender:
@@ -19,26 +19,18 @@ class Sender:
     Args:
         passes: whether an exception is temporary (the server is down); other exceptions drop the request.
         most: capacity of the queue; beyond it the oldest requests are dropped.
-        pauses: seconds before the first retry, and the upper bound for later ones.
     """
 
-    def __init__(
-        self,
-        name: str,
-        passes: Callable[[Exception], bool],
-        *,
-        most: int = 10_000,
-        pauses: tuple[float, float] = (1.0, 60.0),
-    ) -> None:
-        self._name, self._passes, self._pauses = name, passes, pauses
-        self._waiting: deque[Request] = deque(maxlen=most)
+    def __init__(self, name: str, passes: Callable[[Exception], bool], *, most: int = 10_000) -> None:
+        self._name, self._passes = name, passes
+        self._waiting: deque[Callable[[], None]] = deque(maxlen=most)
         self._changed = threading.Condition()
         self._busy = self._failing = self._closing = self._warned = False
         self._dropped = 0
         self._thread = threading.Thread(target=self._run, name=f"trainer-{name}", daemon=True)
         self._thread.start()
 
-    def send(self, request: Request) -> None:
+    def send(self, request: Callable[[], None]) -> None:
         """Queue a request; returns at once."""
         with self._changed:
             self._dropped += len(self._waiting) == self._waiting.maxlen
@@ -64,7 +56,7 @@ class Sender:
             logger.warning("%s: %d requests were not sent", self._name, left)
 
     def _run(self) -> None:
-        pause = self._pauses[0]
+        pause = FIRST_PAUSE
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
@@ -84,10 +76,10 @@ class Sender:
                 if again and last:  # the server is still down at the end of the run
                     return
                 if again:
-                    self._pause(pause)
-            pause = min(2 * pause, self._pauses[1]) if again else self._pauses[0]
+                    self._changed.wait_for(lambda: self._closing, pause)
+            pause = min(2 * pause, LONGEST_PAUSE) if again else FIRST_PAUSE
 
-    def _attempt(self, request: Request) -> Exception | None:
+    def _attempt(self, request: Callable[[], None]) -> Exception | None:
         try:
             request()
         except Exception as error:
@@ -96,8 +88,3 @@ class Sender:
                 logger.warning("%s cannot report (%s); training goes on", self._name, error)
             return error
         return None
-
-    def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not self._closing and (left := end - time.monotonic()) > 0:
-            self._changed.wait(left)

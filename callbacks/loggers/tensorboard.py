@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cadence import Every, cadence
 
-from ..output import writable
+from ..output import in_run_folder, window_numbers, writable
 from . import score_pictures
 from .logger import Logger
 
@@ -72,12 +72,8 @@ class TensorBoard(Logger):
         self._file: EventFile | None = None
 
     def setup(self, trainer: Trainer) -> None:
-        if self.log_dir is not None:
-            self.folder = self.log_dir
-        elif trainer.run_dir is not None:
-            self.folder = Path(trainer.run_dir) / "tensorboard"
-        else:
-            self.folder = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        default = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        self.folder = self.log_dir or in_run_folder(trainer, "tensorboard") or default
         writable("TensorBoard(log_dir=...)", self.folder)
 
     def open(self, trainer: Trainer, step: int) -> None:
@@ -99,9 +95,7 @@ class TensorBoard(Logger):
 
         rows = [f"| {name} | {value} |" for name, value in values.items()]
         self._events.text("hparams", "\n".join(["| name | value |", "| --- | --- |", *rows]), 0)
-        plain = {
-            name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in values.items()
-        }
+        plain = {name: value if isinstance(value, int | float | str) else str(value) for name, value in values.items()}
         tags = [f"hparam/{name}" for metric in metrics for name in (metric, f"best_{metric}")]
         for summary in hparams(plain, dict.fromkeys(tags, 0.0)):
             self._events.add(summary, 0)
@@ -123,10 +117,9 @@ class TensorBoard(Logger):
         if self._norms_wanted and trainer.state.outputs.chunk.num_steps:  # a call of micro-batches alone has no norms
             self._norms_wanted = False
             step, norms = trainer.state.progress.global_step, trainer.run.read_norms()
-            for name, both in norms.items():
-                for kind, norm in zip(("gradient_norm", "weight_norm"), both, strict=True):
-                    self._events.scalar(f"{kind}/{name}", norm, step)
             for index, kind in enumerate(("gradient_norm", "weight_norm")):
+                for name, both in norms.items():
+                    self._events.scalar(f"{kind}/{name}", both[index], step)
                 self._events.scalar(f"train/{kind}", math.hypot(*(both[index] for both in norms.values())), step)
         if every.due(trainer.state.progress):
             self._norms_wanted = True
@@ -142,20 +135,17 @@ class TensorBoard(Logger):
         super().on_window_end(trainer)
         if not self._is_open:
             return
-        window, step = trainer.state.window or {}, trainer.state.progress.global_step
+        window, step = window_numbers(trainer), trainer.state.progress.global_step
         staleness = window.get("staleness", math.nan)
         if not math.isnan(staleness):
             event_time = time.time() - staleness
             for name, value in window.items():
-                if isinstance(value, int | float):
-                    tag = f"window_by_event_time/{name.removeprefix('window_')}"
-                    self._events.scalar(tag, value, step, event_time)
+                self._events.scalar(f"window_by_event_time/{name.removeprefix('window_')}", value, step, event_time)
         if self.curves and time.monotonic() >= self._next_curves:
             self._next_curves = time.monotonic() + CURVE_SECONDS
             self._add_curves(trainer, "window")
 
     def _add_curves(self, trainer: Trainer, group: str) -> None:
-        """Add the curves; log a failure to draw them."""
         if self._curves_failed:
             return
         try:
@@ -172,10 +162,10 @@ class TensorBoard(Logger):
             name = f"{group}/{task}" if task else group
             self._events.add(_precision_recall(f"precision_recall/{name}", table), step)
             if score_pictures.can_draw():
-                self._events.picture(f"roc/{name}", score_pictures.roc_picture(table, f"ROC, step {step:,}"), step)
-                title = f"calibration, step {step:,}"
-                picture = score_pictures.calibration_picture(table, title)
-                self._events.picture(f"calibration/{name}", picture, step)
+                roc = score_pictures.roc_picture(table, f"ROC, step {step:,}")
+                self._events.picture(f"roc/{name}", roc, step)
+                calibration = score_pictures.calibration_picture(table, f"calibration, step {step:,}")
+                self._events.picture(f"calibration/{name}", calibration, step)
 
     def _add_histograms(self, trainer: Trainer) -> None:
         import numpy as np
@@ -330,5 +320,4 @@ def _record(event: Any, wall_time: float | None = None) -> bytes:
     event.wall_time = time.time() if wall_time is None else wall_time
     data = event.SerializeToString()
     length = struct.pack("<Q", len(data))
-    checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
-    return length + checksums[0] + data + checksums[1]
+    return b"".join(part + struct.pack("<I", masked_crc32c(part)) for part in (length, data))

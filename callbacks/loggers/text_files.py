@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.cadence import Every
 from trainer.errors import ConfigurationError
 
-from ..output import replace_text, writable
+from ..output import finite, in_run_folder, replace_text, writable
 from .logger import Logger
 
 if TYPE_CHECKING:
@@ -37,18 +36,20 @@ class _FileLogger(Logger):
         self._file: Any = None
 
     def setup(self, trainer: Trainer) -> None:
+        owner = type(self).__name__
+        self.path = self.path or in_run_folder(trainer, self.default_name)
         if self.path is None:
-            if trainer.run_dir is None:
-                owner = type(self).__name__
-                raise ConfigurationError(f"{owner} needs a file: {owner}(path=...) or Trainer(run_dir=...)")
-            self.path = Path(trainer.run_dir) / self.default_name
-        writable(f"{type(self).__name__}(path=...)", self.path.parent)
+            raise ConfigurationError(f"{owner} needs a file: {owner}(path=...) or Trainer(run_dir=...)")
+        writable(f"{owner}(path=...)", self.path.parent)
 
     def open(self, trainer: Trainer, step: int) -> None:
         """Open the file: replace it, or after a resume drop what came after `step`."""
         assert self.path is not None
-        kept = self._kept(step) if step and self.path.is_file() else ""
-        replace_text(self.path, kept)
+        self._replace(self._kept(step) if step and self.path.is_file() else "")
+
+    def _replace(self, text: str) -> None:
+        """Replace the file's text, and go on writing at its end."""
+        replace_text(self.path, text)
         self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
 
     def _kept(self, step: int) -> str:
@@ -66,10 +67,8 @@ class _FileLogger(Logger):
 class JSONLinesLogger(_FileLogger):
     """Logs a run to ``<run_dir>/log.jsonl``, one JSON object per line.
 
-    A line looks like ``{"step": 20, "train/loss": 0.3}``.
-
-    Hyperparameters, results and snapshots have their own lines: "hyperparameters", "results", "snapshot". NaN and
-    infinities are null.
+    A line looks like ``{"step": 20, "train/loss": 0.3}``. Hyperparameters, results and snapshots have
+    their own lines: "hyperparameters", "results", "snapshot". NaN and infinities are null.
 
     Args:
         path: the file; None for one in the run folder.
@@ -90,11 +89,7 @@ class JSONLinesLogger(_FileLogger):
         return "".join(kept)
 
     def _write(self, step: int, values: Mapping[str, Any]) -> None:
-        finite = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
-        self._file.write(json.dumps({"step": step, **finite}, default=str) + "\n")
+        self._file.write(json.dumps({"step": step, **finite(dict(values))}, default=str) + "\n")
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
         self._write(step, values)
@@ -157,9 +152,9 @@ class CSVLogger(_FileLogger):
             with open(self.path, encoding="utf-8", newline="") as file:
                 rows: list[Mapping[str, Any]] = list(csv.DictReader(file))
             self._names += new
-            replace_text(self.path, self._text([*rows, row], header=True))
-            self._file.close()
-            self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
+            before = self._file
+            self._replace(self._text([*rows, row], header=True))
+            before.close()
         else:
             self._file.write(self._text([row], header=False))
 

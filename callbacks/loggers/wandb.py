@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.cadence import Every
 from trainer.checks import require
 
+from ..output import in_run_folder
 from .logger import Logger
 
 if TYPE_CHECKING:
@@ -59,14 +60,14 @@ class WandbLogger(Logger):
     def open(self, trainer: Trainer, step: int) -> None:
         import wandb
 
-        folder = None if trainer.run_dir is None else Path(trainer.run_dir)
+        folder = in_run_folder(trainer, "")
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         resumed = {"id": self.run_id, "resume": "allow"} if step and self.run_id is not None else {}
         self._exit_code = 0
         self._run = wandb.init(
             project=self.project,
-            name=self.name or (folder.name if folder is not None else None),
+            name=self.name or (folder and folder.name),
             mode=self.mode,  # type: ignore[arg-type]
             dir=folder,
             reinit="create_new",
