@@ -48,20 +48,16 @@ def chart_svg(
     low, high = low - HEADROOM * (high - low), high + HEADROOM * (high - low)
     inner, tall = width - LEFT - RIGHT, height - TOP - BOTTOM
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        return (
-            LEFT + inner * (scale(x) - left) / ((right - left) or 1),
-            TOP + tall * (high - y) / (high - low),
-        )
+    def pixel(x: float, y: float) -> tuple[float, float]:
+        return LEFT + inner * (scale(x) - left) / ((right - left) or 1), TOP + tall * (high - y) / (high - low)
 
     parts = [_text(width / 2, 20, title, "middle", weight="bold")]
     for value in _ticks(low, high):
-        at = place(every[0][0], value)[1]
-        parts.append(
-            f'<path d="M{LEFT} {at:.1f}h{inner}" stroke="#ddd"/>' + _text(LEFT - 6, at + 4, f"{value:g}", "end")
-        )
+        at = pixel(every[0][0], value)[1]
+        parts.append(f'<path d="M{LEFT} {at:.1f}h{inner}" stroke="#ddd"/>')
+        parts.append(_text(LEFT - 6, at + 4, f"{value:g}", "end"))
     for value in _decades(left, right) if log_x else _ticks(left, right):
-        at = place(value, low)[0]
+        at = pixel(value, low)[0]
         parts.append(f'<path d="M{at:.1f} {TOP}v{tall}" stroke="#eee"/>')
         parts.append(_text(at, TOP + tall + 16, f"{value:g}", "middle"))
     parts.append(_text(LEFT + inner / 2, height - 8, x_label, "middle"))
@@ -70,14 +66,14 @@ def chart_svg(
     for number, (name, points) in enumerate(known.items()):
         # Dashes show a curve that lies under another one.
         style = f'stroke="{COLORS[number % len(COLORS)]}"' + (' stroke-dasharray="7 5"' if number > 2 else "")
-        line = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
+        line = " ".join("{:.1f},{:.1f}".format(*pixel(x, y)) for x, y in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke-width="1.8" {style}/>')
         if len(known) > 1:
             parts.append(f'<path d="M{legend:.0f} 38h18" stroke-width="3" {style}/>')
             parts.append(_text(legend + 24, 42, name, "start"))
             legend += 48 + 7 * len(name)
     for text, x in (marks or {}).items():
-        at = place(x, low)[0]
+        at = pixel(x, low)[0]
         side, shift = ("end", -5) if at > LEFT + inner / 2 else ("start", 5)
         parts.append(f'<path d="M{at:.1f} {TOP}v{tall}" stroke="#b0413e" stroke-dasharray="4 3"/>')
         parts.append(_text(at + shift, TOP + 12, text, side))

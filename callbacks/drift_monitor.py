@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,7 +11,7 @@ from trainer.checks import function, nonempty_text, number, refuse, whole
 from trainer.errors import ConfigurationError
 
 from .callback import Callback
-from .watched import is_window_name, window_value
+from .watched import is_window_name, require_settable_rate, window_value
 
 if TYPE_CHECKING:
     from .callback import Trainer
@@ -54,11 +55,10 @@ class RisesAbove:
 class DriftMonitor(Callback):
     """Feeds a metric of every closed window to a detector of drift.
 
-    When the detector fires, `on_drift` is called.
-
-    With `feature`, the metric is "drift_<feature>": the population stability index of that declared feature's raw
-    values in the window, compared with the rows that the features learned from, or with the first window if they
-    learned from none. Below 0.1 a column is usually called unchanged, above 0.25 changed.
+    When the detector fires, `on_drift` is called. With `feature`, the metric is "drift_<feature>": the population
+    stability index of that declared feature's raw values in the window, compared with the rows that the features
+    learned from, or with the first window if they learned from none. Below 0.1 a column is usually called unchanged,
+    above 0.25 changed.
 
     Args:
         detector: what decides, `update(value) -> bool`; None, with `feature`: `RisesAbove(0.25)`.
@@ -104,11 +104,8 @@ class DriftMonitor(Callback):
         self._windows_left = 0
 
     def setup(self, trainer: Trainer) -> None:
-        if self.lr_factor is None:
-            return
-        if trainer.learning_rate is None:
-            raise ConfigurationError("DriftMonitor(lr_factor=...) needs an optimizer with a constant learning rate")
-        trainer.learning_rate = trainer.learning_rate  # raises for a schedule: fail now, not in the middle of a run
+        if self.lr_factor is not None:
+            require_settable_rate("DriftMonitor(lr_factor=...)", trainer)
 
     def on_window_end(self, trainer: Trainer) -> None:
         if self._windows_left:
@@ -116,24 +113,25 @@ class DriftMonitor(Callback):
             if not self._windows_left:
                 trainer.learning_rate = trainer.learning_rate / self.lr_factor
         value = window_value(trainer.state.window, self.key)
-        if value is None or value != value or not self.detector.update(value):
+        if value is None or math.isnan(value) or not self.detector.update(value):
             return
         self.count += 1
         progress = trainer.state.progress
-        drifts = {
-            "detector": type(self.detector).__name__,
-            "key": self.key,
-            "value": value,
-            "count": self.count,
-            "global_step": progress.global_step,
-            "samples_seen": progress.samples_seen,
-        }
         logger.warning("drift: %s = %.6g at step %d (change %d)", self.key, value, progress.global_step, self.count)
         if self.lr_factor is not None:
             if not self._windows_left:
                 trainer.learning_rate = trainer.learning_rate * self.lr_factor
             self._windows_left = self.lr_windows
-        trainer.report_drift(drifts)
+        trainer.report_drift(
+            {
+                "detector": type(self.detector).__name__,
+                "key": self.key,
+                "value": value,
+                "count": self.count,
+                "global_step": progress.global_step,
+                "samples_seen": progress.samples_seen,
+            }
+        )
 
     def state_dict(self) -> dict[str, Any]:
         save = getattr(self.detector, "state_dict", None)

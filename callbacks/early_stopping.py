@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from trainer.checks import number
@@ -80,7 +79,8 @@ class EarlyStopping(Patience):
 
     def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
         if improved and self.restore_best:
-            with self._measured_weights(trainer):
+            validated = self.watched.hook(trainer) == "on_eval_end"  # perhaps of averaged weights
+            with trainer.averaged_weights() if validated else contextlib.nullcontext():
                 self._weights = {p.name: p.asnumpy().copy() for p in _parameters(trainer)}
         if self.out_of_patience(improved and (self.baseline is None or self.watched.better(value, self.baseline))):
             self._fired = True
@@ -88,17 +88,10 @@ class EarlyStopping(Patience):
             reason = f"{self.watched.label} has not improved in {self.wait} measurements ({best}, now {value:.6g})"
             trainer.stop(reason, kind="callback")
 
-    def _measured_weights(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Return a context with the weights that were measured, perhaps averages."""
-        validated = self.watched.hook(trainer) == "on_eval_end"
-        return trainer.averaged_weights() if validated else contextlib.nullcontext()
-
     def teardown(self, trainer: Trainer) -> None:
-        """Restore the best weights if requested.
+        """Restore the best weights if requested, after the last snapshot.
 
-        A run that a signal ended keeps its own, so that it can continue.
-
-        This happens after the last snapshot, which a longer run would continue from.
+        A longer run would continue from that snapshot; a run that a signal ended keeps its own weights to continue.
         """
         reason = trainer.state.stop_reason
         if not self.restore_best or not (self._fired or (reason is not None and reason.kind == "limit")):

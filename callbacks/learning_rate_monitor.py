@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cadence import Every, cadence
 from trainer.checks import number, whole
-from trainer.errors import ConfigurationError
 
 from .callback import Callback
 from .history import Curve
 from .output import say
-from .watched import Patience
+from .watched import Patience, require_settable_rate
 
 if TYPE_CHECKING:
     from .callback import Trainer
@@ -60,12 +59,12 @@ class LearningRateMonitor(Callback):
             self._record(trainer)
 
     def _record(self, trainer: Trainer) -> None:
-        rate = trainer.learning_rate
+        rate, step = trainer.learning_rate, trainer.state.progress.global_step
         if rate is None:
             return
-        if self.verbose and (not self.curve.values or self.curve.values[-1] != rate):
-            say(f"step {trainer.state.progress.global_step}: learning rate {rate:.6g}")
-        self.curve.add(trainer.state.progress.global_step, rate)
+        if self.verbose and self.curve.values[-1:] != [rate]:
+            say(f"step {step}: learning rate {rate:.6g}")
+        self.curve.add(step, rate)
 
     def state_dict(self) -> dict[str, Any]:
         return {"curve": self.curve.state_dict()}
@@ -75,9 +74,7 @@ class LearningRateMonitor(Callback):
 
 
 class ReduceLROnPlateau(Patience):
-    """Lowers the learning rate when a metric stops improving.
-
-    It is multiplied by `factor` after `patience` consecutive measurements without an improvement.
+    """Multiplies the learning rate by `factor` when a metric stops improving.
 
     Args:
         monitor: name of the metric ("val_*", "window_*" or "loss"), or several with weights; see `EarlyStopping`.
@@ -116,26 +113,19 @@ class ReduceLROnPlateau(Patience):
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
-        if trainer.learning_rate is None:
-            raise ConfigurationError(
-                "ReduceLROnPlateau needs an optimizer with a constant learning rate; this run has none"
-            )
-        trainer.learning_rate = trainer.learning_rate  # raises for a schedule: fail now, not in the middle of a run
+        require_settable_rate("ReduceLROnPlateau", trainer)
 
     def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
-        if self.out_of_patience(improved or self.cooling > 0):
-            self._reduce(trainer)
-        else:
+        if not self.out_of_patience(improved or self.cooling > 0):
             self.cooling = max(0, self.cooling - 1)
-
-    def _reduce(self, trainer: Trainer) -> None:
+            return
         rate = trainer.learning_rate
         self.wait, self.cooling = 0, self.cooldown
         if rate > self.min_lr:
-            trainer.learning_rate = max(rate * self.factor, self.min_lr)
+            trainer.learning_rate = lower = max(rate * self.factor, self.min_lr)
             logger.info(
                 "ReduceLROnPlateau: %s has not improved in %d measurements; learning rate %.6g -> %.6g",
-                *(self.watched.label, self.patience, rate, max(rate * self.factor, self.min_lr)),
+                *(self.watched.label, self.patience, rate, lower),
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from trainer.errors import ConfigurationError
 
 from .callback import Callback
 from .chart import chart_svg
+from .watched import require_settable_rate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,11 +27,10 @@ LEFT_OUT = 3  # points ignored at either end
 class LRFinder(Callback):
     """Suggests a learning rate by training with a growing one.
 
-    The rate grows exponentially (Smith 2017, section 3.3).
-
-    The run ends after `steps` calls, or when the smoothed loss reaches four times its minimum. Weights and optimizer
-    state are then restored; the trainer's counters are not, so create a new Trainer for the actual training. A call
-    that trains several steps counts as one: use `fit(..., sink_size=1)`.
+    The rate grows exponentially (Smith 2017, section 3.3). The run ends after `steps` calls, or when the smoothed loss
+    reaches four times its minimum. Weights and optimizer state are then restored; the trainer's counters are not, so
+    create a new Trainer for the actual training. A call that trains several steps counts as one: use `fit(...,
+    sink_size=1)`.
 
     Args:
         least, most: first and last learning rate.
@@ -59,10 +59,7 @@ class LRFinder(Callback):
             raise ConfigurationError(
                 "LRFinder puts back weights, not rows of sparse tables; try the rates on dense ones"
             )
-        rate = trainer.learning_rate
-        if rate is None:
-            raise ConfigurationError("LRFinder needs an optimizer with one learning rate that can be set")
-        trainer.learning_rate = rate  # raises for a schedule
+        require_settable_rate("LRFinder", trainer)
 
     def on_train_begin(self, trainer: Trainer) -> None:
         from mindspore import nn
@@ -77,8 +74,6 @@ class LRFinder(Callback):
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         done = len(self.rates) + 1
-        assert trainer.learning_rate is not None
-        assert trainer.state.outputs is not None
         self.rates.append(trainer.learning_rate)
         self._mean = SMOOTHING * self._mean + (1 - SMOOTHING) * trainer.state.outputs.loss
         self.losses.append(self._mean / (1 - SMOOTHING**done))
@@ -116,9 +111,8 @@ class LRFinder(Callback):
         )
 
     def _repr_html_(self) -> str:
-        return (
-            f"<div>{self.svg()}<p>suggested learning rate: {self.suggestion or 'none: the loss never falls'}</p></div>"
-        )
+        suggestion = self.suggestion or "none: the loss never falls"
+        return f"<div>{self.svg()}<p>suggested learning rate: {suggestion}</p></div>"
 
     def save_picture(self, path: str | Path) -> None:
         """Write the plot of `svg` to a file."""

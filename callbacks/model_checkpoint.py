@@ -82,14 +82,11 @@ class ModelCheckpoint(Callback):
         self._records: list[dict[str, Any]] = []
         self._due = False
         self._measured: float | None = None
-        self._saved_step: int | None = None
 
     @property
     def snapshot_root(self) -> Path | None:  # type: ignore[override]
         """The given folder, or from `setup` on the run's."""
         return self.root or self.dirpath
-
-    # -- when ----------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer) -> None:
         folder = self.dirpath or in_run_folder(trainer, "checkpoints")
@@ -105,9 +102,6 @@ class ModelCheckpoint(Callback):
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Count from here: what the run begins with needs no snapshot."""
-        self._begin(trainer)
-
-    def _begin(self, trainer: Trainer) -> None:
         self._due, self._measured = False, None
         self._saved_step = trainer.state.progress.global_step
         if isinstance(self.every, Every):
@@ -150,8 +144,6 @@ class ModelCheckpoint(Callback):
         if wanted and step != self._saved_step:
             self._save(trainer, step, value, background)
 
-    # -- which ---------------------------------------------------------------------------------------------------
-
     def _save(self, trainer: Trainer, step: int, value: float | None, background: bool) -> None:
         # The record is part of the snapshot it describes, so it is created first.
         name = f"step_{step:08d}"
@@ -178,15 +170,10 @@ class ModelCheckpoint(Callback):
     def on_save_checkpoint(self, trainer: Trainer) -> None:
         """Point at the best snapshot; the new one is durable, so remove old ones."""
         path = trainer.state.snapshot
-        if path is None or Path(path).parent != self.root:
+        written = [record for record in self._records if path is not None and Path(path) == self.root / record["name"]]
+        if not written:
             return
-        for record in self._records:
-            if record["name"] == Path(path).name:
-                record["durable"] = True
-                self._tidy(trainer)
-                return
-
-    def _tidy(self, trainer: Trainer) -> None:
+        written[0]["durable"] = True
         durable = [record for record in self._records if record["durable"]]
         best = [record for record in self._ranked() if record["durable"]] if self.watched else []
         if best and best[0]["name"] != self.best_name:
@@ -196,16 +183,14 @@ class ModelCheckpoint(Callback):
             return
         kept = durable[-self.keep_last :] + best[: self.keep_best]
         dropped = [record for record in durable if record not in kept]
-        if not dropped or not trainer.group.is_main:
-            self._records = [record for record in self._records if record not in dropped]
-            return
-        names = {record["name"] for record in dropped}
-        others = [entry.name for entry in self.root.iterdir() if entry.is_dir() and entry.name not in names]
-        try:
-            trainer.prune(self.root, sorted(others))
-        except OSError as error:
-            logger.warning("ModelCheckpoint: %s could not be removed: %s", ", ".join(sorted(names)), error)
         self._records = [record for record in self._records if record not in dropped]
+        if dropped and trainer.group.is_main:
+            names = {record["name"] for record in dropped}
+            others = [entry.name for entry in self.root.iterdir() if entry.is_dir() and entry.name not in names]
+            try:
+                trainer.prune(self.root, sorted(others))
+            except OSError as error:
+                logger.warning("ModelCheckpoint: %s could not be removed: %s", ", ".join(sorted(names)), error)
 
     def on_load_checkpoint(self, trainer: Trainer) -> None:
         """Adopt the restored snapshot if it lies in this callback's folder."""
@@ -213,12 +198,11 @@ class ModelCheckpoint(Callback):
         if path is None or self.root is None or Path(path).parent != self.root:
             return
         name = Path(path).name
-        known = [record for record in self._records if record["name"] == name]
-        if not known:
-            known = [{"name": name, "value": None}]
-            self._records += known
-        known[0]["durable"] = True
-        self._begin(trainer)
+        if all(record["name"] != name for record in self._records):
+            self._records.append({"name": name, "value": None, "durable": True})
+        for record in self._records:
+            record["durable"] |= record["name"] == name
+        self.on_train_begin(trainer)
         # Others were unfinished when this snapshot was written, or have been removed since.
         self._records = [r for r in self._records if r["durable"] and (self.root / r["name"]).is_dir()]
         if self.best_name is not None and not (self.root / self.best_name).is_dir():

@@ -12,7 +12,7 @@ from trainer.checks import number
 
 from . import summary
 from .callback import Callback
-from .output import Panel, fit_parts, format_metrics, in_notebook, monitored_metric, say, terminal_columns
+from .output import SEPARATOR, Panel, fit_parts, format_metrics, in_notebook, monitored_metric, say, terminal_columns
 
 if TYPE_CHECKING:
     from .callback import Trainer
@@ -28,10 +28,9 @@ _SHOWN = ("window_auc", "lifetime_auc", "window_log_loss", "window_loss", "windo
 class ProgressBar(Callback):
     """Shows epoch, loss, speed and metrics; online, window metrics (AUC, lag).
 
-    If the line is too narrow, the metric that a callback monitors stays, else the first metric.
-
-    If the output is not a terminal, it prints one line per epoch, and for a stream at most one line per `line_seconds`.
-    Between two refreshes nothing is copied from the device.
+    If the line is too narrow, the metric that a callback monitors stays, else the first metric. If the output is not a
+    terminal, it prints one line per epoch, and for a stream at most one line per `line_seconds`. Between two refreshes
+    nothing is copied from the device.
 
     Args:
         refresh_seconds: time between two refreshes of the bar.
@@ -47,7 +46,6 @@ class ProgressBar(Callback):
 
     main_only = True
     reports_only = True
-
     order = 10
 
     def __init__(
@@ -63,9 +61,7 @@ class ProgressBar(Callback):
         self.file, self.terminal, self.results = file, terminal, results
         self._bar: Any = None
         self._panel: Panel | None = None
-        self._running = self._validated = self._ended = self._saving = False
-        self._times = summary.Times()
-        self._set_aside: str | None = None
+        self._running = self._ended = False
 
     def setup(self, trainer: Trainer) -> None:
         """Start the clock: compiling and restoring come before training begins."""
@@ -81,7 +77,7 @@ class ProgressBar(Callback):
         self._on_terminal = self._stream.isatty() if self.terminal is None else bool(self.terminal)
         self._online = trainer.state.phase == "online"
         self._next_refresh = self._next_line = 0.0
-        self._running, self._validated, self._ended = True, False, False
+        self._running, self._validated, self._ended, self._saving = True, False, False, False
         self._times.add("setting up")
         self._set_aside = None
         self._start(trainer, trainer.state.progress.step_in_epoch)
@@ -142,12 +138,15 @@ class ProgressBar(Callback):
             self._close(trainer)
         reason = trainer.state.stop_reason
         if reason is not None and reason.kind != "limit" and (self.results or self._panel is not None):
-            self._say_stopped(trainer)
+            text = f"stopped: {reason}"
+            if self._panel is None:
+                say(text, self._stream)
+            else:
+                self._panel.draw(self._title(trainer), text, None)
         self._times.skip()
-        run = trainer.run
-        if run is not None:
-            self._times.divide(run.seconds_preparing)
-            self._set_aside = run.set_aside()
+        if trainer.run is not None:
+            self._times.divide(trainer.run.seconds_preparing)
+            self._set_aside = trainer.run.set_aside()
         self._ended = self._saving = True
 
     def teardown(self, trainer: Trainer) -> None:
@@ -162,19 +161,11 @@ class ProgressBar(Callback):
             for line in lines:
                 say(line, self._stream)
 
-    def _say_stopped(self, trainer: Trainer) -> None:
-        reason = f"stopped: {trainer.state.stop_reason}"
-        if self._panel is None:
-            say(reason, self._stream)
-        else:
-            self._panel.draw(self._title(trainer), reason, None)
-
     def _close(self, trainer: Trainer) -> None:
-        loss = trainer.state.train_loss
         if not self._on_terminal and self._panel is None:
             self._line(trainer)
         else:
-            outputs = trainer.state.outputs
+            loss, outputs = trainer.state.train_loss, trainer.state.outputs
             if loss is None and outputs is not None:
                 loss = outputs.loss
             self._draw(trainer, {} if loss is None else {"loss": loss})
@@ -229,9 +220,6 @@ class ProgressBar(Callback):
             title = title if columns >= LEAST_COLUMNS_FOR_WORDS else title.removeprefix("epoch ")
             text = fit_parts(parts, columns - len(f"{title} 100%|| ") - LEAST_BAR - 1)
             line = f"{_escaped(title)} {min(done / total, 1):4.0%}|{{bar}}| {_escaped(text)}"
-        self._draw_bar(line, columns, done, total)
-
-    def _draw_bar(self, line: str, columns: int, done: int, total: int | None) -> None:
         if self._bar is None:
             from tqdm import tqdm
 
@@ -253,19 +241,15 @@ class ProgressBar(Callback):
         return f"{tqdm.format_interval((time.monotonic() - self._start_time) / done_here * (total - done))} left"
 
     def _line(self, trainer: Trainer) -> None:
-        loss = trainer.state.train_loss
-        steps = trainer.state.progress.global_step - self._first_step
+        loss, steps = trainer.state.train_loss, trainer.state.progress.global_step - self._first_step
         parts = self._parts(trainer, {} if loss is None or self._online else {"loss": loss})
-        numbers = ", ".join(text for _, text in parts)
-        say(f"{self._title(trainer)}: {steps} steps, {numbers}", self._stream)
+        say(f"{self._title(trainer)}: {steps} steps, {SEPARATOR.join(text for _, text in parts)}", self._stream)
 
 
 def _main_metric(monitored: str | None, values: Mapping[str, float]) -> str | None:
     """Return the metric shown at any width: the monitored one, else the first."""
-    for name in (monitored, f"window_{monitored}"):
-        if name in values:
-            return name
-    return next((name for name in values if not name.endswith("loss")), next(iter(values), None))
+    measured = [name for name in values if not name.endswith("loss")]
+    return next((name for name in (monitored, f"window_{monitored}", *measured, *values) if name in values), None)
 
 
 def _escaped(text: str) -> str:

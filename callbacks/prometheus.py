@@ -27,9 +27,8 @@ _HELP = {
 class PrometheusMonitor(Callback):
     """Serves a run's counters, losses and metrics to Prometheus.
 
-    Gauges: <namespace>_global_step, _samples_seen, _loss, _samples_per_second, _val_*, _window_*, ...
-
-    It uses its own registry, so it serves nothing else of the process; the endpoint is closed at teardown.
+    Gauges: <namespace>_global_step, _samples_seen, _loss, _samples_per_second, _val_*, _window_*, ... It uses its own
+    registry, so it serves nothing else of the process; the endpoint is closed at teardown.
 
     Args:
         port: TCP port; 0 takes a free one (see `port` after `setup`).

@@ -72,10 +72,9 @@ class RunRecord(JSONLinesLogger):
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         super().on_train_epoch_end(trainer)
-        if not self._is_open:
-            return
-        self._count_waiting(trainer)
-        self._write_tables(trainer)
+        if self._is_open:
+            self._count_waiting(trainer)
+            self._write_tables(trainer)
 
     def on_window_end(self, trainer: Trainer) -> None:
         super().on_window_end(trainer)
@@ -128,7 +127,6 @@ class RunRecord(JSONLinesLogger):
             self._write(step, {"set_aside": report})
 
     def _repr_html_(self) -> str:
-        """Say what was recorded so far, and how to see it."""
         seconds = {name: f"{value:,.1f} s" for name, value in self._seconds.items() if value}
         return facts_html("RunRecord", {"file": self.path, **seconds, "page": "trainer report RUN_FOLDER"})
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MODES = ("auto", "min", "max")
 _STREAM = ("lag", "staleness", "rows_per_second", "queue_depth")
 
 
@@ -29,10 +28,15 @@ def is_window_name(name: str) -> bool:
 
 def window_value(window: Mapping[str, float] | None, name: str) -> float | None:
     """Return metric `name` of a window, or None; "auc" matches "window_auc"."""
-    for key in (name, f"window_{name}"):
-        if window and key in window:
-            return float(window[key])
-    return None
+    values = [window[key] for key in (name, f"window_{name}") if window and key in window]
+    return float(values[0]) if values else None
+
+
+def require_settable_rate(owner: str, trainer: Trainer) -> None:
+    """Refuse a learning rate that cannot be set, now and not in the middle of a run."""
+    if trainer.learning_rate is None:
+        raise ConfigurationError(f"{owner} needs an optimizer with a constant learning rate; this run has none")
+    trainer.learning_rate = trainer.learning_rate  # raises for a schedule
 
 
 class Watched:
@@ -64,7 +68,7 @@ class Watched:
         self._signs = dict.fromkeys(self.names, 1.0)
         self.label = self.names[0] if isinstance(monitor, str) else ", ".join(self.names)
         self.several = not isinstance(monitor, str)
-        self.requested_mode = self.mode = choice(f"{owner}(mode=...)", mode, MODES)
+        self.requested_mode = self.mode = choice(f"{owner}(mode=...)", mode, ("auto", "min", "max"))
         self.min_delta = number(f"{owner}(min_delta=...)", min_delta, least=0.0)
         if self.several and mode != "auto":
             raise ConfigurationError(
@@ -82,10 +86,9 @@ class Watched:
                     f"{self.owner}(mode='auto') cannot tell whether more or less of {name!r} is better: the metric "
                     f"declares no higher_is_better; {cure}"
                 )
+        self.mode = "max" if self.several or higher_is_better[self.names[0]] else "min"
         if not self.several:
-            self.mode = "max" if higher_is_better[self.names[0]] else "min"
             return
-        self.mode = "max"
         self._signs = {name: 1.0 if higher_is_better[name] else -1.0 for name in self.names}
         parts = [f"{'-' if self._signs[n] < 0 else '+'} {self._weights[n]:g} {n}" for n in self.names]
         self.label = " ".join(parts).removeprefix("+ ")
@@ -121,10 +124,8 @@ class Watched:
 
     def better(self, value: float, best: float | None) -> bool:
         """Return whether `value` beats `best` by `min_delta`; NaN never, None loses."""
-        if math.isnan(value):
-            return False
-        if best is None:
-            return True
+        if math.isnan(value) or best is None:
+            return not math.isnan(value)
         return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
 
 
@@ -135,13 +136,9 @@ def _of_task(trainer: Trainer, name: str) -> bool:
 def _weights(owner: str, monitor: str | Mapping[str, float]) -> dict[str, float]:
     """Return the weight of each metric by name."""
     weights = {monitor: 1.0} if isinstance(monitor, str) else monitor
-    named = isinstance(weights, Mapping) and weights and all(isinstance(name, str) and name for name in weights)
-    if not named:
-        refuse(
-            f"{owner}(monitor=...)",
-            "the name of a metric such as 'val_loss', or a mapping from names to weights",
-            monitor,
-        )
+    if not (isinstance(weights, Mapping) and weights and all(isinstance(name, str) and name for name in weights)):
+        accepted = "the name of a metric such as 'val_loss', or a mapping from names to weights"
+        refuse(f"{owner}(monitor=...)", accepted, monitor)
     checked = {
         name: number(f"{owner}(monitor=...): the weight of {name!r}", weight, above=0, below=math.inf)
         for name, weight in weights.items()

@@ -110,7 +110,7 @@ def test_data_and_networks_that_cannot_be_searched_are_refused(data):
     trainer = Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params()))
     with pytest.raises(ConfigurationError, match="rows of sparse tables"):
         trainer.fit({"x": np.arange(8), "y": np.ones((8, 1), np.float32)}, callbacks=[BatchSizeFinder()], batch_size=4)
-    with pytest.raises(ConfigurationError, match="'power' or 'binary'"):
+    with pytest.raises(ConfigurationError, match="'power', 'binary'"):
         BatchSizeFinder(mode="double")
 
 
