@@ -84,12 +84,8 @@ class Callback:
     snapshot_root: Path | None = None
     published_root: Path | None = None
 
-    def use_direction(self, higher_is_better: bool | None) -> None:
-        """Receive the monitored metric's direction before training; None: undeclared."""
-
     def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
-        """Receive the declared direction of each monitored metric before training."""
-        self.use_direction(next(iter(higher_is_better.values())))
+        """Receive each monitored metric's direction before training; None: undeclared."""
 
     def setup(self, trainer: Trainer) -> None:
         """First of all, before the first compile and before a snapshot is restored."""
@@ -232,9 +228,8 @@ class CallbackList:
     def _is_of_a_report(self, error: BaseException, method: Any, hook: str) -> bool:
         """Return whether the error only affects a report; warn once."""
         callback = getattr(method, "__self__", None)
-        if hook == "setup" or not getattr(callback, "reports_only", False):
-            return False
-        if not isinstance(error, callback.report_errors):
+        reports_only = hook != "setup" and getattr(callback, "reports_only", False)
+        if not reports_only or not isinstance(error, callback.report_errors):
             return False
         if id(callback) not in self._warned:
             self._warned.add(id(callback))

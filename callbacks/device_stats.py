@@ -40,14 +40,13 @@ class DeviceStats(Callback):
         self.records: list[dict[str, float]] = []
 
     def setup(self, trainer: Trainer) -> None:
-        self._process = require("psutil", "DeviceStats needs psutil", "monitor").Process()
+        self._psutil = require("psutil", "DeviceStats needs psutil", "monitor")
+        self._process = self._psutil.Process()
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        import psutil
-
         self.records = []
         self._mark = self._totals()
-        psutil.cpu_percent()  # the first call of a process returns 0
+        self._psutil.cpu_percent()  # the first call of a process returns 0
         self.every.start(trainer.state.progress)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
@@ -61,8 +60,6 @@ class DeviceStats(Callback):
         return time.monotonic(), used.user + used.system, counters.read_bytes, counters.write_bytes
 
     def _measure(self) -> dict[str, float]:
-        import psutil
-
         before, self._mark = self._mark, self._totals()
         seconds, used, read, written = (now - then for now, then in zip(self._mark, before, strict=True))
         seconds = max(seconds, 1e-9)
@@ -70,8 +67,8 @@ class DeviceStats(Callback):
             "process_cpu": used / seconds,
             "process_memory_mb": self._process.memory_info().rss / 1e6,
             "threads": float(self._process.num_threads()),
-            "machine_cpu": psutil.cpu_percent() / 100,
-            "machine_memory": psutil.virtual_memory().percent / 100,
+            "machine_cpu": self._psutil.cpu_percent() / 100,
+            "machine_memory": self._psutil.virtual_memory().percent / 100,
             "read_mb_per_second": read / 1e6 / seconds,
             "written_mb_per_second": written / 1e6 / seconds,
         }

@@ -64,10 +64,7 @@ class CallbackParams(dict):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of `key`, or `default`."""
-        try:
-            return self[key]
-        except KeyError:
-            return default
+        return self[key] if key in self else default
 
     def __getattr__(self, key: str) -> Any:
         try:
@@ -79,14 +76,13 @@ class CallbackParams(dict):
         self[key] = value
 
 
-class _TrainNetwork(nn.Cell):
-    """Network and optimizer as one cell, with their training program's graph."""
+class TrainNetwork(nn.Cell):
+    """Network and optimizer as one cell, which saves both by their names."""
 
-    def __init__(self, network: nn.Cell, optimizer: nn.Cell | None, program: Callable[[], nn.Cell | None]) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         super().__init__(auto_prefix=False)
-        self.network = network
-        self.optimizer = optimizer
-        self.__dict__["_program"] = program
+        self.network, self.optimizer = trainer.network, trainer.optimizer
+        self.__dict__["_builder"] = trainer.builder
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the network, perhaps a user's training cell."""
@@ -97,13 +93,8 @@ class _TrainNetwork(nn.Cell):
 
     def get_func_graph_proto(self) -> Any:
         """Return the graph of the training program; only in graph mode, like MindSpore."""
-        program = self._program() if mindspore.get_context("mode") == mindspore.GRAPH_MODE else None
+        program = self._builder.training_program if mindspore.get_context("mode") == mindspore.GRAPH_MODE else None
         return None if program is None else nn.Cell.get_func_graph_proto(program)
-
-
-def train_network(trainer: Trainer) -> nn.Cell:
-    """Return network and optimizer as one cell, which saves both by their names."""
-    return _TrainNetwork(trainer.network, trainer.optimizer, lambda: trainer.builder.training_program)
 
 
 def monitored_name(monitor: str) -> str:
@@ -122,8 +113,6 @@ class AdaptedCallback(Callback):
         self.run_context = RunContext(self._params)
         self._target: MindSporeCallback | None = None
         self._in_epoch = False
-        self._train_values: dict[str, Any] = {}
-        self._epoch_length: int | None = None
         if not (self._defines("on_train_step_begin") or self._defines("on_train_step_end")):
             # A callback without step hooks costs nothing per step, but still needs the start of the epoch.
             self.on_train_step_begin = self._first_step_begin  # type: ignore[method-assign]
@@ -162,7 +151,6 @@ class AdaptedCallback(Callback):
 
     def _fill(self, trainer: Trainer) -> None:
         params, state = self._params, trainer.state
-        step = self._counted(trainer)[1]
         params.clear()
         # A new context, because the old one keeps a requested stop.
         self.run_context = RunContext(params)
@@ -173,7 +161,7 @@ class AdaptedCallback(Callback):
             optimizer=trainer.optimizer,
             loss_fn=trainer.loss_fn,
             epoch_num=1 if limit is None else limit - trainer.base["epoch"],
-            cur_step_num=step,
+            cur_step_num=self._counted(trainer)[1],
             batch_num=state.total_steps or UNSIZED,
             dataset_sink_mode=False,
             train_dataset=trainer.train_dataset,
@@ -185,7 +173,7 @@ class AdaptedCallback(Callback):
             train_dataset_element=None,
             initial_step=None,
         )
-        params.on_demand("train_network", lambda: train_network(trainer))
+        params.on_demand("train_network", lambda: TrainNetwork(trainer))
         params.on_demand("eval_network", trainer.builder.inference.evaluate_cell)
 
     def _set_outputs(self, trainer: Trainer) -> None:
@@ -193,8 +181,6 @@ class AdaptedCallback(Callback):
         self._params["cur_step_num"] = self._counted(trainer)[1]
         self._params.on_demand("net_outputs", lambda: _net_outputs(trainer, outputs))
         self._params.on_demand("train_dataset_element", lambda: _last_batch(outputs.chunk))
-
-    # -- training ------------------------------------------------------------------------------------------------
 
     def on_train_begin(self, trainer: Trainer) -> None:
         self._in_epoch = False
@@ -241,8 +227,6 @@ class AdaptedCallback(Callback):
         if self._in_epoch:
             self.on_train_epoch_end(trainer)
         self._call("on_train_end", trainer)
-
-    # -- evaluation ----------------------------------------------------------------------------------------------
 
     def _call_eval(self, hook: str, trainer: Trainer) -> None:
         own = self._defines(hook, alias=False) and type(self.callback).__name__ not in _own_names
@@ -293,8 +277,6 @@ class AdaptedCallback(Callback):
         self._call_eval("on_eval_end", trainer)
         self._params.pop("net_outputs", None)
         self._params.update(self._train_values)
-
-    # -- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the callback's `state_dict()`; MindSpore's own have none."""

@@ -91,7 +91,12 @@ class Profiler(Callback):
         step = trainer.state.progress.global_step
         if self._state == "skipping":
             if step - self._first_step >= self.skip and self._calls >= LEAST_CALLS:
-                self._begin(trainer)
+                self._measured = StepProfile(training_thread=threading.get_ident())
+                self._validation: float | None = None
+                self._validated = 0.0  # end of the latest validation
+                self._state = "steps"
+                self._measured.phase.began = time.perf_counter()
+                trainer.run.observe(self._record)
             return
         assert self._measured is not None
         measured = self._measured.operators_phase if self._state == "operators" else self._measured.phase
@@ -101,24 +106,14 @@ class Profiler(Callback):
         if measured.steps >= self.steps:
             self._next(trainer)
 
-    def _begin(self, trainer: Trainer) -> None:
-        run: Any = trainer.run
-        self._measured = StepProfile(training_thread=threading.get_ident())
-        self._validation: float | None = None
-        self._validated = 0.0  # end of the latest validation
-        self._state = "steps"
-        self._measured.phase.began = time.perf_counter()
-        run.observe(self._record)
-
     def _next(self, trainer: Trainer) -> None:
         """End the measurement of this state, and begin the next one if there is one."""
-        measured = self._measured
-        assert measured is not None
+        assert self._measured is not None
         if self._state == "steps":
-            measured.phase.ended = time.perf_counter()
+            self._measured.phase.ended = time.perf_counter()
             if self.operators and self._begin_operators(trainer.run):
                 self._state = "operators"
-                measured.operators_phase.began = time.perf_counter()
+                self._measured.operators_phase.began = time.perf_counter()
                 return
         self._finish(trainer)
 
@@ -173,10 +168,8 @@ class Profiler(Callback):
         self._finish(trainer)
         if self.profile is None:
             if skipping or self._measured is not None:
-                logger.warning(
-                    "Profiler: the run ended after %d calls, before its measurement; lower Profiler(skip=%d)",
-                    *(self._calls, self.skip),
-                )
+                text = "Profiler: the run ended after %d calls, before its measurement; lower Profiler(skip=%d)"
+                logger.warning(text, self._calls, self.skip)
             return
         text = self.profile.table(self.rows)
         if self.verbose:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import io
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
-
-
-@functools.cache
-def can_draw() -> bool:
-    """Return whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
-
-
-def roc(table: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """Return false and true positive rates for thresholds from 1 down to 0."""
-    negatives, positives = table["above"]["negatives"], table["above"]["positives"]
-    return [n / (negatives[0] or 1.0) for n in negatives[::-1]], [p / (positives[0] or 1.0) for p in positives[::-1]]
 
 
 def roc_picture(table: Mapping[str, Any], title: str) -> bytes:
     """Draw the ROC curve as PNG."""
-    x, y = roc(table)
+    counts = [table["above"][kind][::-1] for kind in ("negatives", "positives")]  # thresholds from 1 down to 0
+    x, y = ([count / (of_class[-1] or 1.0) for count in of_class] for of_class in counts)
     return _draw(title, "false positive rate", "true positive rate", [0.0, *x], [0.0, *y], 1.0)
 
 

@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from ..callback import Trainer
 
 logger = logging.getLogger(__name__)
+
+CURVE_SECONDS = 30.0
+FLUSH_SECONDS = 10.0
+FLUSH_BYTES = 1 << 16
+_NAME = "events.out.tfevents."
 
 
 class TensorBoard(Logger):
@@ -69,7 +75,6 @@ class TensorBoard(Logger):
         self._next_curves = 0.0
         self._curves_failed = False
         self.folder: Path | None = None
-        self._file: EventFile | None = None
 
     def setup(self, trainer: Trainer) -> None:
         default = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
@@ -78,7 +83,7 @@ class TensorBoard(Logger):
 
     def open(self, trainer: Trainer, step: int) -> None:
         assert self.folder is not None
-        self._file = EventFile(self.folder, step + 1 if step else None)
+        self._events = EventFile(self.folder, step + 1 if step else None)
         if self.histograms is not None:
             self.histograms.start(trainer.state.progress)
         self._norms_wanted = self.norms is not None
@@ -91,10 +96,10 @@ class TensorBoard(Logger):
             self._events.scalar(name, value, step)
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        from tensorboardX.summary import hparams
+        from tensorboardX.summary import hparams, text
 
         rows = [f"| {name} | {value} |" for name, value in values.items()]
-        self._events.text("hparams", "\n".join(["| name | value |", "| --- | --- |", *rows]), 0)
+        self._events.add(text("hparams", "\n".join(["| name | value |", "| --- | --- |", *rows])), 0)
         plain = {name: value if isinstance(value, int | float | str) else str(value) for name, value in values.items()}
         tags = [f"hparam/{name}" for metric in metrics for name in (metric, f"best_{metric}")]
         for summary in hparams(plain, dict.fromkeys(tags, 0.0)):
@@ -161,7 +166,7 @@ class TensorBoard(Logger):
         for task, table in trainer.read_scores().items():
             name = f"{group}/{task}" if task else group
             self._events.add(_precision_recall(f"precision_recall/{name}", table), step)
-            if score_pictures.can_draw():
+            if find_spec("matplotlib") is not None:
                 roc = score_pictures.roc_picture(table, f"ROC, step {step:,}")
                 self._events.picture(f"roc/{name}", roc, step)
                 calibration = score_pictures.calibration_picture(table, f"calibration, step {step:,}")
@@ -180,17 +185,11 @@ class TensorBoard(Logger):
                 if self.norms is None:
                     self._events.scalar(f"weight_norm/{parameter.name}", float(np.linalg.norm(values)), step)
 
-    @property
-    def _events(self) -> EventFile:
-        assert self._file is not None, "the log is written between on_train_begin and teardown"
-        return self._file
-
     def flush(self) -> None:
         self._events.flush()
 
     def close(self) -> None:
-        file, self._file = self._events, None
-        file.close()
+        self._events.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the folder, so that a resumed run without a run folder continues in it."""
@@ -201,9 +200,6 @@ class TensorBoard(Logger):
             raise TypeError(f"the folder is a path or None; received {state['folder']!r}")
         if self.log_dir is None and state["folder"] and Path(state["folder"]).is_dir():
             self.folder = Path(state["folder"])
-
-
-CURVE_SECONDS = 30.0
 
 
 def _precision_recall(tag: str, table: Mapping[str, Any]) -> Any:
@@ -218,13 +214,8 @@ def _precision_recall(tag: str, table: Mapping[str, Any]) -> Any:
     return pr_curve_raw(tag, hits, false_alarms, correct, misses, precision, recall, len(hits))
 
 
-FLUSH_SECONDS = 10.0
-FLUSH_BYTES = 1 << 16
-_NAME = "events.out.tfevents."
-
-
 class EventFile:
-    """Appends scalars and texts to an event file in `folder`, created if missing.
+    """Appends summaries to an event file in `folder`, created if missing.
 
     Events reach the file every 10 seconds, every 64 KiB and at `flush`. If a write fails, the events since the previous
     write are dropped and the file is truncated to its previous end, so that no reader sees half an event.
@@ -257,12 +248,6 @@ class EventFile:
         width, height = struct.unpack(">II", png[16:24])  # of the PNG's header
         image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
         self.add(Summary(value=[Summary.Value(tag=name, image=image)]), step)
-
-    def text(self, name: str, text: str, step: int) -> None:
-        """Add a text in Markdown; OSError as `scalar`."""
-        from tensorboardX.summary import text as summary
-
-        self.add(summary(name, text), step)
 
     def add(self, summary: Any, step: int, wall_time: float | None = None) -> None:
         """Add a summary; `wall_time` in epoch seconds, None: now. OSError as `scalar`."""

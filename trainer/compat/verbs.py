@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from mindspore import Tensor, nn
 from mindspore.train import Callback as MindSporeCallback
 
-from callbacks.mindspore_adapter import train_network as cell_with_optimizer
+from callbacks.mindspore_adapter import TrainNetwork
 
 from .. import checks
 from ..cadence import Every
@@ -123,7 +123,7 @@ def no_layout(trainer: Trainer, *data: Any, **options: Any) -> None:
 
 def train_network(trainer: Trainer) -> nn.Cell:
     """A cell with the parameters of network and optimizer, to save them."""
-    return cell_with_optimizer(trainer)
+    return TrainNetwork(trainer)
 
 
 def predict_network(trainer: Trainer) -> nn.Cell:
