@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.checks import choice, number, require, whole
 from trainer.errors import ConfigurationError, GraphError
 
-from .callback import Callback
+from .callback import Callback, Trainer
 from .output import say
 from .summary import table_html
-
-if TYPE_CHECKING:
-    from .callback import Trainer
 
 logger = logging.getLogger(__name__)
 

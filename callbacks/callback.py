@@ -43,6 +43,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer as Trainer
+else:
+    Trainer = Any  # callbacks import the name for their annotations, and never the class
 
 logger = logging.getLogger(__name__)
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from trainer.cadence import Every, cadence
 from trainer.checks import require
 
-from .callback import Callback
-
-if TYPE_CHECKING:
-    from .callback import Trainer
+from .callback import Callback, Trainer
 
 
 class DeviceStats(Callback):

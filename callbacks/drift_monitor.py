@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from trainer.checks import function, nonempty_text, number, refuse, whole
 from trainer.errors import ConfigurationError
 
-from .callback import Callback
+from .callback import Callback, Trainer
 from .watched import is_window_name, require_settable_rate, window_value
-
-if TYPE_CHECKING:
-    from .callback import Trainer
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from trainer.checks import number
 from trainer.errors import ConfigurationError
 
+from .callback import Trainer
 from .watched import Patience
 
 if TYPE_CHECKING:
     import numpy as np
     from mindspore import Parameter
 
-    from .callback import Trainer
 
 logger = logging.getLogger(__name__)
 

@@ -6,17 +6,14 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.cadence import Every, cadence
 from trainer.masking import mask_text
 
-from .callback import Callback
+from .callback import Callback, Trainer
 from .output import Throughput, finite, gauges, replace_text, writable
 from .watched import window_value
-
-if TYPE_CHECKING:
-    from .callback import Trainer
 
 
 class HealthFile(Callback):

@@ -6,17 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.cadence import Every, cadence
 from trainer.checks import any_number, whole
 
-from .callback import Callback
+from .callback import Callback, Trainer
 from .output import snapshot_step, window_numbers
 from .summary import history_html
-
-if TYPE_CHECKING:
-    from .callback import Trainer
 
 
 class Curve:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.cadence import Every, cadence
 from trainer.checks import number, whole
 
-from .callback import Callback
+from .callback import Callback, Trainer
 from .history import Curve
 from .output import say
 from .watched import Patience, require_settable_rate
-
-if TYPE_CHECKING:
-    from .callback import Trainer
 
 logger = logging.getLogger(__name__)
 

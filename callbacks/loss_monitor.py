@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trainer.cadence import Every, cadence
 
-from .callback import Callback
+from .callback import Callback, Trainer
 from .output import format_metrics, say
-
-if TYPE_CHECKING:
-    from .callback import Trainer
 
 
 class LossMonitor(Callback):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainer.checks import number, whole
 from trainer.errors import ConfigurationError
 
-from .callback import Callback
+from .callback import Callback, Trainer
 from .chart import chart_svg
 from .watched import require_settable_rate
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     from mindspore import Parameter
 
-    from .callback import Trainer
 
 SMOOTHING = 0.9
 DIVERGED = 4.0

@@ -17,7 +17,7 @@ It does for one callback what MindSpore's own loop does for its callbacks:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mindspore
 import numpy as np
@@ -29,10 +29,7 @@ from mindspore.train.callback import __all__ as _own_names
 
 from trainer.errors import ConfigurationError
 
-from .callback import Callback
-
-if TYPE_CHECKING:
-    from .callback import Trainer
+from .callback import Callback, Trainer
 
 # MindSpore divides by the number of batches per epoch; for data without a size, use the largest number.
 UNSIZED = 2**31 - 1
@@ -64,7 +61,10 @@ class CallbackParams(dict):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of `key`, or `default`."""
-        return self[key] if key in self else default
+        try:
+            return self[key]
+        except KeyError:
+            return default
 
     def __getattr__(self, key: str) -> Any:
         try:
@@ -82,7 +82,7 @@ class TrainNetwork(nn.Cell):
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(auto_prefix=False)
         self.network, self.optimizer = trainer.network, trainer.optimizer
-        self.__dict__["_builder"] = trainer.builder
+        self.__dict__["_trainer"] = trainer
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the network, perhaps a user's training cell."""
@@ -93,7 +93,8 @@ class TrainNetwork(nn.Cell):
 
     def get_func_graph_proto(self) -> Any:
         """Return the graph of the training program; only in graph mode, like MindSpore."""
-        program = self._builder.training_program if mindspore.get_context("mode") == mindspore.GRAPH_MODE else None
+        graph_mode = mindspore.get_context("mode") == mindspore.GRAPH_MODE
+        program = self._trainer.builder.training_program if graph_mode else None
         return None if program is None else nn.Cell.get_func_graph_proto(program)
 
 

@@ -7,18 +7,15 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.cadence import Every, cadence
 from trainer.checks import any_number, refuse, whole
 from trainer.errors import ConfigurationError, did_you_mean
 
-from .callback import Callback
+from .callback import Callback, Trainer
 from .output import in_run_folder
 from .watched import Watched
-
-if TYPE_CHECKING:
-    from .callback import Trainer
 
 logger = logging.getLogger(__name__)
 

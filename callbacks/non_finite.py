@@ -10,15 +10,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.cadence import Every, cadence
 from trainer.checks import whole
 
-from .callback import Callback
-
-if TYPE_CHECKING:
-    from .callback import Trainer
+from .callback import Callback, Trainer
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from trainer.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from .callback import Trainer
+from .callback import Trainer
 
 SEPARATOR = ", "
 

@@ -7,16 +7,12 @@ import csv
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.errors import ConfigurationError
 
-from .callback import Callback
+from .callback import Callback, Trainer
 from .output import in_run_folder, writable
-
-if TYPE_CHECKING:
-    from .callback import Trainer
-
 
 logger = logging.getLogger(__name__)
 

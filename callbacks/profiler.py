@@ -7,16 +7,13 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.checks import whole
 
-from .callback import Callback
+from .callback import Callback, Trainer
 from .output import in_run_folder, replace_text, say, writable
 from .step_profile import Span, StepProfile
-
-if TYPE_CHECKING:
-    from .callback import Trainer
 
 logger = logging.getLogger(__name__)
 

@@ -6,16 +6,13 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from trainer.checks import number
 
 from . import summary
-from .callback import Callback
+from .callback import Callback, Trainer
 from .output import SEPARATOR, Panel, fit_parts, format_metrics, in_notebook, monitored_metric, say, terminal_columns
-
-if TYPE_CHECKING:
-    from .callback import Trainer
 
 LEAST_SHOWN_WAIT = 0.1
 LEAST_BAR = 4  # columns

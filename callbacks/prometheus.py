@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.cadence import Every, cadence
 from trainer.checks import refuse, require, whole
 
-from .callback import Callback
+from .callback import Callback, Trainer
 from .output import Throughput, gauges
-
-if TYPE_CHECKING:
-    from .callback import Trainer
 
 _HELP = {
     "epoch": "Epochs finished",

@@ -6,15 +6,13 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.cadence import Every
 
+from .callback import Trainer
 from .loggers.text_files import JSONLinesLogger
 from .summary import facts_html
-
-if TYPE_CHECKING:
-    from .callback import Trainer
 
 FLUSH_SECONDS = 1.0
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from .callback import Callback
+from .callback import Callback, Trainer
 from .output import say
-
-if TYPE_CHECKING:
-    from .callback import Trainer
 
 
 class TimeMonitor(Callback):

@@ -5,16 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.checks import choice, number, refuse, whole
 from trainer.errors import ConfigurationError
 
-from .callback import Callback
-
-if TYPE_CHECKING:
-    from .callback import Trainer
-
+from .callback import Callback, Trainer
 
 logger = logging.getLogger(__name__)
 

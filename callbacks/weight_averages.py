@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
 from trainer.checks import number, whole
 
-from .callback import Callback
-
-if TYPE_CHECKING:
-    from .callback import Trainer
+from .callback import Callback, Trainer
 
 
 class WeightAveraging(Callback):

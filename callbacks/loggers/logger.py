@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,8 @@ from trainer.cadence import Every, cadence
 from trainer.checks import refuse
 from trainer.masking import mask_value
 
-from ..callback import Callback
+from ..callback import Callback, Trainer
 from ..output import snapshot_step, window_numbers
-
-if TYPE_CHECKING:
-    from ..callback import Trainer
 
 LEAST_POINTS = 200
 

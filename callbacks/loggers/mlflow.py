@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.cadence import Every
 from trainer.checks import require
 from trainer.errors import ConfigurationError
 
+from ..callback import Trainer
 from .logger import Logger
 from .sender import Sender
-
-if TYPE_CHECKING:
-    from ..callback import Trainer
 
 FLUSH_SECONDS = 5.0
 CLOSE_SECONDS = 60.0

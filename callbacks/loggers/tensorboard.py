@@ -15,16 +15,14 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.cadence import Every, cadence
 
+from ..callback import Trainer
 from ..output import in_run_folder, window_numbers, writable
 from . import score_pictures
 from .logger import Logger
-
-if TYPE_CHECKING:
-    from ..callback import Trainer
 
 logger = logging.getLogger(__name__)
 

@@ -8,16 +8,14 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.cadence import Every
 from trainer.errors import ConfigurationError
 
+from ..callback import Trainer
 from ..output import finite, in_run_folder, replace_text, writable
 from .logger import Logger
-
-if TYPE_CHECKING:
-    from ..callback import Trainer
 
 
 class _FileLogger(Logger):

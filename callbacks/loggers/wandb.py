@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.cadence import Every
 from trainer.checks import require
 
+from ..callback import Trainer
 from ..output import in_run_folder
 from .logger import Logger
-
-if TYPE_CHECKING:
-    from ..callback import Trainer
 
 
 class WandbLogger(Logger):
