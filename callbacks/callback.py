@@ -187,7 +187,7 @@ HOOKS: tuple[str, ...] = tuple(_UNUSED_HOOKS)
 
 
 class CallbackList:
-    """Callbacks in their fixed order; hooks are looked up once, so an empty one is free."""
+    """Callbacks in their fixed order, with hooks looked up once: an empty one is free."""
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self._callbacks = sorted(callbacks, key=lambda callback: callback.order)

@@ -28,8 +28,8 @@ class LRFinder(Callback):
 
     The rate grows exponentially (Smith 2017, section 3.3). The run ends after `steps` calls, or when the smoothed loss
     reaches four times its minimum. Weights and optimizer state are then restored; the trainer's counters are not, so
-    create a new Trainer for the actual training. A call that trains several steps counts as one: use `fit(...,
-    sink_size=1)`.
+    create a new Trainer for the actual training. A call that trains several steps counts as one: use
+    `fit(..., sink_size=1)`.
 
     Args:
         least, most: first and last learning rate.

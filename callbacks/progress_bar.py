@@ -58,7 +58,8 @@ class ProgressBar(Callback):
         self.file, self.terminal, self.results = file, terminal, results
         self._bar: Any = None
         self._panel: Panel | None = None
-        self._running = self._ended = False
+        self._running = self._ended = self._saving = False
+        self._times = summary.Times()
 
     def setup(self, trainer: Trainer) -> None:
         """Start the clock: compiling and restoring come before training begins."""
@@ -74,9 +75,9 @@ class ProgressBar(Callback):
         self._on_terminal = self._stream.isatty() if self.terminal is None else bool(self.terminal)
         self._online = trainer.state.phase == "online"
         self._next_refresh = self._next_line = 0.0
-        self._running, self._validated, self._ended, self._saving = True, False, False, False
+        self._running, self._validated, self._ended = True, False, False
         self._times.add("setting up")
-        self._set_aside = None
+        self._set_aside: str | None = None
         self._start(trainer, trainer.state.progress.step_in_epoch)
 
     def on_train_step_begin(self, trainer: Trainer) -> None:

@@ -65,7 +65,7 @@ class WandbLogger(Logger):
         self._exit_code = 0
         self._run = wandb.init(
             project=self.project,
-            name=self.name or (folder and folder.name),
+            name=self.name or (None if folder is None else folder.name),
             mode=self.mode,  # type: ignore[arg-type]
             dir=folder,
             reinit="create_new",
