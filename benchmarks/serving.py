@@ -79,7 +79,7 @@ def train(root: Path, rows: int, seconds: float, kind: str, every: float) -> tup
     publish = Publish(root, every=every, rows=kind)
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 1e-3))
     trainer.online_train(events, callbacks=[publish], max_seconds=seconds)
-    return trainer.state.progress.global_step, publish.hold_seconds
+    return trainer.state.progress.global_step, list(publish.hold_seconds)
 
 
 def main() -> None:

@@ -195,8 +195,9 @@ class GroupMetric(RowMetric):
         self.clear()
         saved, arrays = state["json"], state["arrays"]
         self._total, self._weight = float(saved["total"]), float(saved["weight"])
-        self._keep(*(np.array(arrays[name]) for name in ("keys", "scores", "labels", "weights")))
         self._bound, self._every, self._seen = (int(saved[name]) for name in ("bound", "every", "seen"))
+        # after the bound, which a smaller capacity lowers further
+        self._keep(*(np.array(arrays[name]) for name in ("keys", "scores", "labels", "weights")))
 
 
 class Gauc(GroupMetric):

@@ -41,7 +41,7 @@ class ESMM(nn.Cell):
         hidden: Sequence[int] = (256, 64),
     ) -> None:
         super().__init__()
-        self.tasks = tasks_of(features, "ESMM", tasks)
+        self.tasks = tasks_of(features, "ESMM", tasks, most=2)
         self.embedding = pooled_embedding(features, dim)
         width = flat_width(self.embedding)
         self.click, self.conversion = Perceptron(width, hidden, 1), Perceptron(width, hidden, 1)

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -134,7 +135,7 @@ class Publish(Callback):
         self._error: Exception | None = None
         self._failures = 0
         self._next_try = 0.0
-        self.hold_seconds: list[float] = []
+        self.hold_seconds: deque[float] = deque(maxlen=1000)  # of the newest versions
 
     @property
     def published_root(self) -> Path | None:  # type: ignore[override]

@@ -118,6 +118,18 @@ def test_memory_is_bounded_by_leaving_out_whole_groups_whatever_the_order():
     assert one.eval() == pytest.approx(roc_auc_score(labels, scores), abs=0.02)
 
 
+def test_groups_left_out_by_a_smaller_capacity_after_a_resume_stay_out():
+    users = np.tile(np.arange(3000), 6)
+    labels, scores = np.random.default_rng(6).integers(0, 2, (2, 18_000)).astype(np.float32)
+    saved = filled(Gauc("user"), scores[:15_000], labels[:15_000], users[:15_000]).state_dict()
+    resumed = Gauc("user", capacity=12_000)
+    resumed.load_state_dict(saved)
+    filled(resumed, scores[15_000:], labels[15_000:], users[15_000:])
+    counts = np.unique(resumed.state_dict()["arrays"]["keys"], return_counts=True)[1]
+    assert len(counts) > 1500
+    assert set(counts) == {6}, "a user is kept with all rows, or not at all"
+
+
 def test_names_say_column_and_k_and_mistakes_are_named(digits):
     found = get_metrics(["gauc/user", "recall@10/user", "ndcg@5/session", "hit_rate@1/user"])
     assert list(found) == ["gauc", "recall@10", "ndcg@5", "hit_rate@1"]

@@ -92,6 +92,7 @@ def as_tuple(outputs):
         ("dcn_v2", "mean", {"structure": "stack"}, "stacked"),
         ("deepfm", "mean", {"hidden": 400}, r"\[400, 400\]"),
         ("mmoe", "mean", {}, "two or more"),
+        ("esmm", "mean", {"tasks": ["click", "buy", "return"]}, "two different names"),
         ("two_tower", "mean", {"item": ["itm"]}, "item"),
         ("two_tower", "mean", {"item": ["price"]}, "one of the user"),
     ],
