@@ -430,6 +430,7 @@ def test_no_answer_after_a_kill_is_of_an_older_version_than_one_before_it(publis
 def test_kill_and_stop_lose_no_request(server, expected):
     """Kept last: the model's process is killed, then the server is stopped while a request is on its way."""
     model_pid = _children(server.process.pid)[0]
+    server.connection.close()  # one that has been idle may be closed by the server
     socket_to = socket.create_connection(urlsplit(server.url).netloc.split(":"), 30)
     head = f"POST /predict HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
     socket_to.sendall(f"{head}Content-Length: 12\r\n\r\n".encode())
