@@ -52,8 +52,11 @@ class DeviceStats(Callback):
 
     def _totals(self) -> tuple[float, float, float, float]:
         """Return time, CPU seconds of the process, and bytes read and written."""
-        used, counters = self._process.cpu_times(), self._process.io_counters()
-        return time.monotonic(), used.user + used.system, counters.read_bytes, counters.write_bytes
+        used, read, written = self._process.cpu_times(), 0, 0
+        if hasattr(self._process, "io_counters"):  # kernels without /proc/PID/io have none
+            counters = self._process.io_counters()
+            read, written = counters.read_bytes, counters.write_bytes
+        return time.monotonic(), used.user + used.system, read, written
 
     def _measure(self) -> dict[str, float]:
         before, self._mark = self._mark, self._totals()

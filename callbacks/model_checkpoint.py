@@ -180,7 +180,6 @@ class ModelCheckpoint(Callback):
             return
         kept = durable[-self.keep_last :] + best[: self.keep_best]
         dropped = [record for record in durable if record not in kept]
-        self._records = [record for record in self._records if record not in dropped]
         if dropped and trainer.group.is_main:
             names = {record["name"] for record in dropped}
             others = [entry.name for entry in self.root.iterdir() if entry.is_dir() and entry.name not in names]
@@ -188,6 +187,7 @@ class ModelCheckpoint(Callback):
                 trainer.prune(self.root, sorted(others))
             except OSError as error:
                 logger.warning("ModelCheckpoint: %s could not be removed: %s", ", ".join(sorted(names)), error)
+        self._records = [record for record in self._records if record not in dropped]
 
     def on_load_checkpoint(self, trainer: Trainer) -> None:
         """Adopt the restored snapshot if it lies in this callback's folder."""
@@ -199,7 +199,7 @@ class ModelCheckpoint(Callback):
             self._records.append({"name": name, "value": None, "durable": True})
         for record in self._records:
             record["durable"] |= record["name"] == name
-        self.on_train_begin(trainer)
+        ModelCheckpoint.on_train_begin(self, trainer)
         # Others were unfinished when this snapshot was written, or have been removed since.
         self._records = [r for r in self._records if r["durable"] and (self.root / r["name"]).is_dir()]
         if self.best_name is not None and not (self.root / self.best_name).is_dir():

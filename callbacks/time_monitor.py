@@ -38,7 +38,7 @@ class TimeMonitor(Callback):
     def on_train_begin(self, trainer: Trainer) -> None:
         """Start the clock; a run may begin in the middle of an epoch."""
         self.records = []
-        self.on_train_epoch_begin(trainer)
+        TimeMonitor.on_train_epoch_begin(self, trainer)  # not the hook of a subclass, which is called by itself
 
     def on_train_step_begin(self, trainer: Trainer) -> None:
         self._waited += time.perf_counter() - self._waiting_since
@@ -78,5 +78,5 @@ class TimeMonitor(Callback):
     def on_train_end(self, trainer: Trainer) -> None:
         """Record what the last, unfinished epoch or the whole stream took."""
         if self._started is not None and trainer.state.progress.global_step > self._steps:
-            self.on_train_epoch_end(trainer)
+            TimeMonitor.on_train_epoch_end(self, trainer)
         self._started = None

@@ -10,7 +10,7 @@ import math
 import reprlib
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from importlib import import_module
+from importlib import import_module, metadata
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
@@ -31,6 +31,14 @@ def require(module: str, needs: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise ConfigurationError(f"{needs}: pip install 'mindspore-trainer[{extra}]'") from error
+
+
+def installed(distribution: str) -> str | None:
+    """Return the installed version of a distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def is_whole(value: Any) -> bool:

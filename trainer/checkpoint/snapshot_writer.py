@@ -21,7 +21,6 @@ while writing, without a second pass.
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import itertools
 import logging
 import os
@@ -36,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import is_whole
+from ..checks import installed, is_whole
 from ..errors import CheckpointError
 from . import durable, strict_json, tensor_file
 from .catalog import Entry, available, delete, recover, unproven
@@ -209,13 +208,8 @@ def _move_away(final: Path) -> Path:
 
 @functools.cache
 def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in ("mindspore", "numpy", "mindspore-trainer"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    return versions
+    packages = {name: installed(name) for name in ("mindspore", "numpy", "mindspore-trainer")}
+    return {"python": platform.python_version(), "platform": platform.platform(), **packages}
 
 
 class BackgroundWriter:

@@ -34,7 +34,10 @@ def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
     """
     kind: Any = network if isinstance(network, type) else type(network)
     construct, own = kind.construct, {} if kind is network else vars(network)
-    declared = own.get(ATTRIBUTE, getattr(kind, ATTRIBUTE, None))  # not of the cell itself: a miss there is slow
+    if ATTRIBUTE in own or hasattr(kind, ATTRIBUTE) or kind.__getattr__ is not nn.Cell.__getattr__:
+        declared = getattr(network, ATTRIBUTE, None)
+    else:
+        declared = None  # not asked of the cell itself: a miss there is slow
     if declared is None:
         if network not in _known:
             _known[network] = _keys_read(network, construct, 0, frozenset())

@@ -265,10 +265,11 @@ def fetch_pointers(source: Location, into: Path, names: Iterable[str]) -> None:
     for pointer in names:
         try:
             content = source.read(pointer)
-            for name in sorted(named_in(content)):
-                _fetch_chain(source, name, into)
         except FileNotFoundError:
             continue
+        try:
+            for name in sorted(named_in(content)):
+                _fetch_chain(source, name, into)
         except (CheckpointDamagedError, CheckpointNotFoundError) as error:
             logger.warning("the pointer %s is skipped: %s", source.shown(pointer), error)
             continue

@@ -60,6 +60,12 @@ class Loops(ByPosition):
         return total
 
 
+class Computed(Loops):
+    @property
+    def batch_keys(self):
+        return ("b", "a")
+
+
 class WithTable(nn.Cell):
     """An id whose row is weighted by the mask of a list of prices."""
 
@@ -89,6 +95,7 @@ def trained():
 def test_the_keys_are_those_that_the_source_reads_of_the_argument():
     assert batch_keys(ByPosition()) == batch_keys(nn.Dense(1, 1)) == batch_keys(nn.SequentialCell(ByPosition())) == ()
     assert batch_keys(ByName()) == batch_keys(ByName) == batch_keys(Loops()) == ("a", "b")
+    assert batch_keys(Computed()) == ("b", "a")
     assert batch_keys(Outer()) == ("weight", "a", "b")
     assert batch_keys(WithTable()) == ("prices", "prices_mask", "item")
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from packaging.requirements import Requirement
 
+from ...checks import installed
 from ...distributed.launched import is_launched, process_count
 from ...errors import ConfigurationError, TrainerError
-from ..runs.run_folder import installed
 
 if TYPE_CHECKING:
     from ...distributed.group import Group

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoint import durable
+from ...checks import installed
 from ...errors import ConfigurationError, did_you_mean
 from ...masking import is_secret, mask_text
 from ...report.run_data import read_record
@@ -283,14 +283,6 @@ class Run:
         """Return whether a later process resumed the run and wrote no results."""
         entries = read_json_or(self.path / RESUMES, [])
         return bool(entries) and _time(entries[-1].get("time")) > _time(self.metrics.get("finished"))
-
-
-def installed(name: str) -> str | None:
-    """Return the installed version of a distribution, or None."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def versions() -> dict[str, Any]:
