@@ -3,6 +3,10 @@
 On a shared machine the weather changes from second to second, and absolute times say little. So every contender does
 a window of work, then the next one, round after round; what is reported is the ratio of windows that lie side by side:
 its median over the rounds and the quartiles.
+
+Two processes of the same commit differ as well, by where their memory lies, for as long as they live. Where a few
+percent matter (`--against`), every contender is started several times, and the range of the ratios of these processes
+is the noise.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ MARK = "\x1e"
 PATIENCE = 1800.0
 # A contender whose own windows differ by more (quartiles, of the median) was disturbed.
 NOISY = 0.15
+# Largest ratio of times to another commit's that does not count as slower.
+SLOWER = 1.03
 # Largest relative differences of two loss curves that count as the same computation: rounding grows step by step.
 EARLY, AGREE_EARLY, AGREE_LATE = 10, 5e-3, 2e-2
 
@@ -97,7 +103,7 @@ def against(group: Group, checkout: Path) -> Group | None:
     if not pairs:
         return None
     contenders = {name: environment for now, then in pairs for name, environment in ((now, OURS), (then, EARLIER))}
-    ratios = tuple(Ratio(now, then, 1.0) for now, then in pairs)
+    ratios = tuple(Ratio(now, then, SLOWER) for now, then in pairs)
     return replace(
         group, contenders=contenders, ratios=ratios, same=tuple(pairs) if group.same else (), earlier=checkout
     )
@@ -183,6 +189,7 @@ class Measured:
         agreement: largest relative difference of losses that should be the same; NaN where there is nothing to compare.
         load: the machine's load before and after, mean of a minute; None where it is not told.
         problems: contenders that could not take part, and losses that differ.
+        processes: how often every contender was started; its windows are in the order of the processes.
     """
 
     group: Group
@@ -191,6 +198,7 @@ class Measured:
     agreement: float = float("nan")
     load: tuple[float, float] | None = None
     problems: list[str] = field(default_factory=list)
+    processes: int = 1
 
     @property
     def noisy(self) -> dict[str, float]:
@@ -204,7 +212,10 @@ class Measured:
         return found
 
     def ratio(self, ratio: Ratio) -> tuple[float, float, float] | None:
-        """Return the median of the paired ratios of times and their quartiles; None when one side is missing."""
+        """Return the median of the paired ratios of times and their quartiles; None when one side is missing.
+
+        Of several processes, the median of their medians, with the least and the largest of these.
+        """
         if not (self.values.get(ratio.ours) and self.values.get(ratio.other)):
             return None
         ours, other = np.array(self.values[ratio.ours]), np.array(self.values[ratio.other])
@@ -212,18 +223,24 @@ class Measured:
         pairs = ours[:count] / other[:count]
         if self.group.unit == "rows/s":
             pairs = 1 / pairs
-        low, middle, high = np.percentile(pairs, [25, 50, 75])
+        ends = [25, 50, 75]
+        if self.processes > 1:
+            pairs, ends = [np.median(part) for part in np.array_split(pairs, self.processes)], [0, 50, 100]
+        low, middle, high = np.percentile(pairs, ends)
         return float(middle), float(low), float(high)
 
     def met(self, ratio: Ratio) -> bool | None:
-        """Return whether the goal of a ratio is met; None when there is none, or nothing was measured."""
+        """Return whether the goal of a ratio is met; None when there is none, or nothing was measured.
+
+        Of several processes, whether any of them meets it: what all miss is beyond the noise between processes.
+        """
         found = self.ratio(ratio)
         if found is None or (ratio.goal is None and not ratio.plus):
             return None
         if ratio.plus:
             ours, other = (np.median(self.values[name]) for name in (ratio.ours, ratio.other))
             return bool(ours <= other + ratio.plus)
-        return found[0] <= ratio.goal
+        return found[1 if self.processes > 1 else 0] <= ratio.goal
 
     def met_alone(self, name: str) -> tuple[str, bool] | None:
         """Return a contender's own goals in words and whether its medians meet them; None when it has none."""
@@ -257,6 +274,7 @@ class Measured:
             "goals": self.group.goals,
             "most": self.group.most,
             "programs": self.group.programs,
+            "processes": self.processes,
             "ratios": [
                 {"ours": r.ours, "other": r.other, "goal": r.goal, "plus": r.plus, "found": self.ratio(r)}
                 for r in self.group.ratios
@@ -264,7 +282,9 @@ class Measured:
         }
 
 
-def run(group: Group, windows: int, interpreters: dict[str, Path], folder: Path, check: bool = True) -> Measured:
+def run(
+    group: Group, windows: int, interpreters: dict[str, Path], folder: Path, check: bool = True, processes: int = 1
+) -> Measured:
     """Measure a group: start every contender, check that they compute the same, then let them work in turn.
 
     Args:
@@ -273,9 +293,19 @@ def run(group: Group, windows: int, interpreters: dict[str, Path], folder: Path,
         interpreters: environment -> interpreter; contenders without one are left out.
         folder: for the contenders' logs.
         check: whether to compare losses first.
+        processes: how often to start every contender, each time with as many rounds.
     """
-    measured = Measured(group)
+    measured = Measured(group, processes=processes)
     before = load()
+    for _ in range(processes):
+        _run_once(measured, group.windows or windows, interpreters, folder, check)
+    after = load()
+    measured.load = None if before is None or after is None else (before, after)
+    return measured
+
+
+def _run_once(measured: Measured, windows: int, interpreters: dict[str, Path], folder: Path, check: bool) -> None:
+    group = measured.group
     with contextlib.ExitStack() as stack:
         contenders: list[Contender] = []
         for name, environment in group.contenders.items():
@@ -295,16 +325,13 @@ def run(group: Group, windows: int, interpreters: dict[str, Path], folder: Path,
                 with _noting(measured, contender, contenders):
                     losses[contender.name] = contender.ask("losses")
             compare(measured, losses)
-        for number in range(group.windows or windows):
+        for number in range(windows):
             # back and forth, so that nobody is always measured right after the same neighbour
             for contender in list(contenders if number % 2 == 0 else contenders[::-1]):
                 with _noting(measured, contender, contenders):
                     contender.windows.append(contender.ask("window"))
         for contender in contenders:
             collect(measured, contender)
-    after = load()
-    measured.load = None if before is None or after is None else (before, after)
-    return measured
 
 
 def load() -> float | None:
@@ -352,7 +379,7 @@ def collect(measured: Measured, contender: Contender) -> None:
             values.append(window["seconds"] * (1e3 if unit == "ms" else 1.0))
         else:
             values.append(window["value"])
-    measured.values[contender.name] = values
+    measured.values.setdefault(contender.name, []).extend(values)
     names = {name for window in contender.windows for name in window} - {"seconds", "steps", "rows", "value"}
     medians = {name: [window[name] for window in contender.windows if name in window] for name in sorted(names)}
     measured.extra[contender.name] = {name: float(np.median(found)) for name, found in medians.items()}

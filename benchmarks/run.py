@@ -6,8 +6,9 @@
     python benchmarks/run.py --readme              write the table of the last measurement into docs/benchmarks.md
 
 Every case first checks that all sides compute the same losses from the same first weights and data. Then they work
-in turn, window by window; ratios are of windows side by side, as median and quartiles. Lower is better for ours, except
-where a unit says rows/s. Results go to runs/benchmarks: results.json, table.md, ratios.png. The peers' environment is
+in turn, window by window; ratios are of windows side by side, as median and quartiles; with `--against`, as median and
+range of several pairs of processes, and what all of them miss is missed. Lower is better for ours, except where a unit
+says rows/s. Results go to runs/benchmarks: results.json, table.md, ratios.png. The peers' environment is
 built in the user's cache folder on first use.
 """
 
@@ -66,7 +67,12 @@ def groups_of(case: str, quick: bool) -> list[Group]:
 
 
 def measure_all(
-    cases: Sequence[str], quick: bool, windows: int, only: str | None, earlier: Path | None = None
+    cases: Sequence[str],
+    quick: bool,
+    windows: int,
+    only: str | None,
+    earlier: Path | None = None,
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Measure and return everything in plain form; with a checkout of another commit, ours beside that one's."""
     interpreters = {OURS: Path(sys.executable), EARLIER: Path(sys.executable)}
@@ -82,7 +88,7 @@ def measure_all(
     with lifetime.guarded("bench-") as folder:
         for group in chosen:
             began = time.monotonic()
-            measured = measure.run(group, windows, interpreters, folder)
+            measured = measure.run(group, windows, interpreters, folder, processes=processes)
             results.append(measured.to_dict())
             print(f"{group.case}: {group.title} ({time.monotonic() - began:.0f} s)", flush=True)
             for line in lines_of(measured):
@@ -193,7 +199,9 @@ def table(report: dict[str, Any]) -> str:
     lines = [f"Measured {report['date']}{made} on {place}; Python {info['python']}, {versions}."]
     if report["quick"]:
         lines.append("**Small sizes and few windows: this shows that the benchmark works, not how fast anything is.**")
-    lines += ["", "| case | ours | other | ratio of times (quartiles) | goal |", "| --- | --- | --- | --- | --- |"]
+    several = max((result["processes"] for result in report["results"]), default=1)
+    ends = f"range of {several} pairs of processes" if several > 1 else "quartiles"
+    lines += ["", f"| case | ours | other | ratio of times ({ends}) | goal |", "| --- | --- | --- | --- | --- |"]
     for result in report["results"]:
         group = rebuilt(result)
         for ratio in group.group.ratios:
@@ -239,7 +247,8 @@ def rebuilt(result: dict[str, Any]) -> Measured:
     ratios = tuple(Ratio(r["ours"], r["other"], r["goal"], r["plus"]) for r in result["ratios"])
     goals = {kind: result.get(kind, {}) for kind in ("goals", "most", "programs")}
     group = Group(result["case"], result["title"], "", {}, ratios=ratios, unit=result["unit"], **goals)
-    return Measured(group, result["values"], result["extra"], result["agreement"], result["problems"])
+    kept = {kind: result[kind] for kind in ("values", "extra", "agreement", "problems", "processes")}
+    return Measured(group, **kept)
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
@@ -291,6 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--quick", action="store_true", help="small sizes and three windows")
     parser.add_argument("--windows", type=int, help="rounds; default 5, or 3 with --quick")
+    parser.add_argument("--processes", type=int, help="starts of every contender; default 1, or 3 with --against")
     parser.add_argument("--only", help="groups whose title contains this text")
     parser.add_argument("--against", metavar="COMMIT", help="measure ours beside ours at this commit, and no peer")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of results.json, table.md, ratios.png")
@@ -304,8 +314,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         return 0
     windows = given.windows or (3 if given.quick else 5)
+    processes = given.processes or (3 if given.against and not given.quick else 1)
     with checkout(given.against) as earlier:
-        report = measure_all(given.cases, given.quick, windows, given.only, earlier)
+        report = measure_all(given.cases, given.quick, windows, given.only, earlier, processes)
     given.output.mkdir(parents=True, exist_ok=True)
     (given.output / "results.json").write_text(json.dumps(report, indent=1), "utf-8")
     (given.output / "table.md").write_text(table(report) + "\n", "utf-8")

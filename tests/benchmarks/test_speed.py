@@ -58,6 +58,17 @@ def test_losses_that_differ_are_a_problem():
     assert "torch, Adam" in measured.problems[0]
 
 
+def test_only_what_every_pair_of_processes_misses_is_beyond_noise():
+    ratio = Ratio("now", "then", 1.03)
+    group = Group("mlp", "work", "mlp", {}, ratios=(ratio,))
+    disturbed = Measured(group, {"now": [9.0, 1.2, 1.2, 1.0, 1.0, 9.0], "then": [1.0] * 6}, processes=2)
+    slower = Measured(group, {"now": [1.2, 1.2, 1.2, 1.1, 1.1, 9.0], "then": [1.0] * 6}, processes=2)
+    assert disturbed.ratio(ratio) == pytest.approx((1.1, 1.0, 1.2))
+    assert (disturbed.met(ratio), slower.met(ratio)) == (True, False)
+    again = run.rebuilt(slower.to_dict())
+    assert again.ratio(ratio) == slower.ratio(ratio) == pytest.approx((1.15, 1.1, 1.2))
+
+
 def test_a_report_becomes_a_table_a_picture_and_a_part_of_the_readme(tmp_path):
     ratio = Ratio("ours", "theirs", 0.5)
     measured = Measured(Group("mlp", "work", "mlp", {}, ratios=(ratio,)), {"ours": [1.0, 2.0], "theirs": [4.0, 4.0]})
