@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ def _filled(array: Any, column: Column) -> Any:
 def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
     """Return rows as [rows, *shape] or `Ragged`; None if some differ or are null."""
     if shape[:1] != (None,):
-        values = flat(array, int(np.prod(shape)))
+        values = flat(array, math.prod(shape))
         return None if values is None else values.reshape(len(array), *shape)
     types = require().types
     if types.is_fixed_size_list(array.type):
@@ -159,7 +160,7 @@ def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
     else:
         return None
     within = array.flatten()
-    values = None if within.null_count else flat(within, int(np.prod(shape[1:])))
+    values = None if within.null_count else flat(within, math.prod(shape[1:]))
     if values is None:
         return None
     return Ragged(values.reshape(len(within), *shape[1:]), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))

@@ -10,6 +10,7 @@ Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-int
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 from collections.abc import Iterator
@@ -66,16 +67,24 @@ def _message(source: Any, start: int, size: int) -> Message:
         raise ValueError(f"the message at byte {start:,} is incomplete")
     source.seek(start + before)
     try:
-        root = _Table(source.read(length))
-        kind, end = root.number(1, "B"), body + root.number(3, "q")
-        rows = _rows(root.table(2) if kind == BATCH else root.table(2).table(1), end - body) if kind != SCHEMA else 0
+        kind, size_of_body, rows = _metadata(source.read(length))
     except struct.error:
         raise ValueError(f"the message at byte {start:,} is damaged") from None
-    if kind not in (SCHEMA, DICTIONARY, BATCH) or end < body:
+    if kind not in (SCHEMA, DICTIONARY, BATCH) or size_of_body < 0:
         raise ValueError(f"the message at byte {start:,} is damaged")
+    end = body + size_of_body
     if end > size:
         raise ValueError(f"the message at byte {start:,} is incomplete")
-    return Message(kind, start, end, rows if kind == BATCH else 0)
+    return Message(kind, start, end, rows)
+
+
+@functools.lru_cache(maxsize=64)  # messages of one schema and length share their metadata
+def _metadata(data: bytes) -> tuple[int, int, int]:
+    """Return a message's kind, the bytes of its body, and its number of rows; raise struct.error if damaged."""
+    root = _Table(data)
+    kind, body = root.number(1, "B"), root.number(3, "q")
+    rows = _rows(root.table(2) if kind == BATCH else root.table(2).table(1), body) if kind != SCHEMA else 0
+    return kind, body, rows if kind == BATCH else 0
 
 
 def _rows(batch: _Table, body: int) -> int:
