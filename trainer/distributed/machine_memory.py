@@ -22,7 +22,23 @@ _TOKEN_BYTES = 16
 _ALIGNMENT = 64
 
 
-class Outbox:
+class _Memory:
+    """Two mapped files: of even and of odd exchanges."""
+
+    def __init__(self) -> None:
+        self._files: list[int] = []
+        self._maps: list[mmap.mmap] = []
+
+    def close(self) -> None:
+        """Release the memory; mappings of other processes and views of messages stay valid."""
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                os.close(file)
+        self._files.clear()
+        self._maps.clear()
+
+
+class Outbox(_Memory):
     """Messages of this process.
 
     Attributes:
@@ -30,8 +46,7 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._files: list[int] = []
-        self._maps: list[mmap.mmap] = []
+        super().__init__()
         self._end = _ALIGNMENT
         self.address: list[Any] | None = None
         if os.environ.get(VARIABLE) == "0":
@@ -75,15 +90,8 @@ class Outbox:
             return False
         return True
 
-    def close(self) -> None:
-        """Release the memory; mappings of other processes stay valid."""
-        for file in self._files:
-            os.close(file)
-        self._files.clear()
-        self._maps.clear()
 
-
-class Inbox:
+class Inbox(_Memory):
     """Messages of another process of this machine.
 
     Args:
@@ -94,9 +102,8 @@ class Inbox:
     """
 
     def __init__(self, address: Sequence[Any]) -> None:
+        super().__init__()
         process, files = address
-        self._files: list[int] = []
-        self._maps: list[mmap.mmap] = []
         try:
             for file, token in files:
                 path = f"/proc/{process}/fd/{file}"
@@ -116,14 +123,6 @@ class Inbox:
         if offset + length > len(self._maps[turn]):
             self._maps[turn] = mmap.mmap(self._files[turn], 0)
         return memoryview(self._maps[turn])[offset : offset + length]
-
-    def close(self) -> None:
-        """Release the memory; views of messages stay valid."""
-        for file in self._files:
-            with contextlib.suppress(OSError):
-                os.close(file)
-        self._files.clear()
-        self._maps.clear()
 
 
 def open_inboxes(rank: int, addresses: Sequence[Sequence[Any] | None]) -> dict[int, Inbox]:
