@@ -42,14 +42,10 @@ def padded_size(rows: int, fine: int = FINE, *, few: bool = False) -> int:
 
 
 class RowPadding:
-    """The sizes for which a network's prediction program has been compiled.
-
-    Attributes:
-        exact: whether padded batches give the same predictions; None while that is not known.
-    """
+    """The sizes for which a network's prediction program has been compiled."""
 
     def __init__(self) -> None:
-        self.exact: bool | None = None
+        self.exact: bool | None = None  # whether padded batches give the same predictions; None while that is not known
         self._sizes: set[int] = set()
 
     def compiled(self, rows: int) -> None:
@@ -78,16 +74,12 @@ class RowFilling:
 
     The first two are compiled as they are: most data have one size, and a last batch of another. The size that a batch
     is padded to follows from its rows alone.
-
-    Attributes:
-        exact: whether padded batches give the same loss and predictions; None while that is not known.
-        reason: why no batch can be padded, known before or from a failed trial; empty if it may be.
     """
 
     def __init__(self, reason: str = "", *, few: bool = False) -> None:
-        self.reason = reason
+        self.reason = reason  # why no batch can be padded, known before or from a failed trial; empty if it may be
         self._few = few
-        self.exact: bool | None = False if reason else None
+        self.exact: bool | None = False if reason else None  # whether padding changes no loss; None: not known yet
         self.sizes: list[int] = []
         self._unpadded: list[int] = []
         self._warned = False

@@ -23,50 +23,28 @@ class Chunk:
 
     A feed makes it in two steps: first what follows from reading the batches, then, on the same thread or on that of
     graphs, the arrays and tensors (`arrays` and the attributes after it).
-
-    Attributes:
-        items: the batches as they were read; empty once the arrays are there.
-        names: column names.
-        stacked: whether the columns carry the leading batch axis.
-        num_batches: batches in the chunk.
-        num_steps: optimizer updates the chunk completes.
-        num_samples: rows in the chunk (see `FeedOptions.counted`); 0 where they are placeholders (see `Item`).
-        all_samples: rows that all processes together have in this step's chunks.
-        flush: whether the accumulation closes after the last batch, full or not.
-        ends_epoch: whether the source ended after this chunk.
-        start: position before the chunk's first row.
-        position: right after the chunk's last row.
-        extras: host-side companions: one mapping per batch (None where a batch has none).
-        agreed: what the processes know together of the chunk's last batch, or None (see `Item`).
-        arrays: host columns; [B, ...], or [K, B, ...] when `stacked` (rows past `num_batches` are padding).
-        tensors: the same as device tensors, after the preparation for sparse tables.
-        signature: shapes and dtypes of the tensors.
-        sparse: working sets of sparse tables, or None.
-        filled: whether the tensors are padded with rows and end, before those of tables, with the row weights.
-        exchanged: seconds that its preparation, ahead of the training, spent in exchanges with other processes.
-        error: why it could not be prepared, where every process has the same error at this chunk; or None.
     """
 
-    items: list[Item]
+    items: list[Item]  # the batches as they were read; empty once the arrays are there
     names: tuple[str, ...]
-    stacked: bool
+    stacked: bool  # whether the columns carry the leading batch axis
     num_batches: int
-    num_steps: int
-    num_samples: int
-    all_samples: int
-    flush: bool
-    ends_epoch: bool
-    start: Position
-    position: Position
-    extras: list[Mapping[str, Any] | None] = field(default_factory=list)
-    agreed: Any = None
-    arrays: Columns = ()
-    tensors: tuple[Tensor, ...] = ()
-    signature: tuple[Any, ...] = ()
-    sparse: Any = None
-    filled: bool = False
-    exchanged: float = 0.0
-    error: DataError | None = None
+    num_steps: int  # optimizer updates the chunk completes
+    num_samples: int  # rows in the chunk (see `FeedOptions.counted`); 0 where they are placeholders (see `Item`)
+    all_samples: int  # rows that all processes together have in this step's chunks
+    flush: bool  # whether the accumulation closes after the last batch, full or not
+    ends_epoch: bool  # whether the source ended after this chunk
+    start: Position  # position before the chunk's first row
+    position: Position  # right after the chunk's last row
+    extras: list[Mapping[str, Any] | None] = field(default_factory=list)  # on the host: one mapping per batch, or None
+    agreed: Any = None  # what the processes know together of the chunk's last batch, or None (see `Item`)
+    arrays: Columns = ()  # host columns; [B, ...], or [K, B, ...] when `stacked` (rows past `num_batches` are padding)
+    tensors: tuple[Tensor, ...] = ()  # the same as device tensors, after the preparation for sparse tables
+    signature: tuple[Any, ...] = ()  # shapes and dtypes of the tensors
+    sparse: Any = None  # working sets of sparse tables, or None
+    filled: bool = False  # whether rows are padding, and the last tensor before those of tables has row weights
+    exchanged: float = 0.0  # seconds that its preparation, ahead of training, spent in exchanges between processes
+    error: DataError | None = None  # why it could not be prepared, the same on all processes at this chunk
 
     @property
     def nbytes(self) -> int:
@@ -92,26 +70,17 @@ class Chunk:
 
 
 class InputBatch(NamedTuple):
-    """What the network is given of one batch.
-
-    Attributes:
-        columns: one array each, rows on axis 0; of a ragged column handed over with offsets, values.
-        ragged: the inputs made of ragged columns, by the column's name.
-    """
+    """What the network is given of one batch."""
 
     names: tuple[str, ...]
-    columns: tuple[np.ndarray, ...]
-    ragged: Mapping[str, RaggedInput]
+    columns: tuple[np.ndarray, ...]  # rows on axis 0; of a ragged column with offsets, its values
+    ragged: Mapping[str, RaggedInput]  # the inputs made of ragged columns, by the column's name
 
 
 class ChunkTransform:
-    """Turns the columns of a chunk into what the graph takes.
+    """Turns the columns of a chunk into what the graph takes."""
 
-    Attributes:
-        on_graph_thread: whether it has to run on the thread that runs graphs, instead of one that prepares ahead.
-    """
-
-    on_graph_thread: bool = False
+    on_graph_thread: bool = False  # whether it runs on the thread that runs graphs, not on one that prepares ahead
 
     def connect(self, inline: bool) -> None:
         """Prepare on the graph thread, with all processes, for chunks to be read.
@@ -144,46 +113,31 @@ class ChunkTransform:
 
 @dataclass(frozen=True)
 class FeedOptions:
-    """How batches are grouped.
+    """How batches are grouped."""
 
-    Attributes:
-        steps_per_call: K, the most optimizer updates of a chunk, or a function of the first batch that returns it.
-        accumulate: micro-batches per optimizer update.
-        transform: returns the `ChunkTransform`, or None; called once the first data is known.
-        columns: use the first so many columns only; None uses all.
-        arguments: names of what the network takes, for ragged columns.
-        list_types: gives lists without any value a dtype; None where the source has done so.
-        order: puts the columns of a batch in order and some aside, or None.
-        counted: column whose first axis is the number of rows where columns have different ones (a graph's adjacency,
-            features and labels); a scalar counts as one row.
-        fill_up_to: called, in their order, with the rows of single batches; returns how many rows a batch is filled
-            up to with copies of its last one, or None. `Chunk.num_samples` counts the rows that were there before.
-        row_weights: whether a batch that was filled up gets a last column that says what each row counts.
-        filling: which batches the training program is to be given filled up, or None; they are calls of their own.
-        check: called with columns and names of a batch whose shapes or dtypes are not those of the batch before it;
-            raises DataError.
-        inspect: called with every batch's; what it returns, if anything, is logged with the batch's number.
-        alike: whether lists are padded to the length that those of the step have on any process.
-        batches_per_epoch: how many batches of the source make an epoch, at most; None for all.
-        same_batches: whether all epochs have the batches of the first one.
-    """
-
-    steps_per_call: int | Callable[[Item], int] = 1
-    accumulate: int = 1
-    transform: Callable[[], ChunkTransform | None] = lambda: None
-    columns: int | None = None
-    arguments: Sequence[str] = ()
-    list_types: ListTypes | None = None
-    order: ColumnOrder | None = None
+    steps_per_call: int | Callable[[Item], int] = 1  # K, the most updates of a chunk, or a function of the first batch
+    accumulate: int = 1  # micro-batches per optimizer update
+    transform: Callable[[], ChunkTransform | None] = lambda: None  # called once the first data is known
+    columns: int | None = None  # use the first so many columns only; None uses all
+    arguments: Sequence[str] = ()  # names of what the network takes, for ragged columns
+    list_types: ListTypes | None = None  # gives lists without any value a dtype; None where the source has done so
+    order: ColumnOrder | None = None  # puts the columns of a batch in order and some aside, or None
+    # column whose first axis is the number of rows where columns have different ones (a graph's adjacency, features and
+    # labels); a scalar counts as one row
     counted: int = 0
+    # called, in their order, with the rows of single batches; returns how many rows a batch is filled up to with copies
+    # of its last one, or None. `Chunk.num_samples` counts the rows that were there before
     fill_up_to: Callable[[int], int | None] | None = None
-    row_weights: bool = False
-    filling: RowFilling | None = None
+    row_weights: bool = False  # whether a batch that was filled up gets a last column that says what each row counts
+    filling: RowFilling | None = None  # which batches are filled up for the training program, in calls of their own
+    # called with columns and names of a batch whose shapes or dtypes are not those of the batch before it; raises
+    # DataError
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
+    # called with every batch's; what it returns, if anything, is logged with the batch's number
     inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
-    alike: bool = False
-    batches_per_epoch: int | None = None
-    same_batches: bool = False
+    alike: bool = False  # whether lists are padded to the length that those of the step have on any process
+    batches_per_epoch: int | None = None  # how many batches of the source make an epoch, at most; None for all
+    same_batches: bool = False  # whether all epochs have the batches of the first one
 
 
 def newest_event_time(items: Sequence[Item]) -> float | None:

@@ -198,16 +198,13 @@ class BatchConversion:
     """Checks and converts the batches of one source.
 
     Batches of the same form as the one before are only checked again where the options say so.
-
-    Attributes:
-        equal_rows: whether all columns have the same number of rows; None before the first batch.
     """
 
     def __init__(self, source: Source, options: FeedOptions) -> None:
         self._source, self._options = source, options
         self.ragged = RaggedColumns(options.arguments)
         self.names: tuple[str, ...] = ()
-        self.equal_rows: bool | None = None
+        self.equal_rows: bool | None = None  # whether all columns have as many rows; None before the first batch
         self._checked: tuple[Any, ...] = ()  # form of the newest batch whose shapes were checked
         self._unchanged: Any = None  # form of the batches that need no conversion
 

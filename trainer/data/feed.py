@@ -44,12 +44,7 @@ def peek(
 
 
 class Feed:
-    """Chunks of one source.
-
-    Attributes:
-        clock: how long `chunks` has kept its caller waiting.
-        observer: called with "waiting for data", "reading" and "preparing" of each chunk, or None.
-    """
+    """Chunks of one source."""
 
     def __init__(self, source: Source, options: FeedOptions) -> None:
         self.source = source
@@ -63,9 +58,9 @@ class Feed:
         self._conversion = BatchConversion(source, options)
         self._shapes = BatchShapes()
         self._vary = False  # whether shapes have changed before the last batch of an epoch
-        self.clock = WaitClock()
+        self.clock = WaitClock()  # how long `chunks` has kept its caller waiting
         self.times = ReadingTimes()
-        self.observer: Observer | None = None
+        self.observer: Observer | None = None  # told of "waiting for data", "reading" and "preparing" of each chunk
         self._left_behind = False  # whether a thread may still be in the source
         self._reading = 0  # number of the current call of `chunks`; a thread that an earlier one left behind stops
 

@@ -310,14 +310,12 @@ class AgreedLists:
     """Knowledge of the lists in a step that all processes share.
 
     Lists that are equally long by chance come as an array, so one process's batches do not show where lists are.
-
-    Attributes:
-        seen: checksum of the lengths of this process's rows, for the others; 0 before the first row, -1 once lengths
-            differ. As long as all rows are equally long, all processes with rows have the same number.
     """
 
     def __init__(self, group: Group) -> None:
         self.group = group
+        # checksum of the lengths of this process's rows, for the others; 0 before the first row, -1 once lengths
+        # differ. As long as all rows are equally long, all processes with rows have the same number
         self.seen = 0
         self._indexes: list[int] = []
 

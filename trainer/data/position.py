@@ -12,21 +12,13 @@ from ..checks import whole
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The location right after the last row trained on; part of every snapshot.
+    """The location right after the last row trained on; part of every snapshot."""
 
-    Attributes:
-        epoch: completed epochs.
-        batch: batches of the current epoch that have been trained; of a stream, all of them.
-        micro_batches: micro-batches in the accumulation that is still open.
-        state: what the source adds, JSON: a stream's offsets, an iterable's `state_dict`; None: nothing.
-        dealt: the partitions of a stream that each process reads, in the order of ranks; None: it is not divided.
-    """
-
-    epoch: int = 0
-    batch: int = 0
-    micro_batches: int = 0
-    state: Any = None
-    dealt: tuple[tuple[str, ...], ...] | None = None
+    epoch: int = 0  # completed epochs
+    batch: int = 0  # batches of the current epoch that have been trained; of a stream, all of them
+    micro_batches: int = 0  # micro-batches in the accumulation that is still open
+    state: Any = None  # what the source adds, JSON: a stream's offsets, an iterable's `state_dict`; None: nothing
+    dealt: tuple[tuple[str, ...], ...] | None = None  # of a divided stream, the partitions of each process by rank
 
     def next(self, batches: int, micro_batches: int, state: Any, *, ends_epoch: bool) -> Position:
         """Return the position after `batches` more; `state` is the last one's, or None."""

@@ -40,19 +40,12 @@ def base_of(name: str) -> str:
 
 
 class ListLengths(NamedTuple):
-    """Lengths of a column's lists in a step; all processes pad to the same length.
+    """Lengths of a column's lists in a step; all processes pad to the same length."""
 
-    Attributes:
-        longest: values of the longest row.
-        most: values of all rows of the process that has most.
-        per_octave: see `Ragged`.
-        ragged: whether they differ, or may: the column is a `Ragged` one for some process.
-    """
-
-    longest: int
-    most: int
-    per_octave: int = 1
-    ragged: bool = True
+    longest: int  # values of the longest row
+    most: int  # values of all rows of the process that has most
+    per_octave: int = 1  # see `Ragged`
+    ragged: bool = True  # whether they differ, or may: the column is a `Ragged` one for some process
 
     @classmethod
     def of(cls, column: Any) -> ListLengths | None:
@@ -75,15 +68,12 @@ class ListTypes:
 
     A column is identified by its index among those a network takes, which is the same for every verb of a trainer.
     Before the first batch with values `default` is assumed.
-
-    Attributes:
-        assumed: names of the columns whose newest batch had to be given `default`.
     """
 
     def __init__(self, default: Callable[[], Any]) -> None:
         self._default = default
         self._known: dict[int, np.ndarray] = {}
-        self.assumed: set[str] = set()
+        self.assumed: set[str] = set()  # names of the columns whose newest batch had to be given `default`
 
     def __call__(self, columns: tuple[Any, ...], names: Sequence[str]) -> tuple[Any, ...]:
         """Return the columns, all with a known dtype."""
@@ -109,17 +99,11 @@ class ListTypes:
 
 
 class RaggedInput(NamedTuple):
-    """The arguments that the network takes of a ragged column.
+    """The arguments that the network takes of a ragged column."""
 
-    Attributes:
-        suffixes: endings of the arguments derived from it: "_mask", "_lengths" or "_offsets".
-        padding: value that fills up rows, or follows them.
-        length: the padded length of the longest rows there can be; None where any may come.
-    """
-
-    suffixes: tuple[str, ...]
-    padding: float | str
-    length: int | None
+    suffixes: tuple[str, ...]  # endings of the arguments derived from it: "_mask", "_lengths" or "_offsets"
+    padding: float | str  # value that fills up rows, or follows them
+    length: int | None  # the padded length of the longest rows there can be; None where any may come
 
     def capacity(self, rows: int) -> int:
         """Return the length of `arrays` in a program for `rows` rows; `length` is known."""
@@ -140,18 +124,13 @@ class RaggedInput(NamedTuple):
 
 
 class RaggedColumns:
-    """Pads the ragged columns of one feed's batches to equal shapes.
-
-    Attributes:
-        cells: number of values that programs were given, padding included.
-        values: of these, values of the data.
-    """
+    """Pads the ragged columns of one feed's batches to equal shapes."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = tuple(arguments)
         # columns from which the network takes a mask, lengths or offsets
         self._bases = {base_of(name) for name in self.arguments if base_of(name) != name}
-        self.cells = self.values = 0
+        self.cells = self.values = 0  # that programs were given: with padding, and of the data
         self.lengths: set[int] = set()
         self.inputs: dict[str, RaggedInput] = {}
         self._kinds: dict[str, str] = {}

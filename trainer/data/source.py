@@ -15,29 +15,17 @@ from .position import Position
 
 @dataclass(slots=True)
 class Item:
-    """A batch on its way from a source to a chunk; the receiving feed may change it.
+    """A batch on its way from a source to a chunk; the receiving feed may change it."""
 
-    Attributes:
-        columns: arrays with the rows on axis 0.
-        state: what the source needs to continue after this batch, or None.
-        extras: host-side companions of the rows (event time, group), never sent to the device.
-        kind: batches of different kinds never share a call.
-        placeholder: whether the rows do not count: only other processes have rows in this step.
-        step_rows: rows of the step over all processes; None: there is no other process.
-        agreed: what the processes know together of the batch's step (`shared_stream.Agreed`), or None.
-        lengths: by column, how long the lists of all processes are in the batch's step (`ragged.ListLengths`), or None.
-        form: shapes and dtypes of the columns (`form_of`), or None; behind the feed's checks those that programs take.
-    """
-
-    columns: Columns
-    state: Any = None
-    extras: Mapping[str, Any] | None = None
-    kind: Any = None
-    placeholder: bool = False
-    step_rows: int | None = None
-    agreed: Any = None
-    lengths: Mapping[str, Any] | None = None
-    form: Any = None
+    columns: Columns  # arrays with the rows on axis 0
+    state: Any = None  # what the source needs to continue after this batch, or None
+    extras: Mapping[str, Any] | None = None  # companions of the rows that stay on the host: event time, group
+    kind: Any = None  # batches of different kinds never share a call
+    placeholder: bool = False  # whether the rows do not count: only other processes have rows in this step
+    step_rows: int | None = None  # rows of the step over all processes; None: there is no other process
+    agreed: Any = None  # what the processes know together of the batch's step (`shared_stream.Agreed`), or None
+    lengths: Mapping[str, Any] | None = None  # by column, `ragged.ListLengths` of the step on all processes, or None
+    form: Any = None  # shapes and dtypes (`form_of`), or None; behind the feed's checks those that programs take
 
     @property
     def nbytes(self) -> int:
@@ -46,48 +34,31 @@ class Item:
 
 
 class Source:
-    """Base of the sources.
+    """Base of the sources."""
 
-    Attributes:
-        kind: name in saved positions; None: the name of the class.
-        described: names of the attributes that a saved position depends on.
-        names: column names, known after the first batch at the latest.
-        size: batches of one epoch, or None when unknown.
-        in_memory: whether reading is no more than cutting arrays; `size` is known then.
-        any_size: whether the number of rows may change from batch to batch.
-        ended: why an endless source gives no more rows ("idle", "stream_end"), once it does not.
-        one_shot: whether it can be read once only.
-        dataset: the `mindspore.dataset` pipeline behind it, or None.
-        thread_bound: whether it must be read by the thread that made it: MindSpore crashes the process when a
-            pipeline fails under any other thread than the first one that ran a pipeline.
-        reuses_buffers: whether an array it yielded may change once the next one is asked for.
-        endless: whether it is a stream: no epochs, no look-ahead past the newest batch.
-        agrees: whether several processes agree on every step while they read: ending a reading is an agreement too, and
-            no signal may interrupt it.
-        ahead: batches that a source that agrees agrees on at once; a feed sets those of a call.
-        waited_for_others: seconds spent on waiting for the data of other processes.
-        continues_epochs: whether an epoch begins after the last batch of the previous one; set by a feed that limits
-            epochs. For data that cannot start again: iterators, pipelines of unknown size.
-        set_aside: how many rows were set aside so far and why, or None.
-    """
-
-    kind: str | None = None
-    described: tuple[str, ...] = ()
-    names: tuple[str, ...] | None = None
-    size: int | None = None
-    in_memory: bool = False
-    any_size: bool = False
+    kind: str | None = None  # name in saved positions; None: the name of the class
+    described: tuple[str, ...] = ()  # names of the attributes that a saved position depends on
+    names: tuple[str, ...] | None = None  # column names, known after the first batch at the latest
+    size: int | None = None  # batches of one epoch, or None when unknown
+    in_memory: bool = False  # whether reading is no more than cutting arrays; `size` is known then
+    any_size: bool = False  # whether the number of rows may change from batch to batch
+    # whether it must be read by the thread that made it: MindSpore crashes the process when a pipeline fails under any
+    # other thread than the first one that ran a pipeline
     thread_bound: bool = False
-    ended: str | None = None
-    one_shot: bool = False
-    dataset: Any = None
-    reuses_buffers: bool = False
-    endless: bool = False
+    ended: str | None = None  # why an endless source gives no more rows ("idle", "stream_end"), once it does not
+    one_shot: bool = False  # whether it can be read once only
+    dataset: Any = None  # the `mindspore.dataset` pipeline behind it, or None
+    reuses_buffers: bool = False  # whether an array it yielded may change once the next one is asked for
+    endless: bool = False  # whether it is a stream: no epochs, no look-ahead past the newest batch
+    # whether several processes agree on every step while they read: ending a reading is an agreement too, and no signal
+    # may interrupt it
     agrees: bool = False
-    ahead: int = 1
-    waited_for_others: float = 0.0
+    ahead: int = 1  # batches that a source that agrees agrees on at once; a feed sets those of a call
+    waited_for_others: float = 0.0  # seconds spent on waiting for the data of other processes
+    # whether an epoch begins after the last batch of the previous one; set by a feed that limits epochs. For data that
+    # cannot start again: iterators, pipelines of unknown size
     continues_epochs: bool = False
-    set_aside: str | None = None
+    set_aside: str | None = None  # how many rows were set aside so far and why, or None
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         """Yield the batches of `epoch` from number `start` on; `state` as saved there.

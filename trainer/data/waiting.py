@@ -17,10 +17,6 @@ class WaitClock:
     """How much of a run's time is spent waiting for data.
 
     A feed adds to the attributes directly: a call per chunk would cost time.
-
-    Attributes:
-        waited: seconds between asking for a chunk and having it.
-        worked: seconds between having a chunk and asking for the next.
     """
 
     __slots__ = ("since", "waited", "worked")
@@ -30,7 +26,8 @@ class WaitClock:
 
     def restart(self) -> None:
         """Reset both to zero."""
-        self.waited = self.worked = 0.0
+        self.waited = 0.0  # seconds between asking for a chunk and having it
+        self.worked = 0.0  # seconds between having a chunk and asking for the next
         self.since = time.perf_counter()
 
     def note_wait(self, now: float, for_others: float) -> None:
@@ -52,17 +49,11 @@ class WaitClock:
 
 @dataclass(slots=True)
 class ReadingTimes:
-    """Seconds of a feed's work over its life; each attribute is written by one thread.
+    """Seconds of a feed's work over its life; each attribute is written by one thread."""
 
-    Attributes:
-        read: taking batches from the source, waiting for a stream included.
-        prepared: stacking, planning rows of sparse tables and making tensors, on the training thread.
-        prepared_ahead: the same on the reading thread, beside the training.
-    """
-
-    read: float = 0.0
-    prepared: float = 0.0
-    prepared_ahead: float = 0.0
+    read: float = 0.0  # taking batches from the source, waiting for a stream included
+    prepared: float = 0.0  # stacking, planning rows of sparse tables and making tensors, on the training thread
+    prepared_ahead: float = 0.0  # the same on the reading thread, beside the training
 
 
 class Interrupted(BaseException):
@@ -76,19 +67,13 @@ class DataWait:
     """Context manager for code that may wait for data and may be interrupted.
 
     Only the main thread's waits count: signals reach no other thread.
-
-    Attributes:
-        active: whether the main thread is inside.
-        leaving: whether a signal has asked the run to end.
-        gate: lock held during shutdown; keeps the main thread from leaving the wait.
-        before: hook called on entering, and again during a long wait.
     """
 
     def __init__(self) -> None:
-        self.active = False
-        self.leaving = False
-        self.gate = threading.Lock()
-        self.before: Callable[[], None] | None = None
+        self.active = False  # whether the main thread is inside
+        self.leaving = False  # whether a signal has asked the run to end
+        self.gate = threading.Lock()  # lock held during shutdown; keeps the main thread from leaving the wait
+        self.before: Callable[[], None] | None = None  # hook called on entering, and again during a long wait
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():

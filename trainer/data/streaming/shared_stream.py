@@ -26,28 +26,18 @@ from .stream_source import StreamSource, SummedSource
 
 
 class Agreed(NamedTuple):
-    """Knowledge of a batch's step that all processes share.
+    """Knowledge of a batch's step that all processes share."""
 
-    Attributes:
-        clock: seconds by the clock of rank 0, as `time.monotonic` counts them, when the step was agreed on.
-        event_time: newest event time of the step's rows in seconds since the epoch; NaN where they have none.
-    """
-
-    clock: float
-    event_time: float
+    clock: float  # seconds by the clock of rank 0, as `time.monotonic` counts them, when the step was agreed on
+    event_time: float  # newest event time of the step's rows in seconds since the epoch; NaN where they have none
 
 
 @dataclass(frozen=True)
 class JobHooks(StopHooks):
-    """The run, as an agreement on a stream sees it.
+    """The run, as an agreement on a stream sees it."""
 
-    Attributes:
-        durable: returns the number of durable snapshots; asked on rank 0.
-        commit: called on all processes with the number of snapshots that are durable on all of them.
-    """
-
-    durable: Callable[[], int] = lambda: 0
-    commit: Callable[[int], None] = lambda count: None
+    durable: Callable[[], int] = lambda: 0  # returns the number of durable snapshots; asked on rank 0
+    commit: Callable[[int], None] = lambda count: None  # called with the number of snapshots durable on all processes
 
 
 class _StreamPart(NamedTuple):
