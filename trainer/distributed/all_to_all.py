@@ -55,18 +55,15 @@ class AllToAll:
         group: the processes.
         deadline: time limit of an exchange in seconds; None takes `MS_CPU_COMM_OP_TIMEOUT`, or half an hour.
         address: address of this machine for the others; None takes the one that reaches the scheduler.
-
-    Attributes:
-        sent: counts what it has sent.
-        seconds: time spent in exchanges so far, waiting for other processes included.
-        is_open: whether another exchange may follow without `open`.
     """
 
     def __init__(self, group: Group, deadline: float | None = None, address: str | None = None) -> None:
         self._group, self._address = group, address
         self.rank, self.size = group.rank, group.size
         self.deadline = float(os.environ.get(TIMEOUT_VARIABLE, DEADLINE_SECONDS)) if deadline is None else deadline
-        self.sent, self.seconds, self.is_open = Sent(), 0.0, False
+        self.sent = Sent()
+        self.seconds = 0.0  # spent in exchanges so far, waiting for other processes included
+        self.is_open = False  # whether another exchange may follow without `open`
         self._closable: list[Any] = []  # of the last `open`
 
     def open(self) -> AllToAll:

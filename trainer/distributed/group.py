@@ -30,18 +30,11 @@ class Sent:
 
 
 class Group:
-    """Group of a single process, whose collectives return their argument.
-
-    Attributes:
-        rank: number of this process, 0 to `size` - 1.
-        size: number of processes.
-        bytes_sent: bytes sent to other processes so far, by `all_to_all` and what is tracked (`track`).
-        messages_sent: messages sent to other processes likewise.
-    """
+    """Group of a single process, whose collectives return their argument."""
 
     rank = 0
     size = 1
-    bytes_sent = 0
+    bytes_sent = 0  # to other processes so far, by `all_to_all` and what is tracked (`track`)
     messages_sent = 0
 
     @property

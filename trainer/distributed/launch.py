@@ -38,36 +38,23 @@ _SCHEDULER = "from mindspore import communication; communication.init()"
 
 @dataclass(frozen=True)
 class Job:
-    """Command and options of a job.
+    """Command and options of a job."""
 
-    Attributes:
-        command: ``["fit", "config.yaml"]`` or another trainer command, ``["python", "train.py", ...]``, or
-            ``["train.py", ...]``; Python is always the interpreter of the supervisor.
-        processes: number of processes on this machine.
-        nodes: number of machines.
-        node_rank: number of this machine; machine 0 also runs MindSpore's scheduler.
-        master: "HOST:PORT" of machine 0, to which the supervisors of several machines connect; with one machine,
-            address of MindSpore's scheduler, by default at a free port.
-        max_restarts: maximum number of restarts of all processes after a failure.
-        logs: folder for one log per process; None: ``logs`` in the run folder, if there is one.
-        meeting_seconds: time limit for the machines to connect at the start.
-        grace_seconds: time limit for processes to end, snapshots included, after a signal to the supervisor; then
-            they are killed.
-        all_output: print the lines of every process of this machine, not only of rank 0, prefixed with "[rank N]".
-        bind_cores: give each process its share of the machine's cores (Linux), if there are enough.
-    """
-
+    # ``["fit", "config.yaml"]`` or another trainer command, ``["python", "train.py", ...]``, or ``["train.py", ...]``;
+    # Python is always the interpreter of the supervisor
     command: Sequence[str]
-    processes: int
+    processes: int  # number of processes on this machine
     nodes: int = 1
-    node_rank: int = 0
+    node_rank: int = 0  # number of this machine; machine 0 also runs MindSpore's scheduler
+    # "HOST:PORT" of machine 0, to which the supervisors of several machines connect; with one machine, address of
+    # MindSpore's scheduler, by default at a free port
     master: str | None = None
-    max_restarts: int = 0
-    logs: Path | None = None
-    meeting_seconds: float = MEETING_SECONDS
-    grace_seconds: float = 120.0
-    all_output: bool = False
-    bind_cores: bool = True
+    max_restarts: int = 0  # of all processes, after a failure
+    logs: Path | None = None  # folder for one log per process; None: ``logs`` in the run folder, if there is one
+    meeting_seconds: float = MEETING_SECONDS  # time limit for the machines to connect at the start
+    grace_seconds: float = 120.0  # for processes to end after a signal, snapshots included; then they are killed
+    all_output: bool = False  # print the lines of all processes of this machine, not of rank 0 alone, as "[rank N] ..."
+    bind_cores: bool = True  # give each process its share of the machine's cores (Linux), if there are enough
 
     def __post_init__(self) -> None:
         whole("launch: -n", self.processes)
@@ -133,15 +120,11 @@ def launch(job: Job) -> int:
 
 
 class Supervisor:
-    """Supervisor of the processes of a job on this machine.
-
-    Attributes:
-        stop_signal: the signal that asked the supervisor to stop, or None.
-    """
+    """Supervisor of the processes of a job on this machine."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.stop_signal: int | None = None
+        self.stop_signal: int | None = None  # the signal that asked the supervisor to stop, or None
         self._signal_forwarded = False
         self._processes: list[WatchedProcess] = []
         self._workers: list[WatchedProcess] = []

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigurationError
@@ -19,16 +20,12 @@ RESUME_VARIABLE = "TRAINER_RESUME"  # run folder that a restarted job resumes
 STAGE_VARIABLE = "TRAINER_STAGE"  # file in which a process keeps its stage
 
 
+@dataclass
 class Stage:
-    """Progress of a process through collective calls, in a file for the supervisor.
+    """Progress of a process through collective calls, in a file for the supervisor."""
 
-    Attributes:
-        calls: number of calls begun: joining the group, then each verb.
-        state: of the last call: "inside", "done", or "left" by an exception.
-    """
-
-    def __init__(self, calls: int = 0, state: str = "done") -> None:
-        self.calls, self.state = calls, state
+    calls: int = 0  # begun: joining the group, then each verb
+    state: str = "done"  # of the last call: "inside", "done", or "left" by an exception
 
     @classmethod
     def read(cls, path: Path) -> Stage | None:

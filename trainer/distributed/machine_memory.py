@@ -39,16 +39,12 @@ class _Memory:
 
 
 class Outbox(_Memory):
-    """Messages of this process.
-
-    Attributes:
-        address: [process id, [file descriptor and token of each file]] for `Inbox`; None without such memory.
-    """
+    """Messages of this process."""
 
     def __init__(self) -> None:
         super().__init__()
         self._end = _ALIGNMENT
-        self.address: list[Any] | None = None
+        self.address: list[Any] | None = None  # [process id, [file descriptor and token of each]]; None: no memory
         if os.environ.get(VARIABLE) == "0":
             return
         tokens = [secrets.token_bytes(_TOKEN_BYTES) for _ in range(2)]

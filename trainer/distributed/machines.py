@@ -26,17 +26,11 @@ ESCAPED_BYTES = 12  # of a character in JSON, at most
 
 
 class Verdict(NamedTuple):
-    """Decision of machine 0 after an attempt.
+    """Decision of machine 0 after an attempt."""
 
-    Attributes:
-        code: exit code of the job, that of the process that failed first.
-        again: whether to restart all processes.
-        run_folder: the folder that rank 0 writes to, if known.
-    """
-
-    code: int
-    again: bool = False
-    run_folder: str | None = None
+    code: int  # exit code of the job, that of the process that failed first
+    again: bool = False  # whether to restart all processes
+    run_folder: str | None = None  # the folder that rank 0 writes to, if known
 
 
 class _Link:
@@ -96,25 +90,18 @@ class Machines:
     """Connections to the supervisors of the other machines; none for a single one.
 
     `say` prints a message for the user; `stopped` returns whether a stop signal has arrived.
-
-    Attributes:
-        host: address of machine 0.
-        address: of this machine, as seen by the others.
-        lost: whether a machine has disconnected without a message.
-        codes: exit codes of the machines whose processes have ended; known on machine 0.
-        verdict: the decision of machine 0; known on the others.
     """
 
     def __init__(self, job: Job, say: Callable[[str], None], stopped: Callable[[], bool]) -> None:
         self.job, self._say, self._stopped = job, say, stopped
         self.host, port = ("127.0.0.1", "0") if job.master is None else job.master.rsplit(":", 1)
         self._port = int(port)
-        self.address = self.host
-        self.lost = False
+        self.address = self.host  # of this machine, as seen by the others
+        self.lost = False  # whether a machine has disconnected without a message
         self._links: dict[int, _Link] = {}  # of machine 0: all others; of another one: machine 0
         self._start: dict[str, Any] | None = None
-        self.codes: dict[int, int] = {}
-        self.verdict: Verdict | None = None
+        self.codes: dict[int, int] = {}  # exit codes of the machines whose processes have ended; known on machine 0
+        self.verdict: Verdict | None = None  # the decision of machine 0; known on the others
 
     def __enter__(self) -> Machines:
         return self

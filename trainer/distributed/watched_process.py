@@ -20,10 +20,6 @@ class WatchedProcess:
     """A process of the job, whose lines go to its log with its name before them.
 
     Without `cores` it may use all of them.
-
-    Attributes:
-        tail: its last lines.
-        fault: description of a failure that its exit code does not show; empty: none.
     """
 
     def __init__(
@@ -33,8 +29,8 @@ class WatchedProcess:
         self.log_path = log
         self._log = open(log, "ab")  # noqa: SIM115 (closed by `close`)
         self._rest = b""
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self.fault = ""
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)  # its last lines
+        self.fault = ""  # description of a failure that its exit code does not show; empty: none
         self.popen = subprocess.Popen(
             argv,
             env=dict(environment),
