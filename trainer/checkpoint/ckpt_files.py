@@ -93,23 +93,15 @@ def _array(path: Path, slices: Sequence[Piece]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Differences between expected and received parameters; false if there are none.
+    """Differences between expected and received parameters; false if there are none."""
 
-    Attributes:
-        missing: expected, not received.
-        unexpected: received, not expected.
-        reshaped: name -> (shape expected, shape received).
-        retyped: name -> (dtype expected, dtype received); the shapes agree.
-        matching: names with equal shape and dtype, in the expected order; `strict=False` loads these.
-        renamed: missing name -> the most similar unexpected name of the same shape.
-    """
-
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # expected, not received
+    unexpected: tuple[str, ...] = ()  # received, not expected
+    # name -> (expected, received)
     reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    retyped: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    matching: tuple[str, ...] = ()
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    retyped: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # of equal shapes
+    matching: tuple[str, ...] = ()  # equal in shape and dtype, in the expected order; `strict=False` loads these
+    renamed: Mapping[str, str] = field(default_factory=dict)  # missing name -> most similar unexpected one of its shape
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.reshaped or self.retyped)

@@ -64,26 +64,15 @@ class Cursor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The objects that a snapshot saves and restores.
+    """The objects that a snapshot saves and restores."""
 
-    Attributes:
-        network, optimizer, step: cells whose parameters are saved; the step is None before it is built.
-        scaler: loss scaler whose parameters are saved, or None.
-        accumulation: gradients of an unfinished accumulation.
-        state: holder of the saved counters and metrics.
-        callbacks: of the current or the last run.
-        parts: name -> object with a state of its own.
-        tables: the part that is saved as deltas, or None.
-        cursor: position of the current run in its data, or None.
-    """
-
-    network: nn.Cell
+    network: nn.Cell  # its parameters are saved, as are those of optimizer and step
     optimizer: nn.Cell | None
-    step: nn.Cell | None
-    scaler: Any
-    accumulation: Accumulation
-    state: State
-    callbacks: CallbackList
-    parts: Mapping[str, Stateful]
-    tables: Tables | None
-    cursor: Cursor | None
+    step: nn.Cell | None  # None before it is built
+    scaler: Any  # loss scaler whose parameters are saved, or None
+    accumulation: Accumulation  # gradients of an unfinished accumulation
+    state: State  # holder of the saved counters and metrics
+    callbacks: CallbackList  # of the current or the last run
+    parts: Mapping[str, Stateful]  # name -> object with a state of its own
+    tables: Tables | None  # the part that is saved as deltas, or None
+    cursor: Cursor | None  # position of the current run in its data, or None

@@ -237,13 +237,10 @@ class FolderWriter:
     """Writer of a folder under a hidden name beside `final`.
 
     A ``with`` block removes the folder at its end unless it was renamed. All methods may raise OSError.
-
-    Attributes:
-        path: hidden path of the folder; rename it after `seal`.
     """
 
     def __init__(self, final: Path) -> None:
-        self.path = durable.temporary_name(final, "tmp")
+        self.path = durable.temporary_name(final, "tmp")  # hidden path of the folder; rename it after `seal`
         self._sums: dict[str, tuple[int, int]] = {}
         self._lock: int | None = None
 

@@ -33,21 +33,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """Temporary folder into which all processes write one tensor group.
+    """Temporary folder into which all processes write one tensor group."""
 
-    Attributes:
-        group: name of the tensor group; the tensors of rank r are the group `own(r)`.
-        path: the folder before it is renamed.
-        writers: machine and process id of each rank.
-        folder: its writer on rank 0; None on the others.
-        what: "snapshot" or "version", for messages.
-    """
-
-    group: str
-    path: Path
-    writers: Sequence[tuple[str, int]]
-    folder: FolderWriter | None
-    what: str = "snapshot"
+    group: str  # name of the tensor group; the tensors of rank r are the group `own(r)`
+    path: Path  # the folder before it is renamed
+    writers: Sequence[tuple[str, int]]  # machine and process id of each rank
+    folder: FolderWriter | None  # its writer on rank 0; None on the others
+    what: str = "snapshot"  # "snapshot" or "version", for messages
 
     def own(self, rank: int) -> str:
         """Return the name of a rank's part, stored as a tensor group."""

@@ -49,12 +49,6 @@ class Saver:
     """Writer and reader of snapshots.
 
     Rank 0 writes. Paths are resolved first, so that later changes of links have no effect.
-
-    Attributes:
-        newest: path of the snapshot that was written or restored last, or None.
-        config: text stored as config.yaml in every snapshot, or None.
-        written: names of the snapshots this process wrote, known to be sound.
-        durable_count: number of durable snapshots, replaced ones included.
     """
 
     def __init__(self, group: Group, owner: Owner) -> None:
@@ -62,10 +56,10 @@ class Saver:
         self._owner = owner
         self._writer = BackgroundWriter()
         self._part_writer = PartWriter()
-        self.newest: Path | None = None
-        self.config: str | None = None
-        self.written: set[str] = set()
-        self.durable_count = 0
+        self.newest: Path | None = None  # path of the snapshot that was written or restored last, or None
+        self.config: str | None = None  # text stored as config.yaml in every snapshot, or None
+        self.written: set[str] = set()  # names of the snapshots this process wrote, known to be sound
+        self.durable_count = 0  # number of durable snapshots, replaced ones included
         self._uncommitted: deque[Mapping[str, Any]] = deque()  # positions of snapshots not yet known to be durable
         self._positions: dict[Path, Mapping[str, Any] | None] = {}
         self._identities: dict[Path, str] = {}

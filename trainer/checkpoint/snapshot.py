@@ -39,25 +39,15 @@ class Base:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Manifest of a snapshot.
+    """Manifest of a snapshot."""
 
-    Attributes:
-        step: optimizer steps done when it was taken.
-        sequence: order of writing within its root; larger is newer, whatever the step.
-        id: unique to this write, to detect a replaced base.
-        base: the snapshot this one builds on, or None.
-        files: file name -> (bytes, CRC-32).
-        parts: tensor group -> number of its files, for groups written by several processes.
-        digest: SHA-256 of the manifest.
-    """
-
-    step: int
-    sequence: int
-    id: str
-    base: Base | None
-    files: FileSums
-    parts: Mapping[str, int]
-    digest: str
+    step: int  # optimizer steps done when it was taken
+    sequence: int  # order of writing within its root; larger is newer, whatever the step
+    id: str  # unique to this write, to detect a replaced base
+    base: Base | None  # the snapshot this one builds on, or None
+    files: FileSums  # file name -> (bytes, CRC-32)
+    parts: Mapping[str, int]  # tensor group -> number of its files, for groups written by several processes
+    digest: str  # SHA-256 of the manifest
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:

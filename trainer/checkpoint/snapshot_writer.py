@@ -217,10 +217,6 @@ class BackgroundWriter:
 
     The tensors are copied into buffers that are reused for the next snapshot and freed by `close`. Fresh memory makes a
     copy slow: 1 GB took 2.5 s into new and 0.06 s into reused buffers.
-
-    Attributes:
-        hold_seconds: seconds that `submit` took for each of the newest 1000 snapshots, with the wait for the former
-            write.
     """
 
     def __init__(self) -> None:
@@ -228,7 +224,7 @@ class BackgroundWriter:
         self._failure: BaseException | None = None
         self._durable: deque[Path] = deque()  # filled by the writing thread, emptied by the caller's
         self._buffers: dict[tuple[str, str], np.ndarray] = {}
-        self.hold_seconds: deque[float] = deque(maxlen=1000)
+        self.hold_seconds: deque[float] = deque(maxlen=1000)  # of `submit`, with the wait for the former write
 
     @property
     def has_news(self) -> bool:
