@@ -60,24 +60,16 @@ class Plan:
 
 @dataclass
 class Trial:
-    """One run of a sweep.
-
-    Attributes:
-        state: "waiting", "running", "done", "pruned" or "failed".
-        value: best value of the monitored metric, or None.
-        reported: how many measurements the search knows.
-        record_version: of the record that they were read from.
-        process: its process; None before it starts, and if an earlier process of the sweep started it.
-    """
+    """One run of a sweep."""
 
     number: int
     values: dict[str, Any]
     folder: Path
-    state: str = "waiting"
-    value: float | None = None
-    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    reported: int = 0
-    record_version: tuple[int, int] | None = None
+    state: str = "waiting"  # "waiting", "running", "done", "pruned" or "failed"
+    value: float | None = None  # best value of the monitored metric, or None
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)  # None also if another sweep began it
+    reported: int = 0  # how many measurements the search knows
+    record_version: tuple[int, int] | None = None  # of the record that they were read from
 
 
 def read_plan(folder: Path) -> Plan:

@@ -44,15 +44,11 @@ _SAME_MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
-
-    Attributes:
-        state: "ok", "note" (worth knowing) or "WRONG" (runs will fail).
-    """
+    """One line of the report."""
 
     name: str
     value: str
-    state: str = OK
+    state: str = OK  # "ok", "note" (worth knowing) or "WRONG" (runs will fail)
     advice: str = ""
 
 

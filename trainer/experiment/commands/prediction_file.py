@@ -42,9 +42,6 @@ class PredictionFile:
         part_rows: minimum rows per part.
         numbered: whether the first column, "row", numbers the rows from 0.
 
-    Attributes:
-        rows: number of rows durably written.
-
     Raises:
         ConfigurationError: unknown suffix, PyArrow is missing, or the folder of parts belongs to another task.
         FolderInUseError: another process is writing this file.
@@ -68,7 +65,7 @@ class PredictionFile:
         self._parts.mkdir(parents=True, exist_ok=True)
         self._lock = claim(self._parts, "predictions")
         try:
-            self.rows = self._resume_rows(json.loads(json.dumps(task)))
+            self.rows = self._resume_rows(json.loads(json.dumps(task)))  # number of rows durably written
         except BaseException:
             self._lock.release()
             raise

@@ -30,20 +30,15 @@ _FEW, _SMALL_VOCABULARY, _LONGEST_LIST = 20, 1000, 50
 
 @dataclass
 class Proposal:
-    """The experiment that `propose` suggests for a table.
-
-    Attributes:
-        binary: whether the labels are 0 and 1; otherwise they are real numbers.
-        event_time: name of the column that the table is split by, or None.
-        features: pairs of a feature's arguments and a description of its column. For a column left out the arguments
-            are None and the description gives the reason.
-    """
+    """The experiment that `propose` suggests for a table."""
 
     model: str
     options: dict[str, Any]
     labels: tuple[str, ...]
-    binary: bool
-    event_time: str | None
+    binary: bool  # whether the labels are 0 and 1; otherwise they are real numbers
+    event_time: str | None  # name of the column that the table is split by, or None
+    # pairs of a feature's arguments and a description of its column. For a column left out the arguments are None and
+    # the description gives the reason
     features: list[tuple[dict[str, Any] | None, str]] = field(default_factory=list)
     reason: str = ""
 

@@ -27,31 +27,20 @@ _TIME_NAME = re.compile(r"(^|_)(ts|time|timestamp|unixtime|date|datetime|at)$|ti
 
 @dataclass(frozen=True)
 class ColumnSummary:
-    """Summary of a column.
-
-    Attributes:
-        kind: "number", "integer", "bool", "time", "milliseconds", "text", "list", "vector", "map" or "empty".
-        rows: number of rows examined.
-        distinct: number of distinct values; for lists, of distinct elements.
-        values: counts of the distinct values, or list elements, as text.
-        minimum, maximum: range of numbers, of times in seconds, or of list lengths.
-        width: length of a vector; for text, the mean number of words; for lists, the mean length.
-        separator: separator of a list written as text, or None.
-        whole: whether the elements of a list are integers.
-    """
+    """Summary of a column."""
 
     name: str
-    kind: str
-    rows: int
+    kind: str  # "number", "integer", "bool", "time", "milliseconds", "text", "list", "vector", "map" or "empty"
+    rows: int  # that were examined
     missing: int = 0
-    distinct: int = 0
-    values: Mapping[str, int] = field(default_factory=dict, repr=False)
-    minimum: float = 0.0
+    distinct: int = 0  # values; for lists, elements
+    values: Mapping[str, int] = field(default_factory=dict, repr=False)  # counts of values, or list elements, as text
+    minimum: float = 0.0  # and maximum: of numbers, of times in seconds, or of list lengths
     maximum: float = 0.0
     median: float = 0.0
-    width: float = 0.0
-    separator: str | None = None
-    whole: bool = False
+    width: float = 0.0  # length of a vector; for text, the mean number of words; for lists, the mean length
+    separator: str | None = None  # separator of a list written as text, or None
+    whole: bool = False  # whether the elements of a list are integers
 
     @property
     def missing_share(self) -> float:
@@ -84,17 +73,12 @@ class ColumnSummary:
 
 @dataclass(frozen=True)
 class TableSummary:
-    """Summary of a table.
-
-    Attributes:
-        rows: rows in the whole table; an estimate if `complete` is False.
-        complete: whether all rows were examined.
-    """
+    """Summary of a table."""
 
     path: Path
     columns: tuple[ColumnSummary, ...]
-    rows: int
-    complete: bool
+    rows: int  # rows in the whole table; an estimate if `complete` is False
+    complete: bool  # whether all rows were examined
 
     @property
     def names(self) -> list[str]:

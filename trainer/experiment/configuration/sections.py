@@ -163,16 +163,11 @@ _UNTYPED = (object, typing.Any, inspect.Signature.empty)
 
 @dataclass(frozen=True)
 class Kind:
-    """The kind of object a section takes.
+    """The kind of object a section takes."""
 
-    Attributes:
-        name: for messages: "a callbacks.Callback or a mindspore.train.Callback".
-        examples: classes of this kind; a function annotated to return a base class of these may return one.
-    """
-
-    name: str
+    name: str  # for messages: "a callbacks.Callback or a mindspore.train.Callback"
     fits: Callable[[type], bool]
-    examples: tuple[type, ...] = ()
+    examples: tuple[type, ...] = ()  # a function annotated to return a base class of these may return one
 
 
 @functools.cache

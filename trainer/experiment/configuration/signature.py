@@ -27,20 +27,12 @@ from .experiment_config import ObjectSpec
 
 @dataclass(frozen=True)
 class Accepted:
-    """The values that a parameter accepts.
+    """The values that a parameter accepts."""
 
-    Attributes:
-        text: description for messages: "a number".
-        fits: predicate: whether a value is accepted.
-        convert: converts a value to a type that a configuration cannot express.
-        takes_object: whether a dotted string that does not fit names an object.
-        annotation: the parameter's annotation; `inspect.Parameter.empty` where it has none.
-    """
-
-    text: str
-    fits: Callable[[Any], bool]
-    convert: Callable[[Any], Any] = lambda value: value
-    takes_object: bool = False
+    text: str  # description for messages: "a number"
+    fits: Callable[[Any], bool]  # whether a value is accepted
+    convert: Callable[[Any], Any] = lambda value: value  # to a type that a configuration cannot express
+    takes_object: bool = False  # whether a dotted string that does not fit names an object
     annotation: Any = inspect.Parameter.empty
 
 
@@ -286,23 +278,14 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True)
 class Signature:
-    """The call signature of a class or function.
+    """The call signature of a class or function."""
 
-    Attributes:
-        name: its name, for messages.
-        parameters: named parameters in order, without ``self``.
-        positional: maximum number of positional arguments, or None if unlimited.
-        open_keywords: whether it takes ``**kwargs``.
-        extra_names: names it is known to read from its ``**kwargs``.
-        accepts: what each named parameter accepts.
-    """
-
-    name: str
-    parameters: Mapping[str, inspect.Parameter]
-    positional: int | None
-    open_keywords: bool
-    extra_names: frozenset[str]
-    accepts: Mapping[str, Accepted]
+    name: str  # its name, for messages
+    parameters: Mapping[str, inspect.Parameter]  # named parameters in order, without ``self``
+    positional: int | None  # maximum number of positional arguments, or None if unlimited
+    open_keywords: bool  # whether it takes ``**kwargs``
+    extra_names: frozenset[str]  # names it is known to read from its ``**kwargs``
+    accepts: Mapping[str, Accepted]  # what each named parameter accepts
 
     @property
     def required(self) -> list[str]:

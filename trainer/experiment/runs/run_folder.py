@@ -254,17 +254,12 @@ def _jsonable(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """The contents of a run folder, read without importing the run's classes.
-
-    Attributes:
-        versions: content of ``versions.json``, or empty.
-        metrics: content of ``metrics.json``, or empty until the run has ended.
-    """
+    """The contents of a run folder, read without importing the run's classes."""
 
     path: Path
     config: Mapping[str, Any]
-    versions: Mapping[str, Any]
-    metrics: Mapping[str, Any]
+    versions: Mapping[str, Any]  # content of ``versions.json``, or empty
+    metrics: Mapping[str, Any]  # content of ``metrics.json``, or empty until the run has ended
 
     @classmethod
     def read(cls, path: str | Path) -> Run:
