@@ -63,6 +63,12 @@ def test_a_good_file_is_read_with_its_defaults_filled_in(tmp_path):
     assert not {"fit.epochs", "optimizer.init_args.learning_rate"} & set(defaults)
 
 
+def test_the_mirror_may_be_a_variable(tmp_path):
+    assert load(tmp_path, f"{GOOD}mirror: ${{env:MIRROR}}\n").mirror == "${env:MIRROR}"
+    (wrong,) = problems(tmp_path, f"{GOOD}mirror: ${{env:a b}}\n")
+    assert "${env:a b} names no environment variable" in wrong
+
+
 def test_the_saved_form_of_a_configuration_loads_as_the_same_experiment(tmp_path):
     config = load(tmp_path, GOOD)
     saved = dump(config.to_dict())

@@ -127,12 +127,12 @@ class _Reader:
     def _mirror(self, node: Node, path: str) -> str | None:
         text = node.value
         if isinstance(text, str) and has_reference(text):
-            return text if (wrong := wrong_reference(text)) is None else self.add(node.location, path, wrong)
-        if not isinstance(text, str) or not is_url(text):
+            wrong = wrong_reference(text)
+        elif isinstance(text, str) and is_url(text):
+            wrong = url_problem(text)
+        else:
             return self.refuse(node, path, "the URL of a folder in a store, as in s3://bucket/run")
-        if (wrong := url_problem(text)) is not None:
-            return self.add(node.location, path, wrong)
-        return text
+        return self.add(node.location, path, wrong) if wrong else text
 
     def _init_from(self, node: Node, path: str) -> Mapping[str, Any] | None:
         if isinstance(node.value, str):
