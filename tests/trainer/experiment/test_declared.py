@@ -60,6 +60,10 @@ def test_a_path_that_does_not_exist(check):
     assert "takes a folder or file that exists; received 'segmnts'" in text
 
 
+def test_a_url_is_not_looked_up(check):
+    assert check(CONFIG.replace("path: segments", "path: s3://bucket/rows"), schema(*inputs())) == (0, "")
+
+
 def test_a_label_that_is_no_column(check):
     wrong = schema(*inputs()) | {"label": "ratng"}
     assert "label='ratng' is not among the columns" in check(CONFIG, wrong)[1]

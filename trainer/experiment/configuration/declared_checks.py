@@ -22,7 +22,9 @@ def stream_problems(config: ExperimentConfig) -> list[Problem]:
     data = config.data
     for spec in (data.train, data.valid, data.test, data.stream):
         for stream, arguments in _streams(spec):
-            problems += _of_path(stream, arguments)
+            if _is_missing(path := arguments.get("path")):
+                message = f"{stream.class_path} takes a folder or file that exists; received {path!r}"
+                problems.append(Problem(stream.location, f"{stream.path}.init_args.path", message))
             schema, wrong = _schema(stream, arguments.get("schema"))
             problems += wrong
             if schema is not None and stream is data.stream:
@@ -49,12 +51,8 @@ def _target(spec: ObjectSpec) -> Any:
         return None
 
 
-def _of_path(spec: ObjectSpec, arguments: Mapping[str, Any]) -> list[Problem]:
-    path = arguments.get("path")
-    if not isinstance(path, str) or has_reference(path) or Path(path).exists():
-        return []
-    message = f"{spec.class_path} takes a folder or file that exists; received {path!r}"
-    return [Problem(spec.location, f"{spec.path}.init_args.path", message)]
+def _is_missing(path: Any) -> bool:
+    return isinstance(path, str) and not (has_reference(path) or is_url(path) or Path(path).exists())
 
 
 def _schema(spec: ObjectSpec, declared: Any) -> tuple[Any, list[Problem]]:
@@ -127,7 +125,7 @@ def missing_beginning(config: ExperimentConfig) -> list[Problem]:
     A resumed run does not read that path.
     """
     path = None if config.init_from is None else config.init_from.get("path")
-    if not isinstance(path, str) or has_reference(path) or is_url(path) or Path(path).exists():
+    if not _is_missing(path):
         return []
     message = f"takes a snapshot, a run folder, a .ckpt file or a published model that exists; received {path!r}"
     return [Problem(config.locations["init_from"], "init_from.path", message)]
