@@ -1,4 +1,7 @@
-"""Write files durably and atomically, with errors that say what to do."""
+"""Write files durably and atomically, with errors that say what to do.
+
+Functions that write raise OSError where the file system refuses.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,13 @@ FRESH_SECONDS = 60.0
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.EINVAL, errno.ENXIO}
 """Error numbers of a damaged file or disk; others (permission, no descriptors) do not concern the content."""
 
+_DENIED = (errno.EACCES, errno.EPERM)
 _ADVICE = {
     errno.ENOSPC: "free space on that file system, keep fewer snapshots, or choose another folder",
     errno.EDQUOT: "the quota is used up: delete files or choose another folder",
     errno.EFBIG: "the file exceeds the size limit of this process or file system (see 'ulimit -f')",
     errno.EROFS: "the file system is mounted read-only: remount it or choose another folder",
-    errno.EACCES: "give this user write permission on the folder or choose another one",
-    errno.EPERM: "give this user write permission on the folder or choose another one",
+    **dict.fromkeys(_DENIED, "give this user write permission on the folder or choose another one"),
     errno.ENOTDIR: "a part of the path is a file: choose another folder",
     errno.EEXIST: "the path is a file where a folder is needed: choose another folder",
     errno.EIO: "the disk reports an input/output error: check the disk and choose another folder",
@@ -63,8 +66,7 @@ def read_error(path: Path, error: OSError) -> CheckpointError:
     text = f"cannot read {path}: {error.strerror or error}"
     if error.errno in _DAMAGE:
         return CheckpointDamagedError(text)
-    denied = error.errno in (errno.EACCES, errno.EPERM)
-    advice = "give this user read permission" if denied else _ADVICE.get(error.errno or 0)
+    advice = "give this user read permission" if error.errno in _DENIED else _ADVICE.get(error.errno or 0)
     return CheckpointError(f"{text}; {advice}" if advice else text)
 
 
@@ -86,11 +88,7 @@ def resolved(path: str | os.PathLike[str]) -> Path:
 
 
 def probe(folder: Path) -> float:
-    """Write and remove a small file; return its time by the file system's clock.
-
-    Raises:
-        OSError: the file system refused.
-    """
+    """Write and remove a small file; return its time by the file system's clock."""
     path = temporary_name(folder / "probe", "tmp")
     try:
         write_file(path, [bytes(BLOCK >> 8)])
@@ -116,9 +114,6 @@ def write_file(path: Path, blocks: Iterable[Buffer]) -> tuple[int, int]:
 
     Returns:
         Size in bytes and CRC-32 of the content, computed while writing.
-
-    Raises:
-        OSError: the file system refused.
     """
     size = crc = 0
     with open(path, "xb", buffering=0) as file:
@@ -136,11 +131,7 @@ def write_file(path: Path, blocks: Iterable[Buffer]) -> tuple[int, int]:
 
 
 def sum_and_sync(path: Path) -> tuple[int, int]:
-    """Force an existing file to the disk; return its size and CRC-32.
-
-    Raises:
-        OSError: the file system refused.
-    """
+    """Force an existing file to the disk; return its size and CRC-32."""
     size = crc = 0
     with open(path, "rb", buffering=0) as file:
         while block := file.read(BLOCK):
@@ -168,11 +159,7 @@ def read_bytes(path: Path, limit: int = 1 << 28) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the content of `path` atomically.
-
-    Raises:
-        OSError: the file system refused; the old content stays.
-    """
+    """Replace the content of `path` atomically; after an error the old content stays."""
     aside = temporary_name(path, "tmp")
     try:
         write_file(aside, [content])
