@@ -169,23 +169,13 @@ def non_finite_rows(column: np.ndarray | Ragged, *, nan_allowed: bool = False) -
 
 @dataclass(frozen=True)
 class ColumnOrder:
-    """Arranges the columns of a batch by their names.
+    """Arranges the columns of a batch by their names."""
 
-    Args:
-        takes: most columns that network and loss take; infinity for any number.
-        labels: names of the label columns of several tasks, in the order of the loss; they are put last. Columns
-            without names are taken by position.
-        aside: names of columns whose values metrics read as groups; where a batch has more columns than are taken,
-            these stay on the host.
-        inputs: names of the network's required arguments; where named columns include all of them, they are put first.
-        labels_needed: whether a batch with names has to have all the labels.
-    """
-
-    takes: float = math.inf
-    labels: Sequence[str] = ()
-    aside: Sequence[str] = ()
-    inputs: Sequence[str] = ()
-    labels_needed: bool = True
+    takes: float = math.inf  # most columns that network and loss take
+    labels: Sequence[str] = ()  # of several tasks, in the order of the loss, put last; without names: by position
+    aside: Sequence[str] = ()  # groups of metrics, which stay on the host where a batch has more columns than are taken
+    inputs: Sequence[str] = ()  # required arguments of the network, put first where all are among the named columns
+    labels_needed: bool = True  # whether a batch with names has to have all the labels
 
     def __bool__(self) -> bool:
         return bool(self.labels or self.aside or self.inputs)

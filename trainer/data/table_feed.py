@@ -213,19 +213,26 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class OwnTables(ChunkTransform):
-    """Prepares this process's ids; the owners train the rows.
-
-    The processes exchange ids while earlier calls are trained, on the thread that reads ahead and on connections of
-    their own. All do it on the thread that runs graphs instead where one of them reads there, or has a single core:
-    then the threads would only delay each other, at other times on each process.
-    """
+class _JobTables(ChunkTransform):
+    """Base of what prepares the tables of several processes."""
 
     on_graph_thread = True
 
     def __init__(self, tables: TableFeed, group: Group) -> None:
         self.tables = tables
         self.group = group
+
+    def release(self) -> None:
+        self.tables.release()
+
+
+class OwnTables(_JobTables):
+    """Prepares this process's ids; the owners train the rows.
+
+    The processes exchange ids while earlier calls are trained, on the thread that reads ahead and on connections of
+    their own. All do it on the thread that runs graphs instead where one of them reads there, or has a single core:
+    then the threads would only delay each other, at other times on each process.
+    """
 
     def connect(self, inline: bool) -> None:
         """Choose the thread on which all processes prepare, and open its connections."""
@@ -261,18 +268,12 @@ class OwnTables(ChunkTransform):
         if not self.on_graph_thread:
             self.tables.tables.channel.interrupt()
 
-    def release(self) -> None:
-        self.tables.release()
 
-
-class UnionTables(ChunkTransform):
+class UnionTables(_JobTables):
     """Prepares a chunk together with all processes; on the graph thread."""
 
-    on_graph_thread = True
-
     def __init__(self, tables: TableFeed, group: Group) -> None:
-        self.tables = tables
-        self.group = group
+        super().__init__(tables, group)
         fields = tables.tables.planner.fields
         self._columns = sorted(fields.id_columns | {field.part.column for field in fields.dense})
 
@@ -304,9 +305,6 @@ class UnionTables(ChunkTransform):
                 chosen = np.arange(count) % joined[column].shape[axis]
             result[column] = np.ascontiguousarray(result[column][:, chosen] if axis else result[column][chosen])
         return tuple(result), plan
-
-    def release(self) -> None:
-        self.tables.release()
 
 
 def _joined(parts: Sequence[np.ndarray], axis: int) -> np.ndarray:
