@@ -8,8 +8,7 @@ from pyarrow import parquet
 
 from trainer import ParquetFolder, Trainer
 from trainer.data.finite import block_source
-from trainer.data.finite.divided import DividedSource
-from trainer.data.finite.shards import make_shard
+from trainer.data.finite.shards import DividedSource, make_shard
 from trainer.distributed.agreement import StopHooks
 from trainer.distributed.group import Group
 from trainer.errors import ConfigurationError, DataError

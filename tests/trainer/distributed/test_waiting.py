@@ -12,7 +12,7 @@ import pytest
 
 from trainer.data.chunk import FeedOptions
 from trainer.data.feed import Feed
-from trainer.data.finite.divided import DividedSource
+from trainer.data.finite.shards import DividedSource
 from trainer.data.finite.sources import IterableSource
 from trainer.data.position import Position
 from trainer.data.ragged import RaggedColumns
