@@ -22,23 +22,16 @@ logger = logging.getLogger(__name__)
 
 
 class ColumnCheck:
-    """Checks the first batch against the network, every later one against the first.
-
-    Args:
-        labels: number of columns at the end that go to the loss instead of the network.
-        extra: whether columns past those the network takes are fine (they are dropped).
-        class_losses: for each label, the name of its loss where that takes class numbers, else None.
-        assumed: names of the list columns whose dtype is only assumed, because no row has had a value (`ListTypes`).
-    """
+    """Checks the first batch against the network, every later one against the first."""
 
     def __init__(
         self,
         network: nn.Cell,
-        labels: int,
+        labels: int,  # columns at the end that go to the loss instead of the network
         *,
-        extra: bool = False,
-        class_losses: Sequence[str | None] = (),
-        assumed: Collection[str] = (),
+        extra: bool = False,  # whether columns past those the network takes are fine (they are dropped)
+        class_losses: Sequence[str | None] = (),  # of each label, the name of a loss that takes class numbers
+        assumed: Collection[str] = (),  # list columns whose dtype is assumed, as no row has had a value (`ListTypes`)
     ) -> None:
         self.least, self.most, self.parameters = arguments_of(network)
         self.keys = batch_keys(network)

@@ -47,18 +47,13 @@ class Round(NamedTuple):
 class LockstepSource(WrappedSource):
     """This process's part of data; base of the sources that agree on every step.
 
-    Args:
-        ahead: batches agreed on at once, those of a call.
-
-    Attributes:
-        whole_calls: whether a step waits until each process has the batches of a call; otherwise until it has one.
-        batch_rows: rows of placeholder batches; None: those of the first batch.
+    `ahead` batches, those of a call, are agreed on at once.
     """
 
     thread_bound = True  # agreements are made on the thread that runs graphs
     agrees = True
-    whole_calls = True
-    batch_rows: int | None = None
+    whole_calls = True  # whether a step waits until each process has the batches of a call; else until it has one
+    batch_rows: int | None = None  # of placeholder batches; None: those of the first batch
     empty_message = "the dataset delivered no batches"
 
     def __init__(self, rows_of: Source, group: Group, hooks: StopHooks, ahead: int = 1) -> None:

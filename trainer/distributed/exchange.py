@@ -32,22 +32,15 @@ class Exchange(nn.Cell):
 
     On CPU `DenseSum` computes the sums. A token, passed from each sum to the next, keeps their order the same on all
     processes.
-
-    Args:
-        group: the processes.
-        gradients: number of gradients that `mean` and `mean_of_sums` are given.
-        buffers: parameters that a forward pass updates.
-        combine: cell that combines the processes' mean gradients (Adasum) instead of the mean over all rows.
-        tasks: the loss of several tasks (`trainer.graph.multi_task.MultiTaskLoss`), or None.
     """
 
     def __init__(
         self,
         group: Group,
-        gradients: int,
-        buffers: Sequence[Parameter] = (),
-        combine: nn.Cell | None = None,
-        tasks: nn.Cell | None = None,
+        gradients: int,  # number of gradients that `mean` and `mean_of_sums` are given
+        buffers: Sequence[Parameter] = (),  # that a forward pass updates
+        combine: nn.Cell | None = None,  # combines the mean gradients of processes (Adasum), instead of the mean
+        tasks: nn.Cell | None = None,  # the loss of several tasks (`trainer.graph.multi_task.MultiTaskLoss`)
     ) -> None:
         super().__init__(auto_prefix=False)
         self.processes, self.is_main = group.size, group.is_main

@@ -66,21 +66,8 @@ def as_stream(data: Any) -> Stream:
 class StreamSource(Source):
     """Batches of a stream.
 
-    Args:
-        batch_size: rows per batch; None takes `DEFAULT_BATCH_SIZE`, or an iterable's own batches as they come.
-        inputs: names of the columns the network takes, in order; empty: every column but the labels.
-        labelled: whether the last columns are a label and, with `weight`, its loss weight.
-        label: name of the label column, or None for the stream schema's label, else "label", else the last column
-            that is neither an input nor the event time.
-        labels: names of the label columns of several tasks, in the order of the loss; then `label` is not read.
-        weight: name of the column of loss weights given to the loss after the label, or None.
-        extras: names of columns kept on the host with the batch (a metric's group).
-        flush_after: seconds without a row after which complete batches are trained though the call is not full.
-        idle_timeout: seconds without a row after which the stream counts as ended, or None.
-        restarts: whether the stream begins again with every call; otherwise `go_back` leaves it after the trained rows.
-
-    Attributes:
-        begun: position at which `batches` began, once it is known.
+    The label is that of the stream's schema unless it is given, else "label", else the last column that is neither an
+    input nor the event time.
     """
 
     endless = True
@@ -88,20 +75,20 @@ class StreamSource(Source):
     def __init__(
         self,
         stream: Stream,
-        batch_size: int | None = None,
+        batch_size: int | None = None,  # None: `DEFAULT_BATCH_SIZE`, or an iterable's own batches as they come
         *,
-        inputs: Sequence[str] = (),
-        labelled: bool = True,
+        inputs: Sequence[str] = (),  # columns the network takes, in order; empty: every column but the labels
+        labelled: bool = True,  # whether the last columns are a label and, with `weight`, its loss weight
         label: str | None = None,
-        labels: Sequence[str] = (),
-        weight: str | None = None,
-        extras: Sequence[str] = (),
+        labels: Sequence[str] = (),  # of several tasks, in the order of the loss; then `label` is not read
+        weight: str | None = None,  # column of loss weights given to the loss after the label
+        extras: Sequence[str] = (),  # columns kept on the host with the batch (a metric's group)
         counted: Counted | None = None,
         list_types: ListTypes | None = None,
         transform: Transform | None = None,
-        flush_after: float = 1.0,
-        idle_timeout: float | None = None,
-        restarts: bool = False,
+        flush_after: float = 1.0,  # seconds without a row after which a call that is not full is trained
+        idle_timeout: float | None = None,  # seconds without a row after which the stream counts as ended
+        restarts: bool = False,  # whether it begins again with every call; else `go_back` goes to the trained rows
     ) -> None:
         self.stream = stream
         self._transform = transform
@@ -121,7 +108,7 @@ class StreamSource(Source):
         self.flush_after = flush_after
         self.idle_timeout = idle_timeout
         self.restarts = restarts
-        self.begun: dict[str, Any] | None = None
+        self.begun: dict[str, Any] | None = None  # position at which `batches` began, once it is known
         self.last_row = time.monotonic()
         self._stopped = False
         self._finish: str | None = None
