@@ -8,7 +8,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .. import checkpoint
 from ..distributed.dense_state import average_statistics, check_training_step, clear_on_followers, merge_on_main
@@ -18,7 +18,7 @@ from ..errors import CheckpointError, ConfigurationError, FolderInUseError
 from ..state import Phase
 from . import capture, catalog, durable
 from .ckpt_files import load_ckpt
-from .content import Content, Cursor
+from .content import Content, Cursor, Owner
 from .folder_lock import FolderLock, claim
 from .parts import Parts, PartWriter, open_parts, write_part
 from .snapshot import Snapshot
@@ -27,22 +27,6 @@ from .snapshot_writer import BackgroundWriter
 logger = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
-
-
-class Owner(Protocol):
-    """Object whose snapshots a `Saver` takes; it is notified of durable ones."""
-
-    def snapshot_content(self) -> Content:
-        """Return the present content for a snapshot."""
-
-    def report_snapshot(self, path: Path) -> None:
-        """Handle a durable snapshot."""
-
-    def commit(self, position: Mapping[str, Any] | None) -> None:
-        """Commit the data before `position`, which a durable snapshot covers."""
-
-    def load_tables(self, states: list[dict[str, Any]]) -> None:
-        """Restore the sparse tables."""
 
 
 class Saver:
@@ -194,7 +178,7 @@ class Saver:
 
         With several processes `wait` raises it, because rank 0 alone would leave the others in a collective.
         """
-        if self._writer.has_news and not (self._group.size > 1 and self._writer.has_failed):
+        if self._writer.has_news and not (self._group.size > 1 and self._writer.failure):
             self._report()
 
     def _report(self) -> None:

@@ -223,7 +223,7 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None  # of the last write, until it is reported
         self._durable: deque[Path] = deque()  # filled by the writing thread, emptied by the caller's
         self._buffers: dict[tuple[str, str], np.ndarray] = {}
         self.hold_seconds: deque[float] = deque(maxlen=1000)  # of `submit`, with the wait for the former write
@@ -231,12 +231,7 @@ class BackgroundWriter:
     @property
     def has_news(self) -> bool:
         """Whether `check` has anything to report."""
-        return bool(self._durable) or self._failure is not None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the last write failed without a report yet."""
-        return self._failure is not None
+        return bool(self._durable) or self.failure is not None
 
     def submit(
         self,
@@ -262,8 +257,8 @@ class BackgroundWriter:
 
     def check(self) -> list[Path]:
         """Return the snapshots that became durable since the last call; never wait."""
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
             if isinstance(failure, CheckpointError):
                 raise failure
             raise CheckpointError(f"writing a snapshot in the background failed: {failure!r}") from failure
@@ -274,7 +269,7 @@ class BackgroundWriter:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._failure is not None:
+        if self.failure is not None:
             self.check()
 
     def close(self) -> None:
@@ -288,7 +283,7 @@ class BackgroundWriter:
         try:
             self._durable.append(store(root, contents))
         except BaseException as error:
-            self._failure = error
+            self.failure = error
 
     def _copied(self, tensors: TensorGroups) -> dict[str, dict[str, np.ndarray]]:
         copies: dict[str, dict[str, np.ndarray]] = {}

@@ -40,7 +40,6 @@ class TableReader(ChunkTransform):
         self._has_joined = False
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
-        """Return the columns with positions for ids, and the plan of the rows to read."""
         columns, plan = self.tables.planner.plan(columns, chunk.stacked, chunk.num_batches, train=False, now=now)
         self._has_joined = True
         return (*columns, *plan.inputs), plan
@@ -137,7 +136,6 @@ class TableFeed(ChunkTransform, Stateful):
         return cls(tables) if tables.input_count or tables.planner.fields.dense else None
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
-        """Return the columns with positions for ids, and the plan of the rows to train."""
         columns, plan = self.tables.planner.plan(
             columns, chunk.stacked, chunk.num_batches, fill=chunk.start.micro_batches, flush=chunk.flush, now=now
         )
@@ -245,7 +243,6 @@ class OwnTables(_JobTables):
         self.tables.tables.planner.begin(self.group if any_inline else own)
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
-        """Return columns with positions for ids, and the plan of the rows to exchange."""
         planner, channel = self.tables.tables.planner, self.tables.tables.channel
         before = channel.seconds
         columns, plan = planner.plan(

@@ -8,7 +8,7 @@ import os
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -92,25 +92,17 @@ def print_results(finished: Run) -> None:
     metrics = finished.metrics
     results = {**metrics["results"], "steps": metrics["progress"]["global_step"]}
     best = {("train_loss" if name == "loss" else name): values for name, values in metrics["best"].items()}
-    rows = [[name, number(value), *_best_of(best.get(name))] for name, value in results.items()]
-    print("\n".join(table([["result", "last", "best", "at step", "in snapshot"], *rows])))
+    rows = [["result", "last", "best", "at step", "in snapshot"]]
+    for name, value in results.items():
+        at = best.get(name)
+        cells = ["", "", ""] if at is None else [number(at["value"]), str(at["step"]), at["snapshot"] or "none kept"]
+        rows.append([name, number(value), *cells])
+    print("\n".join(table(rows)))
     before = metrics.get("seconds_before", 0.0)
     print(f"took {duration(metrics['seconds'])}" + (f", {duration(before)} of it before the resume" if before else ""))
-    print(f"snapshot {_shortest(metrics['snapshot']) if metrics['snapshot'] else 'none'}")
+    snapshot, here = Path(metrics["snapshot"] or "none"), Path.cwd()
+    print(f"snapshot {snapshot.relative_to(here) if snapshot.is_relative_to(here) else snapshot}")
     print(f"run folder {finished.path}")
-
-
-def _shortest(path: str) -> str:
-    """Return the path relative to the current folder if it lies below it."""
-    with contextlib.suppress(ValueError):
-        return str(Path(path).relative_to(Path.cwd()))
-    return path
-
-
-def _best_of(best: Mapping[str, Any] | None) -> list[str]:
-    from .runs.compare import number
-
-    return ["", "", ""] if best is None else [number(best["value"]), str(best["step"]), best["snapshot"] or "none kept"]
 
 
 class RecordedOutput:

@@ -34,7 +34,6 @@ from .sweep_plan import (
     MODES,
     PLAN,
     PRUNED,
-    SEARCHES,
     TRIALS,
     Plan,
     Range,
@@ -117,7 +116,7 @@ def _space(path: str, values: Any) -> Any:
 
 
 def _check(plan: Plan) -> None:
-    choice("search", plan.search, SEARCHES)
+    choice("search", plan.search, MAKERS)
     choice("mode", plan.mode, MODES)
     choice("command", plan.command, ("fit", "online"))
     whole("trials", plan.trials, optional=True)
@@ -223,8 +222,8 @@ class _Sweep:
             try:
                 while True:
                     while len(running) < processes and (trial := waiting.pop(0) if waiting else self._next()):
-                        if self._started(trial):
-                            running.append(trial)
+                        self._start(trial)
+                        running += [trial] if trial.state == "running" else []
                     if not running:
                         break
                     time.sleep(POLL_SECONDS)
@@ -248,25 +247,16 @@ class _Sweep:
         self.trials.append(trial)
         return trial
 
-    def _started(self, trial: Trial) -> bool:
-        """Start a trial; return whether its values work together."""
+    def _start(self, trial: Trial) -> None:
+        """Start a trial; it fails if its values do not work together."""
         try:
-            self._start(trial)
+            options = self._options(trial)
         except ConfigurationError as error:
             trial.state = "failed"
             trial.folder.with_suffix(".log").write_text(f"{mask_text(str(error))}\n", "utf-8")
             logger.warning("trial %d cannot start: %s", trial.number, mask_text(str(error)))
             self.search.ended(trial, None)
-            return False
-        return True
-
-    def _start(self, trial: Trial) -> None:
-        if (trial.folder / "config.yaml").is_file():
-            options = ["--resume", str(trial.folder)]
-        else:
-            settings = [*self.plan.overrides, *_settings(trial.values), f"run_dir={dump_line(str(trial.folder))}"]
-            settings += _own_publications(self.plan.config, settings, trial.folder)
-            options = [self.plan.config, *(part for text in settings for part in ("--set", text))]
+            return
         arguments = [sys.executable, "-m", "mindspore_trainer", self.plan.command, *options]
         if not is_running(trial.folder):  # else it is the process of a sweep that was killed
             with open(trial.folder.with_suffix(".log"), "ab") as log:
@@ -277,6 +267,13 @@ class _Sweep:
         trial.state = "running"
         shown = ", ".join(f"{path}={value}" for path, value in trial.values.items())
         logger.info("trial %d: %s", trial.number, mask_text(shown))
+
+    def _options(self, trial: Trial) -> list[str]:
+        if (trial.folder / "config.yaml").is_file():
+            return ["--resume", str(trial.folder)]
+        settings = [*self.plan.overrides, *_settings(trial.values), f"run_dir={dump_line(str(trial.folder))}"]
+        settings += _own_publications(self.plan.config, settings, trial.folder)
+        return [self.plan.config, *(part for text in settings for part in ("--set", text))]
 
     def _look_at(self, trial: Trial) -> None:
         ended = not is_running(trial.folder) if trial.process is None else trial.process.poll() is not None

@@ -17,7 +17,6 @@ from ..report.run_data import read_record
 from .runs.run_folder import METRICS, RECORD, read_json_or
 
 PLAN, TRIALS, PRUNED = "sweep.json", "trials.jsonl", "pruned"
-SEARCHES = ("grid", "random", "optuna")
 MODES = ("auto", "min", "max")
 
 

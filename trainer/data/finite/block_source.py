@@ -49,7 +49,6 @@ class BlockSource(Source):
         raise NotImplementedError
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
-        """Yield the batches; blocks before the position are not read."""
         wanted = list(self._wanted(epoch, start * self.batch_size))
         parts = self._read_ahead(wanted) if self.ahead else (self._chosen(*part) for part in wanted)
         yield from rebatched(parts, self.batch_size)

@@ -30,22 +30,12 @@ Counted = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
 
 
 class Transform(Protocol):
-    """Turns batches of raw rows into the network's columns.
+    """Turns batches of raw rows into the network's columns (`trainer.features.stream_rows.BatchTransform`)."""
 
-    `trainer.features.stream_rows.BatchTransform` implements it.
-    """
-
-    def begin(self) -> None:
-        """Take note that reading begins."""
-
-    def __call__(self, batch: Batch) -> Batch:
-        """Return the network's columns of the good rows."""
-
-    def learn(self, batch: Batch, state: Any) -> None:
-        """Take note of a whole batch, and of the position behind it."""
-
-    def trained_to(self, state: Any) -> None:
-        """Take note that the batch before a position has been trained on."""
+    def begin(self) -> None: ...
+    def __call__(self, batch: Batch) -> Batch: ...
+    def learn(self, batch: Batch, state: Any) -> None: ...
+    def trained_to(self, state: Any) -> None: ...
 
 
 def as_stream(data: Any) -> Stream:

@@ -5,14 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import ConfigurationError, TrainerError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..sweep_plan import Plan, Trial
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Run a sweep and print its table; return the exit code."""
     if (args.config is None) == (args.resume is None):
         raise ConfigurationError("trainer sweep takes either CONFIG (a new sweep) or --resume FOLDER")
+    from ..runs.compare import number, table
     from ..sweep import resume, sweep
     from ..sweep_plan import read_plan
 
@@ -57,7 +53,12 @@ def run(args: argparse.Namespace) -> int:
         options: dict[str, Any] = {name: getattr(args, name) for name in names}
         command = "online" if args.online else "fit"
         trials = sweep(args.config, dict(map(_parsed, args.vary)), folder=folder, command=command, **options)
-    print("\n".join(trial_table(trials, read_plan(folder))))
+    plan = read_plan(folder)
+    rows = [["trial", "state", *plan.vary, plan.monitor]]
+    for trial in trials:
+        value = "" if trial.value is None else number(trial.value)
+        rows.append([trial.folder.name, trial.state, *(number(trial.values[path]) for path in plan.vary), value])
+    print("\n".join(table(rows)))
     try:
         from ..runs.run_pages import render_sweep
 
@@ -66,17 +67,6 @@ def run(args: argparse.Namespace) -> int:
     except TrainerError as error:  # Bokeh is not installed
         logger.info("no page is written: %s", error)
     return 0 if any(trial.state in ("done", "pruned") for trial in trials) else 1
-
-
-def trial_table(trials: Sequence[Trial], plan: Plan) -> list[str]:
-    """Return the lines of a table of trials."""
-    from ..runs.compare import number, table
-
-    rows = [["trial", "state", *plan.vary, plan.monitor]]
-    for trial in trials:
-        value = "" if trial.value is None else number(trial.value)
-        rows.append([trial.folder.name, trial.state, *(number(trial.values[path]) for path in plan.vary), value])
-    return table(rows)
 
 
 def _parsed(text: str) -> tuple[str, Any]:

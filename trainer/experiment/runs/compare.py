@@ -80,13 +80,9 @@ def _summary(run: Run) -> list[str]:
     steps = str(metrics["progress"]["global_step"]) if metrics else ""
     seconds = duration(metrics["seconds"]) if metrics else ""
     size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file() and not path.is_symlink())
-    return [state, steps, _main_result(metrics), _start_time(run), seconds, f"{size / 1e6:,.1f} MB"]
-
-
-def _start_time(run: Run) -> str:
-    """Return a run's start to the minute, without the year if it is this one."""
-    started = str(run.versions.get("started", ""))[:16].replace("T", " ")
-    return started.removeprefix(f"{run_folder.now()[:4]}-")
+    started = str(run.versions.get("started", ""))[:16].replace("T", " ")  # to the minute
+    started = started.removeprefix(f"{run_folder.now()[:4]}-")
+    return [state, steps, _main_result(metrics), started, seconds, f"{size / 1e6:,.1f} MB"]
 
 
 def state_of(run: Run) -> tuple[str, str]:

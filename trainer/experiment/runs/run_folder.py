@@ -38,14 +38,8 @@ from ..configuration.class_paths import expand, has_reference, import_paths, var
 from ..configuration.experiment_config import ExperimentConfig, flatten
 from ..configuration.yaml_tree import dump, masked, read_tree
 
-CONFIG, VERSIONS, RESUMES, HISTORY, METRICS, RECORD = (
-    "config.yaml",
-    "versions.json",
-    "resumes.json",
-    "history.json",
-    "metrics.json",
-    "record.jsonl",
-)
+CONFIG, VERSIONS, RESUMES = "config.yaml", "versions.json", "resumes.json"
+HISTORY, METRICS, RECORD = "history.json", "metrics.json", "record.jsonl"
 CHECKPOINTS = "checkpoints"
 VARIABLES = "variables"  # key in versions.json and resumes.json
 _ITERATIONS = 20_000  # of the key derivation, so that short values cannot be guessed cheaply
