@@ -6,7 +6,7 @@ import contextlib
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Saver:
         self._group = group
         self._owner = owner
         self._writer = BackgroundWriter()
+        self.hold_seconds = self._writer.hold_seconds  # that each background snapshot blocked the step loop
         self._part_writer = PartWriter()
         self.newest: Path | None = None  # path of the snapshot that was written or restored last, or None
         self.config: str | None = None  # text stored as config.yaml in every snapshot, or None
@@ -64,11 +65,6 @@ class Saver:
     def _take(self, path: Path) -> None:
         self._locks[path] = claim(path, "checkpoint folder")
         catalog.recover(path, alone=True)
-
-    @property
-    def hold_seconds(self) -> Sequence[float]:
-        """Seconds that each background snapshot blocked the step loop."""
-        return self._writer.hold_seconds
 
     def save(self, root: Path, *, background: bool = False) -> Path:
         """Write a snapshot to ``root/step_<global_step>`` and return that path.

@@ -27,10 +27,6 @@ class Position:
             return Position(self.epoch + 1, 0, micro_batches, state)
         return Position(self.epoch, self.batch + batches, micro_batches, state)
 
-    def at(self, epoch: int, batch: int, state: Any = None) -> Position:
-        """Return another position in the same data, with no accumulation open."""
-        return Position(epoch, batch, state=state)
-
     def with_state(self, state: Any) -> Position:
         """Return the position with another state of the source."""
         return dataclasses.replace(self, state=state)

@@ -89,7 +89,7 @@ class Cursor:
         changed = [f"{key} {then.get(key)!r} -> {now[key]!r}" for key in now if then.get(key) != now[key]]
         if changed:
             batch = self.position.batch
-            self.position = self.position.at(self.position.epoch, 0)
+            self.position = Position(self.position.epoch)
             self._progress.step_in_epoch = 0
             logger.warning(
                 "the dataset is not the one of the snapshot (%s): its epoch starts again, %d batches are repeated",
