@@ -34,10 +34,8 @@ class VerifiedFile:
     def __init__(self, path: Path, size: int, crc: int) -> None:
         check_size(path, size)
         self.path, self.size = path, size
-        try:
+        with durable.reading(path):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise durable.read_error(path, error) from error
         weakref.finalize(self, os.close, self._descriptor)
         self._sums = [0]
         for number in range(-(-size // CHECKED_BYTES)):
@@ -47,10 +45,8 @@ class VerifiedFile:
 
     def _block(self, number: int) -> bytes:
         start = number * CHECKED_BYTES
-        try:
+        with durable.reading(self.path):
             block = os.pread(self._descriptor, min(CHECKED_BYTES, self.size - start), start)
-        except OSError as error:
-            raise durable.read_error(self.path, error) from error
         if len(block) != min(CHECKED_BYTES, self.size - start):
             raise CheckpointDamagedError(f"{self.path} was cut off while it was read")
         return block

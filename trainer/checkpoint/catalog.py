@@ -111,10 +111,8 @@ def find(path: str | os.PathLike[str]) -> Snapshot:
         CheckpointError: no permission, or written by a newer version of this package; no older snapshot replaces it.
     """
     path = Path(path)
-    try:
+    with durable.reading(path):  # there may be no permission for a folder on the way
         return _find(path)
-    except OSError as error:  # no permission for a folder on the way
-        raise durable.read_error(path, error) from error
 
 
 def _find(path: Path) -> Snapshot:
@@ -278,10 +276,8 @@ def set_pointer(root: str | os.PathLike[str], pointer: str, name: str) -> None:
     path = _pointer(root, pointer)
     if not STEP_NAME.fullmatch(name) or not locate(path.parent, name).is_dir():
         raise CheckpointError(f"{pointer!r} cannot point at {name!r}: there is no such snapshot in {path.parent}")
-    try:
+    with durable.writing("pointer", path):
         durable.replace_file(path, f"{name}\n".encode())
-    except OSError as error:
-        raise durable.write_error("pointer", path, error) from error
 
 
 def read_pointer(root: str | os.PathLike[str], pointer: str) -> str | None:

@@ -48,11 +48,9 @@ def load_ckpt(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         CheckpointError: no permission, not named .ckpt, or a kind of parameter that cannot be loaded.
     """
     path = Path(path)
-    try:
+    with durable.reading(path):
         if not path.is_file():
             raise CheckpointNotFoundError(f"there is no checkpoint file {path}")
-    except OSError as error:
-        raise durable.read_error(path, error) from error
     if path.suffix != ".ckpt":
         raise CheckpointError(f"a MindSpore checkpoint is named *.ckpt; received {path}")
     try:

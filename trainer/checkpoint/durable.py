@@ -16,7 +16,7 @@ import stat
 import time
 import uuid
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError
@@ -59,15 +59,28 @@ def write_error(what: str, path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"{text}; {advice}" if advice else text)
 
 
-def read_error(path: Path, error: OSError) -> CheckpointError:
-    """Return the error for a failed read, by whether the file itself is at fault."""
-    if error.errno == errno.ENOENT:
-        return CheckpointDamagedError(f"{path} is missing")
-    text = f"cannot read {path}: {error.strerror or error}"
-    if error.errno in _DAMAGE:
-        return CheckpointDamagedError(text)
-    advice = "give this user read permission" if error.errno in _DENIED else _ADVICE.get(error.errno or 0)
-    return CheckpointError(f"{text}; {advice}" if advice else text)
+@contextlib.contextmanager
+def writing(what: str, path: Path) -> Iterator[None]:
+    """Raise `write_error` for an OSError inside the context."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(what, path, error) from error
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise a CheckpointError for an OSError, by whether the file itself is at fault."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise CheckpointDamagedError(f"{path} is missing") from error
+        text = f"cannot read {path}: {error.strerror or error}"
+        if error.errno in _DAMAGE:
+            raise CheckpointDamagedError(text) from error
+        advice = "give this user read permission" if error.errno in _DENIED else _ADVICE.get(error.errno or 0)
+        raise CheckpointError(f"{text}; {advice}" if advice else text) from error
 
 
 def resolved(path: str | os.PathLike[str]) -> Path:
@@ -147,15 +160,13 @@ def read_bytes(path: Path, limit: int = 1 << 28) -> bytes:
         CheckpointDamagedError: missing, no regular file, too large or unreadable.
         CheckpointError: no permission.
     """
-    try:
+    with reading(path):
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would block
             raise CheckpointDamagedError(f"{path} is not a regular file")
         if status.st_size > limit:
             raise CheckpointDamagedError(f"{path} has {status.st_size:,} bytes; at most {limit:,} are expected")
         return path.read_bytes()
-    except OSError as error:
-        raise read_error(path, error) from error
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -129,12 +129,10 @@ class FolderLock:
             FolderInUseError: another writer holds the lock.
             CheckpointError: the folder is no longer writable.
         """
-        try:
+        with durable.writing("lock", self._path):
             if self._descriptor is not None and not self._is_at_path(self._descriptor):
                 self._drop()
                 self.acquire()
-        except OSError as error:
-            raise durable.write_error("lock", self._path, error) from error
 
     def _drop(self) -> None:
         self._released.set()

@@ -181,13 +181,10 @@ def verified(path: Path, size: int, crc: int) -> memoryview | bytes:
     except (OSError, MemoryError) as error:
         raise CheckpointError(f"there is no room for a copy of the {size:,} bytes of {path}: {error}") from error
     seen = end = 0
-    try:
-        with open(path, "rb", buffering=0) as file:
-            for at in _read_ahead(file, content):
-                seen = zlib.crc32(content[end:at], seen)
-                end = at
-    except OSError as error:
-        raise durable.read_error(path, error) from error
+    with durable.reading(path), open(path, "rb", buffering=0) as file:
+        for at in _read_ahead(file, content):
+            seen = zlib.crc32(content[end:at], seen)
+            end = at
     if end != size or seen != crc:
         raise CheckpointDamagedError(f"{path} does not match its checksum: its content was altered")
     return content.toreadonly()
@@ -223,10 +220,8 @@ def check_size(path: Path, size: int) -> None:
     Raises:
         CheckpointDamagedError: it is missing, of another kind or size. CheckpointError: no permission.
     """
-    try:
+    with durable.reading(path):
         status = os.stat(path)
-    except OSError as error:
-        raise durable.read_error(path, error) from error
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointDamagedError(f"{path} is not a regular file")
     if status.st_size != size:

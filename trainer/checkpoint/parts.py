@@ -118,11 +118,9 @@ def open_parts(processes: Group, final: Path, group: str, what: str = "snapshot"
 
     def make() -> str:
         assert folder is not None
-        try:
+        with durable.writing(what, final):
             final.parent.mkdir(parents=True, exist_ok=True)
             folder.open()
-        except OSError as error:
-            raise durable.write_error(what, final, error) from error
         return str(folder.path)
 
     path = Path(processes.from_main(make))

@@ -348,7 +348,5 @@ def groups_of(snapshot: Snapshot) -> dict[str, Mapping[str, Any]]:
 
 def snapshots_of(path: Path) -> Path:
     """Return the folder of snapshots in a run folder, or `path` itself."""
-    try:
+    with durable.reading(path / FOLDER):  # there may be no permission
         return path / FOLDER if (path / FOLDER).is_dir() else path
-    except OSError as error:  # no permission
-        raise durable.read_error(path / FOLDER, error) from error

@@ -134,7 +134,7 @@ def store(root: str | os.PathLike[str], contents: Contents) -> Path:
     root = Path(root)
     final = root / step_name(contents.step)
     folder = contents.parts.folder if contents.parts is not None else None
-    try:
+    with durable.writing("snapshot", final):
         if not root.is_dir():
             root.mkdir(parents=True, exist_ok=True)
             durable.sync_folder(root.parent)
@@ -154,8 +154,6 @@ def store(root: str | os.PathLike[str], contents: Contents) -> Path:
                 body |= contents.parts.collect()
             folder.seal(KIND, body, contents.id)
             _install(folder.path, final, entries)
-    except OSError as error:
-        raise durable.write_error("snapshot", final, error) from error
     return final
 
 

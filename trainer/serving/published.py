@@ -100,12 +100,11 @@ class Current:
             CheckpointError: no permission, or written by a newer version of this package.
         """
         path = root / CURRENT
-        try:
-            os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            raise CheckpointNotFoundError(f"no model has been published at {root}") from None
-        except OSError as error:
-            raise durable.read_error(path, error) from error
+        with durable.reading(path):
+            try:
+                os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                raise CheckpointNotFoundError(f"no model has been published at {root}") from None
         try:
             body = manifest.unseal(path, "current")
         except CheckpointDamagedError as error:

@@ -138,10 +138,8 @@ class VersionRecords:
         CheckpointDamagedError: it has none that is sound.
         """
         path = self.root / name / manifest.MANIFEST
-        try:
+        with durable.reading(path):
             status = os.stat(path)
-        except OSError as error:
-            raise durable.read_error(path, error) from error
         mark = (status.st_mtime_ns, status.st_ino)
         if name not in self._bodies or self._bodies[name][0] != mark:
             self._bodies[name] = (mark, manifest.unseal(path, VERSION))

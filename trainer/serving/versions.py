@@ -243,7 +243,5 @@ class Versions:
             before = Pins.read(self.root)
             after = change(before)
             if after != before:
-                try:
+                with durable.writing("pins", self.root):
                     after.write(self.root)
-                except OSError as error:
-                    raise durable.write_error("pins", self.root, error) from error
