@@ -68,18 +68,15 @@ class Feed:
         self,
         position: Position,
         max_steps: int | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,  # asked during a wait for data; True ends the chunks
         gate: Callable[[bool], bool] | None = None,
         *,
-        inline: bool = False,
+        inline: bool = False,  # whether to read on the caller's thread, as is done for a source that is bound to it
     ) -> Generator[Chunk, None, None]:
         """Yield the chunks from `position` to its epoch's end or `max_steps` updates.
 
-        Args:
-            should_stop: asked while the source makes the caller wait; True ends the chunks.
-            gate: called with True before each chunk and with False at the end; returns whether to continue.
-                A transform of the graph thread (`ChunkTransform.on_graph_thread`) runs after it.
-            inline: whether to read on the caller's thread, as is done for a source that is bound to it.
+        `gate` is called with True before each chunk and with False at the end, and returns whether to continue. A
+        transform of the graph thread (`ChunkTransform.on_graph_thread`) runs after it.
         """
         clock, transform, source = self.clock, self.options.transform(), self.source
         clock.worked += time.perf_counter() - clock.since

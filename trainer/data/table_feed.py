@@ -114,17 +114,13 @@ class TableFeed(ChunkTransform, Stateful):
     def find(
         cls,
         network: nn.Cell,
-        sample: Columns,
+        sample: Columns,  # one batch of the columns that the network takes
         names: tuple[str, ...],
-        optimizer: nn.Cell | None,
+        optimizer: nn.Cell | None,  # decides the row optimizer of tables that have none of their own
         accumulate: int,
         group: Group = SINGLE,
     ) -> TableFeed | None:
         """Return the feed of the network's tables; None without ids to translate or check.
-
-        Args:
-            sample: one batch of the columns that the network takes.
-            optimizer: decides the row optimizer of tables that have none of their own.
 
         Raises:
             ConfigurationError: a cell's ids do not come unchanged from a column.

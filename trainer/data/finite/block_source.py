@@ -20,10 +20,6 @@ class BlockSource(Source):
     Shuffled, the order of an epoch comes from (seed, epoch) alone: blocks in a random order, and rows at random within
     `shuffled_rows` rows of them or a little more, so a shuffle is the better the smaller the blocks are. A resumed run
     reads only the blocks of its position and those after it.
-
-    Args:
-        shuffled_rows: rows that are shuffled together; None: `SHUFFLED_ROWS`.
-        ahead: whether a thread reads the next blocks while the present ones are trained on; twice the memory.
     """
 
     described = ("rows", "batch_size", "shuffle", "seed")
@@ -35,8 +31,8 @@ class BlockSource(Source):
         *,
         shuffle: bool = True,
         seed: int = 0,
-        shuffled_rows: int | None = None,
-        ahead: bool = False,
+        shuffled_rows: int | None = None,  # shuffled together; None: `SHUFFLED_ROWS`
+        ahead: bool = False,  # whether a thread reads the next blocks beside the training; twice the memory
     ) -> None:
         self.block_rows, self.batch_size = list(block_rows), batch_size
         self.shuffle, self.seed = shuffle, seed

@@ -236,18 +236,14 @@ def make_shard(
     data: Any,
     shard: Group,
     *,
-    sharded: bool | None = None,
-    hooks: StopHooks | None = None,
-    batch_size: int | None = None,
+    sharded: bool | None = None,  # whether `data` holds only this process's rows; None: as its pipeline says
+    hooks: StopHooks | None = None,  # of a training, where all processes take the same steps; None to evaluate
+    batch_size: int | None = None,  # of arrays, on each process
     **options: Any,
 ) -> Source:
     """Return the source of this process's part of what a user passes as a dataset.
 
-    Args:
-        sharded: whether `data` holds only this process's rows; None: as its pipeline says.
-        hooks: the run that trains on them, where all processes take the same steps; None to evaluate, where a batch of
-            arrays is all on one process, the last ones too.
-        batch_size: rows per batch on each process, for arrays.
+    To evaluate, a batch of arrays is all on one process, the last ones too.
     """
     if shard.size == 1:
         return make_source(data, batch_size=batch_size, **options)

@@ -37,11 +37,7 @@ def _checksum(columns: Columns) -> int:
 
 
 class ArraySource(Source):
-    """Equally long arrays cut into batches; shuffled by (seed, epoch) alone.
-
-    Args:
-        fitting: without a batch size take 4,096 rows, fewer where those would be more than 1 MB.
-    """
+    """Equally long arrays cut into batches; shuffled by (seed, epoch) alone."""
 
     kind = "ArraySource"
     described: tuple[str, ...] = ("rows", "batch_size", "shuffle", "seed")
@@ -54,7 +50,7 @@ class ArraySource(Source):
         *,
         shuffle: bool = False,
         seed: int = 0,
-        fitting: bool = False,
+        fitting: bool = False,  # without a batch size take 4,096 rows, fewer where those would be more than 1 MB
     ) -> None:
         if batch_size is not None:
             batch_size = whole("batch_size", batch_size)

@@ -145,15 +145,10 @@ def write_first_config(
     *,
     labels: Sequence[str] = (),
     event_time: str | None = None,
-    output: Path | None = None,
-    overwrite: Callable[[Path], bool] = lambda path: False,
+    output: Path | None = None,  # None: named like the data, with the suffix .yaml, in the working directory
+    overwrite: Callable[[Path], bool] = lambda path: False,  # whether an existing file may be replaced
 ) -> tuple[Path, Proposal]:
-    """Write a first experiment for a table; return its path and the proposal.
-
-    Args:
-        output: the file to write; None: named like the data, with the suffix .yaml, in the working directory.
-        overwrite: whether an existing file may be replaced.
-    """
+    """Write a first experiment for a table; return its path and the proposal."""
     output = Path(f"{data.name.partition('.')[0] or 'table'}.yaml") if output is None else output
     table = summarize(data)
     proposal = propose(table, model, labels, event_time)

@@ -64,20 +64,12 @@ def predict_to(
     checkpoint: Path,
     output: Path,
     split: str | None = None,
-    part_rows: int = PART_ROWS,
-    set_aside: bool = False,
+    part_rows: int = PART_ROWS,  # written at a time; a kill loses at most the rows of one part
+    set_aside: bool = False,  # see `Trainer.predict`
 ) -> tuple[str, int]:
-    """Write predictions and kept columns to a file of any size.
+    """Write predictions and kept columns to a file of any size; return split and rows.
 
     See `PredictionFile` and `Features(keep=...)`.
-
-    Args:
-        output: ends with .parquet, .csv or .jsonl.
-        part_rows: rows written at a time; a kill loses at most the rows of one part.
-        set_aside: see `Trainer.predict`.
-
-    Returns:
-        The split, and the number of rows.
     """
     from ..runs.training_run import DEFAULT_BATCH_SIZE, batch_size, build_restored, split_of
     from .prediction_file import PredictionFile
