@@ -90,8 +90,7 @@ def check_dtype(column: np.ndarray, name: str) -> None:
 def as_columns(item: Any, names: tuple[str, ...] | None) -> tuple[Columns, tuple[str, ...]]:
     """Return a batch's columns and names; a batch is a frame, mapping, list or array.
 
-    Args:
-        names: the names of the batches before it, which it has to have in any order; None before the first.
+    It has to have the `names` of the batches before it, in any order.
     """
     if is_frame(item):
         item = columns_of(item)

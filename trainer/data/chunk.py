@@ -85,8 +85,7 @@ class ChunkTransform:
     def connect(self, inline: bool) -> None:
         """Prepare on the graph thread, with all processes, for chunks to be read.
 
-        Args:
-            inline: whether this process reads and prepares on the graph thread.
+        `inline` says whether this process reads and prepares on the graph thread.
         """
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:

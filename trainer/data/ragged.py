@@ -145,10 +145,8 @@ class RaggedColumns:
     ) -> tuple[tuple[np.ndarray, ...], tuple[str, ...]]:
         """Return a batch's columns and names, with lists padded and masks added.
 
-        Besides masks there may be lengths or offsets.
-
-        Args:
-            of_step: by name, how long the lists of all processes are in the batch's step; None with one process.
+        Besides masks there may be lengths or offsets. Of several processes, `of_step` says by name how long the lists
+        of all are in the batch's step.
         """
         if of_step is None and not self._bases and Ragged not in [type(column) for column in columns]:
             return tuple(columns), names

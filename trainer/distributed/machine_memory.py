@@ -88,10 +88,7 @@ class Outbox(_Memory):
 
 
 class Inbox(_Memory):
-    """Messages of another process of this machine.
-
-    Args:
-        address: `Outbox.address` of that process.
+    """Messages of another process of this machine, which gives its `Outbox.address`.
 
     Raises:
         OSError: the process is not on this machine, or its files cannot be opened.

@@ -51,11 +51,7 @@ class _StreamPart(NamedTuple):
 
 
 class SharedStream(LockstepSource):
-    """This process's share of a stream.
-
-    Args:
-        idle_timeout: seconds without a row on any process after which the stream counts as ended, or None.
-    """
+    """This process's share of a stream."""
 
     endless = True
     whole_calls = False
@@ -68,7 +64,7 @@ class SharedStream(LockstepSource):
     ) -> None:
         super().__init__(local, group, hooks, ahead)
         self.batch_rows = local.batch_size
-        self.idle_timeout = idle_timeout
+        self.idle_timeout = idle_timeout  # seconds without a row on any process, after which the stream has ended
         self.divided = local.stream.sharing is Sharing.PARTITIONED
         self._local: Source = local if self.divided else EveryNth(SummedSource(local), group)
         if self.divided:

@@ -21,10 +21,8 @@ class DeclaredRows:
     """The rows of a file or folder that have the declared types, block by block.
 
     Columns are converted as in training: what CSV writes as 0301 stays text where the features say so. Columns that the
-    file lacks are absent, for the features to judge.
-
-    Args:
-        path: a CSV, TSV, JSON-lines, Parquet or Arrow file, a folder of them, or the URL of one.
+    file lacks are absent, for the features to judge. It is a CSV, TSV, JSON-lines, Parquet or Arrow file, a folder of
+    them, or the URL of one.
 
     Raises:
         ConfigurationError: no such file, or an unknown format.

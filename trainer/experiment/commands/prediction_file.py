@@ -96,10 +96,7 @@ class PredictionFile:
         return sorted((int(name[1]), int(name[2]), part) for name, part in matches if name)
 
     def write(self, batches: Iterable[Columns]) -> int:
-        """Write the remaining rows and the final file; return its number of rows.
-
-        Args:
-            batches: columns by name, rows on axis 0, without those of the first `rows` rows.
+        """Write the remaining rows, after the first `rows`; return the file's number of rows.
 
         Raises:
             DataError: there are no rows.

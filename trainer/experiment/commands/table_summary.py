@@ -93,8 +93,7 @@ class TableSummary:
 def summarize(path: Path, sample: int = SAMPLE_ROWS) -> TableSummary:
     """Summarize the table `path` from its first `sample` rows.
 
-    Args:
-        path: a CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of them, of which only the first file is read.
+    It is a CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of them, of which only the first file is read.
     """
     files = _files(path)
     first = files[0]

@@ -149,11 +149,7 @@ def _rows_of(scoring: Any, args: argparse.Namespace) -> Iterator[tuple[Any, Any]
 
 
 def _arrays_of(path: str, label: str | None, batch: int) -> Iterator[tuple[Any, Any]]:
-    """Yield blocks of inputs by name, and labels or None, without features.
-
-    Args:
-        path: a .parquet, .csv, .tsv, .jsonl or .arrow file; types are those that PyArrow finds.
-    """
+    """Yield blocks of inputs by name, and labels or None, of the types that PyArrow finds."""
     from ...data.as_columns import as_array
     from .declared_rows import require_column
 

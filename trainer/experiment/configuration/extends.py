@@ -16,10 +16,8 @@ def read_extended(path: Path, above: tuple[Path, ...] = ()) -> Node:
     """Return the tree of the YAML file `path` merged over the files it extends.
 
     Mappings are merged key by key; anything else replaces the base value, including objects of another class, model or
-    kind. In a list of files, later ones override earlier ones. Paths are relative to the file.
-
-    Args:
-        above: the resolved files that extend `path`.
+    kind. In a list of files, later ones override earlier ones. Paths are relative to the file; `above` are the resolved
+    files that extend it.
 
     Raises:
         ConfigErrors: see `read_tree`; or a file extends itself or an unreadable file.

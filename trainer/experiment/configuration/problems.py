@@ -76,8 +76,7 @@ def join(path: str, key: Any) -> str:
 def format_value(value: Any, path: str = "") -> str:
     """Format `value` for a message: its shortened repr, and its type unless obvious.
 
-    Args:
-        path: its dotted path in the configuration; values of credentials are masked.
+    A credential, as its dotted `path` in the configuration may show, is masked.
     """
     if value is None:
         return "nothing (null)"

@@ -55,8 +55,7 @@ def section_signature(section: str) -> tuple[Signature, Mapping[str, str]]:
 def supplied_names(section: str, signature: Signature | None, *, features: bool = False) -> frozenset[str]:
     """Return the arguments of an object that other sections supply.
 
-    Args:
-        features: whether there is a section `features`, which networks may take as an argument.
+    Where there is a section `features`, networks may take it as an argument.
     """
     if signature is None:
         return frozenset({"params"} if section == "optimizer" else ())
