@@ -112,21 +112,16 @@ def find(path: str | os.PathLike[str]) -> Snapshot:
     """
     path = Path(path)
     with durable.reading(path):  # there may be no permission for a folder on the way
-        return _find(path)
-
-
-def _find(path: Path) -> Snapshot:
-    if path.name in POINTERS and path.is_file():
-        name = read_pointer(path.parent, path.name)
-        if name is None:
-            raise CheckpointDamagedError(f"the pointer {path} holds no name of a snapshot")
-        path = locate(path.parent, name)
-    if STEP_NAME.fullmatch(path.name) or (path / MANIFEST).exists():
-        return _named_snapshot(path)
-    for _ in range(3):  # a live writer may replace or prune a listed snapshot
-        snapshot = _newest_sound(path)
-        if snapshot is not None:
-            return snapshot
+        if path.name in POINTERS and path.is_file():
+            name = read_pointer(path.parent, path.name)
+            if name is None:
+                raise CheckpointDamagedError(f"the pointer {path} holds no name of a snapshot")
+            path = locate(path.parent, name)
+        if STEP_NAME.fullmatch(path.name) or (path / MANIFEST).exists():
+            return _named_snapshot(path)
+        for _ in range(3):  # a live writer may replace or prune a listed snapshot
+            if (snapshot := _newest_sound(path)) is not None:
+                return snapshot
     raise CheckpointError(f"the snapshots in {path} change faster than they can be read; is another run writing there?")
 
 

@@ -176,8 +176,7 @@ def _train(args: argparse.Namespace) -> None:
             fetch_published(mirror, config)
         from .runs import training_run
 
-        command = training_run.fit if args.command == "fit" else training_run.online
-        run_dir = command(config, resume=args.resume is not None)
+        run_dir = training_run.train(config, args.command, resume=args.resume is not None)
     print_results(run_folder.Run.read(run_dir))
 
 

@@ -1,4 +1,4 @@
-"""The verbs `fit`, `online`, `evaluate` and `predict` of a configuration."""
+"""Train, evaluate and predict as a configuration says."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ DRIFT_ROWS = 10_000
 SPLITS = ("test", "valid", "train")
 
 
-def fit(config: ExperimentConfig, resume: bool = False) -> Path:
+def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     """Train, evaluate on ``data.test`` if configured, and call the report.
 
     Args:
         config: a checked configuration. With `resume` its run folder is used as is; otherwise the next free one.
+        command: "fit" trains on ``data.train``, "online" on ``data.stream``.
         resume: continue from the last snapshot in the run folder, or start over if there is none yet.
 
     Returns:
@@ -57,15 +58,6 @@ def fit(config: ExperimentConfig, resume: bool = False) -> Path:
         TrainerError: the run failed.
         KeyboardInterrupt, SystemExit: a signal stopped the run; it has shut down cleanly.
     """
-    return _train(config, "fit", resume)
-
-
-def online(config: ExperimentConfig, resume: bool = False) -> Path:
-    """Train on ``data.stream``; otherwise the same as `fit`."""
-    return _train(config, "online", resume)
-
-
-def _train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     splits = ("train", "valid", "test") if command == "fit" else ("stream", "test")
     if getattr(config.data, splits[0]) is None:
         raise ConfigurationError(f"{config.source}: data.{splits[0]}: is missing; trainer {command} needs it")
