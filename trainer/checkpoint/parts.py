@@ -146,24 +146,21 @@ def _machine() -> str:
     return f"{socket.gethostname()} {os.readlink(namespace) if namespace.exists() else ''}"
 
 
-class PartWriter:
-    """Writer of one process's parts on a thread, for all ranks but 0."""
+class WriterThread:
+    """Thread that writes one snapshot or part at a time."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
 
     def run(self, write: Callable[..., Any], *arguments: Any) -> None:
-        """Wait for the last part, then start a function that writes one.
-
-        Its arrays must not change meanwhile.
-        """
+        """Wait for the last write, then start a function; its arrays must not change."""
         self.wait()
-        # Not a daemon: an interpreter that exits finishes the part that rank 0 waits for.
-        self._thread = threading.Thread(target=write, args=arguments, name="part-writer")
+        # Not a daemon: an interpreter that exits finishes the write first.
+        self._thread = threading.Thread(target=write, args=arguments, name="snapshot-writer")
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the part in flight; rank 0 reports failures."""
+        """Wait for the write in flight."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

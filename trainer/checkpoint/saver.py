@@ -20,7 +20,7 @@ from . import capture, catalog, durable
 from .ckpt_files import load_ckpt
 from .content import Content, Cursor, Owner
 from .folder_lock import FolderLock, claim
-from .parts import Parts, PartWriter, open_parts, write_part
+from .parts import Parts, WriterThread, open_parts, write_part
 from .snapshot import Snapshot
 from .snapshot_writer import BackgroundWriter
 
@@ -40,7 +40,7 @@ class Saver:
         self._owner = owner
         self._writer = BackgroundWriter()
         self.hold_seconds = self._writer.hold_seconds  # that each background snapshot blocked the step loop
-        self._part_writer = PartWriter()
+        self._part_writer = WriterThread()
         self.newest: Path | None = None  # path of the snapshot that was written or restored last, or None
         self.config: str | None = None  # text stored as config.yaml in every snapshot, or None
         self.written: set[str] = set()  # names of the snapshots this process wrote, known to be sound

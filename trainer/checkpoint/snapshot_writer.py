@@ -25,7 +25,6 @@ import itertools
 import logging
 import os
 import platform
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -40,7 +39,7 @@ from ..errors import CheckpointError
 from . import durable, strict_json, tensor_file
 from .catalog import Entry, available, delete, recover, unproven
 from .manifest import FILE_NAME, TENSOR_SUFFIX, FolderWriter
-from .parts import Parts
+from .parts import Parts, WriterThread
 from .snapshot import CONFIG, KIND, STATE, STEP_NAME, VERSIONS, Manifest
 from .tensor_file import Frozen
 
@@ -220,7 +219,7 @@ class BackgroundWriter:
     """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._thread = WriterThread()
         self.failure: BaseException | None = None  # of the last write, until it is reported
         self._durable: deque[Path] = deque()  # filled by the writing thread, emptied by the caller's
         self._buffers: dict[tuple[str, str], np.ndarray] = {}
@@ -248,9 +247,7 @@ class BackgroundWriter:
         self.wait()
         copied = self._copied(tensors)
         contents = prepare(step, copied, state, **options)
-        # Not a daemon: the interpreter finishes the write before it exits.
-        self._thread = threading.Thread(target=self._write, args=(Path(root), contents), name="snapshot-writer")
-        self._thread.start()
+        self._thread.run(self._write, Path(root), contents)
         self.hold_seconds.append(time.perf_counter() - started)
 
     def check(self) -> list[Path]:
@@ -264,9 +261,7 @@ class BackgroundWriter:
 
     def wait(self) -> None:
         """Wait until no write is in flight."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._thread.wait()
         if self.failure is not None:
             self.check()
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..checkpoint import durable, tensor_file
 from ..checkpoint.manifest import TENSOR_SUFFIX, FolderWriter
-from ..checkpoint.parts import Parts, PartWriter, open_parts, write_note, write_part
+from ..checkpoint.parts import Parts, WriterThread, open_parts, write_note, write_part
 from ..errors import CheckpointError, ConfigurationError
 from .packed_rows import RedisRows, pack_tables
 from .published import FULL, ROWS
@@ -167,7 +167,7 @@ class RowSource:
 
     def __init__(self, rows: str, redis: RedisRows | None) -> None:
         self._rows, self._redis = rows, redis
-        self._writer = PartWriter()
+        self._writer = WriterThread()
         self._is_shared = True
 
     def start(self) -> None:

@@ -84,7 +84,7 @@ def test_it_says_that_it_needs_a_version_which_knows_parts(tmp_path):
 
 def test_parts_are_written_in_the_background_and_read_late(tmp_path):
     """Rank 0's writer waits for a part that is still being computed."""
-    writer, others, shared = BackgroundWriter(), [parts.PartWriter() for _ in range(RANKS - 1)], begin(tmp_path, 1)
+    writer, others, shared = BackgroundWriter(), [parts.WriterThread() for _ in range(RANKS - 1)], begin(tmp_path, 1)
     writer.submit(tmp_path, 1, {shared.own(0): rows(0)}, {}, parts=shared)
     assert writer.check() == []
     for rank, other in enumerate(others, 1):
