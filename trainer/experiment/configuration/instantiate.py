@@ -25,21 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Experiment:
-    """An experiment built from a configuration.
-
-    Attributes:
-        config: the source configuration.
-        trainer: the trainer, with network, loss, optimizer and metrics.
-        callbacks: the callbacks, in configuration order.
-        datasets: the requested datasets by their key in section `data`.
-        report: the object to call after `fit`, or None.
-    """
+    """An experiment built from a configuration."""
 
     config: ExperimentConfig
-    trainer: Trainer
-    callbacks: list[Any] = field(default_factory=list)
-    datasets: dict[str, Any] = field(default_factory=dict)
-    report: Callable[[Trainer, Path], Any] | None = None
+    trainer: Trainer  # with network, loss, optimizer and metrics
+    callbacks: list[Any] = field(default_factory=list)  # in the order of the configuration
+    datasets: dict[str, Any] = field(default_factory=dict)  # the requested datasets by their key in section `data`
+    report: Callable[[Trainer, Path], Any] | None = None  # the object to call after `fit`, or None
 
 
 def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Experiment:
