@@ -60,7 +60,7 @@ class Feed:
         self._vary = False  # whether shapes have changed before the last batch of an epoch
         self.clock = WaitClock()  # how long `chunks` has kept its caller waiting
         self.times = ReadingTimes()
-        self.observer: Observer | None = None  # told of "waiting for data", "reading" and "preparing" of each chunk
+        self.observer: Observer | None = None  # called with "waiting for data", "reading" or "preparing", and times
         self._left_behind = False  # whether a thread may still be in the source
         self._reading = 0  # number of the current call of `chunks`; a thread that an earlier one left behind stops
 
