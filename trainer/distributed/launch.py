@@ -85,11 +85,8 @@ class Job:
             return list(rest)
         if first.endswith(".py"):
             return list(self.command)
-        hint = did_you_mean(first, (*_TRAINER_COMMANDS, "python"))
-        raise ConfigurationError(
-            f"launch: accepts {', '.join(_TRAINER_COMMANDS)}, python or a script that ends in .py; received "
-            f"{first!r}{hint}"
-        )
+        accepted = f"{', '.join(_TRAINER_COMMANDS)}, python or a script that ends in .py"
+        refuse("launch", accepted, first, did_you_mean(first, (*_TRAINER_COMMANDS, "python")))
 
     def as_msrun(self, host: str, port: int) -> str:
         """Return the `msrun` command line of the same job."""

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checks import choice, is_number, whole
+from ..checks import choice, is_number, refuse, whole
 from ..errors import ConfigurationError, did_you_mean
 from ..masking import mask_text
 from .configuration.yaml_tree import dump_line
@@ -109,10 +109,8 @@ def _space(path: str, values: Any) -> Any:
             return Range(low, high, log)
     elif isinstance(values, list) and values:
         return list(values)
-    raise ConfigurationError(
-        f"{path}: received {values!r}; accepts a list of values, or (low, high) or (low, high, 'log') of numbers "
-        "with low < high, above 0 for 'log'"
-    )
+    accepted = "a list of values, or (low, high) or (low, high, 'log') of numbers with low < high, above 0 for 'log'"
+    refuse(path, accepted, values)
 
 
 def _check(plan: Plan) -> None:

@@ -107,7 +107,7 @@ def test_a_network_is_trained_and_evaluated_on_it(folder):
 def test_mistakes_are_named(folder, tmp_path):
     with pytest.raises(ConfigurationError, match=r"no column 'lable'.*did you mean 'label'"):
         ParquetFolder(folder, 64, ["x", "lable"])
-    with pytest.raises(ConfigurationError, match="shard_id: takes 0 to 1; received 2"):
+    with pytest.raises(ConfigurationError, match="shard_id takes a whole number from 0 to 1; received 2"):
         ParquetFolder(folder, 64, num_shards=2, shard_id=2)
     with pytest.raises(DataError, match="holds no files"):
         ParquetFolder(tmp_path, 64)

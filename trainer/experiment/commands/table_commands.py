@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...checks import whole
 from ...errors import ConfigurationError
 
 
@@ -65,8 +66,7 @@ def features(args: argparse.Namespace) -> None:
     from .features_command import describe_features
 
     source = Path(args.config)
-    if args.rows < 1:
-        raise ConfigurationError(f"--rows takes a whole number >= 1; received {args.rows}")
+    whole("--rows", args.rows)
     for path in (args.data, args.run):
         if path is not None and not path.exists():
             raise ConfigurationError(f"no such file or folder: {path}")

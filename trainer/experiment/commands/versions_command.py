@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ...checks import require
-from ...errors import ConfigurationError, did_you_mean
+from ...checks import choice, refuse, require
+from ...errors import ConfigurationError
 
 _ACTIONS = {
     "list": "the versions, and which of them servers answer with",
@@ -44,9 +44,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the requested action; raises what `Versions` and `ShadowScoring` raise."""
     from ...serving.versions import Versions
 
-    if args.action not in _ACTIONS:
-        accepted, hint = ", ".join(_ACTIONS), did_you_mean(args.action, _ACTIONS)
-        raise ConfigurationError(f"trainer versions takes {accepted}; received {args.action!r}{hint}")
+    choice("trainer versions", args.action, _ACTIONS)
     versions = Versions(args.folder)
     if args.action == "list":
         _list(versions, args.json)
@@ -161,7 +159,7 @@ def _arrays_of(path: str, label: str | None, batch: int) -> Iterator[tuple[Any, 
     kinds |= {".arrow": "ipc", ".feather": "ipc", ".tsv": tabs}
     kind = kinds.get(Path(path).suffix.lower())
     if kind is None:
-        raise ConfigurationError(f"--data takes a file {', '.join(kinds)}; received {path!r}")
+        refuse("--data", f"a file {', '.join(kinds)}", path)
     source = dataset.dataset(path, format=kind)
     names = source.schema.names
     if label is not None:
