@@ -24,11 +24,7 @@ class VerifiedFile:
     """An open file whose size and checksum have been verified.
 
     The checksum up to the end of every block is kept, so that bytes read later are those that were verified. The open
-    file stays readable when its folder is removed.
-
-    Raises:
-        CheckpointDamagedError: missing, of another size, altered or unreadable.
-        CheckpointError: no permission, or too many open files.
+    file stays readable when its folder is removed. Errors are those of `manifest.verified`.
     """
 
     def __init__(self, path: Path, size: int, crc: int) -> None:

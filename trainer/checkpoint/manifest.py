@@ -4,6 +4,9 @@ A document is ``{"crc32": "<sum of the body>", "<kind>": body}``. A folder's ``m
 has "format_version", "id" (unique to the write) and "files": name -> {"size", "crc32"}. It is written last, so a folder
 with a manifest is complete. Snapshots, published versions and published graphs differ in kind and in further entries.
 
+Functions that read raise CheckpointDamagedError for what is missing, altered or malformed, and CheckpointError where
+there is no permission or no memory, or where a newer version of this package has written.
+
 CRC-32 finds damage, not forgery; see `snapshot_writer` for why it was chosen.
 """
 
@@ -52,12 +55,7 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def unseal(path: Path, kind: str) -> dict[str, Any]:
-    """Read a document of a kind and return its body, with unchecked content.
-
-    Raises:
-        CheckpointDamagedError: missing, truncated, altered or no such document.
-        CheckpointError: no permission, or written by a newer version of this package.
-    """
+    """Read a document of a kind and return its body, with unchecked content."""
     content = durable.read_bytes(path, _MAX_DOCUMENT)
     try:
         document = strict_json.parse(content)
@@ -168,10 +166,6 @@ def verified(path: Path, size: int, crc: int) -> memoryview | bytes:
 
     A memory map would show later changes of the file and crash the process if the file is truncated. The checksum is
     computed on the copy, so the bytes used are the bytes verified.
-
-    Raises:
-        CheckpointDamagedError: missing, of another size, altered or unreadable.
-        CheckpointError: no permission, too many open files, or no memory for the copy.
     """
     check_size(path, size)
     if not size:
@@ -215,11 +209,7 @@ def _room(size: int) -> memoryview:
 
 
 def check_size(path: Path, size: int) -> None:
-    """Check that `path` is a regular file of `size` bytes.
-
-    Raises:
-        CheckpointDamagedError: it is missing, of another kind or size. CheckpointError: no permission.
-    """
+    """Check that `path` is a regular file of `size` bytes."""
     with durable.reading(path):
         status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
@@ -258,11 +248,7 @@ class FolderWriter:
         self._sums[name] = durable.sum_and_sync(self.path / name)
 
     def enlist(self, name: str, size: int, crc: int) -> None:
-        """Add a file that another process wrote and forced to the disk.
-
-        Raises:
-            CheckpointDamagedError: it is missing or of another size.
-        """
+        """Add a file of this size that another process wrote and forced to the disk."""
         check_size(self.path / name, size)
         self._sums[name] = size, crc
 

@@ -51,12 +51,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
-        """Read and check the manifest of a snapshot.
-
-        Raises:
-            CheckpointDamagedError: missing, truncated, altered or not a manifest.
-            CheckpointError: no permission, or written by a newer version of this package.
-        """
+        """Read and check the manifest of a snapshot; errors as of `manifest`."""
         path = folder / MANIFEST
         body: Any = manifest.unseal(path, KIND)
         try:
