@@ -47,7 +47,7 @@ class Round(NamedTuple):
 class LockstepSource(WrappedSource):
     """This process's part of data; base of the sources that agree on every step.
 
-    `ahead` batches, those of a call, are agreed on at once.
+    `ahead` batches, those of a call, are agreed on at once. Reading raises Interrupted when all have agreed to stop.
     """
 
     thread_bound = True  # agreements are made on the thread that runs graphs
@@ -70,11 +70,7 @@ class LockstepSource(WrappedSource):
         self._state: Any = None
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
-        """Return the columns of the first rows of any process; called by all together.
-
-        Raises:
-            Interrupted: the processes have agreed to stop. DataError: no process has any rows.
-        """
+        """Return the columns of the first rows of any process; called by all together."""
         while self._template is None:
             DATA_WAIT.still_waiting()
             own, ended = self._try_peek()
@@ -88,11 +84,7 @@ class LockstepSource(WrappedSource):
         return self._template
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
-        """Yield the batches of the agreed steps; None while all data idle.
-
-        Raises:
-            Interrupted: the processes have agreed to stop.
-        """
+        """Yield the batches of the agreed steps; None while all data idle."""
         self._over, self._state = False, None
         self._ready.clear()
         items = self._open(epoch, start, state)
@@ -199,11 +191,7 @@ class LockstepSource(WrappedSource):
             self._columns_sum = zlib.crc32(repr(described).encode()) or 1
 
     def _exchange(self, ready: int, *, waits: bool, ended: bool) -> list[Round]:
-        """Send this process's message; return those of all processes.
-
-        Raises:
-            Interrupted: the processes have agreed to stop.
-        """
+        """Send this process's message; return those of all processes."""
         rows = len(self._ready[0].columns[0]) if ready and self._ready else 0
         requested = stop_kind(self.hooks.requested_stop())
         own = [requested, ready, rows, waits, ended, self._columns_sum, self._lists.seen, *self._more(ready)]
