@@ -235,21 +235,14 @@ class Saver:
 
     def load(
         self,
-        path: str | Path,
+        path: str | Path,  # a snapshot, a folder of snapshots, a run folder, or a .ckpt file (weights only)
         *,
-        strict: bool = True,
-        weights_only: bool = False,
-        averaged: bool = False,
-        cursor: Cursor | None = None,
+        strict: bool = True,  # refuse parameters that differ from the network's; otherwise load those that match
+        weights_only: bool = False,  # load the network's parameters only
+        averaged: bool = False,  # with `weights_only`, load the averages of `EMA` or `SWA` instead, if there are any
+        cursor: Cursor | None = None,  # data position of the run to resume
     ) -> Snapshot | None:
         """Restore the newest sound snapshot, or the weights of a MindSpore .ckpt file.
-
-        Args:
-            path: a snapshot, a folder of snapshots, a run folder, or a .ckpt file (weights only).
-            strict: refuse a snapshot whose parameters differ from the network's; otherwise load those that match.
-            weights_only: load the network's parameters only.
-            averaged: with `weights_only`, load the averages of `EMA` or `SWA` instead, if the snapshot has any.
-            cursor: data position of the run to resume.
 
         Raises:
             CheckpointError: no sound snapshot, or unusable content; the state is unchanged.
