@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, ParameterTuple, mint, nn, ops
 
-from ..checks import is_number, number, refuse, whole
+from ..checks import choice, is_number, number, refuse, whole
 from ..distributed.group import join
-from ..errors import ConfigurationError, did_you_mean
+from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import (
     cells_and_names,
     children_of,
@@ -31,7 +31,6 @@ from ..state import Stateful
 
 logger = logging.getLogger(__name__)
 
-LEVELS = ("O0", "O1", "O2")
 CENTRALIZATION, FREEZING, ADASUM = "gradient_centralization", "gradient_freezing", "adasum"
 # Most steps per call with gradient freezing: all steps of a call freeze the same layers
 MAX_FROZEN_STEPS = 8
@@ -77,13 +76,9 @@ def make_config(config: BoostConfig | Mapping[str, Any] | None) -> BoostConfig:
     if isinstance(config, BoostConfig):
         return config
     if not isinstance(config, Mapping):
-        raise ConfigurationError(f"boost_config takes a BoostConfig or a dict; received {type(config).__name__}")
-    known = [field.name for field in dataclasses.fields(BoostConfig)]
+        refuse("boost_config", "a BoostConfig or a dict", config)
     for name in config:
-        if name not in known:
-            raise ConfigurationError(
-                f"boost_config: no field {name!r}{did_you_mean(name, known)}; fields are {', '.join(known)}"
-            )
+        choice("a field of boost_config", name, [known.name for known in dataclasses.fields(BoostConfig)])
     return BoostConfig(**config)
 
 
@@ -125,12 +120,8 @@ def make_boost(
     seed: int,
 ) -> Boost:
     """Check the boost arguments of a trainer and return the active parts."""
-    if level not in LEVELS:
-        raise ConfigurationError(
-            f"boost_level: received {level!r}; accepted are {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}"
-        )
     config = make_config(config)
-    if level == "O0":
+    if choice("boost_level", level, ("O0", "O1", "O2")) == "O0":
         return Boost()
     if optimizer is None:
         raise ConfigurationError(
@@ -150,22 +141,18 @@ def make_boost(
     on = {CENTRALIZATION: any(centralized), FREEZING: freezing is not None, ADASUM: combine}
     boost = Boost(
         tuple(name for name, is_on in on.items() if is_on),
-        tuple(centralized) if any(centralized) else (),
+        centralized if any(centralized) else (),
         freezing,
         Adasum(processes) if combine else None,
     )
-    _tell(level, boost, parameters, processes)
-    return boost
-
-
-def _tell(level: str, boost: Boost, parameters: Sequence[Parameter], processes: int) -> None:
-    lines = [f"centralizes the gradients of {sum(boost.centralized)} weights"] if any(boost.centralized) else []
-    if boost.freezing is not None:
-        names = ", ".join(parameters[depth].name for depth in boost.freezing.depths)
-        lines.append(f"freezes what comes before {names} in {boost.freezing.share:.0%} of the calls")
+    lines = [f"centralizes the gradients of {sum(centralized)} weights"] if any(centralized) else []
+    if freezing is not None:
+        names = ", ".join(parameters[depth].name for depth in depths)
+        lines.append(f"freezes what comes before {names} in {config.freeze_share:.0%} of the calls")
     if level == "O2":
-        lines.append(f"adasum over {processes} processes" if boost.combine else "adasum is off (one process)")
+        lines.append(f"adasum over {processes} processes" if combine else "adasum is off (one process)")
     logger.info("boost %s: %s", level, "; ".join(lines) or "nothing to do for this network")
+    return boost
 
 
 # -- gradient centralization ------------------------------------------------------------------------------------------
@@ -202,6 +189,7 @@ def centralized_flags(network: nn.Cell, parameters: Sequence[Parameter]) -> tupl
 # -- gradient freezing ------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Freezing(Stateful):
     """Choose how many leading parameters a call freezes, by seed and step alone.
 
@@ -209,12 +197,11 @@ class Freezing(Stateful):
     only state.
     """
 
-    def __init__(self, seed: int, share: float, depths: Sequence[int], after: int = 0) -> None:
-        self.seed = seed
-        self.share = share
-        self.depths = tuple(depths)
-        self.after = after
-        self._held: int | None = None
+    seed: int
+    share: float
+    depths: tuple[int, ...]
+    after: int = 0
+    _held: int | None = field(default=None, init=False)
 
     def depth(self, step: int) -> int:
         """Return how many leading parameters a call that begins at `step` freezes."""
@@ -244,7 +231,7 @@ def layer_boundaries(parameters: Sequence[Parameter], shares: Sequence[float]) -
     Parameters of a layer share their name up to the last dot. Repeats and shares below one layer are left out.
     """
     layers = [parameter.name.rpartition(".")[0] for parameter in parameters]
-    starts = [place for place in range(1, len(layers)) if layers[place] != layers[place - 1]]
+    starts = [start for start in range(1, len(layers)) if layers[start] != layers[start - 1]]
     depths = {max((start for start in starts if start <= share * len(layers)), default=0) for share in shares}
     return tuple(sorted(depths - {0}))
 

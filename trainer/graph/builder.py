@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..data.ragged import ListTypes
 from ..embedding.layers.embedding_cells import reads_ids
 from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import finite_check_on_cpu, moving_statistics, share_parameters
-from ..mindspore_internals.compilation import compiling, count_programs, drop_programs, drop_with
+from ..mindspore_internals.compilation import count_programs, drop_programs, drop_with
 from ..mindspore_internals.cpu_kernels import limit_for_convolutions
 from ..mindspore_internals.execution import operator_by_operator
 from ..mindspore_internals.shared_memory import overwrite
@@ -39,10 +39,9 @@ from .graph_call import (
     OneStep,
     SunkSteps,
     TrainRunner,
+    compile_for,
     inputs_of,
-    single_runner,
-    sunk_runner,
-    to_graph_error,
+    runner,
 )
 from .inference_programs import InferencePrograms
 from .labels import ClassRange
@@ -53,59 +52,39 @@ from .program import StepOptions, TrainStep
 if TYPE_CHECKING:
     from ..embedding.layers.network_tables import SparseTables
 
-logger = logging.getLogger(__name__)
 
-
+@dataclass(eq=False, repr=False)
 class StepBuilder:
-    """Build and cache one trainer's training programs; `inference` has the others.
+    """Build and cache one trainer's training programs; `inference` has the others."""
 
-    Args:
-        network: the user's network, already converted to its precision.
-        cast: whether outputs are cast to float32 (some cells compute in low precision).
-        eval_network: cell returning loss, prediction and label, or None to build one.
-        options: those of each step; `keep_predictions`, `guard` and `halt` are set per run.
-        boost: which layers freeze when; see `trainer.graph.boost`.
-        steps_done: returns the number of optimizer steps done, which decides how many layers are frozen.
-        compiled: whether programs are compiled; otherwise cells run operator by operator.
-    """
+    network: nn.Cell  # already converted to its precision
+    loss_fn: nn.Cell | None
+    optimizer: nn.Cell | None
+    cast: bool  # whether outputs are cast to float32 (some cells compute in low precision)
+    eval_network: InitVar[nn.Cell | None]  # returns loss, prediction and label; None to build one
+    options: StepOptions  # those of each step; `keep_predictions`, `guard` and `halt` are set per run
+    boost: Boost
+    steps_done: Callable[[], int]  # number of optimizer steps, which decides how many layers are frozen
+    compiled: bool  # otherwise cells run operator by operator
+    tables: SparseTables | None = None
+    step: TrainStep | CustomStep | None = None
+    average: WeightAverage | None = None
+    norms: NormRecorder | None = None
+    _step_options: StepOptions | None = None
+    _cells: dict[int, nn.Cell] = field(default_factory=dict)  # our own cells that have programs, by id
+    _frozen: dict[int, TrainStep] = field(default_factory=dict)
+    _single: dict[int, OneStep] = field(default_factory=dict)
+    _sunk: dict[tuple[Any, ...], SunkSteps] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        network: nn.Cell,
-        loss_fn: nn.Cell | None,
-        optimizer: nn.Cell | None,
-        *,
-        cast: bool = False,
-        eval_network: nn.Cell | None = None,
-        options: StepOptions | None = None,
-        boost: Boost | None = None,
-        steps_done: Callable[[], int] = lambda: 0,
-        compiled: bool = True,
-    ) -> None:
-        self.network = network
-        self.loss_fn = loss_fn
-        self.optimizer = optimizer
-        self.cast = cast
-        self.options = options or StepOptions()
-        self.boost = boost or Boost()
-        self.steps_done = steps_done
-        self.compiled = compiled
-        self._cells: dict[int, nn.Cell] = {}  # our own cells that have programs, by id
+    def __post_init__(self, eval_network: nn.Cell | None) -> None:
+        network, loss_fn = self.network, self.loss_fn
         drop_with(self, self._cells)
         # gradient functions created in graph mode compile their arguments
-        self.making: Callable[[], Any] = contextlib.nullcontext if compiled else operator_by_operator
+        self.making: Callable[[], Any] = contextlib.nullcontext if self.compiled else operator_by_operator
         limit_for_convolutions(network)
         several = isinstance(loss_fn, MultiTaskLoss)
         self.label_count = len(loss_fn.tasks) if several else label_columns(loss_fn)
-        self.forward = Forward(network, loss_fn, labels=self.label_count, cast=cast)
-        self.tables: SparseTables | None = None
-        self.step: TrainStep | CustomStep | None = None
-        self.average: WeightAverage | None = None
-        self.norms: NormRecorder | None = None
-        self._step_options: StepOptions | None = None
-        self._frozen: dict[int, TrainStep] = {}
-        self._single: dict[int, OneStep] = {}
-        self._sunk: dict[tuple[Any, ...], SunkSteps] = {}
+        self.forward = Forward(network, loss_fn, labels=self.label_count, cast=self.cast)
         self.list_types = ListTypes(lambda: np.int64 if reads_ids(network) else np.float32)
         self.inference = InferencePrograms(self, eval_network)
         self.filled = FilledPrograms(self)
@@ -133,20 +112,16 @@ class StepBuilder:
         if self.optimizer is None:
             if self.loss_fn is not None:
                 raise ConfigurationError("fit: the loss_fn was given without an optimizer; pass optimizer= as well")
-            if options.norms:
+            if options.norms or options.average is not None:
+                norms = "norms of gradients are computed between the gradient and the optimizer"
+                averages = "EMA and SWA average after the optimizer's update"
                 raise ConfigurationError(
-                    "norms of gradients are computed between the gradient and the optimizer, and the network is a "
-                    "whole training step; give Trainer the inner network, its loss and its optimizer"
-                )
-            if options.average is not None:
-                raise ConfigurationError(
-                    "EMA and SWA average after the optimizer's update, and the network is a whole training step; give "
-                    "Trainer the inner network, its loss and its optimizer"
+                    f"{norms if options.norms else averages}, and the network is a whole training step; give Trainer "
+                    "the inner network, its loss and its optimizer"
                 )
             self.step = CustomStep(self.network, options.exchange)
         else:
-            self._use_average(options)
-            self._use_norms(options)
+            self._use_recorders(options)
             self.step = self.make_step(self.forward, self.optimizer, options, tables=self.tables)
             if isinstance(previous, TrainStep):
                 self._continue_counting(previous, self.step)
@@ -159,28 +134,22 @@ class StepBuilder:
         self._sunk.clear()
         return self.step
 
-    def _use_average(self, options: StepOptions) -> None:
-        """Create or drop the averages; averages with the same rule continue."""
+    def _use_recorders(self, options: StepOptions) -> None:
+        """Create or drop the averages and norms; averages with the same rule continue."""
+        if self.boost.freezing is not None and (options.norms or options.average is not None):
+            averages = "EMA and SWA average all weights after each update"
+            raise ConfigurationError(
+                f"{'norms are those of all gradients' if options.average is None else averages}, and boost freezes "
+                "some; use boost_config={'gradient_freezing': False}"
+            )
         if options.average is None:
             self.average = None
-        elif self.boost.freezing is not None:
-            raise ConfigurationError(
-                "EMA and SWA average all weights after each update, and boost freezes some; "
-                "use boost_config={'grad_freeze': False}"
-            )
         elif self.average is None or self.average.rule != options.average:
             statistics = [p for p in moving_statistics(self.network) if str(p.dtype).startswith("Float")]
             weights = {id(p): p for p in (*self.optimizer.parameters, *statistics)}
             self.average = WeightAverage(list(weights.values()), options.average)
-
-    def _use_norms(self, options: StepOptions) -> None:
-        """Create or drop the recorder of norms."""
         if not options.norms:
             self.norms = None
-        elif self.boost.freezing is not None:
-            raise ConfigurationError(
-                "norms are those of all gradients, and boost freezes some; use boost_config={'grad_freeze': False}"
-            )
         elif self.norms is None:
             self.norms = NormRecorder(self.optimizer.parameters)
 
@@ -267,9 +236,9 @@ class StepBuilder:
     def _runner(self, options: StepOptions, batches_per_call: int | None, sample: Chunk, depth: int) -> TrainRunner:
         if batches_per_call is None:
             run = self.make_call(self._one_step(options, depth))
-            sizes = BatchSizes(run, self.filled.training)
-            return single_runner(run, options, sizes, returns=self.loss_fn is None)
-        return sunk_runner(self.make_call(self._sunk_steps(options, batches_per_call, sample, depth)), options)
+            return runner(run, options, BatchSizes(run, self.filled.training), returns=self.loss_fn is None)
+        run = self.make_call(self._sunk_steps(options, batches_per_call, sample, depth))
+        return runner(run, options, BatchSizes(run))
 
     def compile(self, options: StepOptions, batches_per_call: int | None, sample: Chunk) -> None:
         """Compile the programs that `train` would run on chunks like `sample`."""
@@ -282,12 +251,9 @@ class StepBuilder:
                 cell = self._sunk_steps(options, batches_per_call, sample, depth)
                 self._cells[id(cell)] = cell
                 leading = (Tensor(batches_per_call, mstype.int32), Tensor(False))
-            with self.training(), compiling(cell):
+            with self.training():
                 cell.set_train(True)
-                try:
-                    cell.compile(*leading, *inputs_of(options)(sample))
-                except Exception as error:
-                    raise to_graph_error(error, sample) from None
+                compile_for(sample, cell, (*leading, *inputs_of(options)(sample)))
 
     def _one_step(self, options: StepOptions, depth: int) -> nn.Cell:
         step = self._frozen_step(options, depth)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..mindspore_internals.shared_memory import overwrite
 from .boost import share_state
 from .dropout import drops
 from .forward import LARGE, EvalStep, TrialStep, filled_forward, unfillable
-from .graph_call import OneStep, TrainRunner, single_runner
+from .graph_call import OneStep, TrainRunner, runner
 
 if TYPE_CHECKING:
     from mindspore import Parameter
@@ -125,11 +125,26 @@ class FilledPrograms:
 
     # -- training --------------------------------------------------------------------------------------------------
 
-    def train(self, run: TrainRunner, options: StepOptions) -> FilledBatches:
-        """Return a runner that pads odd batches and passes all others to `run`."""
-        tables = self._builder.tables
-        inputs = 0 if tables is None else tables.input_count
-        return FilledBatches(run, lambda: self._runner(options), self._try_training, self.training, inputs)
+    def train(self, run: TrainRunner, options: StepOptions) -> TrainRunner:
+        """Return a runner that pads batches of odd sizes if that is exact; `run` trains the others."""
+        filling, tables = self.training, self._builder.tables
+        table_inputs = 0 if tables is None else tables.input_count
+        run_filled: TrainRunner | None = None
+
+        def train(chunk: Chunk) -> StepOutputs:
+            nonlocal run_filled
+            rows = chunk.num_samples
+            if rows in filling.sizes or filling.exact is False or not _has_rows(chunk):
+                return run(chunk)
+            if filling.exact is None and vary(chunk.arrays):
+                self._try_training(chunk)
+            if not filling.exact:
+                return run(chunk)
+            if run_filled is None:
+                run_filled = self._runner(options)
+            return run_filled(_pad_chunk(chunk, filling.size_for(rows), table_inputs))
+
+        return train
 
     def _runner(self, options: StepOptions) -> TrainRunner:
         """Return the runner of padded batches; it shares counters and accumulation."""
@@ -139,7 +154,7 @@ class FilledPrograms:
             step = builder.make_step(self._forward, builder.optimizer, options, tables=builder.tables)
             share_state(step, whole, 0)
             self._step = step if options.accumulate > 1 else OneStep(step)
-        return builder.with_tables(single_runner(builder.make_call(self._step), options))
+        return builder.with_tables(runner(builder.make_call(self._step), options))
 
     def _try_training(self, chunk: Chunk) -> None:
         """Compare loss, prediction and gradients of a batch with and without padding.
@@ -211,38 +226,3 @@ def _pad_chunk(chunk: Chunk, size: int, table_inputs: int) -> Chunk:
         signature=(*[(column.shape, column.dtype) for column in columns], *chunk.signature[count:]),
         filled=True,
     )
-
-
-class FilledBatches:
-    """Train batches of odd sizes padded if that is exact, all others unchanged.
-
-    Args:
-        make: returns the runner for padded batches; called once.
-        try_out: runs the trial on a batch.
-        table_inputs: number of a chunk's last tensors that belong to tables.
-    """
-
-    def __init__(
-        self,
-        run: TrainRunner,
-        make: Callable[[], TrainRunner],
-        try_out: Callable[[Chunk], None],
-        filling: RowFilling,
-        table_inputs: int,
-    ) -> None:
-        self._run, self._make, self._try_out = run, make, try_out
-        self._filling, self._table_inputs = filling, table_inputs
-        self._run_filled: TrainRunner | None = None
-
-    def __call__(self, chunk: Chunk) -> StepOutputs:
-        """Train a chunk of one batch."""
-        filling, rows = self._filling, chunk.num_samples
-        if rows in filling.sizes or filling.exact is False or not _has_rows(chunk):
-            return self._run(chunk)
-        if filling.exact is None and vary(chunk.arrays):
-            self._try_out(chunk)
-        if not filling.exact:
-            return self._run(chunk)
-        if self._run_filled is None:
-            self._run_filled = self._make()
-        return self._run_filled(_pad_chunk(chunk, filling.size_for(rows), self._table_inputs))

@@ -129,11 +129,11 @@ class EvaluationCall(GraphCall):
 
 def _wait_for(outputs: Any) -> None:
     """Wait for eager outputs; a failed operator raises here."""
-    for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
-        if isinstance(output, tuple | list):
+    if isinstance(outputs, tuple | list):
+        for output in outputs:
             _wait_for(output)
-        elif isinstance(output, Tensor):
-            output.asnumpy()
+    elif isinstance(outputs, Tensor):
+        outputs.asnumpy()
 
 
 Call = GraphCall | EagerCall
@@ -183,23 +183,30 @@ def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
     )
     logger.debug("MindSpore's whole message: %s", error)
     text = str(error)
-    place = place_in_network(text)
+    location = place_in_network(text)
+    where = f" [{location}]" if location else ""
     of_lambda = is_of_lambda(error)
-    said = LAMBDA if of_lambda else gist(text) or type(error).__name__
-    where = f" [{place}]" if place else ""
+    reason = LAMBDA if of_lambda else gist(text) or type(error).__name__
     hint = _UNCOMPILED if of_lambda or cannot_be_compiled(text) else _integers(text, chunk, shapes)
-    return GraphError(f"MindSpore could not compile or run the network on columns ({fed}): {said}{where}{hint}")
+    return GraphError(f"MindSpore could not compile or run the network on columns ({fed}): {reason}{where}{hint}")
 
 
 def _integers(text: str, chunk: Chunk, shapes: Sequence[Sequence[int]]) -> str:
     """Return a hint about integer columns such as images if MindSpore rejects a type."""
-    if not _TYPES.search(text):
-        return ""
     columns = zip(chunk.names, chunk.arrays, shapes, strict=False)
     names = [f"{name} ({array.dtype})" for name, array, shape in columns if array.dtype.kind in "iu" and len(shape) > 1]
-    if not names:
+    if not names or not _TYPES.search(text):
         return ""
     return f"; layers compute with floats, and {', '.join(names)} holds integers: x.astype(np.float32)"
+
+
+def compile_for(chunk: Chunk, cell: nn.Cell, tensors: Sequence[Tensor]) -> None:
+    """Compile a cell for tensors like those of a chunk."""
+    try:
+        with compiling(cell):
+            cell.compile(*tensors)
+    except Exception as error:
+        raise to_graph_error(error, chunk) from None
 
 
 TrainRunner = Callable[[Chunk], StepOutputs]
@@ -219,46 +226,28 @@ def inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:
     return inputs
 
 
-def single_runner(
-    run: Call, options: StepOptions, sizes: BatchSizes | None = None, *, returns: bool = False
-) -> TrainRunner:
-    """Return a runner of single batches; `returns` keeps all outputs of the step."""
+def runner(run: Call, options: StepOptions, sizes: BatchSizes | None = None, *, returns: bool = False) -> TrainRunner:
+    """Return a runner of a step or of `SunkSteps`; `returns` keeps all outputs."""
     run.cell.set_train(True)
-    leading = ((), ()) if isinstance(run.cell, OneStep) else ((Tensor(False),), (Tensor(True),))
+    flags = (Tensor(False), Tensor(True))
+    leading: list[tuple[tuple[Tensor, ...], ...]]  # inputs before the columns, by number of batches and flush
+    if isinstance(run.cell, SunkSteps):
+        counts = [Tensor(n, mstype.int32) for n in range(run.cell.batches_per_call + 1)]
+        leading = [tuple((count, flag) for flag in flags) for count in counts]
+    else:
+        leading = [(), ((), ()) if isinstance(run.cell, OneStep) else tuple((flag,) for flag in flags)]
     keep, inputs = options.keep_predictions, inputs_of(options)
 
     def train(chunk: Chunk) -> StepOutputs:
+        count = chunk.num_batches
         try:
-            loss, prediction = run(*leading[chunk.flush], *inputs(chunk), like=chunk.signature)
+            losses, prediction = run(*leading[count][chunk.flush], *inputs(chunk), like=chunk.signature)
         except Exception as error:
             raise to_graph_error(error, chunk) from None
         if sizes is not None and sizes.programs != run.programs:
             sizes.note(chunk)
-        outputs = StepOutputs(loss, prediction if keep else None, chunk, 1, chunk.all_samples)
-        if returns:
-            outputs.returned = prediction
-        return outputs
-
-    return train
-
-
-def sunk_runner(run: Call, options: StepOptions) -> TrainRunner:
-    """Return a runner of stacked chunks."""
-    run.cell.set_train(True)
-    keep, inputs = options.keep_predictions, inputs_of(options)
-    flags = (Tensor(False), Tensor(True))
-    counts = [Tensor(n, mstype.int32) for n in range(run.cell.batches_per_call + 1)]
-    sizes = BatchSizes(run)
-
-    def train(chunk: Chunk) -> StepOutputs:
-        try:
-            count, flush = counts[chunk.num_batches], flags[chunk.flush]
-            losses, predictions = run(count, flush, *inputs(chunk), like=chunk.signature)
-        except Exception as error:
-            raise to_graph_error(error, chunk) from None
-        if sizes.programs != run.programs:
-            sizes.note(chunk)
-        return StepOutputs(losses, predictions if keep else None, chunk, chunk.num_batches, chunk.all_samples)
+        kept, returned = prediction if keep else None, prediction if returns else None
+        return StepOutputs(losses, kept, chunk, count, chunk.all_samples, returned)
 
     return train
 
@@ -304,28 +293,21 @@ class SunkSteps(nn.Cell):
         losses = ops.zeros((self.batches_per_call,), mstype.float32)
         index = ops.zeros((), mstype.int32)
         last = count - 1
+        predictions = losses
+        if self.row_shape is not None:
+            shape = (self.batches_per_call, stacked[self.counted].shape[1], *self.row_shape)
+            predictions = ops.zeros(shape, mstype.float32)
         # explicit gather and scatter: indexing adds eight operators per step to handle negative indices
-        if self.row_shape is None:
-            while index < count:
-                columns = ()
-                for column in stacked:
-                    columns += (ops.gather(column, index, 0),)
-                loss = self._apply_step(ops.logical_and(flush, index == last), columns)[0]
-                losses = _put(losses, index, loss)
-                index = index + 1
-            return losses, losses
-        predictions = ops.zeros(
-            (self.batches_per_call, stacked[self.counted].shape[1], *self.row_shape), mstype.float32
-        )
         while index < count:
             columns = ()
             for column in stacked:
                 columns += (ops.gather(column, index, 0),)
             loss, prediction = self._apply_step(ops.logical_and(flush, index == last), columns)
             losses = _put(losses, index, loss)
-            predictions = _put(predictions, index, prediction)
+            if self.row_shape is not None:
+                predictions = _put(predictions, index, prediction)
             index = index + 1
-        return losses, predictions
+        return losses, losses if self.row_shape is None else predictions
 
     def _apply_step(self, flush, columns):
         return self.step(flush, *columns)

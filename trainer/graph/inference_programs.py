@@ -15,11 +15,11 @@ from ..data.chunk import Chunk
 from ..data.feed import to_tensor
 from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import cells_and_names
-from ..mindspore_internals.compilation import compiling, count_programs
+from ..mindspore_internals.compilation import count_programs
 from ..mindspore_internals.dict_networks import by_position
 from .filled_programs import modes_put_back, without_padding
 from .forward import EvalStep, PredictStep
-from .graph_call import Call, to_graph_error
+from .graph_call import Call, compile_for, to_graph_error
 from .network_checks import is_training_step
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ class InferencePrograms:
             run = self._calls[id(cell)] = self._builder.make_call(cell)
         if self._builder.class_range and cell is self._evaluate:
             ours = self.eval_network is None  # the label cast of a user's cell does not show the shapes
-            self._builder.class_range(chunk, (lambda: self._compile_inference(cell, chunk)) if ours else None)
+            compile_first = (
+                (lambda: compile_for(chunk, cell, chunk.tensors)) if ours and self._builder.compiled else None
+            )
+            self._builder.class_range(chunk, compile_first)
         try:
             outputs = run(*chunk.tensors, like=chunk.signature)
         except Exception as error:
@@ -75,15 +78,6 @@ class InferencePrograms:
         if cell is self._evaluate:
             self._builder.filled.keep_for_trial(chunk, outputs)
         return outputs
-
-    def _compile_inference(self, cell: nn.Cell, chunk: Chunk) -> None:
-        if not self._builder.compiled:
-            return
-        try:
-            with compiling(cell):
-                cell.compile(*chunk.tensors)
-        except Exception as error:
-            raise to_graph_error(error, chunk) from None
 
     def apply(self, cell: nn.Cell, columns: Columns) -> Any:
         """Run a program that does not train on host columns; return device outputs."""

@@ -16,14 +16,13 @@ import mindspore
 from mindspore import amp, nn, ops
 from mindspore import dtype as mstype
 
-from ..checks import is_number, number
+from ..checks import choice, is_number, number, refuse
 from ..embedding.layers.embedding_cells import embedding_cells
-from ..errors import ConfigurationError, did_you_mean
+from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import cells_and_names, children_of, foreign_conversion, hide, replace_child
 
 logger = logging.getLogger(__name__)
 
-LEVELS = ("O0", "O1", "O2", "O3", "auto")
 AUTO_LEVEL = {"CPU": "O0", "GPU": "O2", "Ascend": "O3"}
 WHITE_LIST: tuple[type[nn.Cell], ...] = (
     nn.Conv1d,
@@ -50,7 +49,7 @@ class Precision:
     Attributes:
         level: "O0" to "O3" ("auto" is already resolved).
         white_list: cells lowered at O1.
-        black_list: cells kept in float32 at O2.
+        black_list: cells kept in float32 at O2 and O3.
     """
 
     level: str
@@ -77,15 +76,8 @@ def resolve(
     black_list: Sequence[type[nn.Cell]] | None = None,
 ) -> Precision:
     """Check the arguments of a trainer and return its `Precision`."""
-    if level not in LEVELS:
-        raise ConfigurationError(
-            f"amp_level: received {level!r}; accepted are {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}"
-        )
-    name = str(dtype).lower()
-    if name not in _DTYPES:
-        raise ConfigurationError(
-            f"amp_dtype: received {dtype!r}; accepted are {', '.join(_DTYPES)}{did_you_mean(name, _DTYPES)}"
-        )
+    choice("amp_level", level, ("O0", "O1", "O2", "O3", "auto"))
+    name = choice("amp_dtype", str(dtype).lower(), _DTYPES)
     device = device_target()
     if level == "auto":
         level = AUTO_LEVEL.get(device, "O0")
@@ -96,11 +88,10 @@ def resolve(
             "use amp_dtype='float16' or amp_level='O0'"
         )
     black = _cell_classes("black_list", black_list, BLACK_LIST)
-    if keep_batchnorm_fp32 is False:
+    if level == "O3":
+        black = _BATCH_NORMS if keep_batchnorm_fp32 else ()
+    elif keep_batchnorm_fp32 is False:
         black = tuple(cls for cls in black if cls not in _BATCH_NORMS)
-    elif keep_batchnorm_fp32 and level == "O3":
-        # float16 everywhere but in BatchNorm, still without a loss scale
-        return Precision(level, _DTYPES[name], (), _BATCH_NORMS)
     return Precision(level, _DTYPES[name], _cell_classes("white_list", white_list, WHITE_LIST), black)
 
 
@@ -109,7 +100,7 @@ def _cell_classes(name: str, given: Sequence[type[nn.Cell]] | None, default: tup
         return default
     for cls in given:
         if not (isinstance(cls, type) and issubclass(cls, nn.Cell)):
-            raise ConfigurationError(f"amp {name} takes Cell classes such as nn.Dense; received {cls!r}")
+            refuse(f"amp {name}", "Cell classes such as nn.Dense", cls)
     return tuple(given)
 
 
@@ -123,8 +114,7 @@ class CastOutput(nn.Cell):
 
     def construct(self, *args):
         """Return the cell's outputs, floating-point tensors cast."""
-        outputs = self.cast_cell(*args)
-        return _cast(outputs, self.cast_dtype)
+        return _cast(self.cast_cell(*args), self.cast_dtype)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -170,15 +160,9 @@ def convert(network: nn.Cell, precision: Precision) -> None:
     kept = recurrent_cells(network)
     if precision.level == "O1":
         _lower_listed(network, precision)
-    elif precision.level == "O2":
-        _lower_all_but(network, (*precision.black_list, *kept), precision.dtype)
     else:
         network.to_float(precision.dtype)
-        if precision.black_list == _BATCH_NORMS and not precision.white_list:
-            kept = (*_BATCH_NORMS, *kept)
-        if kept:
-            _lower_all_but(network, kept, precision.dtype)
-    if precision.level != "O1":
+        _keep_listed(network, (*precision.black_list, *kept), precision.dtype)
         for cell in embedding_cells(network):
             cell.compute_dtype = precision.dtype
     hide(network, _MARK, precision)
@@ -195,11 +179,6 @@ def _lower_listed(network: nn.Cell, precision: Precision) -> None:
             _lower_listed(cell, precision)
     if isinstance(network, precision.white_list):
         network.to_float(precision.dtype)
-
-
-def _lower_all_but(network: nn.Cell, keep: tuple[type[nn.Cell], ...], dtype: Any) -> None:
-    network.to_float(dtype)
-    _keep_listed(network, keep, dtype)
 
 
 def _keep_listed(network: nn.Cell, keep: tuple[type[nn.Cell], ...], dtype: Any) -> None:
@@ -232,10 +211,8 @@ def make_scaler(loss_scale: Any, precision: Precision) -> amp.LossScaler | None:
         )
     if isinstance(loss_scale, amp.FixedLossScaleManager):
         return amp.StaticLossScaler(float(loss_scale.get_loss_scale()))
-    raise ConfigurationError(
-        "loss_scale takes a number >= 1, an amp.LossScaler (StaticLossScaler, DynamicLossScaler or your own), a "
-        f"FixedLossScaleManager or a DynamicLossScaleManager; received {type(loss_scale).__name__}"
-    )
+    wanted = "a number >= 1, an amp.LossScaler (StaticLossScaler, DynamicLossScaler or your own)"
+    refuse("loss_scale", f"{wanted}, a FixedLossScaleManager or a DynamicLossScaleManager", loss_scale)
 
 
 class AllFinite(nn.Cell):
@@ -246,7 +223,7 @@ class AllFinite(nn.Cell):
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        self.on_cpu = mindspore.get_context("device_target") == "CPU"
+        self.on_cpu = device_target() == "CPU"
         self.is_finite, self.all, self.both = ops.IsFinite(), ops.ReduceAll(), ops.LogicalAnd()
 
     def construct(self, tensors, others):

@@ -240,7 +240,7 @@ def test_check_runs_nothing(project, monkeypatch, capsys):
     assert "nothing wrong" in capsys.readouterr().out
     assert main(["check", "configs/tumours.yaml", *sets, "--set", "trainer.amp_level=O4"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("--set trainer.amp_level=O4: trainer.amp_level: received 'O4'; accepted are O0, O1, O2, O3")
+    assert err.startswith("--set trainer.amp_level=O4: trainer.amp_level: takes 'O0', 'O1', 'O2', 'O3', ")
     assert "Traceback" not in err
 
 
