@@ -16,8 +16,6 @@ from ..checks import whole
 from ..mindspore_internals.shared_memory import overwrite
 from ..state import Stateful
 
-PREFIX = AVERAGES  # of the names of parameters that hold averages
-
 
 @dataclass(frozen=True)
 class AverageRule:
@@ -47,10 +45,10 @@ class WeightAverage(nn.Cell, Stateful):
         self.rule = rule
         self.sources = tuple(parameters)
         self.averages = tuple(
-            Parameter(Tensor(p.asnumpy().astype(np.float32)), name=f"{PREFIX}{p.name}", requires_grad=False)
+            Parameter(Tensor(p.asnumpy().astype(np.float32)), name=f"{AVERAGES}{p.name}", requires_grad=False)
             for p in parameters
         )
-        self.updates = Parameter(Tensor(0, mstype.int32), name=f"{PREFIX}updates", requires_grad=False)
+        self.updates = Parameter(Tensor(0, mstype.int32), name=f"{AVERAGES}updates", requires_grad=False)
         self.decay, self.start, self.every = rule.decay, rule.start, rule.every
         self._applied = False
 
@@ -93,16 +91,16 @@ class WeightAverage(nn.Cell, Stateful):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages and the number of updates."""
-        arrays = {average.name.removeprefix(PREFIX): average.asnumpy() for average in self.averages}
+        arrays = {source.name: average.asnumpy() for source, average in zip(self.sources, self.averages, strict=True)}
         return {"json": {"updates": int(self.updates.asnumpy())}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state_dict`; ValueError for another network's."""
         arrays = state["arrays"]
-        values = [arrays.get(average.name.removeprefix(PREFIX)) for average in self.averages]
-        for average, value in zip(self.averages, values, strict=True):
-            if value is None or tuple(value.shape) != tuple(average.shape):
-                raise ValueError(f"the average of {average.name.removeprefix(PREFIX)} is missing or of another shape")
+        values = [arrays.get(source.name) for source in self.sources]
+        for source, value in zip(self.sources, values, strict=True):
+            if value is None or tuple(value.shape) != tuple(source.shape):
+                raise ValueError(f"the average of {source.name} is missing or of another shape")
         updates = whole("updates", state["json"]["updates"], 0)
         for average, value in zip(self.averages, values, strict=True):
             overwrite(average, value)

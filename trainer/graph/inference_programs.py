@@ -64,11 +64,9 @@ class InferencePrograms:
         if run is None:
             run = self._calls[id(cell)] = self._builder.make_call(cell)
         if self._builder.class_range and cell is self._evaluate:
-            ours = self.eval_network is None  # the label cast of a user's cell does not show the shapes
-            compile_first = (
-                (lambda: compile_for(chunk, cell, chunk.tensors)) if ours and self._builder.compiled else None
-            )
-            self._builder.class_range(chunk, compile_first)
+            # the label cast of a user's cell does not show the shapes
+            compiles = self.eval_network is None and self._builder.compiled
+            self._builder.class_range(chunk, (lambda: compile_for(chunk, cell, chunk.tensors)) if compiles else None)
         try:
             outputs = run(*chunk.tensors, like=chunk.signature)
         except Exception as error:

@@ -31,15 +31,7 @@ class FusedCrossEntropy(nn.Cell):
     """`nn.CrossEntropyLoss()` of classes, gradient (softmax(x) - one_hot(y)) / n.
 
     MindSpore's own provides for weights, smoothing and more axes, and takes as long to compile as a small network.
-
-    Args:
-        whole: MindSpore's loss, used for labels and predictions of any other kind.
-
-    Inputs:
-        logits, labels: float32 [rows, classes] and int32 [rows].
-
-    Outputs:
-        Scalar, the mean over the rows whose label is not `whole.ignore_index`.
+    `whole` is that loss, used for all but float32 logits [rows, classes] with int32 labels [rows].
     """
 
     def __init__(self, whole: nn.CrossEntropyLoss) -> None:
@@ -85,11 +77,12 @@ class _OfClassNumbers(nn.Cell):
 
 def fused_loss(loss_fn: nn.Cell | None) -> nn.Cell | None:
     """Return an equivalent of `loss_fn` with fewer operators, or `loss_fn` itself."""
-    if type(loss_fn) not in (nn.BCEWithLogitsLoss, nn.CrossEntropyLoss):
+    kind = type(loss_fn)
+    if kind not in (nn.BCEWithLogitsLoss, nn.CrossEntropyLoss):
         return loss_fn
     if loss_fn.reduction != "mean" or loss_fn.weight is not None:
         return loss_fn
-    if type(loss_fn) is nn.BCEWithLogitsLoss:
+    if kind is nn.BCEWithLogitsLoss:
         return FusedBCEWithLogits() if loss_fn.pos_weight is None else loss_fn
     return FusedCrossEntropy(loss_fn) if loss_fn.label_smoothing == 0 else loss_fn
 
@@ -109,26 +102,16 @@ _EACH: dict[type, Callable[[Any], nn.Cell]] = {
 
 
 class RowLoss(nn.Cell):
-    """A loss that ignores rows of weight 0.
-
-    Args:
-        each: cell of (prediction, label) -> a value for each row, or for each element of it.
-        mean: whether the values are averaged; otherwise they are summed.
-        ignored: class number whose rows are ignored, or None.
-
-    Inputs:
-        prediction, label: tensors with the rows on axis 0.
-        weights: float32 [rows], 1 for a row that counts and 0 for padding.
-    """
+    """The mean or sum of a loss over the rows of weight 1; padding has weight 0."""
 
     def __init__(self, each: nn.Cell, *, mean: bool, ignored: int | None = None) -> None:
         super().__init__(auto_prefix=False)
-        self.each = each
+        self.each = each  # (prediction, label) -> a value for each row, or for each element of it
         self.mean = mean
-        self.ignored = ignored
+        self.ignored = ignored  # class number whose rows are ignored
 
     def construct(self, prediction, label, weights):
-        """Return the loss."""
+        """Return the loss; the weights are float32 [rows]."""
         values = self.each(prediction, label)
         rows = weights.shape[0]
         values = ops.cast(ops.reshape(values, (rows, -1)), mstype.float32)
@@ -153,11 +136,6 @@ def row_loss(loss_fn: Any) -> RowLoss | None:
     if make is None or any(getattr(loss_fn, name, None) is not None for name in ("weight", "pos_weight")):
         return None
     ignored = loss_fn.ignore_index if type(loss_fn) is nn.CrossEntropyLoss else None
-    return RowLoss(make(loss_fn), mean=_reduction(loss_fn) != "sum", ignored=ignored)
-
-
-def _reduction(loss_fn: Any) -> str:
-    stated = getattr(loss_fn, "reduction", None)
-    if stated is not None:
-        return stated
-    return "mean" if loss_fn.average or not loss_fn.reduce else "sum"
+    reduction = getattr(loss_fn, "reduction", None)
+    mean = reduction != "sum" if reduction is not None else loss_fn.average or not loss_fn.reduce
+    return RowLoss(make(loss_fn), mean=mean, ignored=ignored)

@@ -9,8 +9,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ..checks import number, refuse
-from ..errors import ConfigurationError, did_you_mean
+from ..checks import choice, number, refuse
+from ..errors import ConfigurationError
 from .labels import LabelCast
 
 
@@ -65,39 +65,29 @@ class MultiTaskLoss(nn.Cell):
         self.tasks = tuple(losses)
         weights, masks, labels = dict(weights or {}), dict(masks or {}), dict(labels or {})
         ignored = self.tasks if ignore_nan is True else tuple(ignore_nan or ())
-        for option, names in (
-            ("weights", weights),
-            ("masks", [*masks, *masks.values()]),
-            ("labels", labels),
-            ("ignore_nan", ignored),
-        ):
+        named = {"weights": weights, "masks": [*masks, *masks.values()], "labels": labels, "ignore_nan": ignored}
+        for option, names in named.items():
             for name in names:
-                if name not in self.tasks:
-                    hint = did_you_mean(name, self.tasks)
-                    refuse(f"MultiTaskLoss({option}=...)", f"tasks: {', '.join(self.tasks)}", name, hint)
-        place_of = {task: place for place, task in enumerate(self.tasks)}
+                choice(f"MultiTaskLoss({option}=...)", name, self.tasks)
         self.weights = tuple(
             number(f"MultiTaskLoss(weights={{{task!r}: ...}})", weights.get(task, 1.0), least=0) for task in self.tasks
         )
         self.label_names = tuple(labels.get(task, task) for task in self.tasks)
-        self.mask_places = tuple(place_of[masks[task]] if task in masks else -1 for task in self.tasks)
+        self.mask_places = tuple(self.tasks.index(masks[task]) if task in masks else -1 for task in self.tasks)
         self.ignores_nan = tuple(task in ignored for task in self.tasks)
         self.losses = nn.CellList([_as_cell(task, loss) for task, loss in losses.items()])
         self.label_casts = nn.CellList([LabelCast(loss) for loss in losses.values()])
         self.leaves_any_out = any(self.leaves_out(place) for place in range(len(self.tasks)))
-        for place, task in enumerate(self.tasks):
-            self._check_reduction(place, task, losses[task])
+        for place, (task, loss) in enumerate(losses.items()):
+            reduction = getattr(loss, "reduction", None)
+            if self.leaves_out(place) and reduction not in (None, "none"):
+                raise ConfigurationError(
+                    f"MultiTaskLoss: rows of task {task!r} are left out, so its loss must give one value per row; "
+                    f"build {type(loss).__name__} with reduction='none' (received {reduction!r})"
+                )
         zeros = np.zeros(len(self.tasks), np.float32)
         self.loss_sums = Parameter(Tensor(zeros), name="trainer.task_loss_sums", requires_grad=False)
         self.row_counts = Parameter(Tensor(zeros.copy()), name="trainer.task_row_counts", requires_grad=False)
-
-    def _check_reduction(self, place: int, task: str, loss: Any) -> None:
-        reduction = getattr(loss, "reduction", None)
-        if self.leaves_out(place) and reduction is not None and reduction != "none":
-            raise ConfigurationError(
-                f"MultiTaskLoss: rows of task {task!r} are left out, so its loss must give one value per row; build "
-                f"{type(loss).__name__} with reduction='none' (received {reduction!r})"
-            )
 
     def leaves_out(self, place: int) -> bool:
         """Return whether the task at `place` may ignore rows."""

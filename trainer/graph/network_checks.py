@@ -135,8 +135,8 @@ def check_row_dependence(loss_fn: Any, accumulate: int, processes: int) -> None:
     """
     name = type(loss_fn).__name__
     uneven = _uneven_mean(loss_fn)
+    divided = f"gradient_accumulation_steps={accumulate}" if accumulate > 1 else f"{processes} processes"
     if uneven and (accumulate > 1 or (processes > 1 and not getattr(loss_fn, "leaves_any_out", False))):
-        divided = f"gradient_accumulation_steps={accumulate}" if accumulate > 1 else f"{processes} processes"
         logger.warning(
             "%s: %s takes the mean over %s, and the parts of a batch are weighed by their rows, so an update is close "
             "to that of the whole batch, but not equal to it",
@@ -144,18 +144,15 @@ def check_row_dependence(loss_fn: Any, accumulate: int, processes: int) -> None:
             name,
             uneven,
         )
-    if not getattr(type(loss_fn), "rows_depend", False):
-        return
-    if accumulate > 1:
-        raise ConfigurationError(
-            f"gradient_accumulation_steps={accumulate}: {name} compares each row with the others of its batch, and "
-            "accumulated batches are not compared with each other, so the update is not that of one large batch; use a "
-            "larger batch_size with gradient_accumulation_steps=1"
+    if getattr(type(loss_fn), "rows_depend", False) and (accumulate > 1 or processes > 1):
+        accumulated = (
+            "and accumulated batches are not compared with each other, so the update is not that of one large batch; "
+            "use a larger batch_size with gradient_accumulation_steps=1"
         )
-    if processes > 1:
+        shared = "of which each process has a part; train it in one process"
         raise ConfigurationError(
-            f"{processes} processes: {name} compares each row with the others of its batch, of which each process has "
-            "a part; train it in one process"
+            f"{divided}: {name} compares each row with the others of its batch, "
+            f"{accumulated if accumulate > 1 else shared}"
         )
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from ..checks import choice
 from ..embedding.layers.row_optimizer import RowOptimizer
-from ..errors import ConfigurationError, did_you_mean
+from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import parameters_of, trainable_parameters
 
 PLACEHOLDER = "trainer.no_dense_parameter"
@@ -101,32 +102,23 @@ def make_optimizer(optimizer: Any, network: nn.Cell) -> nn.Cell | None:
         made = nn.SGD(parameters, 1e-3 if optimizer.lr is None else optimizer.lr)
         object.__setattr__(made, "row_optimizer", optimizer)
         return made
-    if isinstance(optimizer, list) or (isinstance(optimizer, tuple) and not _is_named(optimizer)):
-        return OptimizerGroups(list(optimizer))
-    name, arguments = optimizer if isinstance(optimizer, tuple) else (optimizer, {})
-    if isinstance(name, str):
-        return _by_name(name)(parameters, **arguments)
-    if callable(optimizer):
-        return optimizer(parameters)
-    return optimizer
-
-
-def _is_named(value: tuple[Any, ...]) -> bool:
-    return len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], Mapping)
+    match optimizer:
+        case str() as name:
+            return _by_name(name)(parameters)
+        case (str() as name, Mapping() as arguments) if isinstance(optimizer, tuple):
+            return _by_name(name)(parameters, **arguments)
+        case list() | tuple():
+            return OptimizerGroups(list(optimizer))
+    return optimizer(parameters) if callable(optimizer) else optimizer
 
 
 def _by_name(name: str) -> Any:
-    known = {}
-    for key, kind in vars(nn).items():
-        if isinstance(kind, type) and issubclass(kind, nn.Optimizer) and kind is not nn.Optimizer:
-            known[key.lower()] = kind
-    wanted = name.strip().lower().replace("_", "")
-    if wanted not in known:
-        raise ConfigurationError(
-            f"optimizer: mindspore.nn has no optimizer {name!r}{did_you_mean(wanted, known)}; known: "
-            f"{', '.join(sorted(known))}"
-        )
-    return known[wanted]
+    known = {
+        key.lower(): kind
+        for key, kind in vars(nn).items()
+        if isinstance(kind, type) and issubclass(kind, nn.Optimizer) and kind is not nn.Optimizer
+    }
+    return known[choice("optimizer, by name,", name.strip().lower().replace("_", ""), sorted(known))]
 
 
 def get_learning_rate(optimizer: nn.Cell | None) -> float | None:
@@ -137,7 +129,7 @@ def get_learning_rate(optimizer: nn.Cell | None) -> float | None:
     rate = next(iter(_rates(optimizer)), None)
     if optimizer is not None and isinstance(rate, nn.Cell):
         rate = rate(optimizer.global_step)
-    return None if rate is None else _number(rate)
+    return None if rate is None else float(rate.asnumpy().reshape(-1)[0] if hasattr(rate, "asnumpy") else rate)
 
 
 def set_learning_rate(optimizer: nn.Cell | None, value: float) -> None:
@@ -159,7 +151,3 @@ def _rates(optimizer: nn.Cell | None) -> list[Any]:
         return [group["lr"] for group in groups]
     rate = getattr(optimizer, "learning_rate", None)
     return list(rate) if isinstance(rate, tuple | list) else [rate]
-
-
-def _number(rate: Any) -> float:
-    return float(rate.asnumpy().reshape(-1)[0]) if hasattr(rate, "asnumpy") else float(rate)

@@ -117,11 +117,8 @@ class TrainStep(nn.Cell):
             if self.by_owner:
                 self.exchange.share_token(tables.token)
         self.value_and_grad = ops.value_and_grad(self._scaled_loss, None, [*parameters, *table_rows], has_aux=True)
-        self.skipped = _scalar(0, mstype.int32, "skipped")
-        self.consecutive = _scalar(0, mstype.int32, "consecutive")
-        self.fatal = _scalar(0, mstype.int32, "fatal")
-        self.longest_run = _scalar(0, mstype.int32, "longest_run")
-        self.steps_done = _scalar(0, mstype.int32, "steps_done")
+        for counter in ("skipped", "consecutive", "fatal", "longest_run", "steps_done"):
+            setattr(self, counter, _scalar(0, mstype.int32, counter))
         self.bad_steps = Parameter(
             Tensor(np.full(RECORDED_BAD_STEPS, -1, np.int32)), name="trainer.bad_steps", requires_grad=False
         )

@@ -18,7 +18,7 @@ from trainer.graph.network_checks import check_row_dependence, is_training_step
         ({"network": nn.Dense}, "network takes a mindspore.nn.Cell; received the class Dense; pass an instance"),
         ({"loss_fn": nn.MSELoss}, r"received the class MSELoss; pass an instance, MSELoss\(...\)"),
         ({"loss_fn": 3}, "loss_fn takes a Cell, a function or None; received int"),
-        ({"optimizer": "adamm"}, "optimizer: mindspore.nn has no optimizer 'adamm'; did you mean 'adam'"),
+        ({"optimizer": "adamm"}, "optimizer, by name, takes .*'adam'.*; received 'adamm'; did you mean 'adam'"),
         ({"eval_network": "net"}, "eval_network takes a Cell or None; received str"),
         ({"eval_indexes": [0, 1, 2]}, r"eval_indexes=\[0, 1, 2\] goes with eval_network"),
         ({"eval_network": nn.Dense(2, 2), "eval_indexes": [0, 1]}, r"takes three whole numbers.*received \[0, 1\]"),
