@@ -99,8 +99,8 @@ def _overflow_status(self, status, gradients):
 @contextlib.contextmanager
 def zeros_for_any_id(cells: Iterable[nn.Cell]) -> Iterator[None]:
     """Let MindSpore's embeddings among `cells` return zeros for any id in eager runs."""
-    lookups = [cell for cell in cells if isinstance(cell, nn.Embedding | nn.EmbeddingLookup)]
-    lookups = [cell for cell in lookups if "construct" not in vars(cell)]
+    kinds = (nn.Embedding, nn.EmbeddingLookup)
+    lookups = [cell for cell in cells if isinstance(cell, kinds) and "construct" not in vars(cell)]
     for cell in lookups:
         hide(cell, "construct", _zeros_from(cell.embedding_table))
     try:
@@ -117,13 +117,8 @@ def _zeros_from(table: Parameter) -> Callable[[Tensor], Tensor]:
 def moving_statistics(network: nn.Cell) -> list[Parameter]:
     """Return the moving statistics of normalisation cells."""
     names = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
-    found: dict[int, Parameter] = {}
-    for _, cell in cells_and_names(network):
-        for name in names:
-            value = getattr(cell, name, None)
-            if isinstance(value, Parameter):
-                found[id(value)] = value
-    return list(found.values())
+    values = [getattr(cell, name, None) for _, cell in cells_and_names(network) for name in names]
+    return list({id(value): value for value in values if isinstance(value, Parameter)}.values())
 
 
 def foreign_conversion(network: nn.Cell) -> str | None:

@@ -32,7 +32,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 from mindspore import log, nn
@@ -65,43 +65,32 @@ def _replaced(owner: Any, name: str, known: object, replacement: object) -> Iter
         setattr(owner, name, known)
 
 
-class _Gc:
-    """The module `gc` with a `collect` that does nothing."""
+def _with(module: Any, **functions: Callable[..., Any]) -> SimpleNamespace:
+    """Return the names of a module with some functions replaced."""
+    return SimpleNamespace(**{**vars(module), **functions})
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(gc, name)
 
-    @staticmethod
-    def collect(generation: int = 2) -> int:
-        """Return 0, the number of unreachable objects."""
-        return 0
+_gc = _with(gc, collect=lambda generation=2: 0)
 
 
 def collection_skipped() -> contextlib.AbstractContextManager[None]:
     """Let MindSpore compile without a garbage collection."""
-    return _replaced(api, "gc", gc, _Gc())
+    return _replaced(api, "gc", gc, _gc)
 
 
 _known: dict[tuple[str, CodeType], tuple[list[str], int]] = {}
 
 
-class _Inspect:
-    """The module `inspect` with a `getsourcelines` that caches."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(inspect, name)
-
-    @staticmethod
-    def getsourcelines(source: Callable[..., Any]) -> tuple[list[str], int]:
-        """Return the lines of a function and its first line number; cached."""
-        code = getattr(inspect.unwrap(source), "__code__", None)
-        if not isinstance(code, CodeType):
-            return inspect.getsourcelines(source)
-        key = (code.co_filename, code)  # equal code objects may come from different files
-        if key not in _known:
-            _known[key] = inspect.getsourcelines(source)
-        lines, first = _known[key]
-        return list(lines), first
+def _source_lines(source: Callable[..., Any]) -> tuple[list[str], int]:
+    """Return the lines of a function and its first line number; cached."""
+    code = getattr(inspect.unwrap(source), "__code__", None)
+    if not isinstance(code, CodeType):
+        return inspect.getsourcelines(source)
+    key = (code.co_filename, code)  # equal code objects may come from different files
+    if key not in _known:
+        _known[key] = inspect.getsourcelines(source)
+    lines, first = _known[key]
+    return list(lines), first
 
 
 _find_location: Any = vars(parser.Parser).get("get_location")
@@ -119,24 +108,16 @@ def _get_location(self: Any, node: Any) -> list[Any]:
     return list(cached[1])
 
 
-class _Logger:
-    """The module `mindspore.log` with a `debug` that does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(log, name)
-
-    @staticmethod
-    def debug(message: str, *args: object, **options: object) -> None:
-        """Do nothing."""
+_inspect, _log = _with(inspect, getsourcelines=_source_lines), _with(log, debug=lambda *message, **options: None)
 
 
 @contextlib.contextmanager
 def parser_cached() -> Iterator[None]:
     """Let MindSpore's parser look up the source of each function and node once."""
     with (
-        _replaced(parser, "inspect", inspect, _Inspect()),
+        _replaced(parser, "inspect", inspect, _inspect),
         _replaced(parser.Parser, "get_location", _find_location, _get_location),
-        contextlib.nullcontext() if log.get_level() == "0" else _replaced(parser, "logger", log, _Logger()),
+        contextlib.nullcontext() if log.get_level() == "0" else _replaced(parser, "logger", log, _log),
     ):
         yield
 
@@ -176,22 +157,18 @@ def count_programs(cell: nn.Cell) -> int:
     return len(getattr(cell, "compile_cache", ()))
 
 
-_VARIABLE = "MS_OM_PATH"
-
-
 @contextlib.contextmanager
 def redirect_graph_dumps() -> Iterator[None]:
     """Send dumps of failed compilations to a temporary folder; keep a user's own."""
-    if _VARIABLE in os.environ:
+    if "MS_OM_PATH" in os.environ:
         yield
         return
     # MindSpore creates the folder only to write a dump, so a killed run leaves none behind.
-    folder = os.path.join(tempfile.gettempdir(), f"mindspore-trainer-{uuid.uuid4().hex}")
-    os.environ[_VARIABLE] = folder
+    folder = os.environ["MS_OM_PATH"] = os.path.join(tempfile.gettempdir(), f"mindspore-trainer-{uuid.uuid4().hex}")
     try:
         yield
     finally:
-        os.environ.pop(_VARIABLE, None)
+        os.environ.pop("MS_OM_PATH", None)
         if os.path.exists(folder):  # which is sooner known than that nothing can be removed
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -2,9 +2,9 @@
 
 Convolutions: with AVX-512, MindSpore's build of oneDNN runs its reference code. Relied on: `libdnnl.so.3` in
 MindSpore's `lib` folder, loaded with MindSpore, and two functions of oneDNN's public C interface,
-`dnnl_set_max_cpu_isa` and `dnnl_get_effective_cpu_isa`. Setting fails once oneDNN has run anything. Measured on 2.9.0
-and 2.10.0 (oneDNN 3.10.1): a forward of 64 channels 3x3 on [64, 64, 16, 16] takes 1,260 to 2,100 ms with AVX-512 and
-17 to 19 ms with AVX2. MindSpore 2.7 and 2.8 (oneDNN 2.2, `libdnnl.so.2`) take 45 ms with either and are left alone.
+`dnnl_set_max_cpu_isa` and `dnnl_get_effective_cpu_isa`. Setting fails once oneDNN has run anything. Measured on
+2.10.0 (oneDNN 3.10.1): a forward of 64 channels 3x3 on [64, 64, 16, 16] takes 1,260 to 2,100 ms with AVX-512 and 17 to
+19 ms with AVX2.
 
 Max pooling: with AVX2, `MaxPool` and its gradient take 10.6 ms for 64 images of 16 channels of 28 x 28, nine of them
 the gradient; 5.0 ms with AVX-512. MindSpore's `AdaptiveMaxPool2D` takes 3.4 to 4.6 ms with either, nearly all of it
@@ -33,13 +33,14 @@ logger = logging.getLogger(__name__)
 
 VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 _AVX2, _AVX512_BIT = 0x7, 0x20  # dnnl_cpu_isa_avx2; the bit that every dnnl_cpu_isa_avx512_* has
+_SLOW = (
+    "the network has convolutions and this CPU has AVX-512, where MindSpore's convolutions are 10 to 100 times slower"
+)
 _LIMITED = (
-    "the network has convolutions and this CPU has AVX-512, where MindSpore's convolutions are 10 to 100 times slower: "
     "oneDNN is limited to AVX2 in this process, which may slow large Dense, MaxPool and LSTM layers down (set "
     "ONEDNN_MAX_CPU_ISA to decide yourself)"
 )
 _TOO_LATE = (
-    "the network has convolutions and this CPU has AVX-512, where MindSpore's convolutions are 10 to 100 times slower; "
     "it is too late to choose other instructions, because this process has already run a network: make the Trainer "
     "first, or start with ONEDNN_MAX_CPU_ISA=AVX2"
 )
@@ -57,9 +58,9 @@ def limit_for_convolutions(network: nn.Cell) -> None:
     if library is None:
         return
     if library.dnnl_set_max_cpu_isa(_AVX2) == 0:
-        logger.info(_LIMITED)
+        logger.info("%s: %s", _SLOW, _LIMITED)
     elif library.dnnl_get_effective_cpu_isa() & _AVX512_BIT:
-        logger.warning(_TOO_LATE)
+        logger.warning("%s; %s", _SLOW, _TOO_LATE)
 
 
 def is_affected() -> bool:
@@ -77,12 +78,11 @@ def user_choice() -> str | None:
 
 
 def _has_convolutions(network: nn.Cell) -> bool:
-    return any(_is_convolution(cell) for _, cell in cells_and_names(network))
-
-
-def _is_convolution(cell: nn.Cell) -> bool:
-    named = any(base.__name__.startswith("Conv") for base in type(cell).__mro__)
-    return named and bool(np.prod(getattr(cell, "kernel_size", 1)) > 1)
+    return any(
+        np.prod(getattr(cell, "kernel_size", 1)) > 1
+        for _, cell in cells_and_names(network)
+        if any(base.__name__.startswith("Conv") for base in type(cell).__mro__)
+    )
 
 
 def _library_path() -> Path:

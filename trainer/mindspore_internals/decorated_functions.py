@@ -9,6 +9,7 @@ Relied on:
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -45,11 +46,8 @@ def _tells_nothing(function: Any) -> bool:
 def _in_closure(function: Any) -> Any:
     found = []
     for cell in getattr(function, "__closure__", None) or ():
-        try:
-            content = cell.cell_contents
-        except ValueError:  # an empty cell
-            continue
-        if inspect.isfunction(content):
-            found.append(content)
+        with contextlib.suppress(ValueError):  # an empty cell
+            if inspect.isfunction(cell.cell_contents):
+                found.append(cell.cell_contents)
     constructors = [inner for inner in found if inner.__name__ == "__init__"] or found
     return constructors[0] if len(constructors) == 1 else None

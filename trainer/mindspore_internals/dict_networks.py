@@ -17,6 +17,7 @@ from typing import Any
 
 from mindspore import nn
 
+from ..checks import refuse
 from ..errors import ConfigurationError
 
 ATTRIBUTE = "batch_keys"
@@ -34,19 +35,17 @@ def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
     """
     kind: Any = network if isinstance(network, type) else type(network)
     construct, own = kind.construct, {} if kind is network else vars(network)
+    declared = None
+    # otherwise the cell itself is not asked: a miss there is slow
     if ATTRIBUTE in own or hasattr(kind, ATTRIBUTE) or kind.__getattr__ is not nn.Cell.__getattr__:
         declared = getattr(network, ATTRIBUTE, None)
-    else:
-        declared = None  # not asked of the cell itself: a miss there is slow
     if declared is None:
         if network not in _known:
             _known[network] = _keys_read(network, construct, 0, frozenset())
         return _known[network]
     if not isinstance(declared, tuple | list) or not declared or not all(isinstance(key, str) for key in declared):
-        raise ConfigurationError(
-            f"network: {kind.__name__}.{ATTRIBUTE} takes the names of the columns in its dict, as ('user', 'item'); "
-            f"received {declared!r}"
-        )
+        wanted = "the names of the columns in its dict, as ('user', 'item')"
+        refuse(f"network: {kind.__name__}.{ATTRIBUTE}", wanted, declared)
     if _dict_argument(construct, 0) is None:
         raise ConfigurationError(
             f"network: {kind.__name__}.{ATTRIBUTE} is for a network whose construct requires one argument, a dict"
@@ -127,12 +126,9 @@ def _reads(function: Callable[..., Any], name: str) -> tuple[str | tuple[str, in
         return ()
     ends = [_end(node) for node in ast.walk(tree) if isinstance(node, ast.Assign) and _assigns(node, name)]
     last = min(ends, default=(1 << 30, 0))  # later the name has another value
-    reads = []
-    for node in ast.walk(tree):
-        read = _read(node, name)
-        if read is not None and isinstance(node, ast.expr) and _end(node) <= last:
-            reads.append((node.lineno, node.col_offset, read))
-    return tuple(read for *_, read in sorted(reads, key=lambda entry: entry[:2]))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr) and _end(node) <= last]
+    nodes.sort(key=lambda node: (node.lineno, node.col_offset))
+    return tuple(read for node in nodes if (read := _read(node, name)) is not None)
 
 
 def _assigns(node: ast.Assign, name: str) -> bool:

@@ -16,31 +16,19 @@ Relied on:
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import mindspore
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
+from mindspore.graph import api as _api
 
 from ..errors import ConfigurationError
 from . import fall_back, public_only
 
-
-def _find_api() -> Any:
-    for module in ("mindspore.graph.api", "mindspore.common.api"):  # since 2.9 and before
-        with contextlib.suppress(ImportError, AttributeError):
-            api = importlib.import_module(module)
-            _ = api._cell_graph_executor._graph_executor, api._convert_python_data
-            return api
-    return None
-
-
-_api = _find_api()
 known_good: set[str] = set()  # names of the programs that passed `checked`
 
 
@@ -62,7 +50,8 @@ class _Recorder:
 
 def available() -> bool:
     """Return whether the private names exist and the user allows their use."""
-    return _api is not None and not public_only()
+    names_exist = hasattr(_api._cell_graph_executor, "_graph_executor") and hasattr(_api, "_convert_python_data")
+    return names_exist and not public_only()
 
 
 def program_of(cell: nn.Cell) -> str | None:
@@ -134,7 +123,7 @@ _logger = logging.getLogger(__name__)
 _MAX_LATE_FAILURES = 100  # of one eager run
 
 
-@contextmanager
+@contextlib.contextmanager
 def operator_by_operator() -> Iterator[None]:
     """Run cells operator by operator; restore the user's mode on exit."""
     mode = mindspore.get_context("mode")

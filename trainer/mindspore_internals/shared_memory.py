@@ -42,11 +42,7 @@ def try_view() -> bool:
 
 
 class Mirror:
-    """A parameter and its host memory, which are the same where views are live.
-
-    Args:
-        parameter: the parameter, [n, ...].
-    """
+    """A parameter [n, ...] and its host memory, which are the same where views are live."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter

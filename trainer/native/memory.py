@@ -13,7 +13,6 @@ import numpy as np
 # Linux keeps memory in pages of this size where it is asked to: a random row of a large table is then found without
 # reading several levels of page tables first, which takes longer than reading the row.
 HUGE_PAGE = 1 << 21
-_WIDE = 8
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
@@ -99,7 +98,7 @@ class Columns(dict[str, np.ndarray]):
 
     def add(self, name: str, dtype: np.dtype | type) -> None:
         """Add a column of zeros."""
-        if np.dtype(dtype).itemsize < _WIDE:
+        if np.dtype(dtype).itemsize < 8:
             self[name] = np.zeros(self._length, dtype)
         else:
             self._memory[name] = Memory()
