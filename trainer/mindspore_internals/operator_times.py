@@ -51,12 +51,12 @@ class OperatorTimes:
         return ".".join(cell for cell in cells if cell not in outer) or "step"
 
 
-@dataclass
 class OperatorProfile:
     """A running profile; start it with `begin`."""
 
-    _profile: Any
-    _folder: str
+    def __init__(self, profile: Any, folder: str) -> None:
+        self._profile: Any = profile
+        self._folder = folder
 
     @classmethod
     def begin(cls) -> OperatorProfile | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numba
@@ -25,21 +24,22 @@ def kept(compiler: Callable[..., Any], signature: Any, **options: Any) -> Callab
     return compile_it
 
 
-@dataclass(eq=False)
 class Kernel:
     """A function compiled for fixed argument types when it is first needed.
 
     Numba caches the machine code beside the source, in the user's cache folder or in ``NUMBA_CACHE_DIR``. Where none
-    of them can be written, it lives as long as the process. NaN and infinities keep their meaning: no fast arithmetic.
+    of them can be written, it lives as long as the process. NaN and infinities keep their
+    meaning: no fast arithmetic.
 
     With `nogil` it runs without the interpreter's lock. Short functions should keep it: a thread that takes it
     meanwhile returns it late.
     """
 
-    _function: Callable[..., Any]
-    _signature: Any
-    _nogil: bool
-    _compiled: Callable[..., Any] | None = None
+    def __init__(self, function: Callable[..., Any], signature: Any, nogil: bool = True) -> None:
+        self._function = function
+        self._signature = signature
+        self._nogil = nogil
+        self._compiled: Callable[..., Any] | None = None
 
     def ready(self) -> Callable[..., Any]:
         """Return the compiled function."""
