@@ -21,17 +21,14 @@ from ..state import Stateful
 class AverageRule:
     """How each update enters the averages.
 
-    Attributes:
-        decay: of an exponential average, avg = d avg + (1 - d) w with d = min(decay, n / (9 + n)) after n updates, so
-            that the first values soon lose their weight (TensorFlow's `ExponentialMovingAverage` with `num_updates`);
-            None for the plain mean (Izmailov et al. 2018, equation 1 of "Averaging Weights Leads to Wider Optima").
-        start: updates before the averages begin.
-        every: updates from one sample of a plain mean to the next.
+    With a decay they are exponential, avg = d avg + (1 - d) w with d = min(decay, n / (9 + n)) after n updates, so that
+    the first values soon lose their weight (TensorFlow's `ExponentialMovingAverage` with `num_updates`). Without, they
+    are plain means (Izmailov et al. 2018, equation 1 of "Averaging Weights Leads to Wider Optima").
     """
 
     decay: float | None = None
-    start: int = 0
-    every: int = 1
+    start: int = 0  # updates before the averages begin
+    every: int = 1  # updates from one sample of a plain mean to the next
 
 
 class WeightAverage(nn.Cell, Stateful):

@@ -84,19 +84,12 @@ def make_config(config: BoostConfig | Mapping[str, Any] | None) -> BoostConfig:
 
 @dataclass(frozen=True)
 class Boost:
-    """The parts of a boost level that are active in one trainer.
+    """The parts of a boost level that are active in one trainer."""
 
-    Attributes:
-        parts: names of the active parts; a part that was switched off later is followed by the reason.
-        centralized: for each trained parameter whether its gradient is centralized; empty if no gradient is.
-        freezing: which layers freeze when, or None.
-        combine: cell that combines the processes' gradients instead of averaging them, or None.
-    """
-
-    parts: tuple[str, ...] = ()
-    centralized: tuple[bool, ...] = ()
+    parts: tuple[str, ...] = ()  # names; a part that was switched off later is followed by the reason
+    centralized: tuple[bool, ...] = ()  # for each trained parameter; empty if no gradient is
     freezing: Freezing | None = field(default=None, compare=False)
-    combine: nn.Cell | None = None
+    combine: nn.Cell | None = None  # combines the processes' gradients instead of averaging them
 
     def transform(self, first: int = 0) -> Callable[..., Any] | None:
         """Return the gradient transform of the parameters from `first` on, or None."""

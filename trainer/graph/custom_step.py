@@ -16,12 +16,8 @@ from ..mindspore_internals.dict_networks import by_position
 class CustomStep(nn.Cell):
     """A user's training step (`nn.TrainOneStepCell`) with `TrainStep`'s interface.
 
-    On several processes its reducers weigh the gradients by rows, and the returned loss is the mean over all rows.
-
-    Args:
-        step: columns -> loss, or a tuple that begins with it.
-        exchange: makes the `trainer.distributed.exchange.Exchange` of several processes from the step's buffers; every
-            batch then has its number of rows as a last input. None with one process.
+    The user's step returns the loss, or a tuple that begins with it. On several processes its reducers weigh the
+    gradients by rows, and the returned loss is the mean over all rows; `exchange` is that of `StepOptions`.
     """
 
     def __init__(self, step: nn.Cell, exchange: Callable[..., nn.Cell] | None = None) -> None:

@@ -33,12 +33,8 @@ def layer_key(seed: int, layer: int) -> int:
 class StatelessDropout(nn.Cell):
     """Keep entries with probability `keep_prob` and scale them by its inverse.
 
-    The mask compares MurmurHash3's 32-bit finalizer (Appleby) of position + key with `keep_prob` * 2**32. Inference
-    returns the input.
-
-    Args:
-        keep_prob: probability of keeping an entry, in (0, 1].
-        whole: trailing dimensions that are kept or dropped as a whole: 0 for entries, 2 for the maps of [N, C, H, W].
+    The mask compares MurmurHash3's 32-bit finalizer (Appleby) of position + key with `keep_prob` * 2**32. `whole`
+    trailing dimensions are kept or dropped together: 2 for the maps of [N, C, H, W]. Inference returns the input.
     """
 
     def __init__(self, keep_prob: float, key: int, whole: int = 0) -> None:

@@ -187,18 +187,13 @@ class EvalStep(nn.Cell):
 
 
 class TrialStep(nn.Cell):
-    """Forward and gradients without an update, to compare padded and plain batches.
-
-    Args:
-        table_rows: rows of sparse tables; their number and order follow the batch.
-        table_inputs: number of inputs after the columns.
-    """
+    """Forward and gradients without an update, to compare padded and plain batches."""
 
     def __init__(
         self,
         forward: Forward | FilledForward,
         parameters: Sequence[Parameter],
-        table_rows: Sequence[Parameter],
+        table_rows: Sequence[Parameter],  # their number and order follow the batch
         table_inputs: int,
     ) -> None:
         super().__init__(auto_prefix=False)

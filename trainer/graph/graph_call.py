@@ -36,18 +36,14 @@ class GraphCall:
 
     The first call with new shapes or dtypes compiles. The second checks that calling the program directly gives the
     same outputs, and later calls do that; if outputs differ, all calls go through `compile_and_run`.
-
-    Attributes:
-        programs: programs looked up or compiled so far.
-        seconds: time of the lookups and compilations, with the first run of each program.
     """
 
     def __init__(self, cell: nn.Cell) -> None:
         self.cell = cell
         self._programs: dict[Any, str] = {}
         self._unchecked: dict[Any, str | None] = {}
-        self.programs = 0
-        self.seconds = 0.0
+        self.programs = 0  # looked up or compiled
+        self.seconds = 0.0  # of the lookups and compilations, with the first run of each program
 
     def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
         """Return the outputs; `like`, a hashable, differs where shapes or dtypes do."""
@@ -268,22 +264,16 @@ class OneStep(nn.Cell):
 
 
 class SunkSteps(nn.Cell):
-    """A graph loop over stacked batches, bit-identical to single calls.
-
-    Args:
-        batches_per_call: leading length of the stacked columns.
-        row_shape: shape of one row's prediction if predictions are kept, or None.
-        counted: index of a column with the rows on its first axis.
-    """
+    """A graph loop over stacked batches, bit-identical to single calls."""
 
     def __init__(
         self, step: nn.Cell, batches_per_call: int, row_shape: tuple[int, ...] | None = None, counted: int = 0
     ) -> None:
         super().__init__(auto_prefix=False)
         self.step = step
-        self.batches_per_call = batches_per_call
-        self.row_shape = row_shape
-        self.counted = counted
+        self.batches_per_call = batches_per_call  # leading length of the stacked columns
+        self.row_shape = row_shape  # shape of one row's prediction, if predictions are kept
+        self.counted = counted  # index of a column with the rows on its first axis
 
     def construct(self, count, flush, *stacked):
         """Train the first `count` (int32) batches; `flush` then ends an accumulation.

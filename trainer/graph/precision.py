@@ -44,18 +44,12 @@ _MARK = "_trainer_amp"
 
 @dataclass(frozen=True)
 class Precision:
-    """A checked precision setting.
+    """A checked precision setting."""
 
-    Attributes:
-        level: "O0" to "O3" ("auto" is already resolved).
-        white_list: cells lowered at O1.
-        black_list: cells kept in float32 at O2 and O3.
-    """
-
-    level: str
-    dtype: Any = mstype.float16
-    white_list: tuple[type[nn.Cell], ...] = WHITE_LIST
-    black_list: tuple[type[nn.Cell], ...] = BLACK_LIST
+    level: str  # "O0" to "O3" ("auto" is already resolved)
+    dtype: Any
+    white_list: tuple[type[nn.Cell], ...]  # cells lowered at O1
+    black_list: tuple[type[nn.Cell], ...]  # cells kept in float32 at O2 and O3
 
     @property
     def lowers(self) -> bool:

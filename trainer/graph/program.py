@@ -32,36 +32,23 @@ _FLOATS = (mstype.float16, mstype.bfloat16, mstype.float32, mstype.float64)
 
 @dataclass(frozen=True)
 class StepOptions:
-    """The options of a training step.
-
-    Attributes:
-        guard: leave everything as it was when loss or gradients are not finite.
-        halt: after the first non-finite step, other than an overflow of scaled gradients, apply no update any more
-            (`TerminateOnNaN`).
-        accumulate: micro-batches per optimizer update.
-        clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013, algorithm 1), or None.
-        transform: function of the gradient tuple applied before clipping (gradient centralization), or None.
-        exchange: makes the `trainer.distributed.exchange.Exchange` that sums gradients over processes from their
-            number and the step's buffers; every batch then has its number of rows as a last input. None with one
-            process.
-        keep_predictions: also return the network's output of the training forward.
-        average: rule of averages of the weights (`trainer.graph.averaging.AverageRule`), or None.
-        norms: whether norms of gradients and weights can be requested (`trainer.graph.norms`).
-        output: which output of a network with several is kept; -1: all of them side by side, float32 [B, values].
-    """
+    """The options of a training step."""
 
     scaler: amp.LossScaler | None = None
-    guard: bool = False
+    guard: bool = False  # leave everything as it was when loss or gradients are not finite
+    # after the first non-finite step, other than an overflow of scaled gradients, apply no update (`TerminateOnNaN`)
     halt: bool = False
-    accumulate: int = 1
-    clip_norm: float | None = None
+    accumulate: int = 1  # micro-batches per optimizer update
+    clip_norm: float | None = None  # bound of the gradients' global 2-norm (Pascanu et al. 2013, algorithm 1)
     clip_value: float | None = None
-    transform: Callable[..., Any] | None = None
+    transform: Callable[..., Any] | None = None  # of the gradient tuple, before clipping (gradient centralization)
+    # Makes the `trainer.distributed.exchange.Exchange` that sums gradients over several processes from their number and
+    # the step's buffers; every batch then has its number of rows as a last input.
     exchange: Callable[..., nn.Cell] | None = None
-    keep_predictions: bool = False
+    keep_predictions: bool = False  # also return the network's output of the training forward
     average: AverageRule | None = None
-    norms: bool = False
-    output: int = 0
+    norms: bool = False  # whether norms of gradients and weights can be requested
+    output: int = 0  # which of several outputs is kept; -1: all of them side by side, float32 [B, values]
 
 
 def _scalar(value: float, dtype: Any, name: str) -> Parameter:
@@ -69,23 +56,16 @@ def _scalar(value: float, dtype: Any, name: str) -> Parameter:
 
 
 class TrainStep(nn.Cell):
-    """Forward, backward and update of one batch.
-
-    Args:
-        optimizer: cell taking the tuple of gradients of `parameters`.
-        parameters: the parameters to differentiate, in the optimizer's order.
-        buffers: parameters that the forward itself changes (moving statistics); restored when an update is skipped.
-        tables: the network's sparse tables (`trainer.embedding.layers.network_tables.SparseTables`), or None.
-    """
+    """Forward, backward and update of one batch."""
 
     def __init__(
         self,
         forward: nn.Cell,
         optimizer: nn.Cell,
-        parameters: Sequence[Parameter],
+        parameters: Sequence[Parameter],  # to differentiate, in the optimizer's order
         options: StepOptions,
-        buffers: Sequence[Parameter] = (),
-        tables: nn.Cell | None = None,
+        buffers: Sequence[Parameter] = (),  # moving statistics, restored when an update is skipped
+        tables: nn.Cell | None = None,  # `trainer.embedding.layers.network_tables.SparseTables`
         average: WeightAverage | None = None,
         norms: NormRecorder | None = None,
     ) -> None:

@@ -16,18 +16,11 @@ _DIGITS = 10
 
 
 class Piece(NamedTuple):
-    """A parameter, or a slice of one that is too large for one message.
-
-    Attributes:
-        name: name of the parameter.
-        shape: the sizes the file gives; any integers.
-        dtype: the type the file gives, "Float32" or the like; None for a parameter that is a map.
-        content: the bytes.
-    """
+    """A parameter, or a slice of one that is too large for one message."""
 
     name: str
-    shape: Sequence[int]
-    dtype: str | None
+    shape: Sequence[int]  # as the file says; any integers
+    dtype: str | None  # as the file says, "Float32" or the like; None for a parameter that is a map
     content: bytes
 
 

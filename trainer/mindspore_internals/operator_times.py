@@ -24,14 +24,10 @@ TIMES = "cpu_op_execute_timestamp_0.txt"
 
 @dataclass(frozen=True)
 class OperatorTimes:
-    """The runs of one operator of a graph.
+    """The runs of one operator of a graph."""
 
-    Attributes:
-        name: its full name in the graph: "Default/step-TrainStep/optimizer-Adam/Adam-op0".
-    """
-
-    name: str
-    runs: tuple[tuple[float, float], ...]
+    name: str  # its full name in the graph: "Default/step-TrainStep/optimizer-Adam/Adam-op0"
+    runs: tuple[tuple[float, float], ...]  # (start, duration) in seconds
 
     @property
     def kind(self) -> str:
