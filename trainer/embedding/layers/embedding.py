@@ -30,25 +30,18 @@ _serial = itertools.count()
 
 
 class WorkingSet:
-    """The rows of one table that a graph reads, shared by all cells of the table.
+    """The rows of one table that a graph reads, shared by all cells of the table."""
 
-    Attributes:
-        rows: weights of the distinct rows of one training step, [n, dim]; gradients are taken with respect to it.
-        reading: weights of the distinct rows of a read-only chunk (evaluation, frozen tables), [n, dim].
-        step_map: position of every distinct id of a step in `rows`, when ids are shared with other tables, int32 [n].
-        reading_map: the same for `reading`.
-        token: differentiated instead of `rows` where a `host_rows.ReadRows` sums the gradients, float32 [1].
-        reader: that cell, or None.
-    """
-
-    reader: nn.Cell | None = None
+    reader: nn.Cell | None = None  # a `host_rows.ReadRows` that sums the gradients
 
     def __init__(self, name: str, dim: int) -> None:
+        # weights of the distinct rows of a training step, which are differentiated, and of a read-only chunk
         self.rows = _scratch(f"{name}.rows", (FIRST_ROWS, dim))
         self.reading = _scratch(f"{name}.reading", (FIRST_ROWS, dim))
+        # position of every distinct id in them, when ids are shared with other tables
         self.step_map = _scratch(f"{name}.step_map", (FIRST_ROWS,), mstype.int32)
         self.reading_map = _scratch(f"{name}.reading_map", (FIRST_ROWS,), mstype.int32)
-        self.token = _scratch(f"{name}.gradient_token", (1,))
+        self.token = _scratch(f"{name}.gradient_token", (1,))  # with a reader, differentiated instead of `rows`
         self._mirrors: dict[str, Mirror] = {}
 
     def mirror(self, name: str) -> Mirror:
@@ -259,11 +252,8 @@ class Embedding(nn.Cell):
     def host_table(self, optimizer: RowOptimizer | None = None, shards: Shards | None = None) -> SparseTable:
         """Return the host table, created on the first call with `optimizer`'s slots.
 
-        A table created before its optimizer was known is rebuilt; its weights are kept.
-
-        Args:
-            optimizer: the row optimizer, or None when it is not known yet.
-            shards: the part of the rows that this process owns; None leaves it unchanged.
+        A table created before its optimizer was known is rebuilt; its weights are kept. Without `shards` the part of
+        the rows that this process owns stays what it is.
         """
         table = self.host.table
         divided = table is not None and shards is not None and shards != table.shards

@@ -36,13 +36,7 @@ def find_kernel(optimizer: RowOptimizer) -> tuple[RowKernel, tuple[float, ...]] 
 
 
 class HostRows:
-    """Reads and updates the rows of a stack's tables from the graph's thread.
-
-    Args:
-        stores: the rows of each table, all of one width.
-        dim: columns of a weight.
-        optimizer: trains them by `update` if it has a kernel.
-    """
+    """Reads and updates the rows of a stack's tables, of one width, from the graph's thread."""
 
     def __init__(self, stores: dict[int, RowStore], dim: int, optimizer: RowOptimizer) -> None:
         kernel, numbers = find_kernel(optimizer) or (None, ())
@@ -130,20 +124,7 @@ class RowGradients:
 
 
 class ReadRows(nn.Cell):
-    """Reads rows by position; their gradients go to a `RowGradients`.
-
-    Args:
-        sums: receives the gradients.
-        dim: length of a row.
-
-    Inputs:
-        rows: float32 [n, dim]; has no gradient.
-        positions: int32 of any shape.
-        token: float32 [1]; its gradient stands for the gradient of the rows, see `collect`.
-
-    Outputs:
-        Tensor [*positions.shape, dim].
-    """
+    """Reads rows by position; their gradients go to a `RowGradients`."""
 
     def __init__(self, sums: RowGradients, dim: int) -> None:
         super().__init__(auto_prefix=False)
@@ -153,7 +134,10 @@ class ReadRows(nn.Cell):
         self.take = operator(sums.take, lambda token, positions: (positions[0], dim))
 
     def construct(self, rows, positions, token):
-        """Return the rows; see the class for shapes."""
+        """Return the rows, [*positions.shape, dim].
+
+        The token, float32 [1], has a gradient in place of the rows; see `collect`.
+        """
         return ops.gather(rows, positions, 0)
 
     def bprop(self, rows, positions, token, out, dout):

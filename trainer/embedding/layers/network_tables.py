@@ -45,38 +45,22 @@ class SparseTables(nn.Cell):
     Host side, around every call of the program: `planner.plan` (preparing thread), `load`, run, `write_back` (main
     thread). Graph side, in every step: `begin` before the forward, `update` in place of an optimizer.
 
-    Args:
-        network: network with embedding cells.
-        columns: a sample batch of its inputs (without labels), [batch, ...] each.
-        names: names of the columns.
-        dense_optimizer: optimizer of the dense parameters; decides the default row optimizer.
-        accumulate: batches of one optimizer update.
-        group: the processes that train together.
-
-    Attributes:
-        params: parameters to differentiate, one per trained stack; see `gradients`.
-        read_params: the same for a program that only reads; their gradients are row gradients, [n, dim].
-        gradient_sums: parameters of the gradients' shapes, [n, dim], for accumulation; empty without accumulation.
-        input_count: number of extra step inputs.
-        reading_input_count: number of extra inputs of a program that only reads.
-        carried: rows of the accumulation that the last trained chunk left open, see `OpenRows`.
-        on_host: whether kernels train rows in the host tables, for row optimizers that have a kernel; None: on CPU.
-            Otherwise the graph holds a chunk's rows while they are trained.
-
     Raises:
         ConfigurationError: two tables have the same name, or an error of `find_fields`.
     """
 
+    # Whether kernels train rows in the host tables, for row optimizers that have a kernel; None: on CPU. Otherwise the
+    # graph holds a chunk's rows while they are trained.
     on_host: bool | None = None
     by_owner = False  # whether row gradients are summed by `ShardedTables.sums_at_owners`
 
     def __init__(
         self,
         network: nn.Cell,
-        columns: Sequence[np.ndarray],
-        names: Sequence[str] = (),
-        dense_optimizer: nn.Cell | None = None,
-        accumulate: int = 1,
+        columns: Sequence[np.ndarray],  # a sample batch of its inputs (without labels), [batch, ...] each
+        names: Sequence[str] = (),  # of the columns
+        dense_optimizer: nn.Cell | None = None,  # decides the default row optimizer
+        accumulate: int = 1,  # batches of one optimizer update
         group: Group = SINGLE,
     ) -> None:
         super().__init__(auto_prefix=False)
@@ -163,9 +147,10 @@ class SparseTables(nn.Cell):
         self.has_readers = any(program.reader is not None for program in trained)
         for program in trained:
             program.differentiated.requires_grad = program.working_set.reading.requires_grad = True
+        # the parameters to differentiate, in training (see `gradients`) and in a program that only reads
         hide(self, "params", [program.differentiated for program in trained])
         hide(self, "read_params", [program.working_set.reading for program in trained])
-        hide(self, "carried", {})
+        hide(self, "carried", {})  # rows of the accumulation that the last trained chunk left open, see `OpenRows`
         hide(self, "gradient_sums", [])
         hide(self, "_sums", [None] * len(self.programs))
         for index, program in enumerate(self.programs):
@@ -299,12 +284,7 @@ class SparseTables(nn.Cell):
         return sum(table.changed(consumer) for table in self.tables.values())
 
     def take(
-        self,
-        consumer: str = "snapshot",
-        *,
-        full: bool = True,
-        folder: Path | None = None,
-        weights_only: bool = False,
+        self, consumer: str = "snapshot", *, full: bool = True, weights_only: bool = False, folder: Path | None = None
     ) -> dict[str, Any]:
         """Return the state after the last `write_back`: {"json": ..., "arrays": ...}.
 

@@ -28,15 +28,7 @@ from .row_optimizer import RowOptimizer
 
 
 class OwnerRows(HostRows):
-    """Exchanges a stack's rows with other processes; trains the rows owned here.
-
-    Args:
-        stores: the rows of each table that are owned here.
-        dim: columns of a weight.
-        optimizer: trains them.
-        group: the processes.
-        blank: packed row for padding, float32 [width]: any that the optimizer can train.
-    """
+    """Exchanges a stack's rows with other processes; trains the rows owned here."""
 
     def __init__(
         self,
@@ -44,11 +36,10 @@ class OwnerRows(HostRows):
         dim: int,
         optimizer: RowOptimizer,
         group: Group,
-        blank: np.ndarray | None = None,
+        blank: np.ndarray,  # packed row for padding, float32 [width]: any that the optimizer can train
     ) -> None:
         super().__init__(stores, dim, optimizer)
-        self._group = group
-        self._blank = np.zeros(self._width, np.float32) if blank is None else blank
+        self._group, self._blank = group, blank
         self._weights = np.zeros((0, dim), np.float32)
         self._add = kernels.add_rows.ready()
         self._exchange: StackExchange | None = None
@@ -126,13 +117,7 @@ class OwnerRows(HostRows):
 
 
 class OwnerStackProgram(HostStackProgram):
-    """A `HostStackProgram` whose rows are exchanged with their owners in every step.
-
-    Args:
-        arguments: see `StackProgram`.
-        group: the processes.
-        token: float32 [1], shared by all stacks; see the module docstring.
-    """
+    """A `HostStackProgram` whose rows are exchanged with their owners in every step."""
 
     in_graph = True  # the owned rows of a step are an input of their own
 
@@ -141,12 +126,12 @@ class OwnerStackProgram(HostStackProgram):
         dim, members = self.dim, len(self.tables)
         self.members = members
         self.is_main = group.is_main
-        hide(self, "token", token)
+        hide(self, "token", token)  # float32 [1], shared by all stacks; see the module docstring
         blank = next(iter(self.tables.values())).packed(np.zeros((1, dim), np.float32))[0]
         rows = OwnerRows(self.stores(), dim, self.optimizer, group, blank)
         hide(self, "host_rows", rows)
-        self.read = operator(self.host_rows.exchange_weights, lambda positions, token: (positions[0], dim))
-        self.add_up = operator(self.host_rows.exchange_gradients, lambda gradients, owned, token: (owned[0], dim))
+        self.read = operator(rows.exchange_weights, lambda positions, token: (positions[0], dim))
+        self.add_up = operator(rows.exchange_gradients, lambda gradients, owned, token: (owned[0], dim))
         self.has_kernel = find_kernel(self.optimizer) is not None
         if self.has_kernel:
             self.apply_update = operator(rows.update, lambda gradients, owned, rate, token: (1,))

@@ -45,18 +45,13 @@ _logger = logging.getLogger(__name__)
 
 
 class ShardedTables(SparseTables):
-    """`SparseTables` sharded over processes, which call its methods in one order.
-
-    Attributes:
-        by_owner: whether rows are exchanged with their owners in every step; see the module docstring.
-        channel: connections of the thread that prepares chunks; not open yet.
-    """
+    """`SparseTables` sharded over processes, which call its methods in one order."""
 
     def _decide(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
         self.by_owner = self._has_kernel(None)  # wherever operators may call Python
         token = Parameter(Tensor(np.zeros(1, np.float32)), name="embedding.exchange", requires_grad=False)
         hide(self, "token", token)
-        channel = AllToAll(self.group)
+        channel = AllToAll(self.group)  # of the thread that prepares chunks; not open yet
         hide(self, "channel", channel)
         self.group.track(channel.sent)
 
@@ -145,13 +140,7 @@ class ShardedTables(SparseTables):
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def take(
-        self,
-        consumer: str = "snapshot",
-        *,
-        full: bool = True,
-        folder: Path | None = None,
-        weights_only: bool = False,
-        own_rows: bool = False,
+        self, consumer: str = "snapshot", *, folder: Path | None = None, own_rows: bool = False, **options: Any
     ) -> dict[str, Any]:
         """Return `SparseTables.take` of one process on rank 0; elsewhere an empty state.
 
@@ -160,7 +149,7 @@ class ShardedTables(SparseTables):
         arrays of its own rows, as `Frozen`. Joined in the order of ranks they are the arrays of all, with the sketches
         stacked.
         """
-        own = super().take(consumer, full=full, weights_only=weights_only)
+        own = super().take(consumer, **options)
         json = joined_json(self.group, own["json"])
         arrays: dict[str, Any] = {}
         for name, table in self.tables.items():

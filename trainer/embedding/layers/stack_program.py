@@ -19,14 +19,6 @@ class StackProgram(nn.Cell):
 
     Host side, around every call of the program: `load`, run, `write_back`. Graph side, in every step: `begin` before
     the forward, `update` in place of an optimizer.
-
-    Args:
-        name: unique name.
-        working_set: the working set that the network's cells read.
-        tables: the host tables.
-        optimizer: their row optimizer.
-        trainable: whether they are trained.
-        indirect: whether the stack's table maps id positions to row positions.
     """
 
     in_graph = True
@@ -39,11 +31,11 @@ class StackProgram(nn.Cell):
     def __init__(
         self,
         name: str,
-        working_set: WorkingSet,
+        working_set: WorkingSet,  # that the network's cells read
         tables: dict[int, SparseTable],
         optimizer: RowOptimizer,
         trainable: bool,
-        indirect: bool,
+        indirect: bool,  # whether the stack's table maps id positions to row positions
     ) -> None:
         super().__init__(auto_prefix=False)
         first = next(iter(tables.values()))

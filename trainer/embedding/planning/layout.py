@@ -164,10 +164,7 @@ class Layout:
 def stack_tables(components: Sequence[Component], specs: Sequence[TableSpec], kinds: Sequence[Hashable]) -> Layout:
     """Return the layout that stacks tables of equal kind.
 
-    Args:
-        components: which ids feed which tables.
-        specs: the tables.
-        kinds: tables of equal kind may share a stack; kinds and their ``repr`` must be the same in every process.
+    Kinds and their ``repr`` must be the same in every process.
     """
     layout = Layout()
     for number, component in enumerate(components):

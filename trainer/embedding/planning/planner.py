@@ -29,22 +29,14 @@ from .sparse_plan import (
 
 
 class Planner:
-    """Translates raw ids into positions.
-
-    Args:
-        tables: the host tables, in the order of `FieldMap`'s indices.
-        trainable: whether each table is trained.
-        fields: which elements feed the tables.
-        accumulate: batches that share one optimizer update.
-        layout: which tables are read and updated together.
-    """
+    """Translates raw ids into positions."""
 
     def __init__(
         self,
-        tables: Sequence[SparseTable],
-        trainable: Sequence[bool],
+        tables: Sequence[SparseTable],  # in the order of `FieldMap`'s indices
+        trainable: Sequence[bool],  # of each table
         fields: FieldMap,
-        accumulate: int = 1,
+        accumulate: int = 1,  # batches that share one optimizer update
         *,
         layout: Layout,
     ) -> None:

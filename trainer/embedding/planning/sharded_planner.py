@@ -155,10 +155,7 @@ def unpack_arrays(message: Any, count: int, dtype: Any) -> list[np.ndarray]:
 def exchange(group: Group, own: Sequence[np.ndarray], counts: np.ndarray) -> list[list[np.ndarray]]:
     """Gather every process's array for every table with one collective.
 
-    Args:
-        group: the processes.
-        own: this process's array for each table, flat and of the same dtype.
-        counts: number of elements per table and process, int64 [tables, size].
+    `own` are this process's arrays, flat and of the same dtype; `counts` their sizes in all, int64 [tables, size].
     """
     if not own:  # true on all processes or none
         return []

@@ -30,10 +30,8 @@ SPOOLED_BYTES = 64 << 20  # arrays of at least this size are joined in a file
 def gather_table(group: Group, part: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
     """Return the arrays of the whole table on rank 0, none elsewhere.
 
-    Args:
-        group: the processes; all of them must call this.
-        part: what `own_part` returns.
-        folder: where large arrays are joined in unnamed files; None: where the system keeps temporary files.
+    All processes call it with what `own_part` returns. Large arrays are joined in unnamed files of `folder`, or where
+    the system keeps temporary files.
     """
     counts = group.gather(np.array([len(np.asarray(part["rows"])), len(part["removed"])], np.int64))
     joined: dict[str, Any] = {}
@@ -55,12 +53,7 @@ def own_part(table: SparseTable, arrays: Mapping[str, Any], sketch_before: np.nd
 
     Joined in the order of ranks they are those of the whole table. Rows have their global numbers, and rank 0 alone has
     the default row. A sketch is [1, depth, width], and the sum over ranks is what the group has counted. Nothing is
-    copied until a writer reads the arrays.
-
-    Args:
-        table: this process's part.
-        arrays: its state, as `table_state.take` returned it.
-        sketch_before: admission sketch that every process started with.
+    copied until a writer reads the arrays. All processes started with the admission sketch `sketch_before`.
     """
     is_main = table.shards.rank == 0
 
@@ -141,7 +134,6 @@ class _Chain:
 
     def __init__(self, table: SparseTable) -> None:
         self.table, self.shards = table, table.shards
-        self.names = ("values", *table.meta_names)
         self._start_over()
 
     def _start_over(self) -> None:
@@ -161,7 +153,7 @@ class _Chain:
         else:
             own = self._number(ids, rows)
             next_row = self._next
-        part = {name: taken(arrays[name], chosen) for name in self.names}
+        part = {name: taken(arrays[name], chosen) for name in ("values", *self.table.meta_names)}
         part |= {"rows": own, "ids": ids, "removed": removed[shards.owned(removed)]}
         if "sketch" in arrays:
             part["sketch"] = arrays["sketch"]

@@ -15,25 +15,14 @@ from .sparse_plan import padding_of
 class RowQuery:
     """The distinct ids of a call, whose owners know the rows.
 
-    With an admission policy, an id may get its row between two steps; then ids are distinct per step.
-
-    Args:
-        ids: int64 [steps, n].
-        padding: True where there is no id, bool [steps, n], or None.
-        shards: the processes.
-        stepwise: whether ids are distinct per step.
-
-    Attributes:
-        keys: the distinct ids, ascending (within each step), int64 [u].
-        inverse: index of every id in `keys`, -1 for padding, int64 [steps, n].
-        owners: the rank that owns each of `keys`, int64 [u].
-        answers: the rows of `keys`, int32 [u], once known.
+    With an admission policy, an id may get its row between two steps; then ids are distinct per step (`stepwise`).
+    `ids` are int64 [steps, n]; `padding` is True where there is no id.
     """
 
     def __init__(
         self, ids: np.ndarray, padding: np.ndarray | None, shards: Shards = WHOLE, *, stepwise: bool = False
     ) -> None:
-        self.inverse = np.full(ids.shape, PADDING, np.int64)
+        self.inverse = np.full(ids.shape, PADDING, np.int64)  # index of every id in `keys`
         parts, start = [np.zeros(0, np.int64)], 0
         for step in range(len(ids)) if stepwise else [slice(None)]:
             chosen = slice(None) if padding is None else ~padding[step]
@@ -42,9 +31,9 @@ class RowQuery:
             indices[chosen] = (inverse + start).reshape(indices[chosen].shape)
             parts.append(keys)
             start += len(keys)
-        self.keys = np.concatenate(parts)
+        self.keys = np.concatenate(parts)  # the distinct ids, ascending (within each step), int64 [u]
         self.owners = shards.owners(self.keys)
-        self.answers = np.zeros(0, np.int32)
+        self.answers = np.zeros(0, np.int32)  # the rows of `keys`, int32 [u], once known
 
     def in_order(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Return what each rank sent for the keys that it owns, in the order of `keys`."""
@@ -63,17 +52,13 @@ class RowQuery:
 
 
 class CallRows:
-    """The values of a call's rows, gathered from their owners.
-
-    Attributes:
-        values: in training, packed rows in the order of the plan, float32 [u, width]; in reading, the weights of the
-            query's distinct ids, float32 [u, dim].
-    """
+    """The values of a call's rows, gathered from their owners."""
 
     def __init__(self) -> None:
         from ..tables import kernels
 
         self._gather = kernels.gather.ready()
+        # packed rows [u, width] in the order of the plan; in reading, weights [u, dim] of the query's distinct ids
         self.values = np.zeros((0, 0), np.float32)
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
@@ -88,20 +73,12 @@ class CallRows:
 
 
 class ShardedTable:
-    """A sharded table for planner and programs; rows have global numbers (`Shards`).
-
-    Args:
-        table: this process's part.
-
-    Attributes:
-        query: the query for the latest ids to train.
-        reading: the query for the latest ids to read.
-    """
+    """A sharded table for planner and programs; rows have global numbers (`Shards`)."""
 
     next_row = 0  # no lookup array over all row numbers
 
     def __init__(self, table: SparseTable) -> None:
-        self.table = table
+        self.table = table  # this process's part
         self.shards = table.shards
         self.spec, self.width = table.spec, table.width
         self.packed = table.packed
@@ -220,16 +197,12 @@ class ShardedTable:
 
 
 class OwnedTable(ShardedTable):
-    """A `ShardedTable` whose rows their owners train; each process plans its own ids.
-
-    Attributes:
-        keeps_seen: whether to keep `seen`.
-        seen: how often each batch of this process's latest plan sees each distinct row of the chunk, int64 [steps, u].
-    """
+    """A `ShardedTable` whose rows their owners train; each process plans its own ids."""
 
     def __init__(self, table: SparseTable) -> None:
         super().__init__(table)
         self.keeps_seen = False
+        # how often each batch of this process's latest plan sees each distinct row of the chunk, [steps, u]
         self.seen = np.zeros((0, 0), np.int64)
 
     def record(self, numbers: np.ndarray, inverse: np.ndarray, now: float) -> None:

@@ -181,9 +181,6 @@ class UniqueIndexer:
     """Finds distinct numbers without sorting, by a lookup table never cleared.
 
     Not safe to share between threads.
-
-    Attributes:
-        first: index of each distinct number's first occurrence in the latest call, int32 [u].
     """
 
     def __init__(self) -> None:
@@ -191,7 +188,7 @@ class UniqueIndexer:
 
         self._number = kernels.number.ready()
         self._slots = np.zeros(0, np.int32)
-        self.first = np.zeros(0, np.int32)
+        self.first = np.zeros(0, np.int32)  # index of each distinct number's first occurrence in the latest call
 
     def __call__(self, numbers: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (distinct, inverse) of `numbers`, int32 [n] in [-1, bound).

@@ -130,15 +130,12 @@ _BLOCK = 1 << 18
 class IdMap:
     """Maps int64 ids to int32 row numbers, without collisions.
 
-    Lookups change nothing, so any number of threads may run them at once.
-
-    Args:
-        expected: number of ids to reserve room for; the table doubles when it gets too full.
-        step: least number of cells of an outgrown table that each call to `add` moves; see `advance`.
+    Lookups change nothing, so any number of threads may run them at once. There is room for the `expected` ids; the
+    table doubles when it gets too full.
     """
 
     def __init__(self, expected: int = 0, step: int = 1 << 12) -> None:
-        self._step = step
+        self._step = step  # least number of cells of an outgrown table that each call to `add` moves; see `advance`
         self._table = Buckets(_enough_buckets(64, expected))
         self._next: Buckets | None = None
         self._outgrown: Buckets | None = None

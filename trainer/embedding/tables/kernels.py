@@ -196,9 +196,8 @@ _create_thread.argtypes, _join_thread.argtypes = [ctypes.c_void_p] * 4, [ctypes.
 class RowKernel:
     """A loop over rows, compiled on first use; threads may share it in parts.
 
-    Args:
-        function: calls `each_row` with its address argument and returns the result; defined in the module of its rule.
-            Parts must be independent.
+    Its function calls `each_row` with its address argument and returns the result. It is defined in the module of its
+    rule, and parts must be independent.
     """
 
     def __init__(self, function: Callable[[int], int]) -> None:

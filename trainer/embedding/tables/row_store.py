@@ -22,14 +22,6 @@ class RowStore:
 
     Untouched memory costs nothing, so growing doubles the reservation and only written rows occupy memory. Every access
     takes the lock, because growing may move the mapping.
-
-    Args:
-        width: columns of a row.
-        rows: number of rows to reserve.
-        path: file to map; None keeps the rows in memory.
-
-    Attributes:
-        address: address of the rows, valid while the lock is held.
     """
 
     def __init__(self, width: int, rows: int = 1024, path: Path | str | None = None) -> None:
@@ -57,7 +49,7 @@ class RowStore:
             self._rows = np.empty((0, self.width), np.float32)
             rows = self._memory.grow(rows * self.width * 4) // (self.width * 4)
             self._rows = self._memory.array(np.float32, rows * self.width).reshape(rows, self.width)
-            self.address = self._rows.__array_interface__["data"][0]
+            self.address = self._rows.__array_interface__["data"][0]  # valid while the lock is held
 
     def read(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return (or write to `out`) the values of reserved `rows`, float32 [n, width]."""

@@ -25,15 +25,11 @@ CELLS_PER_PLAN = 1 << 15
 
 
 class SparseTable(TableRows):
-    """A table with planning and training; see the module docstring and `TableRows`.
-
-    Attributes:
-        pending: the records of uncommitted plans, oldest first.
-    """
+    """A table with planning and training; see the module docstring and `TableRows`."""
 
     def __init__(self, spec: TableSpec, first_slots: np.ndarray, shards: Shards = WHOLE) -> None:
         super().__init__(spec, first_slots, shards)
-        self.pending: deque[UndoRecord] = deque()
+        self.pending: deque[UndoRecord] = deque()  # records of uncommitted plans, oldest first
 
     def read_trained(self, ids: np.ndarray, padding: np.ndarray, out: np.ndarray) -> None:
         """Write the trained weights of `ids` (int64 [n]) to `out`, float32 [n, dim].
@@ -203,11 +199,7 @@ def plan_together(
 ) -> list[np.ndarray]:
     """Return the rows to train for the ids of each table; see `SparseTable.plan`.
 
-    Args:
-        tables: distinct tables that `can_plan_together` accepts.
-        ids: int64 [steps, n] for each.
-        now: time in seconds.
-        steps: steps that the ids belong to, where they are given without regard to their step.
+    The tables are distinct, and `can_plan_together` accepts them; their ids are int64 [steps, n] each.
     """
     planned = []
     new: dict[tuple, list[tuple[SparseTable, int, np.ndarray]]] = {}
@@ -265,14 +257,8 @@ def plan_same_rows(
 ) -> np.ndarray:
     """Plan `leader`'s latest ids in a table of identical row numbers; return rows.
 
-    There is no lookup: known ids have the same rows as in `leader`, and new ids get the same ones.
-
-    Args:
-        table: a table that `can_plan_together` accepts.
-        leader: another table, fed with the same ids.
-        ids: the distinct ids of the plan, int64 [u].
-        rows: their rows in `leader`, int32 [u].
-        now: time in seconds.
+    There is no lookup: known ids have the same rows as in `leader`, and new ids get the same ones. `ids` are the
+    distinct ids of the plan, int64 [u], and `rows` their rows in `leader`; `can_plan_together` accepts the table.
     """
     plan = leader.pending[-1]
     first = table.next_row

@@ -23,28 +23,13 @@ def dirty_column(consumer: str) -> str:
 
 
 class TableRows:
-    """A table's ids, rows and bookkeeping; `SparseTable` adds planning and training.
-
-    Args:
-        spec: what defines the table.
-        first_slots: optimizer slots of a new row, float32 [slots].
-        shards: the part of the ids that this process owns.
-
-    Attributes:
-        columns: bookkeeping of every row by name: bool "live" and "uncommitted" (in an untrained plan), and for
-            eviction "id", "in_use" and the `meta_names`.
-        meta_names: columns saved in snapshots.
-        numbering: tables with equal `numbering` give every id the same row; see `numbers_like`.
-        ticket: number of the latest plan; unlike `plans` it never decreases, so rows of an undone plan are not in use.
-        deferred: snapshot readers to call before their data changes.
-        tombstones: per consumer, ids that lost their row since its last delta.
-    """
+    """A table's ids, rows and bookkeeping; `SparseTable` adds planning and training."""
 
     def __init__(self, spec: TableSpec, first_slots: np.ndarray, shards: Shards = WHOLE) -> None:
         self.spec = spec
-        self.shards = shards
+        self.shards = shards  # the part of the ids that this process owns
         self.capacity = shards.capacity(spec.capacity)
-        self.first_slots = np.asarray(first_slots, np.float32)
+        self.first_slots = np.asarray(first_slots, np.float32)  # optimizer slots of a new row
         self.width = spec.dim + len(self.first_slots)
         self.seed = stable_seed(spec.seed, spec.name)
         self.lock = threading.RLock()
@@ -52,10 +37,10 @@ class TableRows:
         self.store = RowStore(self.width, 1024, path)
         self.map = IdMap(min(self.capacity or 0, 1 << 20))
         self.admission = Admission(spec.admission, self.seed)
-        self.columns = Columns(1024)
-        for name in ("live", "uncommitted"):
+        self.columns = Columns(1024)  # bookkeeping of every row
+        for name in ("live", "uncommitted"):  # uncommitted: in an untrained plan
             self.columns.add(name, np.bool_)
-        self.meta_names: tuple[str, ...] = ()
+        self.meta_names: tuple[str, ...] = ()  # columns saved in snapshots
         if spec.eviction is not None:
             self.meta_names = ("plan", "last_step", *(["frequency"] if spec.eviction.when_full == "lfu" else []))
             for name in ("id", "in_use", *self.meta_names):
@@ -64,15 +49,15 @@ class TableRows:
                 self.columns.add("last_time", np.float64)
                 self.meta_names += ("last_time",)
         self.next_row = DEFAULT_ROW + 1
-        self.numbering = object()
+        self.numbering = object()  # equal in tables that give every id the same row; see `numbers_like`
         self.free = np.zeros(0, np.int32)
         self.step = 0
         self.last_sweep = 0.0
         self.plans = 0
-        self.ticket = 0
+        self.ticket = 0  # number of the latest plan; unlike `plans` it never decreases: undone plans use no rows
         self.counters = dict.fromkeys(("admitted", "evicted", "expired", "overflowed", "refused"), 0)
-        self.deferred: list[Callable[[], object]] = []
-        self.tombstones: dict[str, list[np.ndarray]] = {}
+        self.deferred: list[Callable[[], object]] = []  # snapshot readers to call before their data changes
+        self.tombstones: dict[str, list[np.ndarray]] = {}  # per consumer, ids without a row since its last delta
         self.columns["live"][DEFAULT_ROW] = True
         self.reset_default_row()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,18 +37,16 @@ def arrays_of(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
 
 
+@dataclass(eq=False)
 class _Capture:
     """What `take` records of a table; columns are read late, or before they change."""
 
-    def __init__(
-        self, table: SparseTable, view: CopyOnWriteView, evicted: list[tuple[Evicted, np.ndarray]], width: int
-    ) -> None:
-        self._table = table
-        self._view = view
-        self._evicted = evicted
-        self._width = width
-        self._pending = [(plan.rows, plan.meta) for plan in table.pending]
-        self._columns: dict[str, np.ndarray] | None = None
+    _table: SparseTable
+    _view: CopyOnWriteView
+    _evicted: list[tuple[Evicted, np.ndarray]]
+    _width: int
+    _pending: list[tuple[np.ndarray, dict[str, np.ndarray]]]  # rows and bookkeeping before each open plan
+    _columns: dict[str, np.ndarray] | None = None
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return rows, ids and bookkeeping."""
@@ -107,7 +106,8 @@ def take(
             if mask.any():
                 evicted.append((part, mask))
             part.dirty[consumer] = np.zeros(len(part.rows), np.bool_)
-        capture = _Capture(table, table.store.view(chosen, width), evicted, width)
+        before = [(plan.rows, plan.meta) for plan in pending]
+        capture = _Capture(table, table.store.view(chosen, width), evicted, width, before)
         table.deferred.append(capture.columns)
         kinds = {"rows": np.int32, "ids": np.int64, **{name: columns[name].dtype for name in table.meta_names}}
         arrays: dict[str, Any] = {
