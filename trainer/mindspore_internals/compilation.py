@@ -129,11 +129,8 @@ def drop_with(owner: object, cells: Mapping[Any, nn.Cell]) -> None:
     """Release the programs of `cells` some time after `owner` is collected.
 
     MindSpore releases a program only while none runs, and waits with the GIL held, which Python operators need. So the
-    garbage collector, which may run on any thread, must not release programs.
-
-    Args:
-        owner: the object that uses the programs; no cell may refer to it.
-        cells: the cells; more may be added later.
+    garbage collector, which may run on any thread, must not release programs. No cell may refer to the owner; more
+    cells may be added later.
     """
     weakref.finalize(owner, lambda: _dropped.extend(cells.values())).atexit = False
 

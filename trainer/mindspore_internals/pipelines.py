@@ -57,11 +57,9 @@ _TRIED_ROWS, _TRIED_EPOCHS = 300, 2  # enough rows to distinguish the draws of o
 
 
 def reshuffled(order: np.ndarray, seed: int) -> np.ndarray:
-    """Return the order of the next epoch, int64 [n].
+    """Return the order of the epoch after `order`, int64 [n]; 0 to n - 1 precedes the first.
 
-    Args:
-        order: the order of the previous epoch, int64 [n]; of the first epoch, 0 to n - 1.
-        seed: the pipeline's seed + number of the next epoch, from 0.
+    `seed` is the pipeline's seed + the number of the next epoch, from 0.
     """
     rows, shuffled, state = len(order), order.tolist(), np.random.RandomState(seed & _LARGEST)
     if rows <= _LARGEST // max(rows, 1):  # one generated number serves two swaps of the shuffle

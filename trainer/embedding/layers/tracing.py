@@ -159,8 +159,7 @@ def run_traced(
 ) -> tuple[list[Read], Exception | None]:
     """Run the network eagerly in inference mode.
 
-    Returns:
-        (cell, ids) for every call of an embedding cell before any failure; the exception or None.
+    Returns (cell, ids) for every call of an embedding cell before any failure, and the exception or None.
     """
     received: list[Read] = []
     failure: Exception | None = None

@@ -61,13 +61,8 @@ def _prefetch_cell(keys, rows, mask, hashed):
 def find_ids(keys, rows, passed, choices, ids, out):
     """Write the row of each id (int64 [n]) into `out` (int32 [n]), -1 if unknown.
 
-    Args:
-        keys: ids of all cells, as `id_map.Buckets` stores them.
-        rows: their rows.
-        passed: per bucket, the number of ids that found it full.
-        choices: number of buckets that an id may be in.
-        ids: the ids to look up.
-        out: receives the rows.
+    `keys` are the ids of all cells, as `id_map.Buckets` stores them, with their `rows`; `passed` counts, per bucket,
+    the ids that found it full; an id may be in one of `choices` buckets.
     """
     mask = np.uint64(len(passed) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
@@ -88,14 +83,8 @@ MAP_LENGTH = 10  # numbers of `id_map.IdMap.described`
 def find_rows(maps, table_of, choices, ids, out):
     """Write the rows of several tables' ids into `out`; the default row if unknown.
 
-    `out` is int32 [n], and the default row 0.
-
-    Args:
-        maps: of each table, what `id_map.IdMap.described` returns.
-        table_of: the table of each element of a row, int32 [elements].
-        choices: number of buckets that an id may be in.
-        ids: the ids of the rows, int64 [n], element by element.
-        out: receives the rows.
+    `out` is int32 [n], and the default row 0. `maps` has what `id_map.IdMap.described` returns for each table, and
+    `table_of` the table of each element of a row; `ids`, int64 [n], are given element by element.
     """
     elements = len(table_of)
     for i in range(-_AHEAD, len(ids)):

@@ -202,14 +202,8 @@ class IdMap:
     def get_or_add(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray | None:
         """Give unknown `ids` the rows from `first` on, in the order of first occurrence.
 
-        Args:
-            ids: int64 [n], contiguous; may repeat.
-            first: int, the first row to give.
-            out: int32 [n], receives the row of every id.
-
-        Returns:
-            The index of each new id's first occurrence, int64, ascending. None if the map lacks room or is growing;
-            then nothing has changed.
+        Ids (int64 [n], contiguous) may repeat; `out` (int32 [n]) receives the row of each. Returns the index of each
+        new id's first occurrence, int64, ascending; None if the map lacks room or is growing, and nothing has changed.
         """
         if self.growing or self._size + len(ids) > len(self._table) * WAYS * _MAX_LOAD:
             return None

@@ -58,11 +58,8 @@ def gather(table, rows, out):
 def gather_of_tables(stores, table_of, rows, out):
     """Copy first columns of several tables' rows into `out`, float32 [n, columns].
 
-    Args:
-        stores: address of each table's rows and columns of a row, int64 [tables, 2].
-        table_of: the table of each element, int32 [elements]; they repeat.
-        rows: row of each position, int32 [n], all within the table.
-        out: receives the rows.
+    `stores` holds the address of each table's rows and the columns of a row, int64 [tables, 2]; `table_of` the table of
+    each element, int32 [elements], which repeat; `rows` the row of each position, int32 [n], within its table.
     """
     count, columns = out.shape
     elements = len(table_of)
@@ -83,17 +80,8 @@ def number(values, slots, distinct, first, inverse):
     """Number distinct `values` (int32 [n], -1: none) in order of first occurrence.
 
     A sparse set (P. Briggs, L. Torczon, "An efficient representation for sparse sets", 1993): `slots` need not be
-    initialized.
-
-    Args:
-        values: int32 [n], all below ``len(slots)``.
-        slots: int32, working memory.
-        distinct: int32 [>= number of distinct values], receives the distinct values.
-        first: int32, as long as `distinct`, receives the index of each value's first occurrence.
-        inverse: int32 [n], receives the numbers, counting from 1; 0 for none.
-
-    Returns:
-        The number of distinct values.
+    initialized, and all values lie below its length. Writes the distinct values, the index of the first occurrence of
+    each, and into `inverse` (int32 [n]) the numbers, counting from 1, 0 for none. Returns how many are distinct.
     """
     count = np.int64(0)
     memory = np.int64(slots.ctypes.data)
@@ -216,25 +204,15 @@ class RowKernel:
 
     def run(
         self,
-        bases: np.ndarray,
-        codes: np.ndarray,
-        positions: np.ndarray,
-        width: int,
-        values: np.ndarray,
-        touched: int,
-        numbers: np.ndarray,
+        bases: np.ndarray,  # address of each table's rows, int64 [tables]
+        codes: np.ndarray,  # the rows of a chunk, int64 [m]; see `ROW_BITS`
+        positions: np.ndarray,  # indices into `codes`, int32 [n]
+        width: int,  # columns of a row
+        values: np.ndarray,  # the value of each position, float32 [n, columns]
+        touched: int,  # columns of a row that are read or written
+        numbers: np.ndarray,  # parameters of the rule, float32
     ) -> None:
-        """Run the kernel over all positions.
-
-        Args:
-            bases: address of each table's rows, int64 [tables].
-            codes: the rows of a chunk, int64 [m]; see `ROW_BITS`.
-            positions: indices into `codes`, int32 [n].
-            width: columns of a row.
-            values: the value of each position, float32 [n, columns].
-            touched: number of columns of a row that are read or written.
-            numbers: parameters of the rule, float32.
-        """
+        """Run the kernel over all positions."""
         parts = min(self._most, len(positions) * touched * 4 // _LEAST_BYTES) or 1
         blocks = np.empty((parts, _BLOCK_LENGTH), np.int64)
         first = self._describe(bases, codes, positions, width, values, touched, numbers, blocks)
