@@ -41,7 +41,10 @@ class TestConfiguration:
         ("options", "message"),
         [
             ({"level": "01"}, "boost_level takes 'O0', 'O1', 'O2'; received '01'; did you mean 'O1'"),
-            ({"boost_config": {"freeze_shares": 0.5}}, "a field of boost_config takes .*; received 'freeze_shares'; did you mean 'freeze_share'"),
+            (
+                {"boost_config": {"freeze_shares": 0.5}},
+                r"a field of boost_config takes .*; received 'freeze_shares'; did you mean 'freeze_share'",
+            ),
             ({"boost_config": {"freeze_share": 1.0}}, r"freeze_share takes a number in \[0, 1\); received 1.0"),
             ({"boost_config": {"freeze_depths": (0.5, 1.5)}}, r"freeze_depths takes numbers in \(0, 1\)"),
             ({"boost_config": {"freeze_after": -1}}, "freeze_after takes a whole number >= 0; received -1"),

@@ -105,7 +105,9 @@ def test_a_network_of_tables_alone_trains(ratings, optimizer):
 
 
 def test_mistakes_are_named(table):
-    with pytest.raises(ConfigurationError, match="optimizer.* takes .*'adam'.*; received 'adamm'; did you mean 'adam'"):
+    with pytest.raises(
+        ConfigurationError, match=r"optimizer.* takes .*'adam'.*; received 'adamm'; did you mean 'adam'"
+    ):
         Trainer(WideDeep(), nn.BCEWithLogitsLoss(), "adamm")
     with pytest.raises(ConfigurationError, match="RowAdagrad updates rows of tables, and the network has dense"):
         Trainer(WideDeep(), nn.BCEWithLogitsLoss(), RowAdagrad())
