@@ -126,7 +126,7 @@ class FilledPrograms:
     # -- training --------------------------------------------------------------------------------------------------
 
     def train(self, run: TrainRunner, options: StepOptions) -> TrainRunner:
-        """Return a runner that pads batches of odd sizes if that is exact; `run` trains the others."""
+        """Return a runner that pads odd batches if that is exact; else `run` trains them."""
         filling, tables = self.training, self._builder.tables
         table_inputs = 0 if tables is None else tables.input_count
         run_filled: TrainRunner | None = None

@@ -297,7 +297,9 @@ class SunkSteps(nn.Cell):
             if self.row_shape is not None:
                 predictions = _put(predictions, index, prediction)
             index = index + 1
-        return losses, losses if self.row_shape is None else predictions
+        if self.row_shape is None:
+            return losses, losses
+        return losses, predictions
 
     def _apply_step(self, flush, columns):
         return self.step(flush, *columns)

@@ -57,9 +57,9 @@ _TRIED_ROWS, _TRIED_EPOCHS = 300, 2  # enough rows to distinguish the draws of o
 
 
 def reshuffled(order: np.ndarray, seed: int) -> np.ndarray:
-    """Return the order of the epoch after `order`, int64 [n]; 0 to n - 1 precedes the first.
+    """Return the order of the epoch after one of this `order`, int64 [n].
 
-    `seed` is the pipeline's seed + the number of the next epoch, from 0.
+    0 to n - 1 precedes the first epoch. `seed` is the pipeline's seed + the number of the next epoch, from 0.
     """
     rows, shuffled, state = len(order), order.tolist(), np.random.RandomState(seed & _LARGEST)
     if rows <= _LARGEST // max(rows, 1):  # one generated number serves two swaps of the shuffle

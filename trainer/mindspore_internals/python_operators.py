@@ -24,7 +24,7 @@ def operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[i
 
 
 def operator_of_many(method: Callable[..., tuple[np.ndarray, ...]], inputs: int, outputs: int) -> ops.Custom:
-    """Return an operator of two or more float32 outputs, with the first inputs' shapes."""
+    """Return an operator of several float32 outputs, with the first inputs' shapes."""
     names = [inspect.Parameter(f"array{number}", inspect.Parameter.POSITIONAL_ONLY) for number in range(inputs)]
     return _custom(method, inspect.Signature(names), lambda *shapes: shapes[:outputs], (mstype.float32,) * outputs)
 

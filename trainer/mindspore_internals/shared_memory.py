@@ -42,7 +42,7 @@ def try_view() -> bool:
 
 
 class Mirror:
-    """A parameter [n, ...] and its host memory, which are the same where views are live."""
+    """A parameter [n, ...] and its host memory: the same one where views are live."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter

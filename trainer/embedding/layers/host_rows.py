@@ -36,7 +36,7 @@ def find_kernel(optimizer: RowOptimizer) -> tuple[RowKernel, tuple[float, ...]] 
 
 
 class HostRows:
-    """Reads and updates the rows of a stack's tables, of one width, from the graph's thread."""
+    """Reads and updates the rows of a stack's tables from the graph's thread."""
 
     def __init__(self, stores: dict[int, RowStore], dim: int, optimizer: RowOptimizer) -> None:
         kernel, numbers = find_kernel(optimizer) or (None, ())
