@@ -107,7 +107,7 @@ class TestConvertedTwice:
     ("options", "message"),
     [
         ({"amp_dtype": "bfloat16", "amp_level": "O1"}, "bfloat16.*does not run on CPU.*use amp_dtype='float16'"),
-        ({"amp_level": "o2"}, "received 'o2'; accepted are O0, O1, O2, O3, auto; did you mean 'O2'"),
+        ({"amp_level": "o2"}, "amp_level takes 'O0', 'O1', 'O2', 'O3', 'auto'; received 'o2'; did you mean 'O2'"),
         ({"amp_dtype": "float61", "amp_level": "O1"}, "float61.*did you mean 'float16'"),
         ({"amp_white_list": ["Dense"], "amp_level": "O1"}, "takes Cell classes such as nn.Dense; received 'Dense'"),
         ({"loss_scale": 0.5}, "a number >= 1; received 0.5"),

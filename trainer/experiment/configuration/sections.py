@@ -84,8 +84,8 @@ def trainer_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
     try:
         precision.resolve(level, dtype)
     except ConfigurationError as error:
-        key, _, message = str(error).partition(": ")
-        return {key.partition("=")[0]: message}
+        key = "amp_level" if str(error).startswith("amp_level") else "amp_dtype"
+        return {key: str(error).removeprefix(f"{key} ")}
     return {}
 
 
