@@ -75,7 +75,7 @@ def _trace(
 ) -> set[int]:
     """Fill `readers` for cells without a field; return ids of cells that read twice."""
     traced = [cell for cell in cells if cell.field is None]
-    sample = [_sample(np.asarray(column)) for column in columns]
+    sample = [np.resize(column, (_ROWS, *np.shape(column)[1:])) for column in columns]
     candidates = [i for i, column in enumerate(sample) if column.dtype.kind in "iuUSO"]
     hint = _float_ids(columns, names)
     if not candidates and (hint or any(not cell.is_dense for cell in traced)):
@@ -136,12 +136,6 @@ def _untraceable(cell: Embedding, names: Sequence[str]) -> str:
         f"the ids that {type(cell).__name__} {cell.spec.name!r} receives do not come unchanged from an input column"
         f"{columns}. Feed it raw ids, sliced or reshaped but not computed with, or name the column: "
         f"{type(cell).__name__}({cell.dim}, field='...')"
-    )
-
-
-def _sample(column: np.ndarray) -> np.ndarray:
-    return (
-        np.concatenate([column] * _ROWS)[:_ROWS] if len(column) else np.zeros((_ROWS, *column.shape[1:]), column.dtype)
     )
 
 
