@@ -207,9 +207,8 @@ class MultiTaskLoss(nn.Cell):
     def total(self, sums: np.ndarray, counts: np.ndarray) -> float:
         """Return the weighted sum of the tasks' mean losses, however rows were batched.
 
-        Args:
-            sums: sum of the losses of each task's rows, [T].
-            counts: number of those rows, [T]; a task without rows adds 0. NaN if no task has rows.
+        From the sum of the losses of each task's rows and their number, [T]. A task without rows adds 0; NaN if none
+        has any.
         """
         means = [weight * sums[i] / counts[i] for i, weight in enumerate(self.weights) if counts[i]]
         return float(sum(means)) if means else float("nan")

@@ -75,7 +75,7 @@ def _trace(
 ) -> set[int]:
     """Fill `readers` for cells without a field; return ids of cells that read twice."""
     traced = [cell for cell in cells if cell.field is None]
-    sample = [np.resize(column, (_ROWS, *np.shape(column)[1:])) for column in columns]
+    sample = [np.resize(column, (_ROWS, *column.shape[1:])) for column in map(np.asarray, columns)]
     candidates = [i for i, column in enumerate(sample) if column.dtype.kind in "iuUSO"]
     hint = _float_ids(columns, names)
     if not candidates and (hint or any(not cell.is_dense for cell in traced)):
