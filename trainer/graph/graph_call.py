@@ -283,22 +283,28 @@ class SunkSteps(nn.Cell):
         losses = ops.zeros((self.batches_per_call,), mstype.float32)
         index = ops.zeros((), mstype.int32)
         last = count - 1
-        predictions = losses
-        if self.row_shape is not None:
-            shape = (self.batches_per_call, stacked[self.counted].shape[1], *self.row_shape)
-            predictions = ops.zeros(shape, mstype.float32)
+        # Two loops: in one, branches on the shape would change the order of side effects that MindSpore sees.
         # explicit gather and scatter: indexing adds eight operators per step to handle negative indices
+        if self.row_shape is None:
+            while index < count:
+                columns = ()
+                for column in stacked:
+                    columns += (ops.gather(column, index, 0),)
+                loss = self._apply_step(ops.logical_and(flush, index == last), columns)[0]
+                losses = _put(losses, index, loss)
+                index = index + 1
+            return losses, losses
+        predictions = ops.zeros(
+            (self.batches_per_call, stacked[self.counted].shape[1], *self.row_shape), mstype.float32
+        )
         while index < count:
             columns = ()
             for column in stacked:
                 columns += (ops.gather(column, index, 0),)
             loss, prediction = self._apply_step(ops.logical_and(flush, index == last), columns)
             losses = _put(losses, index, loss)
-            if self.row_shape is not None:
-                predictions = _put(predictions, index, prediction)
+            predictions = _put(predictions, index, prediction)
             index = index + 1
-        if self.row_shape is None:
-            return losses, losses
         return losses, predictions
 
     def _apply_step(self, flush, columns):

@@ -36,10 +36,11 @@ class OwnerRows(HostRows):
         dim: int,
         optimizer: RowOptimizer,
         group: Group,
-        blank: np.ndarray,  # packed row for padding, float32 [width]: any that the optimizer can train
+        blank: np.ndarray | None = None,  # packed row for padding, float32 [width]: any that the optimizer can train
     ) -> None:
         super().__init__(stores, dim, optimizer)
-        self._group, self._blank = group, blank
+        self._group = group
+        self._blank = np.zeros(self._width, np.float32) if blank is None else blank
         self._weights = np.zeros((0, dim), np.float32)
         self._add = kernels.add_rows.ready()
         self._exchange: StackExchange | None = None
