@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from .compat import keywords
 from .compat import verbs as compat
 from .distributed.exchange import make_exchange
 from .distributed.group import join
-from .errors import CheckpointError, DataError
+from .errors import DataError
 from .graph import network_checks, precision
 from .graph.boost import make_boost
 from .graph.builder import StepBuilder
@@ -29,11 +29,10 @@ from .graph.program import StepOptions
 from .metrics.registry import task_activations, task_metrics
 from .metrics.window import Window
 from .mindspore_internals.messages import silence_adams_operator
-from .run import inference, loop, training
+from .run import inference, training
 from .run.limits import Trial
 from .run.trainer_base import TrainerBase
 from .state import State
-from .storage.fetch import fetched_snapshot
 
 if TYPE_CHECKING:
     from .data.chunk import InputBatch
@@ -295,8 +294,7 @@ class Trainer(TrainerBase):
         steps = checks.steps_per_call(dataset_sink_mode, sink_size)
         training.compile_program(self, sample, callbacks, steps, batch_size)
 
-    @keywords.translated("train_dataset")
-    @compat.renamed("train_dataset", "stream")
+    @keywords.translated(train_dataset="stream")
     def online_train(
         self,
         stream: Any,
@@ -358,12 +356,7 @@ class Trainer(TrainerBase):
 
     @keywords.translated()
     def evaluate(
-        self,
-        dataset: Any,
-        callbacks: Any = None,
-        dataset_sink_mode: bool = True,
-        *,
-        batch_size: int | None = None,
+        self, dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = True, *, batch_size: int | None = None
     ) -> dict[str, float]:
         """Evaluate and return "loss" (mean over samples) and the metrics.
 
@@ -434,62 +427,3 @@ class Trainer(TrainerBase):
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError that names the nearest known attribute."""
             raise keywords.missing_verb(type(self), name)
-
-    def save(self, root: str | Path, background: bool = False) -> Path:
-        """Write a snapshot to ``root/step_<global_step>``; return its path.
-
-        Raises:
-            CheckpointError: it cannot be written, or `load` restored tables and no data has been read since.
-        """
-        if self._loaded_tables:
-            raise CheckpointError(
-                "save: the sparse tables of the loaded snapshot are restored with the first data, which shows the "
-                "columns that feed them; call fit, evaluate or predict first"
-            )
-        return self.saver.save(Path(root), background=background)
-
-    def load(
-        self, path: str | Path, strict: bool = True, weights_only: bool = False, *, averaged: bool = False
-    ) -> None:
-        """Restore a snapshot, or the weights of a .ckpt file.
-
-        Args:
-            path: a snapshot, a folder of snapshots, a run folder (or the URL of a mirrored one), or a .ckpt file.
-            strict: refuse a snapshot whose parameters differ from the network's; otherwise load those that fit.
-            weights_only: restore the network's parameters and nothing else.
-            averaged: with `weights_only`, prefer the averages of `EMA` or `SWA`, if the snapshot has them.
-
-        Raises:
-            CheckpointError: nothing sound to load. CheckpointMismatchError: it belongs to another network.
-        """
-        if self.builder.step is None and self.optimizer is not None:  # the snapshot holds its counters
-            self.builder.train_step(self.step_options)
-        path = fetched_snapshot(path, self.group) or path
-        snapshot = self.saver.load(path, strict=strict, weights_only=weights_only, averaged=averaged)
-        if snapshot is not None and not weights_only:
-            loop.restored(self, snapshot.path)
-
-    def init_from(
-        self, path: str | Path, parameter_map: Mapping[str, str | None] | None = None, *, strict: bool = True
-    ) -> None:
-        """Start from the weights, tables and feature statistics of another training.
-
-        Counters, optimizer state and data position start fresh, so the optimizer, the data and the verb may differ:
-        `online_train` can continue from what `fit` learned.
-
-        Args:
-            path: a snapshot, a folder of snapshots, a run folder (or the URL of a mirrored one), a .ckpt file or a
-                published model.
-            parameter_map: name of a parameter or table here, or its beginning up to a dot, -> name there; None instead
-                leaves it as it is. Names that are not mapped are the same there.
-            strict: whether all of this network's parameters and tables must be there, of the same shape; otherwise
-                those that fit are loaded, with a warning. Others there are ignored.
-
-        Raises:
-            ConfigurationError: `parameter_map` is not such a mapping.
-            CheckpointError: nothing sound to read. CheckpointMismatchError: it does not fit; nothing has changed.
-        """
-        from .run import initial_state
-
-        path = fetched_snapshot(path, self.group) or path
-        initial_state.init_from(self.snapshot_content(), self.features, path, parameter_map, strict=strict)

@@ -63,12 +63,14 @@ VERBS = {
 }
 
 
-def translated(*also: str) -> Callable[[Method], Method]:
+def translated(*also: str, **renamed: str) -> Callable[[Method], Method]:
     """Let a method accept the keywords of other trainers, or name ours in an error.
 
     Args:
         also: keywords that the method takes though its signature does not show them.
+        renamed: other names of the method's own arguments.
     """
+    same = {name: renamed.get(ours, ours) for name, ours in SAME_MEANING.items()} | renamed
 
     def decorate(method: Method) -> Method:
         parameters = inspect.signature(method).parameters
@@ -79,7 +81,7 @@ def translated(*also: str) -> Callable[[Method], Method]:
         def take(*args: Any, **kwargs: Any) -> Any:
             if not kwargs.keys() <= known:
                 given = {*positional[: len(args)], *kwargs}
-                kwargs = dict(_translate(method.__name__, known, given, item) for item in kwargs.items())
+                kwargs = dict(_translate(method.__name__, known, same, given, item) for item in kwargs.items())
                 kwargs.pop("verbose", None)
             if "epochs" in kwargs and "epochs" in positional[: len(args)]:
                 epochs(args[positional.index("epochs")])  # labels in its place
@@ -90,7 +92,9 @@ def translated(*also: str) -> Callable[[Method], Method]:
     return decorate
 
 
-def _translate(verb: str, known: set[str], given: set[str], item: tuple[str, Any]) -> tuple[str, Any]:
+def _translate(
+    verb: str, known: set[str], same: dict[str, str], given: set[str], item: tuple[str, Any]
+) -> tuple[str, Any]:
     """Return a keyword and its value as the method accepts them, or raise TypeError."""
     name, value = item
     if name in known:
@@ -98,7 +102,7 @@ def _translate(verb: str, known: set[str], given: set[str], item: tuple[str, Any
     verb = "Trainer" if verb == "__init__" else verb
     if name == "verbose" and verb != "Trainer":
         return _verbose(verb, known, given, value)
-    ours = SAME_MEANING.get(name)
+    ours = same.get(name)
     if ours in known:
         if ours in given:
             raise TypeError(f"{verb}: {name} is {ours}, and both are given")

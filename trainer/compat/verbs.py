@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn
 from mindspore.train import Callback as MindSporeCallback
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
 
 def train(
     trainer: Trainer,
@@ -39,15 +36,7 @@ def train(
     initial_epoch: int = 0,
 ) -> History:
     """Train up to `epoch` without validation, as `mindspore.Model.train` does."""
-    return fit(
-        trainer,
-        epoch,
-        train_dataset,
-        callbacks=callbacks,
-        dataset_sink_mode=dataset_sink_mode,
-        sink_size=sink_size,
-        initial_epoch=initial_epoch,
-    )
+    return fit(trainer, epoch, train_dataset, None, 1, callbacks, dataset_sink_mode, False, sink_size, initial_epoch)
 
 
 def evaluate(
@@ -72,15 +61,13 @@ def predict(trainer: Trainer, *predict_data: Any, backend: str | None = None, co
     Args:
         trainer: whose network is applied.
         predict_data: what the network takes.
-        backend: None. "lite" falls back to the network itself, as it does in MindSpore where MindSpore Lite is missing.
+        backend: None, or "lite", for which the network itself is used as in MindSpore without MindSpore Lite.
         config: settings of that backend; without effect.
 
     Raises:
         ConfigurationError: another backend.
     """
-    if backend is not None:
-        checks.choice("backend", backend, ("lite",))
-    if backend == "lite":
+    if checks.choice("backend", backend, ("lite",), optional=True):
         logger.warning("predict: MindSpore Lite is not used; the network itself is applied")
     if all(isinstance(item, Tensor) for item in predict_data):
         return _tensors(trainer_predict(trainer, ([predict_data],), None, False))
@@ -216,18 +203,3 @@ class _EpochsOfCall(Every):
         """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self._base = state.get("base", 0)
-
-
-def renamed(old: str, new: str) -> Callable[[Method], Method]:
-    """Let a method take its argument `new` by the keyword `old` as well."""
-
-    def decorate(method: Method) -> Method:
-        @functools.wraps(method)
-        def take_either(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if old in kwargs:
-                kwargs[new] = kwargs.pop(old)
-            return method(self, *args, **kwargs)
-
-        return cast(Method, take_either)
-
-    return decorate

@@ -19,6 +19,7 @@ from ..checkpoint.saver import Saver
 from ..data.position import Position
 from ..distributed.group import Group
 from ..embedding.layers.embedding_cells import embedding_cells
+from ..errors import CheckpointError
 from ..graph import network_checks
 from ..graph.boost import Boost
 from ..graph.builder import StepBuilder
@@ -31,6 +32,7 @@ from ..metrics.predictions import Activation
 from ..metrics.registry import of_task
 from ..mindspore_internals.cell_structure import children_of, parameters_of
 from ..state import State, StopReason
+from ..storage.fetch import fetched_snapshot
 from . import loop
 from .monitors import produced_metrics
 
@@ -226,6 +228,65 @@ class TrainerBase(TrainedNetwork):
             self.tables,
             None if self.run is None else self.run.cursor,
         )
+
+    def save(self, root: str | Path, background: bool = False) -> Path:
+        """Write a snapshot to ``root/step_<global_step>``; return its path.
+
+        Raises:
+            CheckpointError: it cannot be written, or `load` restored tables and no data has been read since.
+        """
+        if self._loaded_tables:
+            raise CheckpointError(
+                "save: the sparse tables of the loaded snapshot are restored with the first data, which shows the "
+                "columns that feed them; call fit, evaluate or predict first"
+            )
+        return self.saver.save(Path(root), background=background)
+
+    def load(
+        self, path: str | Path, strict: bool = True, weights_only: bool = False, *, averaged: bool = False
+    ) -> None:
+        """Restore a snapshot, or the weights of a .ckpt file.
+
+        Args:
+            path: a snapshot, a folder of snapshots, a run folder (or the URL of a mirrored one), or a .ckpt file.
+            strict: refuse a snapshot whose parameters differ from the network's; otherwise load those that fit.
+            weights_only: restore the network's parameters and nothing else.
+            averaged: with `weights_only`, prefer the averages of `EMA` or `SWA`, if the snapshot has them.
+
+        Raises:
+            CheckpointError: nothing sound to load. CheckpointMismatchError: it belongs to another network.
+        """
+        if self.builder.step is None and self.optimizer is not None:  # the snapshot holds its counters
+            self.builder.train_step(self.step_options)
+        path = fetched_snapshot(path, self.group) or path
+        snapshot = self.saver.load(path, strict=strict, weights_only=weights_only, averaged=averaged)
+        if snapshot is not None and not weights_only:
+            loop.restored(self, snapshot.path)
+
+    def init_from(
+        self, path: str | Path, parameter_map: Mapping[str, str | None] | None = None, *, strict: bool = True
+    ) -> None:
+        """Start from the weights, tables and feature statistics of another training.
+
+        Counters, optimizer state and data position start fresh, so the optimizer, the data and the verb may differ:
+        `online_train` can continue from what `fit` learned.
+
+        Args:
+            path: a snapshot, a folder of snapshots, a run folder (or the URL of a mirrored one), a .ckpt file or a
+                published model.
+            parameter_map: name of a parameter or table here, or its beginning up to a dot, -> name there; None instead
+                leaves it as it is. Names that are not mapped are the same there.
+            strict: whether all of this network's parameters and tables must be there, of the same shape; otherwise
+                those that fit are loaded, with a warning. Others there are ignored.
+
+        Raises:
+            ConfigurationError: `parameter_map` is not such a mapping.
+            CheckpointError: nothing sound to read. CheckpointMismatchError: it does not fit; nothing has changed.
+        """
+        from .initial_state import init_from
+
+        path = fetched_snapshot(path, self.group) or path
+        init_from(self.snapshot_content(), self.features, path, parameter_map, strict=strict)
 
     def claim(self, root: str | Path) -> Path:
         """Reserve a snapshot folder for this run; return its resolved path.
