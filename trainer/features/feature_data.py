@@ -83,39 +83,43 @@ def inputs_of(
     """
     if data is None or not is_raw(data):
         return data
-    set_aside = set_aside or (has_parts(data) and not labelled)  # a prediction of the part that is evaluated
-    labelled = labelled or has_parts(data)
     if fit and learns_from_next(features):
         features.fit(data)
-    aside = SetAside(1.0 if set_aside or not labelled else features.max_bad_share)
-    batches = list(batches_of(features, data, aside, labelled=labelled, kept=kept, set_aside=set_aside))
-    report = aside.report()
-    if report is not None:
-        logger.warning("features: %s", report)
-    if not batches:
-        raise DataError(f"the data have no good rows{'' if report is None else f': {report}'}")
+    aside, parts = batches_of(features, data, labelled=labelled, kept=kept, set_aside=set_aside)
+    batches = list(parts)
     inputs = Inputs({name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]})
-    inputs.set_aside = report
+    inputs.set_aside = aside.report()
     return inputs
 
 
 def batches_of(
-    features: Features,
-    data: Any,
-    aside: SetAside,
-    *,
-    labelled: bool = True,
-    kept: KeptColumns | None = None,
-    set_aside: bool = False,
-) -> Iterator[Inputs]:
-    """Yield the network inputs of raw rows in parts; arguments as for `inputs_of`."""
-    answer_all = not labelled and not set_aside
-    for rows in rows_of(features, data, labelled=labelled, kept=kept is not None, aside=aside):
+    features: Features, data: Any, *, labelled: bool, kept: KeptColumns | None, set_aside: bool, log: bool = True
+) -> tuple[SetAside, Iterator[Inputs]]:
+    """Return the counter of bad rows, and an iterator over the inputs of raw rows.
+
+    The arguments and errors are those of `inputs_of`. With `log` the iterator reports bad rows at its end.
+    """
+    set_aside = set_aside or (has_parts(data) and not labelled)  # a prediction of the part that is evaluated
+    labelled = labelled or has_parts(data)
+    aside = SetAside(1.0 if set_aside or not labelled else features.max_bad_share)
+
+    def read() -> Iterator[Inputs]:
+        empty, answer_all = True, not labelled and not set_aside
+        for rows in rows_of(features, data, labelled=labelled, kept=kept is not None, aside=aside):
+            _check_all_answered(aside, answer_all)
+            if kept is not None:
+                kept.add({name: rows.columns[name] for name in features.keep})
+            empty = False
+            yield features.batch(rows.columns)
         _check_all_answered(aside, answer_all)
-        if kept is not None:
-            kept.add({name: rows.columns[name] for name in features.keep})
-        yield features.batch(rows.columns)
-    _check_all_answered(aside, answer_all)
+        report = aside.report()
+        if report is not None and log:
+            logger.warning("features: %s", report)
+        if empty:
+            path = data.path if isinstance(data, RawFiles) else "the data"
+            raise DataError(f"{path}: no good rows{f': {report}' if report else ''}")
+
+    return aside, read()
 
 
 def _check_all_answered(aside: SetAside, answer_all: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -28,17 +29,12 @@ NOT_RESTORED = ("tables", "features")  # refused, and not changed by training
 
 @dataclass(frozen=True)
 class BatchSizeTrials:
-    """Trains a few calls on the data of a run, from its beginning.
-
-    Attributes:
-        batch_size: rows of the run's batches; None if the data come in batches of their own.
-        feed_of: returns a feed of batches of a given number of rows.
-    """
+    """Trains a few calls on the data of a run, from its beginning."""
 
     trainer: TrainerBase
     options: StepOptions
-    batch_size: int | None
-    feed_of: Callable[[int], Feed]
+    batch_size: int | None  # rows of the run's batches; None if the data come in batches of their own
+    feed_of: Callable[[int], Feed]  # of batches of a given number of rows
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -63,8 +59,8 @@ class BatchSizeTrials:
                 "a search for a batch size cannot put back gradients that wait for their optimizer update; search "
                 "before training, or after an epoch whose last update was complete"
             )
-        groups = named_parameters(trainer.snapshot_content())
-        values = [(p, np.array(p.asnumpy())) for group in groups.values() for p in group.values()]
+        groups = named_parameters(trainer.snapshot_content()).values()
+        values = [(p, np.array(p.asnumpy())) for group in groups for p in group.values()]
         parts = {name: part for name, part in trainer.parts.items() if name not in NOT_RESTORED}
         states = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}  # some are views
         generators, sink_mode = generator_states(), trainer.sink_mode
@@ -86,11 +82,10 @@ class BatchSizeTrials:
         feed = self.feed_of(rows)
         runners: dict[bool, TrainRunner] = {}
         seconds: list[float] = []
-        epoch = done = 0
-        try:
-            while len(seconds) < calls:
-                before, chunks = done, feed.chunks(Position(epoch=epoch))
-                with contextlib.closing(chunks):
+        with contextlib.closing(feed):
+            for epoch in itertools.count():
+                before = len(seconds)
+                with contextlib.closing(feed.chunks(Position(epoch=epoch))) as chunks:
                     began = time.perf_counter()
                     for chunk in chunks:
                         if chunk.batch_rows != rows:  # the rest of an epoch
@@ -100,16 +95,11 @@ class BatchSizeTrials:
                                 self.options, chunk.batches_per_call, chunk, feed.options.filling
                             )
                         _ = runners[chunk.stacked](chunk).losses  # waits for the device
-                        done += 1
                         now = time.perf_counter()
-                        if done > WARM_UP:
-                            seconds.append((now - began) / chunk.num_samples)
+                        seconds.append((now - began) / chunk.num_samples)
                         began = now
-                        if len(seconds) >= calls:
-                            break
-                if done == before:
-                    return None
-                epoch += 1
-        finally:
-            feed.close()
-        return 1 / statistics.median(seconds)
+                        if len(seconds) == WARM_UP + calls:
+                            return 1 / statistics.median(seconds[WARM_UP:])
+                if len(seconds) == before:
+                    break
+        return None

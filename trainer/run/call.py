@@ -146,32 +146,26 @@ def make_callbacks(callbacks: Any, *, main: bool = True) -> tuple[CallbackList, 
     None gives a progress bar; MindSpore's own callbacks are adapted. Processes other than the `main` one leave out
     callbacks that belong to it alone.
     """
-    if callbacks is None:
-        given: list[Any] = [ProgressBar()]
-    elif isinstance(callbacks, Iterable):
-        given = list(callbacks)
-    else:
-        given = [callbacks]
+    callbacks = ProgressBar() if callbacks is None else callbacks
+    given = callbacks if isinstance(callbacks, Iterable) else [callbacks]
     adapted = [callback if isinstance(callback, Callback) else adapt(callback) for callback in given]
     adapted = [callback for callback in adapted if main or not callback.main_only]
-    history = next((callback for callback in adapted if isinstance(callback, History)), None)
-    if history is None:
-        history = History()
-        adapted.append(history)
-    return CallbackList(adapted), history
+    histories = [callback for callback in adapted if isinstance(callback, History)]
+    if not histories:
+        histories = [History()]
+        adapted += histories
+    return CallbackList(adapted), histories[0]
 
 
 def _report(trainer: TrainerBase, error: BaseException) -> None:
     progress = trainer.state.progress
-    position = f"epoch {progress.epoch}, step {progress.global_step}"
-    if trainer.position:
-        position += f", data position {trainer.position}"
+    position = f", data position {trainer.position}" if trainer.position else ""
     callback = getattr(error, "failed_callback", None)
     where = f" in {callback}.{getattr(error, 'failed_hook', '')}" if callback else ""
-    text = f"the run ended by {type(error).__name__}{where} at {position}"
-    logger.error("%s: %s", text, error)
+    text = f"the run ended by {type(error).__name__}{where} at epoch {progress.epoch}, step {progress.global_step}"
+    logger.error("%s%s: %s", text, position, error)
     if hasattr(error, "add_note"):
-        error.add_note(text)
+        error.add_note(text + position)
 
 
 def snapshot_folders(run_dir: Path | None, callbacks: Iterable[Callback]) -> list[Path]:

@@ -43,24 +43,20 @@ class Cursor:
         self.meter = LossMeter()
         self.base = {"epoch": progress.epoch, "step": progress.global_step}
         self._progress = progress
-        self._of_all: tuple[Position, Position] | None = None
+        self._of_all: tuple[Position, dict[str, Any]] | None = None
         if valid_every is not None:
             valid_every.start(progress)
 
-    def of_all(self) -> Position:
+    def shared_position(self) -> dict[str, Any]:
         """Return the position of all processes; a collective call before a snapshot."""
         if self._of_all is None or self._of_all[0] is not self.position:
-            self._of_all = self.position, self.source.of_all(self.position)
+            self._of_all = self.position, self.source.of_all(self.position).to_json()
         return self._of_all[1]
-
-    def shared_position(self) -> dict[str, Any]:
-        """Return `of_all` as JSON."""
-        return self.of_all().to_json()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, the limits' base, the loss sums and the cadence."""
         loop = {
-            "position": self.of_all().to_json(),
+            "position": self.shared_position(),
             "source": self.source.describe(),
             "meter": self.meter.state_dict(),
             "valid_every": None if self.valid_every is None else self.valid_every.state_dict(),
@@ -88,14 +84,13 @@ class Cursor:
         self._convert_steps(now, then)
         changed = [f"{key} {then.get(key)!r} -> {now[key]!r}" for key in now if then.get(key) != now[key]]
         if changed:
-            batch = self.position.batch
-            self.position = Position(self.position.epoch)
-            self._progress.step_in_epoch = 0
             logger.warning(
                 "the dataset is not the one of the snapshot (%s): its epoch starts again, %d batches are repeated",
                 ", ".join(changed),
-                batch,
+                self.position.batch,
             )
+            self.position = Position(self.position.epoch)
+            self._progress.step_in_epoch = 0
 
     def _convert_steps(self, now: dict[str, Any], then: Mapping[str, Any]) -> None:
         """Convert a position saved by another number of processes.

@@ -25,10 +25,7 @@ class DataWaits:
     def warn(self) -> None:
         """Warn with the source's advice if this process waits a third of its time."""
         clock = self.feed.clock
-        if self._warned or not self._is_long(clock.share, clock.waited):
-            return
-        hint = self.feed.source.when_slow()
-        if hint:
+        if not self._warned and _is_long(clock.share, clock.waited) and (hint := self.feed.source.when_slow()):
             self._warned = True
             logger.warning("%.0f %% of the time is spent waiting for data: %s", 100 * clock.share, hint)
 
@@ -42,9 +39,9 @@ class DataWaits:
         clock = self.feed.clock
         shares, waited = self.group.gather(np.array([clock.share, clock.waited])).T
         slowest = int(np.argmax(shares))
-        others = float(np.delete(shares, slowest).max())
+        others = np.delete(shares, slowest).max()
         uneven = shares[slowest] - others > LONG_WAIT
-        if uneven and self._is_long(shares[slowest], waited[slowest]) and not self._warned_of_rank:
+        if uneven and _is_long(shares[slowest], waited[slowest]) and not self._warned_of_rank:
             self._warned_of_rank = True
             if self.group.is_main:
                 logger.warning(
@@ -56,6 +53,6 @@ class DataWaits:
                 )
         return tuple(shares.tolist())
 
-    @staticmethod
-    def _is_long(share: float, waited: float) -> bool:
-        return bool(share > LONG_WAIT and waited >= LEAST_WAIT_SECONDS)
+
+def _is_long(share: float, waited: float) -> bool:
+    return share > LONG_WAIT and waited >= LEAST_WAIT_SECONDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,10 @@ from ..data.finite.shards import EveryNth
 from ..data.source import Item, Source
 from ..distributed.group import Group
 from ..distributed.packing import gather_states
-from ..errors import ConfigurationError, DataError
+from ..errors import ConfigurationError
 from ..features.feature_data import (
     KeptColumns,
     batches_of,
-    has_parts,
     inputs_of,
     is_named,
     is_raw,
@@ -33,7 +32,6 @@ from ..features.feature_data import (
 from ..features.features import Features
 from ..features.learned import Learned
 from ..features.raw_files import PART_ROWS, RawBlocks, RawFiles
-from ..features.raw_rows import SetAside
 from ..features.stream_rows import BatchTransform, WindowDrift
 from ..storage.fetch import fetched_snapshot
 from ..streams import Sharing, Stream
@@ -80,17 +78,12 @@ def prepare(
     if features is None:
         return data
     if is_named(features, data):
-        return {
-            name: prepare(features, group, part, batch_size, labelled=labelled, set_aside=set_aside)
-            for name, part in data.items()
-        }
+        options: dict[str, Any] = {"labelled": labelled, "set_aside": set_aside}
+        return {name: prepare(features, group, part, batch_size, **options) for name, part in data.items()}
     files = _large_files(data)
     if files is None:
         return inputs_of(features, data, labelled=labelled, kept=kept, set_aside=set_aside)
-    set_aside = set_aside or (has_parts(files) and not labelled)
-    labelled = labelled or has_parts(files)
-    size = batch_size or DEFAULT_BATCH_SIZE
-    source = RawRowsInOrder(features, files, size, labelled=labelled, kept=kept, set_aside=set_aside)
+    source = RawRowsInOrder(features, files, batch_size or DEFAULT_BATCH_SIZE, labelled, kept, set_aside)
     return source if group.size == 1 else EveryNth(source, group)
 
 
@@ -110,14 +103,7 @@ def prepare_training(
     files = _large_files(data)
     if files is None:
         return inputs_of(features, data, fit=True)
-    source = RawRowBlocks(
-        features,
-        files,
-        batch_size or DEFAULT_BATCH_SIZE,
-        learn=learns_from_next(features),
-        shuffle=shuffle,
-        seed=trainer.seed,
-    )
+    source = RawRowBlocks(features, files, batch_size or DEFAULT_BATCH_SIZE, shuffle, trainer.seed)
     return source if group.size == 1 or sharded else EveryNth(source, group)
 
 
@@ -215,29 +201,13 @@ def arguments_of(features: Features | None, network: nn.Cell) -> tuple[int, int 
 class RawRowBlocks(BlockSource):
     """The rows of files in shuffled blocks, transformed when they are read."""
 
-    def __init__(
-        self,
-        features: Features,
-        data: RawFiles,
-        batch_size: int,
-        *,
-        learn: bool,
-        shuffle: bool,
-        seed: int,
-    ) -> None:
-        self._blocks = RawBlocks(features, data, learn=learn, block_rows=min(PART_ROWS, data.shuffled_rows))
-        self.set_aside = self._blocks.report
-        if self._blocks.report is not None:
-            logger.warning("features: %s", self._blocks.report)
-        self.names = self._blocks.names
-        super().__init__(
-            self._blocks.rows,
-            batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            shuffled_rows=data.shuffled_rows,
-            ahead=True,
-        )
+    def __init__(self, features: Features, data: RawFiles, batch_size: int, shuffle: bool, seed: int) -> None:
+        size, learn = data.shuffled_rows, learns_from_next(features)
+        self._blocks = RawBlocks(features, data, learn=learn, block_rows=min(PART_ROWS, size))
+        self.set_aside, self.names = self._blocks.report, self._blocks.names
+        if self.set_aside is not None:
+            logger.warning("features: %s", self.set_aside)
+        super().__init__(self._blocks.rows, batch_size, shuffle=shuffle, seed=seed, shuffled_rows=size, ahead=True)
 
     def read(self, numbers: Sequence[int]) -> Columns:
         """Return the columns of all rows of some blocks."""
@@ -245,49 +215,29 @@ class RawRowBlocks(BlockSource):
         return tuple([np.concatenate([part[name] for part in parts]) for name in self.names or ()])
 
 
+@dataclass(eq=False)
 class RawRowsInOrder(Source):
-    """The rows of files in their order, read once per pass.
+    """The rows of files in their order, read once per pass."""
 
-    Args:
-        labelled: whether rows must have labels.
-        kept: collects the columns kept for output, or None.
-        set_aside: whether any number of bad rows is left out, of rows without labels too.
-    """
-
-    def __init__(
-        self,
-        features: Features,
-        data: RawFiles,
-        batch_size: int,
-        *,
-        labelled: bool,
-        kept: KeptColumns | None = None,
-        set_aside: bool = False,
-    ) -> None:
-        self._features, self._data, self._batch_size = features, data, batch_size
-        self._labelled, self._kept, self._set_aside = labelled, kept, set_aside
+    features: Features
+    data: RawFiles
+    batch_size: int
+    labelled: bool  # whether rows must have labels
+    kept: KeptColumns | None  # collects the columns kept for output
+    leave_out: bool  # whether any number of bad rows is set aside, of rows without labels too
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield the batches."""
-        aside = SetAside(1.0 if self._set_aside or not self._labelled else self._features.max_bad_share)
-        yield from rebatched(self._columns(aside, self._kept), self._batch_size)
-        report = aside.report()
-        if report is not None:
-            logger.warning("features: %s", report)
+        yield from rebatched(self._columns(self.kept), self.batch_size)
 
-    def peek(self, should_stop: Any = lambda: False) -> Columns:
+    def peek(self, should_stop: Any = lambda: False) -> Columns | None:
         """Return the columns of one batch, which `batches` delivers all the same."""
-        for item in rebatched(self._columns(SetAside(), None), self._batch_size):
+        for item in rebatched(self._columns(None, log=False), self.batch_size):
             return item.columns
-        raise DataError(f"{self._data.path}: no good rows")
+        return None
 
-    def _columns(self, aside: SetAside, kept: KeptColumns | None) -> Iterator[Columns]:
-        rows = False
-        options: dict[str, Any] = {"labelled": self._labelled, "kept": kept, "set_aside": self._set_aside}
-        for inputs in batches_of(self._features, self._data, aside, **options):
+    def _columns(self, kept: KeptColumns | None, *, log: bool = True) -> Iterator[Columns]:
+        options: dict[str, Any] = {"labelled": self.labelled, "kept": kept, "set_aside": self.leave_out, "log": log}
+        for inputs in batches_of(self.features, self.data, **options)[1]:
             self.names = tuple(inputs)
-            rows = True
             yield tuple(inputs.values())
-        if not rows:
-            report = aside.report()
-            raise DataError(f"{self._data.path}: no good rows{'' if report is None else f': {report}'}")
