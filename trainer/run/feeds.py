@@ -83,12 +83,8 @@ def training_feed(
 ) -> Feed:
     """Return the feed of a training.
 
-    Args:
-        trainer: whose network the columns are checked against.
-        source: the data.
-        options: with a guard, batches with non-finite values are named in the log.
-        steps_per_call: optimizer steps per call of the program; None chooses by the size of the first batch.
-        trial: which batches an epoch has.
+    `steps_per_call` None chooses by the size of the first batch. With a guard in `options`, the log names the batches
+    with non-finite values.
 
     Raises:
         ConfigurationError: the network's sparse tables cannot be trained.
@@ -140,8 +136,8 @@ def training_feed(
     if trainer.tables is not None and trainer.group.size > 1:
         from ..data.table_feed import OwnTables, UnionTables
 
-        by_owner = trainer.tables.tables.by_owner
-        transform = (OwnTables if by_owner else UnionTables)(trainer.tables, trainer.group)
+        kind = OwnTables if trainer.tables.tables.by_owner else UnionTables
+        transform = kind(trainer.tables, trainer.group)
     return Feed(source, dataclasses.replace(feed_options, filling=filling, transform=lambda: transform))
 
 
@@ -174,58 +170,38 @@ def evaluation_feed(trainer: TrainedNetwork, dataset: Any, batch_size: int | Non
     filling = None if trainer.group.size > 1 else trainer.builder.filled.evaluation
     if filling is not None and isinstance(source, ArraySource) and source.size > 1:
         filling.keep(source.batch_size)
-    return _inference_feed(
-        trainer,
-        source,
-        predict=False,
+    own = trainer.eval_network
+    source.warn_of_non_finite(_labels_that_may_be_missing(trainer, source))
+    options = FeedOptions(
+        check=_check_with_labels(trainer) if own is None else column_checks.ColumnCheck(own, 0),
+        counted=-trainer.label_count if own is None else 0,
         fill_up_to=None if filling is None else filling.next,
         row_weights=filling is not None,
         batches_per_epoch=trial.valid_batches(source),
     )
+    return _inference_feed(trainer, source, trainer.network if own is None else own, options, labels_needed=True)
 
 
 def prediction_feed(
     trainer: TrainedNetwork, source: Source, fill_up_to: Callable[[int], int | None] | None = None
 ) -> Feed:
     """Return the feed of a prediction, with the input columns alone."""
-    return _inference_feed(trainer, source, predict=True, fill_up_to=fill_up_to, row_weights=False)
+    check = column_checks.ColumnCheck(trainer.network, 0, extra=True, assumed=trainer.builder.list_types.assumed)
+    source.warn_of_non_finite()
+    columns = arguments_of(trainer.features, trainer.network)[1]
+    options = FeedOptions(columns=columns, check=check, fill_up_to=fill_up_to)
+    return _inference_feed(trainer, source, trainer.network, options, labels_needed=False)
 
 
 def _inference_feed(
-    trainer: TrainedNetwork,
-    source: Source,
-    *,
-    predict: bool,
-    fill_up_to: Callable[[int], int | None] | None,
-    row_weights: bool,
-    batches_per_epoch: int | None = None,
+    trainer: TrainedNetwork, source: Source, network: nn.Cell, options: FeedOptions, *, labels_needed: bool
 ) -> Feed:
-    if predict:
-        check = column_checks.ColumnCheck(trainer.network, 0, extra=True, assumed=trainer.builder.list_types.assumed)
-    elif trainer.eval_network is not None:
-        check = column_checks.ColumnCheck(trainer.eval_network, 0)
-    else:
-        check = _check_with_labels(trainer)
-    source.warn_of_non_finite(() if predict else _labels_that_may_be_missing(trainer, source))
-    network = trainer.network if predict or trainer.eval_network is None else trainer.eval_network
-    _, most, arguments = arguments_of(trainer.features, network)
-    counted = 0 if predict or trainer.eval_network is not None else -trainer.label_count
-    options = FeedOptions(
-        columns=most if predict else None,
-        check=check,
-        arguments=arguments,
+    labels = trainer.label_count if trainer.eval_network is None else 0
+    options = dataclasses.replace(
+        options,
+        arguments=arguments_of(trainer.features, network)[2],
         list_types=trainer.builder.list_types,
-        order=column_order(
-            trainer,
-            source,
-            network,
-            trainer.label_count if trainer.eval_network is None else 0,
-            labels_needed=not predict,
-        ),
-        counted=counted,
-        fill_up_to=fill_up_to,
-        row_weights=row_weights,
-        batches_per_epoch=batches_per_epoch,
+        order=column_order(trainer, source, network, labels, labels_needed=labels_needed),
         transform=lambda: None if trainer.tables is None else trainer.tables.reading,
     )
     return Feed(source, options)

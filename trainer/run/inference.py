@@ -15,7 +15,6 @@ from ..data.feed import Feed
 from ..data.finite.sources import ArraySource
 from ..distributed.dense_state import average_statistics
 from ..errors import DataError
-from ..features.feature_data import KeptColumns
 from ..metrics.loss import Loss
 from ..state import Phase, Results
 from ..streams.batch import is_frame
@@ -32,9 +31,8 @@ MAX_TRIED = 4096  # rows that are computed a second time, once, to see whether r
 
 def evaluate(trainer: TrainerBase, dataset: Any, callbacks: Any, batch_size: int | None) -> dict[str, float]:
     """Implement `Trainer.evaluate`."""
-    feed = evaluation_feed(
-        trainer, declared_features.prepare(trainer.features, trainer.group, dataset, batch_size), batch_size
-    )
+    dataset = declared_features.prepare(trainer.features, trainer.group, dataset, batch_size)
+    feed = evaluation_feed(trainer, dataset, batch_size)
     alone = trainer.state.phase is Phase.IDLE  # a callback gets its results even after a stop signal
     with call(trainer, Phase.EVALUATE, callbacks if callbacks is not None else []) as signals:
         loop.setup(trainer)
@@ -65,9 +63,10 @@ def try_metrics(trainer: TrainerBase, feeds: Iterable[Feed]) -> None:
     Raises:
         DataError: a metric cannot read these predictions and labels.
     """
-    metrics = [metric for metric in trainer.metrics.values() if not isinstance(metric, Loss)]
+    if trainer.group.size > 1 or all(isinstance(metric, Loss) for metric in trainer.metrics.values()):
+        return
     for feed in feeds:
-        if metrics and isinstance(feed.source, ArraySource) and trainer.group.size == 1:
+        if isinstance(feed.source, ArraySource):
             _try_metrics(trainer, feed)
 
 
@@ -101,27 +100,17 @@ def predict(
     set_aside: bool = False,
 ) -> Any:
     """Implement `Trainer.predict`."""
-    if not keep:
-        return _predict(trainer, data, batch_size, stream, set_aside=set_aside)
-    kept = declared_features.kept_columns(trainer.features, data)
-    predictions = _predict(trainer, data, batch_size, stream, kept, set_aside)
-    if stream:
-        return (kept.beside(part) for part in predictions)
-    return kept.beside(predictions)
-
-
-def _predict(
-    trainer: TrainerBase,
-    data: tuple[Any, ...],
-    batch_size: int | None,
-    stream: bool,
-    kept: KeptColumns | None = None,
-    set_aside: bool = False,
-) -> Any:
+    features = trainer.features
+    kept = declared_features.kept_columns(features, data) if keep else None
     options: dict[str, Any] = {"labelled": False, "kept": kept, "set_aside": set_aside}
-    data = tuple(
-        [declared_features.prepare(trainer.features, trainer.group, item, batch_size, **options) for item in data]
-    )
+    data = tuple([declared_features.prepare(features, trainer.group, item, batch_size, **options) for item in data])
+    predictions = _predict(trainer, data, batch_size, stream)
+    if kept is None:
+        return predictions
+    return (kept.beside(part) for part in predictions) if stream else kept.beside(predictions)
+
+
+def _predict(trainer: TrainerBase, data: tuple[Any, ...], batch_size: int | None, stream: bool) -> Any:
     if batch_size is None and (all(map(_is_array, data)) or (len(data) > 1 and all(map(_is_list, data)))):
         data = (tuple([as_array(item, f"column_{index}") for index, item in enumerate(data)]),)
         batch_size = max(1, len(data[0][0]))
@@ -129,9 +118,8 @@ def _predict(
         raise DataError("predict: takes arrays, or one dataset; received a mixture")
     padding, source = trainer.builder.inference.row_padding, inference_source(trainer, data[0], batch_size)
     size = _choose_size(padding, source) if isinstance(source, ArraySource) and trainer.group.size == 1 else None
-    batches = _predictions(
-        trainer, prediction_feed(trainer, source, (lambda rows: size) if size is not None and padding.exact else None)
-    )
+    fill_up_to = (lambda rows: size) if size is not None and padding.exact else None
+    batches = _predictions(trainer, prediction_feed(trainer, source, fill_up_to))
     if stream:
         return batches
     predictions = _concatenate(list(batches))
@@ -140,8 +128,7 @@ def _predict(
         if tail.varies():
             tried = padded_size(tail.rows, few=True) if tail.rows < source.last_rows else size
             feed = prediction_feed(trainer, inference_source(trainer, tail, None), lambda rows: tried)
-            filled = _concatenate(list(_predictions(trainer, feed)))
-            padding.decide(_rows(predictions, slice(-tail.rows, None)), filled)
+            padding.decide(_last_rows(predictions, tail.rows), _concatenate(list(_predictions(trainer, feed))))
     return predictions
 
 
@@ -178,18 +165,18 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
 
 
 def _predictions(trainer: TrainerBase, feed: Feed) -> Iterator[Any]:
+    programs = trainer.builder.inference
     with contextlib.closing(feed):
         find_tables(trainer, feed.source, feed.options)
         average_statistics(trainer.group, trainer.network)
-        programs = trainer.builder.inference
         cell = programs.predict_cell()
         with call(trainer, Phase.PREDICT, []) as signals, programs.mode(cell), contextlib.closing(feed):
             yield from loop.predict(trainer, feed, cell)
     signals.leave()
 
 
-def _rows(outputs: Any, rows: slice) -> Any:
-    return tuple(_rows(output, rows) for output in outputs) if isinstance(outputs, tuple) else outputs[rows]
+def _last_rows(outputs: Any, rows: int) -> Any:
+    return tuple(_last_rows(output, rows) for output in outputs) if isinstance(outputs, tuple) else outputs[-rows:]
 
 
 def _concatenate(batches: list[Any]) -> Any:

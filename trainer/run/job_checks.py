@@ -43,11 +43,12 @@ def check_settings(trainer: TrainedNetwork, source: Source, limits: Mapping[str,
     settings_by_rank = group.gather_json({**_settings_of(trainer), **limits, **_data_of(source)})
     first = settings_by_rank[0]
     for rank, settings in enumerate(settings_by_rank):
-        differing = [name for name in {**first, **settings} if first.get(name) != settings.get(name)]
-        if differing:
-            differences = "; ".join(
-                f"{name}: rank 0 has {first.get(name)!r}, rank {rank} {settings.get(name)!r}" for name in differing
-            )
+        differences = "; ".join(
+            f"{name}: rank 0 has {first.get(name)!r}, rank {rank} {settings.get(name)!r}"
+            for name in {**first, **settings}
+            if first.get(name) != settings.get(name)
+        )
+        if differences:
             raise ConfigurationError(
                 f"rank {rank} is not given what rank 0 is: {differences}; all processes must run the same program on "
                 "the same data (rows of its own for each: sharded=True)"
@@ -71,20 +72,22 @@ def warn_of_own_statistics(network: nn.Cell, group: Group) -> None:
 
 
 def _settings_of(trainer: TrainedNetwork) -> dict[str, Any]:
-    options, scaler = trainer.step_options, trainer.scaler
+    options, scaler, rate = trainer.step_options, trainer.scaler, trainer.learning_rate
+    schedule = getattr(trainer.optimizer, "learning_rate", None) if rate is None else None
     return {
         "seed": trainer.seed,
         "amp_level": trainer.precision.level,
-        "boost": list(trainer.boost_parts),
+        "boost": list(trainer.boost.parts),
         "gradient_accumulation_steps": options.accumulate,
         "clip_norm": options.clip_norm,
         "clip_value": options.clip_value,
         "loss scaler": None if scaler is None else [type(scaler).__name__, trainer.loss_scale],
         **_describe("optimizer", trainer.optimizer),
-        **_learning_rate(trainer),
+        "learning rate": None if rate is None else _short(rate),
+        **(_describe("learning rate", schedule) if isinstance(schedule, nn.Cell) else {}),
         **_describe("loss_fn", trainer.loss_fn),
         "network": _ADDRESS.sub("", str(trainer.network)),
-        "code of the network": zlib.crc32(b"".join(map(_code_of, _kinds_of(trainer.network)))),
+        "code of the network": _checksum(trainer.network),
     }
 
 
@@ -107,37 +110,24 @@ def _describe(what: str, cell: nn.Cell | None) -> dict[str, Any]:
     return {what: type(cell).__name__, **{f"{what} {name}": value for name, value in plain.items()}}
 
 
-def _learning_rate(trainer: TrainedNetwork) -> dict[str, Any]:
-    rate = trainer.learning_rate
-    schedule = getattr(trainer.optimizer, "learning_rate", None)
-    if rate is None and isinstance(schedule, nn.Cell):
-        return _describe("learning rate", schedule)
-    return {"learning rate": None if rate is None else _short(rate)}
-
-
 def _short(number: float) -> float:
     """Return a float32 number with 7 digits."""
     return float(f"{number:.7g}")
 
 
-def _kinds_of(network: nn.Cell) -> list[type]:
-    kinds = {type(cell) for _, cell in cells_and_names(network)}
-    return sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__))
-
-
-def _code_of(kind: type) -> bytes:
-    code = getattr(getattr(kind, "construct", None), "__code__", None)
-    return b"" if code is None else code.co_code + repr(code.co_names).encode()
-
-
-_MODES = ("stand_alone", "data_parallel")
+def _checksum(network: nn.Cell) -> int:
+    """Return a checksum of the code of the network's cells."""
+    kinds = sorted({type(cell) for _, cell in cells_and_names(network)}, key=lambda k: (k.__module__, k.__qualname__))
+    codes = [getattr(getattr(kind, "construct", None), "__code__", None) for kind in kinds]
+    return zlib.crc32(b"".join([code.co_code + repr(code.co_names).encode() for code in codes if code is not None]))
 
 
 def check_training(processes: int, network: nn.Cell, optimizer: nn.Cell | None) -> None:
     """Check that several processes can train a network together.
 
     Raises:
-        ConfigurationError: each would train a network of its own, or a part of one.
+        ConfigurationError: each would train a network of its own, or MindSpore's parallel context would divide the
+            network or the optimizer's state.
     """
     if processes == 1:
         return
@@ -149,17 +139,8 @@ def check_training(processes: int, network: nn.Cell, optimizer: nn.Cell | None) 
             "hold an nn.DistributedGradReducer(optimizer.parameters, mean=True), or give Trainer network, loss_fn and "
             "optimizer"
         )
-    check_parallel_mode()
-
-
-def check_parallel_mode() -> None:
-    """Check that MindSpore's parallel context leaves the network whole.
-
-    Raises:
-        ConfigurationError: MindSpore would divide the network, or the optimizer's state, among the processes.
-    """
     mode = get_auto_parallel_context("parallel_mode")
-    if mode not in _MODES:
+    if mode not in ("stand_alone", "data_parallel"):
         raise ConfigurationError(
             f"parallel_mode={mode!r} is set: MindSpore would divide the network by itself; the trainer trains whole "
             "copies and adds their gradients up; leave the parallel context alone or set 'data_parallel'"
