@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from mindspore import nn
 
-from .. import checkpoint
+from .. import checkpoint, checks
 from ..checkpoint import capture, durable
 from ..checkpoint.ckpt_files import compare, load_ckpt
 from ..checkpoint.content import Content
 from ..checkpoint.saver import groups_of, snapshots_of
 from ..embedding.layers.embedding_cells import embedding_cells, head_cells
-from ..errors import CheckpointMismatchError, ConfigurationError, did_you_mean
+from ..errors import CheckpointMismatchError, did_you_mean
 from ..features import Features
 from ..features.feature import id_problems
 
@@ -28,19 +28,12 @@ Rows = dict[str, np.ndarray]  # ids int64 [n], weights float32 [n, dim], default
 
 @dataclass
 class Learned:
-    """The results of a training: a snapshot, .ckpt file or published model.
-
-    Attributes:
-        where: its path.
-        weights: by the name of the parameter.
-        tables: rows by the name of the table; None: this kind of file has none.
-        features: the state of the features, or None.
-    """
+    """The results of a training: a snapshot, .ckpt file or published model."""
 
     where: Path
     weights: Mapping[str, np.ndarray]
-    tables: dict[str, Rows] | None = None
-    features: Mapping[str, Any] | None = None
+    tables: dict[str, Rows] | None = None  # by name; None: this kind of file has none
+    features: Mapping[str, Any] | None = None  # the state of the features
 
 
 def init_from(
@@ -64,16 +57,18 @@ def init_from(
     }
     problems = compare({name: expected[name] for name in wanted}, values)
     if problems and strict:
-        raise _error(problems, learned)
+        raise CheckpointMismatchError(
+            f"init_from: {problems.error(str(learned.where), 'the network')}; parameter_map={{name here: name there}} "
+            "renames, and {name here: None} leaves out"
+        )
     if problems:
         logger.warning("init_from: %s", problems.message(str(learned.where), "the network"))
     tables = _tables_to_fill(content.network, learned, mapping, strict)
-    same_ids = True
     if features is not None and learned.features is not None:
         tables, same_ids = _of_the_same_ids(tables, features, learned, mapping, strict)
-    if features is not None and learned.features is not None and features.statistics and same_ids:
         try:
-            features.load_state_dict(learned.features)
+            if features.statistics and same_ids:
+                features.load_state_dict(learned.features)
         except CheckpointMismatchError as error:
             if strict:
                 raise
@@ -103,9 +98,8 @@ def read_learned(path: str | Path) -> Learned:
     tables: dict[str, Rows] = {}
     for state in capture.part_states(snapshot, "tables"):
         for name, about in state["json"].items():
-            tables[name] = _merged(
-                None if about["full"] else tables.get(name), _saved_rows(name, about, state["arrays"])
-            )
+            before = None if about["full"] else tables.get(name)
+            tables[name] = _merged(before, _saved_rows(name, about, state["arrays"]))
     weights = groups_of(snapshot).get(capture.MODEL, {})
     return Learned(snapshot.path, weights, tables, states[-1] if states else None)
 
@@ -147,12 +141,8 @@ def _merged(before: Rows | None, rows: Rows) -> Rows:
     if before is None:
         return rows
     kept = ~np.isin(before["ids"], np.concatenate([rows["removed"], rows["ids"]]))
-    return {
-        "ids": np.concatenate([before["ids"][kept], rows["ids"]]),
-        "weights": np.concatenate([before["weights"][kept], rows["weights"]]),
-        "default": rows["default"] if len(rows["default"]) else before["default"],
-        "removed": rows["removed"],
-    }
+    joined = {name: np.concatenate([before[name][kept], rows[name]]) for name in ("ids", "weights")}
+    return {**rows, **joined, "default": rows["default"] if len(rows["default"]) else before["default"]}
 
 
 def _checked_map(parameter_map: Mapping[str, str | None] | None) -> dict[str, str | None]:
@@ -161,20 +151,16 @@ def _checked_map(parameter_map: Mapping[str, str | None] | None) -> dict[str, st
         isinstance(name, str) and name and (source is None or isinstance(source, str))
         for name, source in mapping.items()
     ):
-        raise ConfigurationError(
-            "init_from(parameter_map=...) takes a mapping from names of this network, or beginnings of them, to those "
-            f"of the other one, or None to leave them as they are; received {parameter_map!r}"
-        )
+        wanted = "a mapping from names of this network, or beginnings of them, to those of the other one, or None to "
+        checks.refuse("init_from(parameter_map=...)", wanted + "leave them as they are", parameter_map)
     return dict(mapping)
 
 
 def _source_of(name: str, mapping: Mapping[str, str | None]) -> str | None:
     """Return the source's name for `name`; None if the mapping leaves it out."""
     entries = [entry for entry in mapping if name == entry or (entry.endswith(".") and name.startswith(entry))]
-    if not entries:
-        return name
-    entry = max(entries, key=len)
-    source = mapping[entry]
+    entry = max(entries, key=len, default="")
+    source = mapping.get(entry, "")
     return None if source is None else source + name[len(entry) :]
 
 
@@ -183,11 +169,10 @@ def _as_dtype_of(value: np.ndarray, parameter: Any) -> np.ndarray:
     return value.astype(dtype) if value.dtype.kind == dtype.kind == "f" else value
 
 
-def _error(problems: Any, learned: Learned) -> CheckpointMismatchError:
-    error = problems.error(str(learned.where), "the network")
-    return CheckpointMismatchError(
-        f"init_from: {error}; parameter_map={{name here: name there}} renames, and {{name here: None}} leaves out"
-    )
+def _refuse_table(problem: str, cure: str, strict: bool) -> None:
+    if strict:
+        raise CheckpointMismatchError(f"init_from: {problem}; strict=False{cure}")
+    logger.warning("init_from: %s; the table starts empty", problem)
 
 
 def _tables_to_fill(
@@ -204,18 +189,15 @@ def _tables_to_fill(
         if source is None or learned.tables is None:
             continue
         rows = learned.tables.get(source)
-        problem = ""
         if rows is None:
             names = ", ".join(sorted(learned.tables)) or "none"
             problem = f"has no table {source!r}; it has {names}{did_you_mean(source, learned.tables)}"
         elif rows["weights"].shape[1] != cell.dim:
             problem = f"has vectors of length {rows['weights'].shape[1]} in table {source!r}, not of {cell.dim}"
-        if problem and strict:
-            raise CheckpointMismatchError(f"init_from: {learned.where} {problem}; strict=False leaves it as it is")
-        if problem:
-            logger.warning("init_from: %s %s; the table starts empty", learned.where, problem)
-        elif rows is not None:
+        else:
             filled.append((cell, rows))
+            continue
+        _refuse_table(f"{learned.where} {problem}", " leaves it as it is", strict)
     return filled
 
 
@@ -229,23 +211,15 @@ def _of_the_same_ids(
     """Return the tables whose ids mean the same rows, and whether all do."""
     assert learned.features is not None
     problems = id_problems(features.features, learned.features, lambda table: _source_of(table, mapping) or table)
-
-    def reads(name: str, table: str) -> bool:
-        """Return whether a table is that of a feature, perhaps with a prefix."""
-        return name == table or name.endswith(f".{table}")
-
-    for table, problem in problems.items():
-        if _source_of(table, mapping) is None and not any(reads(cell.spec.name, table) for cell, _ in tables):
-            continue  # it is left out as it was asked for
-        message = f"init_from: {learned.where}: {problem}"
-        if strict:
-            raise CheckpointMismatchError(
-                f"{message}; strict=False, or parameter_map={{{table!r}: None}}, leaves the table empty"
-            )
-        logger.warning("%s; the table starts empty", message)
+    kept = tables
+    for table, problem in problems.items():  # the network may name it with a prefix
+        others = [pair for pair in kept if not f".{pair[0].spec.name}".endswith(f".{table}")]
+        if _source_of(table, mapping) is not None or len(others) < len(kept):  # else it is left out as asked for
+            cure = f", or parameter_map={{{table!r}: None}}, leaves the table empty"
+            _refuse_table(f"{learned.where}: {problem}", cure, strict)
+        kept = others
     if problems:
         logger.warning("init_from: the statistics of the features are not loaded, because their ids differ")
-    kept = [pair for pair in tables if not any(reads(pair[0].spec.name, table) for table in problems)]
     return kept, not problems
 
 
