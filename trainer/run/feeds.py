@@ -120,7 +120,7 @@ def training_feed(
         counted=-trainer.label_count,
         alike=True,
         batches_per_epoch=batches,
-        same_batches=trial.repeats,
+        same_batches=trial.overfit_batches is not None,
     )
     try:
         find_tables(trainer, source, feed_options)

@@ -50,9 +50,8 @@ class Limits:
 
     def out_of_time(self) -> str | None:
         """Return the bound of seconds once this process's clock has reached it."""
-        if self.seconds is not None and time.monotonic() - self._started >= self.seconds:
-            return f"seconds={self.seconds}"
-        return None
+        late = self.seconds is not None and time.monotonic() - self._started >= self.seconds
+        return f"seconds={self.seconds}" if late else None
 
     def steps_left(self, progress: Progress) -> int | None:
         """Return how many more optimizer steps are allowed, or None when unbounded."""
@@ -84,8 +83,7 @@ class Trial:
             checks.whole("fast_dev_run", self.fast_dev_run, 0, also=", True or False")
         for name in ("overfit_batches", "limit_train_batches", "limit_valid_batches"):
             checks.batches(name, getattr(self, name), least=0 if name == "limit_valid_batches" else 1)
-        limits = {"overfit_batches": self.overfit_batches, "limit_train_batches": self.limit_train_batches}
-        if None not in limits.values():
+        if self.overfit_batches is not None and self.limit_train_batches is not None:
             raise ConfigurationError(
                 "overfit_batches and limit_train_batches both say how many batches an epoch has; give one of them"
             )
@@ -95,27 +93,24 @@ class Trial:
         """Batches of a `fast_dev_run`, or None."""
         return int(self.fast_dev_run) or None
 
-    @property
-    def validates(self) -> bool:
-        """Whether there is any validation."""
-        return self.limit_valid_batches != 0
-
-    @property
-    def repeats(self) -> bool:
-        """Whether all epochs have the batches of the first one."""
-        return self.overfit_batches is not None
-
     def train_batches(self, source: Source) -> int | None:
         """Return the batches of an epoch, or None for all of them."""
-        name = "limit_train_batches" if self.overfit_batches is None else "overfit_batches"
-        return self._least(_count(name, getattr(self, name), source))
+        return self._least("limit_train_batches" if self.overfit_batches is None else "overfit_batches", source)
 
     def valid_batches(self, source: Source) -> int | None:
         """Return the batches of a validation set, or None for all of them."""
-        return self._least(_count("limit_valid_batches", self.limit_valid_batches, source))
+        return self._least("limit_valid_batches", source)
 
-    def _least(self, count: int | None) -> int | None:
-        return min(filter(None, (count, self.steps)), default=None)
+    def _least(self, name: str, source: Source) -> int | None:
+        count = getattr(self, name)
+        if count is not None and not checks.is_whole(count):
+            if source.size is None:
+                raise ConfigurationError(
+                    f"{name}={count} is a share of the batches, and the data does not say how many it has; give a "
+                    "whole number"
+                )
+            count = max(1, math.ceil(count * source.size))
+        return min(map(int, filter(None, (count, self.steps))), default=None)
 
     def callbacks(self, callbacks: Any) -> Any:
         """Return the callbacks that take part; a `fast_dev_run` writes no files."""
@@ -125,19 +120,8 @@ class Trial:
         return [callback for callback in given if not _leaves_files(callback)]
 
 
-def _count(name: str, value: float | None, source: Source) -> int | None:
-    if value is None or checks.is_whole(value):
-        return None if value is None else int(value)
-    if source.size is None:
-        raise ConfigurationError(
-            f"{name}={value} is a share of the batches, and the data does not say how many it has; give a whole number"
-        )
-    return max(1, math.ceil(value * source.size))
-
-
 def _leaves_files(callback: Any) -> bool:
     import mindspore.train
 
-    if isinstance(callback, mindspore.train.ModelCheckpoint | mindspore.train.SummaryCollector):
-        return True
-    return bool(getattr(callback, "leaves_files", False))
+    of_mindspore = isinstance(callback, mindspore.train.ModelCheckpoint | mindspore.train.SummaryCollector)
+    return of_mindspore or getattr(callback, "leaves_files", False)

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from ..data.feed import Feed
 from ..data.source import Source
 from ..data.streaming.shared_stream import Agreed, JobHooks, SharedStream
 from ..data.streaming.stream_source import StreamSource, as_stream
-from ..distributed.group import SINGLE, Group
+from ..distributed.group import Group
 from ..distributed.packing import gather_states
 from ..features.stream_rows import WindowDrift
 from ..graph.multi_task import MultiTaskLoss
@@ -34,7 +35,7 @@ from .feeds import run_options, training_feed
 from .job_checks import check_stream
 from .run import stop_hooks, train
 from .scoring import Scoring
-from .tally import LossMeter
+from .tally import LossMeter, mean_losses
 
 if TYPE_CHECKING:
     from .trainer_base import TrainerBase
@@ -45,33 +46,21 @@ DEFAULT_WINDOW = Window(rows=10_000)
 _DRIFT = "@drift."  # prefix of the names of drift arrays
 
 
+@dataclass(eq=False)
 class OnlineMetrics(Stateful):
-    """Scores every chunk by the forward that trained on it, and closes windows.
+    """Scores every chunk by the forward that trained on it, and closes windows."""
 
-    Args:
-        scoring: metrics of predictions and labels; None counts the loss alone.
-        tasks: the loss of several tasks, whose means go into the windows, or None.
-        group: the processes; they share one window and its results.
-        drift: measures features in each window, or None.
-        divided: whether each process reads rows of its own.
-    """
+    feed: Feed
+    window: Window
+    scoring: Scoring | None  # None counts the loss alone
+    tasks: MultiTaskLoss | None  # its means go into the windows
+    group: Group  # shares one window and its results
+    drift: WindowDrift | None
+    divided: bool  # whether each process reads rows of its own
 
-    def __init__(
-        self,
-        feed: Feed,
-        window: Window,
-        scoring: Scoring | None,
-        tasks: MultiTaskLoss | None = None,
-        group: Group = SINGLE,
-        drift: WindowDrift | None = None,
-        divided: bool = False,
-    ) -> None:
-        self.feed = feed
-        self.group = group
-        self.drift, self._drift_divided = drift, divided and group.size > 1
-        self.scoring = scoring
-        self.tasks = tasks
-        self.clock = WindowClock(window)
+    def __post_init__(self) -> None:
+        self._drift_divided = self.drift is not None and self.divided and self.group.size > 1
+        self.clock = WindowClock(self.window)
         self.loss = LossMeter()
         self._newest_extras: list[Mapping[str, Any] | None] = []
         self._restored_event_time = float("nan")
@@ -122,13 +111,11 @@ class OnlineMetrics(Stateful):
 
     def figures(self, rows_seen: int) -> dict[str, float]:
         """Return lag (rows), staleness (seconds), rows per second, queued chunks."""
-        now = time.monotonic()
-        rows = rows_seen - self._rows_at_open
         lag = self.feed.source.lag()
         values = [
             float("nan") if lag is None else float(lag),
             time.time() - self._event_time(),
-            rows / max(now - self._opened, 1e-9),
+            (rows_seen - self._rows_at_open) / max(time.monotonic() - self._opened, 1e-9),
             float(self.feed.depth),
         ]
         if self.group.size > 1:
@@ -161,10 +148,7 @@ class OnlineMetrics(Stateful):
         return {**self._losses(keep=True), **scored, **self.figures(rows_seen)}
 
     def _losses(self, *, keep: bool = False) -> dict[str, Any]:
-        loss = self.loss.value()
-        if self.tasks is not None and self.tasks.leaves_any_out and loss is not None:
-            loss = self.tasks.read_total()  # rows of a task are not those of the batch
-        tasks = {} if self.tasks is None else self.tasks.read_losses(keep=keep)
+        loss, tasks = mean_losses(self.loss, self.tasks, keep=keep)
         return {"window_loss": loss, **{f"window_{name}": value for name, value in tasks.items()}}
 
     def merge_on_main(self, group: Group) -> None:
@@ -184,18 +168,17 @@ class OnlineMetrics(Stateful):
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``, the open window included."""
-        metrics: dict[str, Any] = {"json": None, "arrays": {}}
-        if self.scoring is not None:
-            metrics = self.scoring.state_dict()
+        empty: dict[str, Any] = {"json": None, "arrays": {}}
+        metrics = empty if self.scoring is None else self.scoring.state_dict()
+        drift = empty if self.drift is None else self.drift.state_dict()
         state = {
             "metrics": metrics["json"],
             "clock": self.clock.state_dict(self._now()),
             "loss": self.loss.state_dict(),
             "event_time": self._event_time(),
+            "drift": drift["json"],
         }
-        drift: dict[str, Any] = {"json": None, "arrays": {}} if self.drift is None else self.drift.state_dict()
-        arrays = {**metrics["arrays"], **{_DRIFT + name: array for name, array in drift["arrays"].items()}}
-        return {"json": {**state, "drift": drift["json"]}, "arrays": arrays}
+        return {"json": state, "arrays": metrics["arrays"] | {_DRIFT + name: a for name, a in drift["arrays"].items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -204,10 +187,9 @@ class OnlineMetrics(Stateful):
             self.scoring.load_state_dict({"json": saved["metrics"], "arrays": state["arrays"]})
         self.clock.load_state_dict(saved["clock"], time.monotonic() if self.group.size == 1 else None)
         self.loss.load_state_dict(saved["loss"])
-        drift = saved.get("drift")
-        if self.drift is not None and drift is not None:
+        if self.drift is not None and saved.get("drift") is not None:
             arrays = {name.removeprefix(_DRIFT): a for name, a in state["arrays"].items() if name.startswith(_DRIFT)}
-            self.drift.load_state_dict({"json": drift, "arrays": arrays})
+            self.drift.load_state_dict({"json": saved["drift"], "arrays": arrays})
         self._newest_extras, self._restored_event_time = [], saved["event_time"]
 
 
@@ -219,28 +201,21 @@ def online_train(
     *,
     batch_size: int | None,
     window: Window | int | None,
-    max_steps: int | None,
-    max_seconds: float | None,
     idle_timeout: float | None,
     flush_after: float,
     resume: str | Path | None,
+    **limits: Any,
 ) -> History:
-    """Implement `Trainer.online_train`."""
+    """Implement `Trainer.online_train`; `limits` are its `max_steps` and `max_seconds`."""
     checks.whole("batch_size", batch_size, optional=True)
     checks.number("idle_timeout", idle_timeout, least=0, optional=True, what="seconds")
     checks.number("flush_after", flush_after, least=0, what="seconds")
     window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
-    tasks = trainer.tasks
+    tasks, group = trainer.tasks, trainer.group
     scoring = None
     if trainer.label_count:
-        scoring = Scoring(
-            window,
-            trainer.metrics,
-            trainer.loss_fn,
-            trainer.label_count,
-            trainer.prediction_activations,
-            trainer.group.size,
-        )
+        loss_fn, activations = trainer.loss_fn, trainer.prediction_activations
+        scoring = Scoring(window, trainer.metrics, loss_fn, trainer.label_count, activations, group.size)
     elif trainer.metrics:
         logger.warning("windows count the loss alone: without a loss_fn that takes it the label is not known")
     resume = declared_features.restore(trainer, resume, callbacks)
@@ -249,7 +224,7 @@ def online_train(
     if features is not None and label is None and len(features.labels) == 1:
         label = features.labels[0]
     weight = None if features is None else features.weight
-    transform = declared_features.stream_transform(features, raw_rows, trainer.group.size)
+    transform = declared_features.stream_transform(features, raw_rows, group.size)
     rows = StreamSource(
         raw_rows,
         batch_size,
@@ -263,15 +238,20 @@ def online_train(
         list_types=trainer.builder.list_types,
         transform=transform,
         flush_after=flush_after,
-        idle_timeout=idle_timeout if trainer.group.size == 1 else None,
+        idle_timeout=idle_timeout if group.size == 1 else None,
         # Lists and functions restart with every call; an iterator, or an object with a state, continues.
         restarts=not (isinstance(stream, Stream | Iterator) or hasattr(stream, "load_state_dict")),
     )
     source: Source = rows
-    if trainer.group.size > 1:
-        check_stream(trainer.group.size, rows.stream)
-        ahead = steps_per_call * trainer.accumulate
-        source = SharedStream(rows, trainer.group, ahead, _hooks(trainer), idle_timeout)
+    if group.size > 1:
+        check_stream(group.size, rows.stream)
+        stop, saver = stop_hooks(trainer), trainer.saver
+        hooks = JobHooks(stop.requested_stop, stop.stop, lambda: saver.durable_count, saver.commit_durable)
+        source = SharedStream(rows, group, steps_per_call * trainer.accumulate, hooks, idle_timeout)
+
+    def set_aside() -> str | None:
+        return None if rows.stream.dead_letter is None else rows.stream.dead_letter.report()
+
     scored = scoring is not None and scoring.wanted
     output = -1 if tasks is not None else window.prediction or 0
     with call(trainer, Phase.ONLINE, callbacks) as signals:
@@ -279,8 +259,7 @@ def online_train(
         drift = declared_features.window_drift(transform, trainer.callbacks)  # before the first rows are read
         feed = training_feed(trainer, source, options, steps_per_call)
         divided = raw_rows.sharing is Sharing.PARTITIONED
-        online = OnlineMetrics(feed, window, scoring, tasks, trainer.group, drift, divided)
-        trainer.parts["online"] = online
+        online = trainer.parts["online"] = OnlineMetrics(feed, window, scoring, tasks, group, drift, divided)
         try:
             train(
                 trainer,
@@ -289,22 +268,14 @@ def online_train(
                 Cursor(source, trainer.state.progress, filling=feed.options.filling),
                 resume=resume,
                 epochs=None,
-                max_steps=max_steps,
-                max_seconds=max_seconds,
                 online=online,
-                set_aside=lambda: None if rows.stream.dead_letter is None else rows.stream.dead_letter.report(),
+                set_aside=set_aside,
+                **limits,
             )
         finally:
             del trainer.parts["online"]
-            report = None if rows.stream.dead_letter is None else rows.stream.dead_letter.report()
-            if report is not None:
+            if report := set_aside():
                 logger.warning("%s: %s", type(rows.stream).__name__, report)
     signals.leave(complete=True)
     assert trainer.history is not None  # `call` set it
     return trainer.history
-
-
-def _hooks(trainer: TrainerBase) -> JobHooks:
-    """Return the connection between the run and agreements on a stream."""
-    hooks, saver = stop_hooks(trainer), trainer.saver
-    return JobHooks(hooks.requested_stop, hooks.stop, lambda: saver.durable_count, saver.commit_durable)

@@ -33,6 +33,7 @@ from .feeds import steps_per_epoch
 from .job_checks import check_settings, warn_of_own_statistics
 from .limits import Limits
 from .monitors import check_monitors, produced_metrics
+from .tally import mean_losses
 
 if TYPE_CHECKING:
     from .online import OnlineMetrics
@@ -43,41 +44,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Run:
-    """One call of `fit` or `online_train`; only the loop advances it.
+    """One call of `fit` or `online_train`; only the loop advances it."""
 
-    Args:
-        trainer: passed to the hooks; the loop writes its state.
-        feed: chunks from a position on.
-        options: options of each step.
-        limits: when the run ends.
-        cursor: position in the data, loss sums and cadence of validation.
-        evaluate: runs a validation and returns its results, empty after a stop signal; None without validation.
-        valid_sets: names of the validation sets; an empty name for the only one.
-        online: windows and progressive validation of a stream, or None.
-        batch_trials: trains with other sizes of batches; None for streams.
-        set_aside: returns how many raw rows were set aside so far and why, or None.
-
-    Attributes:
-        ended: whether it has ended or failed.
-    """
-
-    trainer: TrainerBase
+    trainer: TrainerBase  # passed to the hooks; the loop writes its state
     feed: Feed
     options: StepOptions
     limits: Limits
     cursor: Cursor
     _: KW_ONLY
-    evaluate: Callable[[], dict[str, float]] | None = None
-    valid_sets: Sequence[str] = ()
+    evaluate: Callable[[], dict[str, float]] | None = None  # empty after a stop signal; None without validation
+    valid_sets: Sequence[str] = ()  # names of the validation sets; an empty name for the only one
     online: OnlineMetrics | None = None
-    batch_trials: BatchSizeTrials | None = None
-    set_aside: Callable[[], str | None] = lambda: None
+    batch_trials: BatchSizeTrials | None = None  # None for streams
+    set_aside: Callable[[], str | None] = lambda: None  # how many raw rows were set aside so far and why
 
     def __post_init__(self) -> None:
         self.callbacks = self.trainer.callbacks
         self.group = self.trainer.group
         self.waits = DataWaits(self.feed, self.group)
-        self.ended = False
+        self.ended = False  # or failed
         self._observer: Observer | None = None
         self._runners: dict[bool, TrainRunner] = {}
 
@@ -108,8 +93,7 @@ class Run:
         """Time each part of the work with `observer` from now on; None ends that.
 
         Parts: "waiting for data", "reading", "preparing" (the last two on the reading thread, if there is one),
-            "program", and
-        "<callback>.<hook>".
+        "program" and "<callback>.<hook>".
         """
         self._observer = self.feed.observer = observer
         self.callbacks.observe(observer)
@@ -150,11 +134,10 @@ class Run:
         return self.trainer.builder.train(options, chunk.batches_per_call, chunk, self.feed.options.filling)
 
     def _sample(self, chunk: Chunk) -> tuple[np.ndarray, ...] | None:
-        outputs = self.trainer.builder.inference.sample_outputs(chunk)
-        if len(outputs) > 1 and self.options.output >= 0:
-            outputs = outputs[self.options.output : self.options.output + 1]
-        rows = chunk.batch_rows
-        return outputs if all(output.shape[:1] == (rows,) for output in outputs) else None
+        outputs, chosen = self.trainer.builder.inference.sample_outputs(chunk), self.options.output
+        if len(outputs) > 1 and chosen >= 0:
+            outputs = outputs[chosen : chosen + 1]
+        return outputs if all(output.shape[:1] == (chunk.batch_rows,) for output in outputs) else None
 
     def advance(self, chunk: Chunk) -> None:
         """Count a chunk that was trained on."""
@@ -184,14 +167,11 @@ class Run:
 
     def end_epoch(self) -> None:
         """Count an epoch and compute its mean loss."""
-        state = self.trainer.state
+        state, tasks = self.trainer.state, self.trainer.tasks
         self.note_waits()
-        state.train_loss = self.cursor.meter.value()
-        if self.trainer.tasks is not None:
-            if self.trainer.tasks.leaves_any_out and state.train_loss is not None:
-                state.train_loss = self.trainer.tasks.read_total()  # rows of a task are not those of the batch
-            state.task_losses = self.trainer.tasks.read_losses()
-            logger.info("epoch %d: %s", state.progress.epoch, self.trainer.tasks.describe(state.task_losses))
+        state.train_loss, state.task_losses = mean_losses(self.cursor.meter, tasks)
+        if tasks is not None:
+            logger.info("epoch %d: %s", state.progress.epoch, tasks.describe(state.task_losses))
         state.total_steps = state.progress.step_in_epoch
         state.progress.epoch += 1
         state.progress.step_in_epoch = 0
@@ -244,9 +224,8 @@ class Run:
         Within an epoch they agree before each chunk.
         """
         state = self.trainer.state
-        if self.group.size == 1 or state.stop_reason is not None:
-            return
-        state.stop_reason = agree_to_stop(self.group, self.requested_stop())
+        if self.group.size > 1 and state.stop_reason is None:
+            state.stop_reason = agree_to_stop(self.group, self.requested_stop())
 
     def requested_stop(self) -> StopReason | None:
         """Return why this process, of several, wants to stop, or None."""
@@ -268,18 +247,17 @@ def train(
     *,
     resume: str | Path | None,
     epochs: int | None,
-    max_steps: int | None,
-    max_seconds: float | None,
-    evaluate: Callable[[], dict[str, float]] | None = None,
+    max_steps: int | None = None,
+    max_seconds: float | None = None,
     before_first_step: Callable[[], Any] = lambda: None,
     valid_sets: Sequence[str] = (),
     online: OnlineMetrics | None = None,
-    batch_trials: BatchSizeTrials | None = None,
-    set_aside: Callable[[], str | None] = lambda: None,
+    **parts: Any,
 ) -> None:
     """Restore a snapshot if asked, create the run and train; close `feed`.
 
-    `before_first_step` is called after restoring, to detect mistakes early. `epochs` is None for a stream.
+    `before_first_step` is called after restoring, to detect mistakes early. `epochs` is None for a stream. `parts` are
+    other fields of the `Run`.
     """
     state = trainer.state
     seen: int | None = None
@@ -311,18 +289,7 @@ def train(
             steps=None if max_steps is None else cursor.base["step"] + max_steps,
             seconds=max_seconds,
         )
-        run = Run(
-            trainer,
-            feed,
-            options,
-            limits,
-            cursor,
-            evaluate=evaluate,
-            valid_sets=valid_sets,
-            online=online,
-            batch_trials=batch_trials,
-            set_aside=set_aside,
-        )
+        run = Run(trainer, feed, options, limits, cursor, valid_sets=valid_sets, online=online, **parts)
         trainer.run, state.limits = run, limits
         state.total_steps = steps_per_epoch(feed.size, trainer.accumulate)
         if trainer.tasks is not None:
@@ -330,8 +297,7 @@ def train(
         seen = state.progress.samples_seen
         with trainer.builder.training():
             loop.train(run)
-        report = feed.report()
-        if report is not None:
+        if report := feed.report():
             logger.info("%s; %d programs compiled so far", report, trainer.builder.programs)
     finally:
         feed.close()

@@ -88,6 +88,18 @@ class Tally:
         return results
 
 
+def mean_losses(
+    meter: LossMeter, tasks: MultiTaskLoss | None, *, keep: bool = False
+) -> tuple[float | None, dict[str, float]]:
+    """Return the mean loss, and those of the tasks by ``<task>_loss``."""
+    loss = meter.value()
+    if tasks is None:
+        return loss, {}
+    if tasks.leaves_any_out and loss is not None:
+        loss = tasks.read_total()  # rows of a task are not those of the batch
+    return loss, tasks.read_losses(keep=keep)
+
+
 def host_columns(chunk: Chunk, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the columns that metrics read as groups, [rows] each."""
     columns = {}

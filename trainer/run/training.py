@@ -54,7 +54,7 @@ def fit(
     callbacks = trial.callbacks(callbacks)
     if trial.steps is not None:
         epochs, resume, valid_every = 1, None, None
-    if not trial.validates:
+    if trial.limit_valid_batches == 0:
         valid_dataset = None
     resume = declared_features.restore(trainer, resume, callbacks)
     batch_size = declared_features.batch_size_for(trainer.features, train_dataset, batch_size)
