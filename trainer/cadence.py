@@ -60,11 +60,9 @@ class Every:
         """Return whether the cadence was crossed since it was last due."""
         if self._counter is None:
             now = time.monotonic()
-            if self._mark is None:
-                self._mark = now
-            is_due = now - self._mark >= self.n
-            if is_due:
-                self._mark = now
+            begun = now if self._mark is None else self._mark
+            is_due = now - begun >= self.n
+            self._mark = now if is_due else begun
             return is_due
         count = getattr(progress, self._counter) // self.n
         is_due = count > (self._mark or 0)
@@ -94,12 +92,11 @@ def cadence(owner: str, value: Any, default: Every | None = None) -> Every:
     Raises:
         ConfigurationError: `value` is neither, or the number is not positive.
     """
-    if value is None and default is not None:
-        value = default
+    value = default if value is None else value
     if isinstance(value, Every):
         return Every(**{value.unit: value.n})
     argument = f"{owner}(every=...)"
     if not is_whole(value):
-        accepted = "an Every, a whole number of optimizer steps"
-        refuse(argument, accepted + (" or None" if default is not None else ""), value)
+        optional = " or None" if default is not None else ""
+        refuse(argument, f"an Every, a whole number of optimizer steps{optional}", value)
     return Every(steps=whole(argument, value))

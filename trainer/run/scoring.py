@@ -36,15 +36,8 @@ class Scoring:
     """Metrics of the windows, over the forward that trained on each row.
 
     The chosen metrics, and those of the target, which loss function and first rows tell before the first step: binary,
-    real numbers or classes; other targets have none. If the loss alone is chosen, windows count nothing else.
-
-    Args:
-        label_count: number of the last columns that go to the loss; the first of them is the label.
-        processes: how many share the windows; of several, metrics without `merge` see the gathered rows.
-        activations: the user's declarations by task; an empty name is the only task's.
-
-    Attributes:
-        groups: names of the columns that metrics read as groups.
+    real numbers or classes; other targets have none. If the loss alone is chosen, windows count nothing else. The last
+    `label_count` columns go to the loss; the first of them is the label. An empty name is the only task's.
     """
 
     def __init__(
@@ -61,18 +54,17 @@ class Scoring:
         self._loss_fn = loss_fn
         self._multi = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._tasks: tuple[str, ...] = self._multi.tasks if self._multi is not None else ("",)
-        self._chosen = {name: metric for name, metric in chosen.items() if not isinstance(metric, Loss)}
-        if processes > 1:
-            self._chosen = {
-                name: metric if isinstance(metric, WindowMetric) else GatheredRows(metric)
-                for name, metric in self._chosen.items()
-            }
+        self._chosen = {
+            name: metric if processes == 1 or isinstance(metric, WindowMetric) else GatheredRows(metric)
+            for name, metric in chosen.items()
+            if not isinstance(metric, Loss)
+        }
         declared = activations or {}
         self._meanings = {task: meaning_of(self._loss_of(task), declared.get(task)) for task in self._tasks}
         for task, meaning in self._meanings.items():
             expect(of_task(self._chosen, task, self._tasks), meaning)
-        groups = [group_of(metric) for metric in self._chosen.values()] + [window.group]
-        self.groups: tuple[str, ...] = tuple(dict.fromkeys(filter(None, groups)))
+        groups = [*map(group_of, self._chosen.values()), window.group]
+        self.groups = tuple(dict.fromkeys(filter(None, groups)))  # names of the columns that metrics read as groups
         self._silent = bool(chosen) and not self._chosen  # "loss" alone was asked for
         self._windows: dict[str, PrequentialMetrics] = {}
         self._decided = self._silent
@@ -91,10 +83,8 @@ class Scoring:
         column = self.window.group
         if column is None or not metrics:
             return metrics
-        sliced: Any = _SLICED.get(target)
-        if sliced is None:
-            able = [m for m in metrics.values() if isinstance(m, WindowMetric) and not m.parts and m.group is None]
-            sliced = copy.deepcopy(able[0]) if able else None
+        able = [m for m in metrics.values() if isinstance(m, WindowMetric) and not m.parts and m.group is None]
+        sliced: Any = _SLICED.get(target) or (copy.deepcopy(able[0]) if able else None)
         if sliced is None:
             return metrics
         by_slice = BySlice(sliced, column, self.window.max_groups, prefix="")
@@ -129,10 +119,8 @@ class Scoring:
     def decide(self, chunk: Chunk, predictions: Sequence[np.ndarray] | None, group: Group = SINGLE) -> None:
         """Choose the metrics, and check that they can read the first rows.
 
-        Args:
-            chunk: the first chunk.
-            predictions: the network's outputs for its first batch, one per task; None when they do not have its rows.
-            group: the processes; they decide by the first rows of all.
+        `predictions` are the network's outputs for the first batch, one per task; None when they do not have its rows.
+        The processes of `group` decide by the first rows of all.
 
         Raises:
             DataError: a chosen metric cannot read these predictions and labels.
@@ -151,17 +139,15 @@ class Scoring:
         self._row_size = sum(math.prod(shape) for shape in self._shapes)
         size = len(predictions[0])
         labels = [chunk.rows(index)[:size] for index in self._label_indexes]
-        groups = {}
-        if chunk.num_samples:
-            groups = {name: values[:size] for name, values in host_columns(chunk, self.groups).items()}
+        columns = host_columns(chunk, self.groups) if chunk.num_samples else {}
+        groups = {name: values[:size] for name, values in columns.items()}
         if group.size > 1:
             predictions, labels, groups = _first_rows(
-                group, predictions, labels, groups, placeholder=not chunk.num_samples
+                group, predictions, labels, groups, has_rows=chunk.num_samples > 0
             )
         for task, prediction, label, rows in zip(self._tasks, predictions, labels, self._counted(labels), strict=True):
-            counted_rows = slice(None) if rows is None else rows
-            of_rows = {name: values[counted_rows] for name, values in groups.items()}
-            self._decide_task(task, prediction[counted_rows], label[counted_rows], of_rows)
+            of_rows = {name: values[rows] for name, values in groups.items()}
+            self._decide_task(task, prediction[rows], label[rows], of_rows)
         if self._restored is not None:
             self.load_state_dict(self._restored)
             self._restored = None
@@ -201,13 +187,13 @@ class Scoring:
         first = len(chunk.names) - self.label_count
         if self._multi is not None:
             return list(range(first, len(chunk.names)))
-        wanted = self.window.label
-        if isinstance(wanted, int):
-            return [wanted]
-        return [chunk.names.index(wanted) if wanted is not None else first]
+        label = first if self.window.label is None else self.window.label
+        return [label if isinstance(label, int) else chunk.names.index(label)]
 
-    def _counted(self, labels: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-        return [None] * len(labels) if self._multi is None else self._multi.rows(labels)
+    def _counted(self, labels: Sequence[np.ndarray]) -> list[Any]:
+        """Return for each task what selects the rows that count."""
+        counted = [None] * len(labels) if self._multi is None else self._multi.rows(labels)
+        return [slice(None) if rows is None else rows for rows in counted]
 
     def keep(self, chunk: Chunk, outputs: StepOutputs) -> None:
         """Add a trained chunk."""
@@ -233,12 +219,9 @@ class Scoring:
         for task, shape, label, rows in zip(self._tasks, self._shapes, labels, self._counted(labels), strict=True):
             stop = start + math.prod(shape)
             if task in self._windows:
-                prediction = flat[:, start:stop].reshape(-1, *shape)
-                of_rows = groups
-                if rows is not None:
-                    prediction, label = prediction[rows], label[rows]
-                    of_rows = {name: values[rows] for name, values in groups.items()}
-                self._windows[task].update(prediction, label, groups=of_rows)
+                prediction = flat[:, start:stop].reshape(-1, *shape)[rows]
+                of_rows = {name: values[rows] for name, values in groups.items()}
+                self._windows[task].update(prediction, label[rows], groups=of_rows)
             start = stop
 
     def close_window(self, group: Group = SINGLE) -> dict[str, float]:
@@ -314,19 +297,15 @@ def _first_rows(
     labels: Sequence[np.ndarray],
     groups: Mapping[str, np.ndarray],
     *,
-    placeholder: bool,
+    has_rows: bool,
 ) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
-    """Return predictions, labels and groups of all processes by rank.
-
-    Rows of a process without data (`placeholder`) are left out.
-    """
+    """Return predictions, labels and groups of all processes that have rows, by rank."""
     arrays = {f"p{index}": array for index, array in enumerate(predictions)}
     arrays |= {f"l{index}": array for index, array in enumerate(labels)}
     arrays |= {f"g{name}": array for name, array in groups.items()}
-    states = [
-        state["arrays"] for state in gather_states(group, {"json": None, "arrays": {} if placeholder else arrays})
-    ]
-    joined = {name: np.concatenate([state[name] for state in states if state]) for name in next(filter(None, states))}
+    states = gather_states(group, {"json": None, "arrays": arrays if has_rows else {}})
+    parts = [state["arrays"] for state in states if state["arrays"]]
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return (
         [joined[f"p{index}"] for index in range(len(predictions))],
         [joined[f"l{index}"] for index in range(len(labels))],

@@ -48,23 +48,18 @@ class StopOnSignal:
         wind_up: ends the run for a main thread that never returns from its wait; called on another thread.
         alone: whether this process is the only one. One of several never leaves a wait by itself, because the others
             would wait for it: it stops with them, at their next agreement.
-
-    Attributes:
-        received: number of the signal received first, or None.
     """
 
     def __init__(
         self, stop: Callable[[str], None], wind_up: Callable[[], None] = lambda: None, *, alone: bool = True
     ) -> None:
-        self._stop = stop
-        self._wind_up = wind_up
-        self._alone = alone
+        self._stop, self._wind_up, self._alone = stop, wind_up, alone
         self.grace = GRACE_SECONDS if alone else JOB_GRACE_SECONDS
         self._before: dict[int, Any] = {}
         self._outside: tuple[Any, ...] = ()
         self._count = 0
         self._process = os.getpid()
-        self.received: int | None = None
+        self.received: int | None = None  # number of the first signal
 
     @property
     def called(self) -> bool:
@@ -136,12 +131,11 @@ class StopOnSignal:
         In an interactive session, where SystemExit ends nothing, KeyboardInterrupt for all; nothing if the result of
         the call is `complete`, as the history of an interrupted training is.
         """
-        if complete and is_interactive():
+        if self.received is None or (complete and is_interactive()):
             return
-        if self.received == signal.SIGINT or (self.received is not None and is_interactive()):
+        if self.received == signal.SIGINT or is_interactive():
             raise KeyboardInterrupt
-        if self.received is not None:
-            raise SystemExit(128 + self.received)
+        raise SystemExit(128 + self.received)
 
 
 def _leave_at_once(code: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,21 +19,17 @@ from ..state import NUMPY_DTYPES, StepOutputs, host_copy
 
 
 class Tally:
-    """Losses and metrics over the batches of one evaluation.
+    """Losses and metrics over the batches of one evaluation; clears the metrics.
 
-    Args:
-        metrics: by name; cleared here.
-        eval_indexes: positions of loss, prediction and label in the outputs, or None.
-        loss_fn: the loss of the network, or None if a user's evaluation network gives the outputs.
-        activations: the user's declarations by task; an empty name is the only task's.
+    `loss_fn` is None if a user's evaluation network gives the outputs. An empty name is the only task's.
     """
 
     def __init__(
         self,
         metrics: Mapping[str, Any],
         eval_indexes: Sequence[int] | None,
-        loss_fn: Any = None,
-        activations: Mapping[str, Activation] | None = None,
+        loss_fn: Any,
+        activations: Mapping[str, Activation],
     ) -> None:
         self._metrics = metrics
         self._indexes = eval_indexes
@@ -44,7 +41,7 @@ class Tally:
         self.groups = tuple(dict.fromkeys(filter(None, map(group_of, metrics.values()))))
         losses = [loss_fn] if self._tasks is None else [None, *self._tasks.losses]
         for loss, (task, of_this) in zip(losses, self._of_task.items(), strict=True):
-            expect(of_this, meaning_of(loss, (activations or {}).get(task)))
+            expect(of_this, meaning_of(loss, activations.get(task)))
         clear_metrics(metrics)
 
     def add(self, outputs: tuple[Any, ...], num_samples: int, columns: Mapping[str, np.ndarray]) -> None:
@@ -59,10 +56,10 @@ class Tally:
         loss, predictions, labels, losses, counts = outputs
         update_metrics(self._of_task[""], (loss, None, None), (0, 1, 2), num_samples)
         host_labels = [np.array(label.asnumpy()) for label in labels]
-        host_losses, host_counts = losses.asnumpy(), counts.asnumpy()
+        means, weights = losses.asnumpy().tolist(), counts.asnumpy().tolist()
         for index, rows in enumerate(self._tasks.rows(host_labels)):
             task, kept = self._tasks.tasks[index], slice(None) if rows is None else rows
-            self._task_sums[task] += (float(host_losses[index]) * float(host_counts[index]), float(host_counts[index]))
+            self._task_sums[task] += (means[index] * weights[index], weights[index])
             read = (None, np.array(predictions[index].asnumpy())[kept], host_labels[index][kept])
             of_rows = {name: column[kept] for name, column in columns.items()}
             update_metrics(self._of_task[task], read, (0, 1, 2), len(read[2]), of_rows)
@@ -78,10 +75,8 @@ class Tally:
             results = {"loss": total} | {
                 name: total if isinstance(self._metrics.get(name), Loss) else value for name, value in results.items()
             }
-        losses = {
-            f"{task}_loss": float(total / count) if count else float("nan")
-            for task, (total, count) in self._task_sums.items()
-        }
+        sums = self._task_sums.items()
+        losses = {f"{task}_loss": float(total / count) if count else math.nan for task, (total, count) in sums}
         results = {**losses, **results}
         if self._loss.samples and "loss" not in results:
             results = {"loss": self._loss.eval(), **results}
@@ -168,11 +163,10 @@ class LossMeter:
             self._fold()
 
     def _fold(self) -> None:
-        if not self._calls:
-            return
-        steps, samples = np.array(self._calls).T
-        self._calls = []
-        self._mean.update(self._losses.read(), np.repeat(samples // steps, steps))
+        if self._calls:
+            steps, samples = np.array(self._calls).T
+            self._calls = []
+            self._mean.update(self._losses.read(), np.repeat(samples // steps, steps))
 
     def value(self) -> float | None:
         """Return the mean so far, or None without steps."""

@@ -180,9 +180,8 @@ class TrainerBase(TrainedNetwork):
     @property
     def metric_directions(self) -> dict[str, bool | None]:
         """Metrics of the current run: name -> whether higher is better, or None."""
-        if self.run is None:
-            return produced_metrics(self.metrics, self.tasks, ("",), None)
-        return produced_metrics(self.metrics, self.tasks, self.run.valid_sets or ("",), self.run.online)
+        valid_sets, online = ((), None) if self.run is None else (self.run.valid_sets, self.run.online)
+        return produced_metrics(self.metrics, self.tasks, valid_sets or ("",), online)
 
     def read_counters(self) -> dict[str, int]:
         """Return the updates skipped: "skipped", "fatal", "consecutive", "longest_run".
@@ -316,29 +315,25 @@ class TrainerBase(TrainedNetwork):
 
     def _repr_html_(self) -> str:
         """Return the network's layers with their parameters, and the settings."""
-        network = self.network
+        network, total = self.network, _count(self.network)
         rows = [[name, type(cell).__name__, _count(cell)] for name, cell in children_of(network).items()]
-        total = _count(network)
         rows = rows or [["", type(network).__name__, total]]
-        tables = {} if self.tables is None else self.tables.tables.tables
         settings = {
             "parameters": total,
             "loss": type(self.loss_fn).__name__ if self.loss_fn is not None else "the network's own",
             "optimizer": type(self.optimizer).__name__ if self.optimizer is not None else "the network's own",
             "learning rate": self.learning_rate,
-            "precision": f"{self.precision.level}",
+            "precision": self.precision.level,
             "sink": self.sink_mode,
-            "sparse tables": ", ".join(f"{name}: {len(table):,} rows" for name, table in tables.items()) or "none",
+            "sparse tables": ", ".join(f"{name}: {t['rows']:,} rows" for name, t in self.read_tables().items())
+            or "none",
             "metrics": ", ".join(self.metrics) or "none",
             "steps done": f"{self.state.progress.global_step:,}",
             "epochs done": f"{self.state.progress.epoch:,} (a further fit counts on from here)",
         }
-        return (
-            f"<div><b>Trainer</b> of {html.escape(type(network).__name__)}"
-            + table_html(("layer", "kind", "parameters"), rows)
-            + table_html(("setting", "value"), [[name, value] for name, value in settings.items()])
-            + "</div>"
-        )
+        layers = table_html(("layer", "kind", "parameters"), rows)
+        values = table_html(("setting", "value"), [list(item) for item in settings.items()])
+        return f"<div><b>Trainer</b> of {html.escape(type(network).__name__)}{layers}{values}</div>"
 
 
 def _count(cell: object) -> str:

@@ -28,7 +28,7 @@ from .limits import Trial
 from .run import stop_hooks, train
 
 if TYPE_CHECKING:
-    from .trainer_base import TrainedNetwork, TrainerBase
+    from .trainer_base import TrainerBase
 
 
 def fit(
@@ -43,13 +43,15 @@ def fit(
     batch_size: int | None = None,
     shuffle: bool = True,
     sharded: bool | None = None,
-    max_steps: int | None = None,
-    max_seconds: float | None = None,
     resume: str | Path | None = None,
     trial: Trial = ALL_BATCHES,
     first_epoch: int = 0,
+    **limits: Any,
 ) -> History:
-    """Implement `Trainer.fit`; callbacks count epochs from `first_epoch`."""
+    """Implement `Trainer.fit`; callbacks count epochs from `first_epoch`.
+
+    `limits` are the arguments `max_steps` and `max_seconds`.
+    """
     checks.epochs(epochs)
     callbacks = trial.callbacks(callbacks)
     if trial.steps is not None:
@@ -62,11 +64,14 @@ def fit(
     train_dataset = declared_features.prepare_training(trainer, train_dataset, batch_size, shuffle, sharded)
     cut = is_arrays(train_dataset) or train_dataset is not given_dataset  # into batches of `batch_size` rows
     first_batch_size = batch_size if cut else None
-    valid_dataset = declared_features.prepare(trainer.features, trainer.group, valid_dataset, batch_size)
+    valid_sets = named_sets(declared_features.prepare(trainer.features, trainer.group, valid_dataset, batch_size))
     with contextlib.ExitStack() as opened:
-        valid = _validation_feeds(trainer, train_dataset, valid_dataset, batch_size, trial, opened)
-        in_memory = any(is_arrays(data) for data in named_sets(valid_dataset).values())
-        if in_memory and not is_arrays(train_dataset):
+        valid = {}
+        for name, data in valid_sets.items():
+            data = column_checks.in_order_of(train_dataset, data)
+            valid[name] = evaluation_feed(trainer, data, batch_size if is_arrays(data) else None, trial)
+            opened.callback(valid[name].close)
+        if any(map(is_arrays, valid_sets.values())) and not is_arrays(train_dataset):
             batch_size = None  # it was for the validation arrays
         source = make_shard(
             train_dataset,
@@ -99,8 +104,7 @@ def fit(
                 Cursor(source, trainer.state.progress, every, feed.options.filling),
                 resume=resume,
                 epochs=epochs,
-                max_steps=max_steps,
-                max_seconds=max_seconds,
+                **limits,
                 evaluate=(lambda: _validate(trainer, valid)) if valid else None,
                 before_first_step=lambda: try_metrics(trainer, valid.values()),
                 valid_sets=tuple(valid),
@@ -116,8 +120,7 @@ def named_sets(valid_dataset: Any) -> dict[str, Any]:
     """Return validation sets by name; a single one has an empty name."""
     if valid_dataset is None:
         return {}
-    named = isinstance(valid_dataset, Mapping) and valid_dataset
-    if named and all(map(_is_dataset, valid_dataset.values())):
+    if isinstance(valid_dataset, Mapping) and valid_dataset and all(map(_is_dataset, valid_dataset.values())):
         for name in valid_dataset:
             if not isinstance(name, str) or not name:
                 checks.refuse("valid_dataset", "a dict from names to datasets", name)
@@ -135,28 +138,11 @@ def _is_dataset(value: Any) -> bool:
     return hasattr(value, "__iter__") and not column
 
 
-def _validation_feeds(
-    trainer: TrainedNetwork,
-    train_dataset: Any,
-    valid_dataset: Any,
-    batch_size: int | None,
-    trial: Trial,
-    opened: contextlib.ExitStack,
-) -> dict[str, Feed]:
-    feeds = {}
-    for name, data in named_sets(valid_dataset).items():
-        data = column_checks.in_order_of(train_dataset, data)
-        feeds[name] = evaluation_feed(trainer, data, batch_size if is_arrays(data) else None, trial)
-        opened.callback(feeds[name].close)
-    return feeds
-
-
 def _validate(trainer: TrainerBase, feeds: Mapping[str, Feed]) -> dict[str, float]:
     """Return "<metric>" or "<set>_<metric>" of all sets; empty after a signal."""
     results: dict[str, float] = {}
     for name, feed in feeds.items():
-        values = evaluate_feed(trainer, feed)
-        if not values:
+        if not (values := evaluate_feed(trainer, feed)):
             return {}
         results |= {f"{name}_{key}" if name else key: value for key, value in values.items()}
     return results
