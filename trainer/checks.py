@@ -149,9 +149,8 @@ def time_limit(max_seconds: float | None, max_time: Any) -> float | None:
 
 def batches(name: str, value: Any, *, least: int = 1) -> None:
     """Check a number of batches (whole, >= `least`), a share (0 to 1.0], or None."""
-    is_count = is_whole(value) and value >= least
-    is_share = not is_whole(value) and is_number(value) and 0 < value <= 1
-    if not (value is None or is_count or is_share):
+    fits = value >= least if is_whole(value) else is_number(value) and 0 < value <= 1
+    if value is not None and not fits:
         refuse(name, f"a whole number of batches >= {least}, a share of them in (0.0, 1.0], or None", value)
 
 

@@ -185,12 +185,11 @@ class Predictions(dict[str, Any]):
     shown_rows = 10
 
     def _repr_html_(self) -> str:
-        columns = [column for column in self.values() if not isinstance(column, tuple)]
-        names = [name for name, column in self.items() if not isinstance(column, tuple)]
-        count = min(map(len, columns), default=0)
-        rows = [[_shown(column[row]) for column in columns] for row in range(min(count, self.shown_rows))]
+        columns = {name: column for name, column in self.items() if not isinstance(column, tuple)}
+        count = min(map(len, columns.values()), default=0)
+        rows = [[_shown(column[row]) for column in columns.values()] for row in range(min(count, self.shown_rows))]
         note = f"{count:,} rows" + (f", the first {self.shown_rows}" if count > self.shown_rows else "")
-        return f"<div><b>Predictions</b>: {note}" + table_html(names, rows) + "</div>"
+        return f"<div><b>Predictions</b>: {note}{table_html([*columns], rows)}</div>"
 
 
 def _shown(value: Any) -> Any:

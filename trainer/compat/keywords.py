@@ -25,8 +25,6 @@ SAME_MEANING = {
     "resume_from_checkpoint": "resume",
 }
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
-_ACCUMULATE = "is Trainer(gradient_accumulation_steps=k)"
-_CLIP = "is Trainer(clip_norm=...)"
 HINTS = {
     "x": "and y go together into the first argument: fit((x, y), epochs, batch_size=...)",
     "y": "goes with the inputs into the first argument: fit((x, y), epochs, batch_size=...)",
@@ -38,9 +36,8 @@ HINTS = {
     "class_weight": "belongs to the loss: nn.CrossEntropyLoss(weight=Tensor([...])), or a loss of your own",
     "sample_weight": "is a column: fit((x, y, weight)) with a loss_fn(prediction, label, weight)",
     "args": "has no counterpart: give the arguments one by one",
-    "gradient_clip_val": _CLIP,
-    "max_grad_norm": _CLIP,
-    "accumulate_grad_batches": _ACCUMULATE,
+    **dict.fromkeys(("gradient_clip_val", "max_grad_norm"), "is Trainer(clip_norm=...)"),
+    "accumulate_grad_batches": "is Trainer(gradient_accumulation_steps=k)",
     "precision": "is Trainer(amp_level='O2')",
     "accelerator": "is MindSpore's device_target",
     "devices": "are processes: trainer launch -n N",
@@ -49,17 +46,13 @@ HINTS = {
     "logger": "is a callback: callbacks=[TensorBoard(...)]",
 }
 VERBS = {
-    "test": "evaluate(dataset) returns the loss and the metrics",
-    "validate": "evaluate(dataset) returns the loss and the metrics",
-    "score": "evaluate(dataset) returns the loss and the metrics",
+    **dict.fromkeys(("test", "validate", "score"), "evaluate(dataset) returns the loss and the metrics"),
     "transform": "predict(data) returns the network's outputs",
     "fit_generator": "fit(generator_function, epochs) takes iterables as they are",
     "train_on_batch": "fit([batch], 1) trains on one batch",
     "summary": "print(trainer.network) shows the network",
-    "save_weights": "save(folder) writes a snapshot",
+    **dict.fromkeys(("save_weights", "save_checkpoint", "push_to_hub"), "save(folder) writes a snapshot"),
     "load_weights": "load(path) reads a snapshot",
-    "save_checkpoint": "save(folder) writes a snapshot",
-    "push_to_hub": "save(folder) writes a snapshot",
 }
 
 

@@ -58,11 +58,7 @@ def evaluate(
 def predict(trainer: Trainer, *predict_data: Any, backend: str | None = None, config: Any = None) -> Any:
     """Apply the network to Tensors, as `mindspore.Model.predict` does.
 
-    Args:
-        trainer: whose network is applied.
-        predict_data: what the network takes.
-        backend: None, or "lite", for which the network itself is used as in MindSpore without MindSpore Lite.
-        config: settings of that backend; without effect.
+    The `backend` "lite" is the network itself, as in MindSpore without MindSpore Lite; `config` has no effect.
 
     Raises:
         ConfigurationError: another backend.
@@ -135,13 +131,7 @@ def fit(
     """Train and validate up to `epoch`, as `mindspore.Model.fit` does.
 
     Where a callback of MindSpore's kind watches steps, each step is a call, whatever the sink size, as in MindSpore on
-    CPU.
-
-    Args:
-        trainer: whose network is trained.
-        epoch, train_dataset, valid_dataset, valid_frequency, callbacks, sink_size, initial_epoch: as in MindSpore.
-        dataset_sink_mode, valid_dataset_sink_mode: as in MindSpore; evaluation takes one batch at a time.
-        options: `batch_size` and the other keywords of `Trainer.fit`.
+    CPU. Evaluation takes one batch at a time. `options` are the other keywords of `Trainer.fit`.
 
     Raises:
         ConfigurationError: an invalid number of epochs.
@@ -179,9 +169,7 @@ class _EpochsOfCall(Every):
 
     def __init__(self, epochs: int | Sequence[int], initial_epoch: int) -> None:
         super().__init__(epochs=1)
-        self._wanted = epochs
-        self._initial = initial_epoch
-        self._base = 0
+        self._wanted, self._initial, self._base = epochs, initial_epoch, 0
 
     def start(self, progress: Any) -> None:
         """Count from here."""

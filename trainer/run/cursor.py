@@ -21,27 +21,16 @@ logger = logging.getLogger(__name__)
 class Cursor:
     """The position of a training in its data; part of every snapshot.
 
-    Limits of a call count from the values of `progress` now. `valid_every` None validates at the end of each epoch.
-
-    Attributes:
-        position: right after the last row trained on.
-        meter: mean loss of the current epoch.
-        base: epoch and step that the limits of the call count from.
+    `valid_every` None validates at the end of each epoch.
     """
 
     def __init__(
-        self,
-        source: Source,
-        progress: Progress,
-        valid_every: Every | None = None,
-        filling: RowFilling | None = None,
+        self, source: Source, progress: Progress, valid_every: Every | None = None, filling: RowFilling | None = None
     ) -> None:
-        self.source = source
-        self.valid_every = valid_every
-        self.filling = filling
-        self.position = Position() if source.endless else Position(progress.epoch)
-        self.meter = LossMeter()
-        self.base = {"epoch": progress.epoch, "step": progress.global_step}
+        self.source, self.valid_every, self.filling = source, valid_every, filling
+        self.position = Position() if source.endless else Position(progress.epoch)  # after the last row trained on
+        self.meter = LossMeter()  # of the current epoch
+        self.base = {"epoch": progress.epoch, "step": progress.global_step}  # from which the call's limits count
         self._progress = progress
         self._of_all: tuple[Position, dict[str, Any]] | None = None
         if valid_every is not None:

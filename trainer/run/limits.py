@@ -60,14 +60,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Trial:
-    """The bounds of a shortened `fit`.
-
-    Args:
-        fast_dev_run: True for one batch, or a number of batches, of training and of validation, in one epoch; callbacks
-            that leave something behind (snapshots, logs) are left out.
-        overfit_batches: train on the same first batches in every epoch: a number, or a share of the data.
-        limit_train_batches, limit_valid_batches: batches of each epoch and of each validation set: a number, or a share
-            of them. No validation with 0.
+    """The bounds of a shortened `fit`; `Trainer.fit` says what they mean.
 
     Raises:
         ConfigurationError: an argument is not of the kind named, or two contradict each other.

@@ -16,7 +16,7 @@ from mindspore import Tensor, amp, nn
 from callbacks import Callback, ModelCheckpoint, SkipNonFinite
 from tests.trainer.distributed import jobs
 from trainer import Trainer
-from trainer.run import data_waits
+from trainer.run import run as training_run
 
 ROWS = 64  # of a step, over all processes
 
@@ -90,8 +90,8 @@ def slow_rank(trainer, x, y):
             time.sleep(0.1 * trainer.group.rank)
             yield x[first : first + 32], y[first : first + 32]
 
-    logger = logging.getLogger("trainer.run.data_waits")
-    data_waits.LEAST_WAIT_SECONDS = 0.2
+    logger = logging.getLogger("trainer.run.run")
+    training_run.LEAST_WAIT_SECONDS = 0.2
     logger.addHandler(handler)
     trainer.fit(batches, 2, callbacks=[], sharded=True)
     logger.removeHandler(handler)
