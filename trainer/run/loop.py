@@ -258,13 +258,13 @@ def restored(trainer: TrainerBase, path: Path, *, resumed: bool = False) -> None
 
 
 def saved(trainer: TrainerBase, path: Path) -> None:
-    """Record a durable snapshot and call `on_save_checkpoint`."""
+    """Set `state.snapshot` to a durable snapshot's path and call `on_save_checkpoint`."""
     trainer.state.snapshot = path
     trainer.callbacks.call("on_save_checkpoint", trainer)
 
 
 def drifted(trainer: TrainerBase, drift: dict[str, Any]) -> None:
-    """Record a detector's report and call `on_drift`."""
+    """Set `state.drift` to a drift detector's report and call `on_drift`."""
     trainer.state.drift = drift
     trainer.callbacks.call("on_drift", trainer)
 

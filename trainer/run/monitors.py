@@ -49,9 +49,8 @@ def check_monitors(
             if monitor in produced or base in produced:
                 monitored[monitor] = produced.get(monitor, produced.get(base))
                 continue
-            hint = did_you_mean(monitor, produced)
-            if monitor in validated:
-                hint = "; it comes from validation, and no valid_dataset was given"
+            missing = "; it comes from validation, and no valid_dataset was given"
+            hint = missing if monitor in validated else did_you_mean(monitor, produced)
             raise ConfigurationError(
                 f"{type(callback).__name__}(monitor={monitor!r}): no metric of that name is produced; "
                 f"available are {', '.join(produced)}{hint}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,12 +131,9 @@ class TrainedNetwork:
         """Return the latest skipped steps, at most 16, as `global_step` after them."""
         return self.builder.read_bad_steps(self.state.progress.global_step)
 
-    @contextlib.contextmanager
-    def averaged_weights(self) -> Iterator[None]:
+    def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Use the averaged weights of `EMA` or `SWA`, if any, inside the context."""
-        average = self.builder.average
-        with average.applied() if average is not None else contextlib.nullcontext():
-            yield
+        return contextlib.nullcontext() if self.builder.average is None else self.builder.average.applied()
 
     def use_averaged_weights(self) -> None:
         """Replace the weights by the averages of `EMA` or `SWA`."""
@@ -205,13 +202,8 @@ class TrainerBase(TrainedNetwork):
         tables = {task: score_table(of_task(self.metrics, task, tasks).values()) for task in tasks}
         return {task: table for task, table in tables.items() if table is not None}
 
-    def report_drift(self, drift: dict[str, Any]) -> None:
-        """Set `state.drift` to a drift detector's report and call `on_drift`."""
-        loop.drifted(self, drift)
-
-    def report_snapshot(self, path: Path) -> None:
-        """Set `state.snapshot` to a durable snapshot's path and call `on_save_checkpoint`."""
-        loop.saved(self, path)
+    report_drift = loop.drifted
+    report_snapshot = loop.saved
 
     def snapshot_content(self) -> Content:
         """Return the content of a snapshot taken now."""
@@ -316,6 +308,7 @@ class TrainerBase(TrainedNetwork):
     def _repr_html_(self) -> str:
         """Return the network's layers with their parameters, and the settings."""
         network, total = self.network, _count(self.network)
+        tables = [f"{name}: {table['rows']:,} rows" for name, table in self.read_tables().items()]
         rows = [[name, type(cell).__name__, _count(cell)] for name, cell in children_of(network).items()]
         rows = rows or [["", type(network).__name__, total]]
         settings = {
@@ -325,8 +318,7 @@ class TrainerBase(TrainedNetwork):
             "learning rate": self.learning_rate,
             "precision": self.precision.level,
             "sink": self.sink_mode,
-            "sparse tables": ", ".join(f"{name}: {t['rows']:,} rows" for name, t in self.read_tables().items())
-            or "none",
+            "sparse tables": ", ".join(tables) or "none",
             "metrics": ", ".join(self.metrics) or "none",
             "steps done": f"{self.state.progress.global_step:,}",
             "epochs done": f"{self.state.progress.epoch:,} (a further fit counts on from here)",
