@@ -188,8 +188,7 @@ def prediction_feed(
     """Return the feed of a prediction, with the input columns alone."""
     check = column_checks.ColumnCheck(trainer.network, 0, extra=True, assumed=trainer.builder.list_types.assumed)
     source.warn_of_non_finite()
-    columns = arguments_of(trainer.features, trainer.network)[1]
-    options = FeedOptions(columns=columns, check=check, fill_up_to=fill_up_to)
+    options = FeedOptions(check=check, fill_up_to=fill_up_to)
     return _inference_feed(trainer, source, trainer.network, options, labels_needed=False)
 
 
@@ -197,9 +196,11 @@ def _inference_feed(
     trainer: TrainedNetwork, source: Source, network: nn.Cell, options: FeedOptions, *, labels_needed: bool
 ) -> Feed:
     labels = trainer.label_count if trainer.eval_network is None else 0
+    _, most, arguments = arguments_of(trainer.features, network)
     options = dataclasses.replace(
         options,
-        arguments=arguments_of(trainer.features, network)[2],
+        columns=None if labels_needed else most,
+        arguments=arguments,
         list_types=trainer.builder.list_types,
         order=column_order(trainer, source, network, labels, labels_needed=labels_needed),
         transform=lambda: None if trainer.tables is None else trainer.tables.reading,

@@ -178,7 +178,7 @@ class OnlineMetrics(Stateful):
             "event_time": self._event_time(),
             "drift": drift["json"],
         }
-        return {"json": state, "arrays": metrics["arrays"] | {_DRIFT + name: a for name, a in drift["arrays"].items()}}
+        return {"json": state, "arrays": {**metrics["arrays"], **{_DRIFT + n: a for n, a in drift["arrays"].items()}}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""

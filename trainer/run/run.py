@@ -255,12 +255,12 @@ def train(
     before_first_step: Callable[[], Any] = lambda: None,
     valid_sets: Sequence[str] = (),
     online: OnlineMetrics | None = None,
-    **parts: Any,
+    **fields: Any,
 ) -> None:
     """Restore a snapshot if asked, create the run and train; close `feed`.
 
-    `before_first_step` is called after restoring, to detect mistakes early. `epochs` is None for a stream. `parts` are
-    other fields of the `Run`.
+    `before_first_step` is called after restoring, to detect mistakes early. `epochs` is None for a stream. `fields` are
+    others of the `Run`.
     """
     state = trainer.state
     seen: int | None = None
@@ -292,7 +292,7 @@ def train(
             steps=None if max_steps is None else cursor.base["step"] + max_steps,
             seconds=max_seconds,
         )
-        run = Run(trainer, feed, options, limits, cursor, valid_sets=valid_sets, online=online, **parts)
+        run = Run(trainer, feed, options, limits, cursor, valid_sets=valid_sets, online=online, **fields)
         trainer.run, state.limits = run, limits
         state.total_steps = steps_per_epoch(feed.size, trainer.accumulate)
         if trainer.tasks is not None:
