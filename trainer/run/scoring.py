@@ -65,9 +65,8 @@ class Scoring:
             expect(of_task(self._chosen, task, self._tasks), meaning)
         groups = [*map(group_of, self._chosen.values()), window.group]
         self.groups = tuple(dict.fromkeys(filter(None, groups)))  # names of the columns that metrics read as groups
-        self._silent = bool(chosen) and not self._chosen  # "loss" alone was asked for
         self._windows: dict[str, PrequentialMetrics] = {}
-        self._decided = self._silent
+        self._decided = bool(chosen) and not self._chosen  # "loss" alone was asked for
         self._restored: Mapping[str, Any] | None = None
         self._leave_open = False  # the restored state belongs to rank 0
         self._label_indexes: list[int] = []
