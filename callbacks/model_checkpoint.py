@@ -89,7 +89,7 @@ class ModelCheckpoint(Callback):
         folder = self.dirpath or in_run_folder(trainer, "checkpoints")
         if folder is None:
             raise ConfigurationError("ModelCheckpoint needs a folder: give dirpath=..., or a run folder to the trainer")
-        root = trainer.claim(folder)
+        root = trainer.saver.claim(folder)
         if root != self.root:
             self._records, self.best_name = [], None
         self.root = root
@@ -184,7 +184,7 @@ class ModelCheckpoint(Callback):
             names = {record["name"] for record in dropped}
             others = [entry.name for entry in self.root.iterdir() if entry.is_dir() and entry.name not in names]
             try:
-                trainer.prune(self.root, sorted(others))
+                trainer.saver.prune(self.root, sorted(others))
             except OSError as error:
                 logger.warning("ModelCheckpoint: %s could not be removed: %s", ", ".join(sorted(names)), error)
         self._records = [record for record in self._records if record not in dropped]

@@ -93,7 +93,7 @@ class Logger(Callback):
         if not self._described:
             self._described = True
             values = self.hparams if self.hparams is not None else hyperparameters(trainer)
-            self.log_hyperparameters(mask_value(dict(values)), trainer.metric_names)
+            self.log_hyperparameters(mask_value(dict(values)), tuple(trainer.metric_directions))
         due = self._due(trainer)
         if due:
             outputs = trainer.state.outputs

@@ -4,6 +4,7 @@ import shutil
 import pytest
 
 from callbacks import EarlyStopping, Every, LambdaCallback, ModelCheckpoint
+from trainer.checkpoint.saver import Saver
 from trainer.errors import CheckpointError, ConfigurationError, FolderInUseError
 from trainer.trainer import Trainer
 
@@ -53,13 +54,13 @@ def test_a_good_validation_between_two_cadences_gets_its_own_snapshot(fit, tmp_p
 
 
 def test_nothing_is_removed_before_a_newer_snapshot_is_durable(fit, tmp_path, monkeypatch):
-    prune, left = Trainer.prune, []
+    prune, left = Saver.prune, []
 
-    def watched(trainer, root, keep):
-        left.append((trainer.state.snapshot.name, names(root)))
-        prune(trainer, root, keep)
+    def watched(saver, root, keep):
+        left.append((saver.newest.name, names(root)))
+        prune(saver, root, keep)
 
-    monkeypatch.setattr(Trainer, "prune", watched)
+    monkeypatch.setattr(Saver, "prune", watched)
     fit(ModelCheckpoint(every=4, keep_last=1, background=True), epochs=1, valid=False)
     assert left == [("step_00000008", ["step_00000004", "step_00000008"])]
     assert names(tmp_path / "checkpoints") == ["step_00000008"]

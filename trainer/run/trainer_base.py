@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,13 +170,8 @@ class TrainerBase(TrainedNetwork):
         return None if self.run is None else self.run.feed.source.dataset
 
     @property
-    def metric_names(self) -> tuple[str, ...]:
-        """Names that a callback may monitor in the current run."""
-        return tuple(self.metric_directions)
-
-    @property
     def metric_directions(self) -> dict[str, bool | None]:
-        """Metrics of the current run: name -> whether higher is better, or None."""
+        """Metrics that a callback may monitor now: name -> whether higher is better."""
         valid_sets, online = ((), None) if self.run is None else (self.run.valid_sets, self.run.online)
         return produced_metrics(self.metrics, self.tasks, valid_sets or ("",), online)
 
@@ -279,21 +274,9 @@ class TrainerBase(TrainedNetwork):
         path = fetched_snapshot(path, self.group) or path
         init_from(self.snapshot_content(), self.features, path, parameter_map, strict=strict)
 
-    def claim(self, root: str | Path) -> Path:
-        """Reserve a snapshot folder for this run; return its resolved path.
-
-        Raises:
-            ConfigurationError: it cannot be created or written. FolderInUseError: another run writes there.
-        """
-        return self.saver.claim(root)
-
     def rollback(self) -> None:
         """Reset weights, optimizer and step state to the latest snapshot of this run."""
         self.saver.rollback()
-
-    def prune(self, root: str | Path, keep: Collection[str]) -> None:
-        """Remove the snapshots of `root` that are not in `keep`."""
-        self.saver.prune(Path(root), keep)
 
     def set_pointer(self, root: str | Path, pointer: str, name: str) -> None:
         """Point the file "last" or "best" of `root` at a snapshot; only rank 0 writes it."""
