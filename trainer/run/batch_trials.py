@@ -38,12 +38,7 @@ class BatchSizeTrials:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Restore weights, optimizer, loss scale, generators and position at the end.
-
-        Raises:
-            ConfigurationError: rows of sparse tables or accumulated gradients cannot be restored, or the data come in
-                batches of their own.
-        """
+        """Restore weights, optimizer, loss scale, generators and position at the end."""
         trainer = self.trainer
         if trainer.tables is not None:
             raise ConfigurationError("a search for a batch size puts back weights, not rows of sparse tables")

@@ -53,9 +53,6 @@ def only_thread(verb: str) -> Iterator[None]:
     """Refuse calls of verbs from other threads while the context is open.
 
     They cannot take turns: MindSpore holds the GIL while it waits for a graph, whose Python operators need it.
-
-    Raises:
-        ConfigurationError: another thread is inside a verb.
     """
     own = threading.current_thread()
     with _calls_lock:
@@ -131,11 +128,7 @@ def _nested(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[Stop
 
 
 def check_idle(trainer: TrainerBase) -> None:
-    """Check that the trainer is idle.
-
-    Raises:
-        ConfigurationError: another run is under way.
-    """
+    """Check that no other run is under way."""
     if trainer.state.phase is not Phase.IDLE:
         raise ConfigurationError(f"the trainer is busy with {trainer.state.phase.value}; one run at a time")
 

@@ -108,11 +108,7 @@ def prepare_training(
 
 
 def kept_columns(features: Features | None, data: tuple[Any, ...]) -> KeptColumns:
-    """Return the collector of the columns kept for output.
-
-    Raises:
-        ConfigurationError: `data` are no raw rows, or no columns are kept.
-    """
+    """Return the collector of the columns of raw rows that are kept for output."""
     if features is None or len(data) != 1 or not is_raw(data[0]):
         raise ConfigurationError("predict(keep=True) goes with Trainer(features=...) and one argument of raw rows")
     features.check_keep()
@@ -146,12 +142,7 @@ def batch_size_for(features: Features | None, data: Any, batch_size: int | None)
 
 
 def stream_transform(features: Features | None, stream: Stream, processes: int) -> BatchTransform | None:
-    """Return the transform of the stream's raw rows; None without features.
-
-    Raises:
-        ConfigurationError: the features learn from data and have not yet; or they learn from a stream of which each
-            process reads a part.
-    """
+    """Return the transform of the stream's raw rows; None without features."""
     if features is None:
         return None
     if features.learns_online:
@@ -173,11 +164,7 @@ def stream_transform(features: Features | None, stream: Stream, processes: int) 
 
 
 def window_drift(transform: BatchTransform | None, callbacks: Iterable[Callback]) -> WindowDrift | None:
-    """Return the `WindowDrift` of the features that callbacks monitor, or None.
-
-    Raises:
-        ConfigurationError: there are no declared features, or none of this name.
-    """
+    """Return the `WindowDrift` of the features that callbacks monitor, or None."""
     names = dict.fromkeys(name for callback in callbacks for name in callback.drift_features)
     if not names:
         return None

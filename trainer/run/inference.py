@@ -59,9 +59,6 @@ def try_metrics(trainer: TrainerBase, feeds: Iterable[Feed]) -> None:
     """Check the metrics on the first batch of all validation arrays.
 
     Other data are left alone: reading their first batch twice may change what they deliver.
-
-    Raises:
-        DataError: a metric cannot read these predictions and labels.
     """
     if trainer.group.size > 1 or all(isinstance(metric, Loss) for metric in trainer.metrics.values()):
         return

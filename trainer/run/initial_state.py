@@ -81,11 +81,7 @@ def init_from(
 
 
 def read_learned(path: str | Path) -> Learned:
-    """Read a snapshot, run folder, .ckpt file or published model.
-
-    Raises:
-        CheckpointError: no intact snapshot, file or version.
-    """
+    """Read a snapshot, run folder, .ckpt file or published model."""
     from ..serving.published import CURRENT  # of no use to other trainings
 
     path = durable.resolved(path)

@@ -32,10 +32,7 @@ def check_settings(trainer: TrainedNetwork, source: Source, limits: Mapping[str,
     """Check that all processes have the same network, settings and data.
 
     A collective call. Initial weights may differ: those of rank 0 are used. So may data that the user has divided, and
-    streams. `limits` are the arguments of the call that say when it ends.
-
-    Raises:
-        ConfigurationError: on all processes; the message names what differs, on which rank, and both values.
+    streams. `limits` are the arguments of the call that say when it ends. All processes raise the same error.
     """
     group = trainer.group
     if group.size == 1:
@@ -123,12 +120,7 @@ def _checksum(network: nn.Cell) -> int:
 
 
 def check_training(processes: int, network: nn.Cell, optimizer: nn.Cell | None) -> None:
-    """Check that several processes can train a network together.
-
-    Raises:
-        ConfigurationError: each would train a network of its own, or MindSpore's parallel context would divide the
-            network or the optimizer's state.
-    """
+    """Check that several processes can train copies of a network together."""
     if processes == 1:
         return
     if optimizer is None and not reducers_of(network):
@@ -153,11 +145,7 @@ def check_training(processes: int, network: nn.Cell, optimizer: nn.Cell | None) 
 
 
 def check_stream(processes: int, stream: Stream) -> None:
-    """Check that several processes can share a stream.
-
-    Raises:
-        ConfigurationError: the stream cannot be divided.
-    """
+    """Check that several processes can share a stream."""
     if stream.sharing is Sharing.ALONE:
         raise ConfigurationError(
             f"online_train: {type(stream).__name__} cannot be divided among {processes} processes: it has no "

@@ -60,11 +60,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Trial:
-    """The bounds of a shortened `fit`; `Trainer.fit` says what they mean.
-
-    Raises:
-        ConfigurationError: an argument is not of the kind named, or two contradict each other.
-    """
+    """The bounds of a shortened `fit`; `Trainer.fit` says what they mean."""
 
     fast_dev_run: bool | int = False
     overfit_batches: int | float | None = None

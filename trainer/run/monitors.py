@@ -36,9 +36,6 @@ def check_monitors(
     """Check that every monitored metric is produced; set the callbacks' directions.
 
     `validated` are the metrics that a validation set would add.
-
-    Raises:
-        ConfigurationError: a metric is not produced; the nearest name is given.
     """
     for callback in callbacks:
         if callback.monitor is None:

@@ -120,9 +120,6 @@ class Scoring:
 
         `predictions` are the network's outputs for the first batch, one per task; None when they do not have its rows.
         The processes of `group` decide by the first rows of all.
-
-        Raises:
-            DataError: a chosen metric cannot read these predictions and labels.
         """
         if self._decided:
             return
