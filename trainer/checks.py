@@ -73,7 +73,6 @@ def whole(
     """Return `value` as int if it is a whole number within the bounds.
 
     Args:
-        argument, value: the argument's name in messages, and its value.
         least, most: smallest and largest accepted value; None: unbounded.
         optional: whether None is accepted.
         also: other accepted values, for the message, such as ", or -1 to choose".
@@ -100,7 +99,6 @@ def number(
     """Return `value` as float if it is a real number within the bounds, not NaN.
 
     Args:
-        argument, value: the argument's name in messages, and its value.
         least, most: smallest and largest accepted value.
         above, below: bounds that are not accepted themselves; infinity asks for a finite number.
         optional: whether None is accepted.

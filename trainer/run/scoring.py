@@ -46,12 +46,10 @@ class Scoring:
         chosen: Mapping[str, Any],
         loss_fn: Any,
         label_count: int,
-        activations: Mapping[str, Activation] | None = None,
-        processes: int = 1,
+        activations: Mapping[str, Activation],
+        processes: int,
     ) -> None:
-        self.window = window
-        self.label_count = label_count
-        self._loss_fn = loss_fn
+        self.window, self.label_count, self._loss_fn = window, label_count, loss_fn
         self._multi = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._tasks: tuple[str, ...] = self._multi.tasks if self._multi is not None else ("",)
         self._chosen = {
@@ -59,8 +57,7 @@ class Scoring:
             for name, metric in chosen.items()
             if not isinstance(metric, Loss)
         }
-        declared = activations or {}
-        self._meanings = {task: meaning_of(self._loss_of(task), declared.get(task)) for task in self._tasks}
+        self._meanings = {task: meaning_of(self._loss_of(task), activations.get(task)) for task in self._tasks}
         for task, meaning in self._meanings.items():
             expect(of_task(self._chosen, task, self._tasks), meaning)
         groups = [*map(group_of, self._chosen.values()), window.group]
