@@ -88,8 +88,7 @@ class Trainer(TrainerBase):
     Attributes:
         group: the processes that train together (`trainer.distributed.group.Group`); one without a launcher.
         state: progress, latest outputs and metrics, why the run ended.
-        callbacks: callbacks of the current run, or of the last training.
-        history: `History` of the current run, or of the last training.
+        callbacks, history: those of the current run, or of the last training.
         run: the current training (`trainer.run.run.Run`), or None.
         saver: takes and restores snapshots.
         parts: name -> object with `state_dict` and `load_state_dict` that goes into snapshots.
@@ -211,7 +210,7 @@ class Trainer(TrainerBase):
         overfit_batches: int | float | None = None,
         fast_dev_run: bool | int = False,
     ) -> History:
-        """Train on finite data and return the history.
+        """Train on finite data and return the `History` of the run.
 
         Args:
             train_dataset: a `mindspore.dataset` pipeline, a dict or tuple of arrays (with `batch_size`), an iterable of
@@ -240,9 +239,6 @@ class Trainer(TrainerBase):
                 by heart: a number of batches, or a share.
             fast_dev_run: train one batch (or that many) and validate on as many, to find mistakes soon; callbacks that
                 leave files behind are left out, and `resume` is not used.
-
-        Returns:
-            The `History` of the run.
 
         Raises:
             ConfigurationError, DataError, CheckpointError: see these classes; SystemExit(128 + number) or
