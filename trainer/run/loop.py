@@ -140,7 +140,7 @@ def evaluate(
     call = trainer.callbacks.call
     trainer.state.evaluation = under_way = EvaluationState(feed.source.dataset, feed.size)
     call("on_eval_begin", trainer)
-    interrupted = empty = False
+    interrupted = False
 
     def leave() -> bool:
         nonlocal interrupted
@@ -148,8 +148,6 @@ def evaluate(
         return interrupted
 
     def own_outputs() -> Iterator[tuple[Any, int]]:
-        nonlocal empty
-        chunk = None
         for chunk in feed.chunks(Position(), should_stop=leave if trainer.group.size > 1 else _leaver(trainer)):
             if leave():
                 return
@@ -159,7 +157,6 @@ def evaluate(
             under_way.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             yield (outputs, host_columns(chunk, tally.groups)), chunk.num_samples
             call("on_eval_step_end", trainer)
-        empty = chunk is None
 
     try:
         for (outputs, columns), rows in lockstep_outputs(trainer.group, own_outputs(), feed.join_exchange):
@@ -170,7 +167,7 @@ def evaluate(
             raise
     if trainer.group.any(interrupted):
         return {}
-    if empty:
+    if under_way.chunk is None:
         raise DataError("evaluation: the dataset delivered no batches")
     results = tally.results()
     warn_of_loss(trainer, results.get("loss"))

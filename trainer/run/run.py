@@ -18,7 +18,6 @@ from ..data.feed import Feed
 from ..data.waiting import Observer
 from ..distributed.agreement import StopHooks, agree_to_stop, all_go_on
 from ..distributed.dense_state import align, check_training_step
-from ..distributed.group import Group
 from ..graph.dropout import repeatable
 from ..graph.graph_call import TrainRunner
 from ..graph.program import StepOptions
@@ -64,8 +63,8 @@ class Run:
     def __post_init__(self) -> None:
         self.callbacks = self.trainer.callbacks
         self.group = self.trainer.group
-        self.waits = DataWaits(self.feed, self.group)
         self.ended = False  # or failed
+        self._warned_of_waiting = self._warned_of_rank = False
         self._observer: Observer | None = None
         self._runners: dict[bool, TrainRunner] = {}
 
@@ -160,9 +159,31 @@ class Run:
         self.feed.clock.restart()
 
     def note_waits(self) -> None:
-        """Record each process's waiting for data in the state; a collective call."""
-        self.waits.warn()
-        self.trainer.state.data_waits = self.waits.gather()
+        """Record each process's share of waiting for data; warn once if it is high.
+
+        A collective call. Rank 0 warns about a process that the others wait for.
+        """
+        clock, source = self.feed.clock, self.feed.source
+        if not self._warned_of_waiting and _is_long(clock.share, clock.waited) and (hint := source.when_slow()):
+            self._warned_of_waiting = True
+            logger.warning("%.0f %% of the time is spent waiting for data: %s", 100 * clock.share, hint)
+        if self.group.size == 1:
+            return
+        shares, waited = self.group.gather(np.array([clock.share, clock.waited])).T
+        slowest = int(np.argmax(shares))
+        others = np.delete(shares, slowest).max()
+        uneven = shares[slowest] - others > LONG_WAIT
+        if uneven and _is_long(shares[slowest], waited[slowest]) and not self._warned_of_rank:
+            self._warned_of_rank = True
+            if self.group.is_main:
+                logger.warning(
+                    "rank %d spends %.0f %% of its time waiting for data, the others at most %.0f %%: every step waits "
+                    "for that process; look at its share of the data, its disk and its processor",
+                    slowest,
+                    100 * shares[slowest],
+                    100 * others,
+                )
+        self.trainer.state.data_waits = tuple(shares.tolist())
 
     def at_epoch_start(self) -> bool:
         """Return whether an epoch begins here; streams have none."""
@@ -307,45 +328,6 @@ def train(
         drained = state.stop_reason is not None and state.stop_reason.kind in ("stream_end", "idle")
         if seen is not None and not drained:  # after an exception too: rows read ahead are read again by the next call
             feed.go_back(cursor.position, state.progress.samples_seen - seen)
-
-
-class DataWaits:
-    """Measures the share of time spent waiting for data; warns once if it is high."""
-
-    def __init__(self, feed: Feed, group: Group) -> None:
-        self.feed, self.group = feed, group
-        self._warned = self._warned_of_rank = False
-
-    def warn(self) -> None:
-        """Warn with the source's advice if this process waits a third of its time."""
-        clock = self.feed.clock
-        if not self._warned and _is_long(clock.share, clock.waited) and (hint := self.feed.source.when_slow()):
-            self._warned = True
-            logger.warning("%.0f %% of the time is spent waiting for data: %s", 100 * clock.share, hint)
-
-    def gather(self) -> tuple[float, ...] | None:
-        """Return each process's share of waiting, by rank; None for one process.
-
-        A collective call. Rank 0 warns about a process that the others wait for.
-        """
-        if self.group.size == 1:
-            return None
-        clock = self.feed.clock
-        shares, waited = self.group.gather(np.array([clock.share, clock.waited])).T
-        slowest = int(np.argmax(shares))
-        others = np.delete(shares, slowest).max()
-        uneven = shares[slowest] - others > LONG_WAIT
-        if uneven and _is_long(shares[slowest], waited[slowest]) and not self._warned_of_rank:
-            self._warned_of_rank = True
-            if self.group.is_main:
-                logger.warning(
-                    "rank %d spends %.0f %% of its time waiting for data, the others at most %.0f %%: every step waits "
-                    "for that process; look at its share of the data, its disk and its processor",
-                    slowest,
-                    100 * shares[slowest],
-                    100 * others,
-                )
-        return tuple(shares.tolist())
 
 
 def _is_long(share: float, waited: float) -> bool:
