@@ -135,12 +135,6 @@ def _learn_together(features: Features, data: Any, group: Group) -> None:
     group.check_same("what the features have learned", features.learned.state_dict()["arrays"])
 
 
-def batch_size_for(features: Features | None, data: Any, batch_size: int | None) -> int | None:
-    """Return the rows of a batch; raw rows have a default."""
-    raw = features is not None and batch_size is None and is_raw(data)
-    return DEFAULT_BATCH_SIZE if raw else batch_size
-
-
 def stream_transform(features: Features | None, stream: Stream, processes: int) -> BatchTransform | None:
     """Return the transform of the stream's raw rows; None without features."""
     if features is None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mindspore import Parameter, nn
 
 from ..data.chunk import Chunk
 from ..data.feed import Feed
@@ -304,7 +303,9 @@ def train(
         check_settings(trainer, feed.source, {"epochs": epochs, "max_steps": max_steps})
         trainer.group.connect()  # before a graph that sums over processes
         warn_of_own_statistics(trainer.network, trainer.group)
-        align(trainer.group, trained_parameters(trainer.network, trainer.optimizer))
+        cells = [cell for cell in (trainer.network, trainer.optimizer) if cell is not None]
+        trained = {id(parameter): parameter for cell in cells for parameter in parameters_of(cell)}  # each once
+        align(trainer.group, list(trained.values()))
         before_first_step()
         if not cursor.position.micro_batches:
             trainer.builder.accumulation.clear()  # left by a training that was stopped inside one
@@ -341,9 +342,3 @@ def stop_hooks(trainer: TrainerBase) -> StopHooks:
         return trainer.state.requested_stop if trainer.run is None else trainer.run.requested_stop()
 
     return StopHooks(requested_stop, trainer.state.agree_to_stop)
-
-
-def trained_parameters(network: nn.Cell, optimizer: nn.Cell | None) -> list[Parameter]:
-    """Return the parameters of network and optimizer, each once."""
-    cells = [cell for cell in (network, optimizer) if cell is not None]
-    return list({id(parameter): parameter for cell in cells for parameter in parameters_of(cell)}.values())

@@ -16,6 +16,7 @@ from ..data.feed import Feed
 from ..data.finite.datasets import is_arrays, make_source
 from ..data.finite.shards import make_shard
 from ..errors import ConfigurationError, DataError
+from ..features.feature_data import is_raw
 from ..features.features import Inputs
 from ..state import Phase
 from . import declared_features
@@ -59,7 +60,8 @@ def fit(
     if trial.limit_valid_batches == 0:
         valid_dataset = None
     resume = declared_features.restore(trainer, resume, callbacks)
-    batch_size = declared_features.batch_size_for(trainer.features, train_dataset, batch_size)
+    if batch_size is None and trainer.features is not None and is_raw(train_dataset):
+        batch_size = declared_features.DEFAULT_BATCH_SIZE
     given_dataset = train_dataset
     train_dataset = declared_features.prepare_training(trainer, train_dataset, batch_size, shuffle, sharded)
     cut = is_arrays(train_dataset) or train_dataset is not given_dataset  # into batches of `batch_size` rows
