@@ -141,11 +141,8 @@ def fit(
     checks.boolean("valid_dataset_sink_mode", valid_dataset_sink_mode)
     if not checks.is_whole(initial_epoch) or not 0 <= initial_epoch < max(epoch, 1):
         checks.refuse("initial_epoch", f"a whole number from 0 below epoch={epoch}", initial_epoch)
-    if isinstance(valid_frequency, Sequence):
-        for number in valid_frequency:
-            checks.whole("valid_frequency", number)
-    else:
-        checks.whole("valid_frequency", valid_frequency, also=" (epochs), or a list of epochs")
+    for number in valid_frequency if isinstance(valid_frequency, Sequence) else (valid_frequency,):
+        checks.whole("valid_frequency", number, also=" (epochs), or a list of epochs")
     return training.fit(
         trainer,
         train_dataset,
