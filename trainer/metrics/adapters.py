@@ -11,7 +11,7 @@ import mindspore.train as ms_train
 import numpy as np
 
 from ..checks import nonempty_text, refuse, whole
-from .predictions import Meaning, group_column, joined_states, row_weights, split_states, to_numpy
+from .predictions import CountsByName, Meaning, group_column, row_weights, to_numpy
 from .window_metric import Direction, RowMetric, WindowMetric
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,13 @@ def direction_of(metric: Any) -> Direction | Mapping[str, Direction]:
     """Return ``higher_is_better``, known for MindSpore's classes; None if unknown."""
     known = True if isinstance(metric, _HIGHER) else False if isinstance(metric, _LOWER) else None
     return getattr(metric, "higher_is_better", known)
+
+
+def directions_of(metric: Any) -> dict[str, Direction]:
+    """Return `direction_of` by part of the metric's value; "": it is one number."""
+    higher = direction_of(metric)
+    parts = metric.parts if isinstance(metric, RowMetric | WindowMetric) else ()
+    return {part: higher.get(part) if isinstance(higher, Mapping) else higher for part in parts or ("",)}
 
 
 class BySlice(RowMetric):
@@ -64,14 +71,14 @@ class BySlice(RowMetric):
         self._prefix = f"{column}=" if prefix is None else prefix
         self.max_slices = whole("BySlice(max_slices=...)", max_slices)
         self._empty = empty
-        self._slices: dict[str, Any] = {}
-        self._known: dict[str, None] = {}
+        self.clear()
 
     def clear(self) -> None:
-        self._slices, self._known = {}, {}
+        self._known: dict[str, None] = {}
+        self.restart()
 
     def restart(self) -> None:
-        self._slices = {}
+        self._slices = CountsByName()
 
     def expect(self, meaning: Meaning) -> None:
         """Pass `meaning` to the slices; each applies the activation itself."""
@@ -90,11 +97,10 @@ class BySlice(RowMetric):
             self._slice(str(value)).update(predictions[rows], labels[rows], weights=part)
 
     def _slice(self, name: str) -> Any:
+        if len(self._known) < self.max_slices:
+            self._known[name] = None
         if name not in self._known:
-            if len(self._known) >= self.max_slices:
-                name = OTHER
-            else:
-                self._known[name] = None
+            name = OTHER
         if name not in self._slices:
             self._slices[name] = copy.deepcopy(self._empty)
         return self._slices[name]
@@ -116,20 +122,17 @@ class BySlice(RowMetric):
                 self._slice(name).merge(metric)
 
     def decay(self, factor: float) -> None:
-        for metric in self._slices.values():
-            metric.decay(factor)
+        self._slices.decay(factor)
 
     def state_dict(self) -> dict[str, Any]:
-        state = joined_states({name: metric.state_dict() for name, metric in self._slices.items()})
+        state = self._slices.state_dict()
         return {"json": {"slices": state["json"], "known": list(self._known)}, "arrays": state["arrays"]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._known = dict.fromkeys(state["json"]["known"])
-        self._slices = {}
-        states = split_states({"json": state["json"]["slices"], "arrays": state["arrays"]})
-        for name, of_slice in states.items():
-            metric = self._slices[name] = copy.deepcopy(self._empty)
-            metric.load_state_dict(of_slice)
+        names = [name for name, _ in state["json"]["slices"]]
+        self._slices = CountsByName({name: copy.deepcopy(self._empty) for name in names})
+        self._slices.load_state_dict({"json": state["json"]["slices"], "arrays": state["arrays"]})
 
 
 class WindowOnly:
@@ -149,7 +152,6 @@ class WindowOnly:
 
     @property
     def higher_is_better(self) -> Any:
-        """Return the metric's own direction."""
         return direction_of(self.metric)
 
     def restart(self) -> None:
@@ -165,7 +167,6 @@ class WindowOnly:
         return self.metric.eval()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metric's state; an empty one if it has none."""
         save = getattr(self.metric, "state_dict", None)
         return save() if callable(save) else {"json": None, "arrays": {}}
 
@@ -174,11 +175,14 @@ class WindowOnly:
             if state["arrays"]:
                 self.metric.update(state["arrays"]["predictions"], state["arrays"]["labels"])
             elif state["json"]["too_many"]:
-                logger.warning("%s: the window begins without rows before the snapshot", type(self.metric).__name__)
+                self._warn_of_lost_rows()
             return
         load = getattr(self.metric, "load_state_dict", None)
         if callable(load) and state["json"] is not None:
             load(state)
+
+    def _warn_of_lost_rows(self) -> None:
+        logger.warning("%s: the window begins without rows before the snapshot", type(self.metric).__name__)
 
 
 class GatheredRows(WindowOnly):
@@ -202,15 +206,12 @@ class GatheredRows(WindowOnly):
         self.metric.clear()
 
     def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
-        """Keep copies of the rows."""
         if self._too_many:
             return
-        predictions, labels = np.array(predictions), np.array(labels)
-        self._bytes += predictions.nbytes + labels.nbytes
+        self._rows.append((np.array(predictions), np.array(labels)))
+        self._bytes += sum(array.nbytes for array in self._rows[-1])
         if self._bytes > self.max_bytes:
             self._drop()
-            return
-        self._rows.append((predictions, labels))
 
     def _drop(self) -> None:
         self._rows, self._too_many = [], True
@@ -232,25 +233,21 @@ class GatheredRows(WindowOnly):
         return self.metric.eval()
 
     def merge(self, other: GatheredRows) -> None:
-        """Add the rows of another process."""
         self._rows += other._rows
         self._bytes += other._bytes
         if other._too_many or self._bytes > self.max_bytes:
             self._drop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the kept rows."""
-        arrays = {}
-        if self._rows:
-            predictions, labels = (np.concatenate(parts) for parts in zip(*self._rows, strict=True))
-            arrays = {"predictions": predictions, "labels": labels}
+        columns = [np.concatenate(parts) for parts in zip(*self._rows, strict=True)]
+        arrays = dict(zip(("predictions", "labels"), columns, strict=bool(columns)))
         return {"json": {"gathered": True, "too_many": self._too_many}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.restart()
         if not _is_gathered(state):
             if state["json"] is not None:
-                logger.warning("%s: the window begins without rows before the snapshot", type(self.metric).__name__)
+                self._warn_of_lost_rows()
             return
         self._too_many = state["json"]["too_many"]
         if state["arrays"]:

@@ -8,24 +8,23 @@ Log loss, which also covers classes, is in `trainer.metrics.classes`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from ..checks import whole
 from ..errors import DataError
-from .binary_counts import AucCounts, BinarySums, Counts, JointCounts
+from .binary_counts import AucCounts, BinarySums
 from .histogram import DEFAULT_BUCKETS, DEFAULT_BUFFER_ROWS, ScoreHistogram
 from .predictions import (
     LINKS,
+    CountsByName,
     activate,
     binary_scores,
     check_link,
     hard_labels,
-    joined_states,
     outside_unit,
     row_weights,
-    split_states,
     to_numpy,
 )
 from .window_metric import RowMetric
@@ -37,7 +36,7 @@ THRESHOLDS = 101
 
 
 class BinaryMetric(RowMetric):
-    """Base of binary metrics: keeps `Counts` per label and reads values from them.
+    """Base of binary metrics: keeps counts per label and reads values from them.
 
     Args:
         link: how predictions become scores; see `trainer.metrics.predictions.check_link`.
@@ -50,9 +49,12 @@ class BinaryMetric(RowMetric):
         self._link = check_link(link)
         self.clear()
 
-    def make_counts(self, labels: int) -> Counts:
-        """Return empty counts for one of `labels` labels."""
+    def make_counts(self, labels: int) -> Any:
+        """Return empty counts for one of `labels` labels, see `CountsByName`."""
         raise NotImplementedError
+
+    def _counts_of(self, labels: int) -> CountsByName:
+        return CountsByName({str(label): self.make_counts(labels) for label in range(labels)})
 
     def read(self, counts: Any) -> float | dict[str, float]:
         """Return the value of one label, or its parts."""
@@ -67,7 +69,7 @@ class BinaryMetric(RowMetric):
         return self._link
 
     def clear(self) -> None:
-        self._counts: list[Counts] = []
+        self._counts = CountsByName()
 
     def score_histogram(self) -> ScoreHistogram | None:
         """Return the score histogram of the first label, or None; do not modify it."""
@@ -75,8 +77,7 @@ class BinaryMetric(RowMetric):
 
     def restart(self) -> None:
         """Forget all rows; remember whether predictions are logits."""
-        for counts in self._counts:
-            counts.restart()
+        self._counts.restart()
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
         """Add rows.
@@ -94,12 +95,11 @@ class BinaryMetric(RowMetric):
         link = self.link
         if several and link == "softmax":
             predictions, link = activate(link, predictions), "identity"
-        if not self._counts:
-            self._counts = [self.make_counts(columns) for _ in range(columns)]
+        self._counts = self._counts or self._counts_of(columns)
         if len(self._counts) != columns:
             raise DataError(f"{type(self).__name__} has counted {len(self._counts)} labels; received {columns}")
         weights = row_weights(weights, len(labels))
-        for column, counts in enumerate(self._counts):
+        for column, counts in enumerate(self._counts.values()):
             chosen = (slice(None), column) if several else slice(None)
             scores, of_label, logits = binary_scores(predictions[chosen], labels[chosen], link)
             if len(scores):
@@ -111,8 +111,9 @@ class BinaryMetric(RowMetric):
     def value(self) -> float | dict[str, float]:
         """Return the value; of several labels "" is the mean, the index one label."""
         if len(self._counts) < 2:
-            return self.read(self._counts[0] if self._counts else self.make_counts(1))
-        each = [values if isinstance(values, dict) else {"": values} for values in map(self.read, self._counts)]
+            return self.read(self._counts.get("0") or self.make_counts(1))
+        each = [self.read(counts) for counts in self._counts.values()]
+        each = [values if isinstance(values, dict) else {"": values} for values in each]
         results = {}
         for part in each[0]:
             values = np.array([parts[part] for parts in each])
@@ -122,23 +123,19 @@ class BinaryMetric(RowMetric):
         return results
 
     def merge(self, other: BinaryMetric) -> None:
-        if not self._counts:
-            self._counts = [self.make_counts(len(other._counts)) for _ in other._counts]
-        for mine, counts in zip(self._counts, other._counts, strict=bool(other._counts)):
-            mine.merge(counts)
+        if other._counts:
+            self._counts = self._counts or self._counts_of(len(other._counts))
+            self._counts.merge(other._counts)
 
     def decay(self, factor: float) -> None:
-        for counts in self._counts:
-            counts.decay(factor)
+        self._counts.decay(factor)
 
     def state_dict(self) -> dict[str, Any]:
-        return joined_states({str(label): counts.state_dict() for label, counts in enumerate(self._counts)})
+        return self._counts.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        states = split_states(state)
-        self._counts = [self.make_counts(len(states)) for _ in states]
-        for counts, of_label in zip(self._counts, states.values(), strict=True):
-            counts.load_state_dict(of_label)
+        self._counts = self._counts_of(len(state["json"]))
+        self._counts.load_state_dict(state)
 
 
 class Auc(BinaryMetric):
@@ -172,7 +169,7 @@ class Auc(BinaryMetric):
         return counts.auc()
 
     def score_histogram(self) -> ScoreHistogram | None:
-        return cast(AucCounts, self._counts[0]).histogram if self._counts else None
+        return self._counts["0"].histogram if self._counts else None
 
 
 class BinarySumMetric(BinaryMetric):
@@ -185,7 +182,7 @@ class BinarySumMetric(BinaryMetric):
         BinarySums(check_link(link), *self._sampling)  # validates the arguments
         super().__init__(link)
 
-    def make_counts(self, labels: int) -> Counts:
+    def make_counts(self, labels: int) -> Any:
         return BinarySums(self.link, *self._sampling)
 
     def _add_label(self, counts: Any, scores: np.ndarray, labels: np.ndarray, weights: Any, logits: bool) -> None:
@@ -255,21 +252,21 @@ class BinaryMetrics(BinarySumMetric):
         self._buckets = whole("buckets", buckets, 2)
         super().__init__(link, negative_sampling_rate, correct_probability)
 
-    def make_counts(self, labels: int) -> JointCounts:
-        return JointCounts(sums=BinarySums(self.link, *self._sampling), auc=AucCounts(self._buckets, 0))
+    def make_counts(self, labels: int) -> CountsByName:
+        return CountsByName(sums=super().make_counts(labels), auc=AucCounts(self._buckets, 0))
 
     def _add_label(self, counts: Any, scores: np.ndarray, labels: np.ndarray, weights: Any, logits: bool) -> None:
         positive = hard_labels(labels)
-        super()._add_label(counts.parts["sums"], scores, positive, weights, logits)
-        counts.parts["auc"].add(scores, positive, weights)
+        super()._add_label(counts["sums"], scores, positive, weights, logits)
+        counts["auc"].add(scores, positive, weights)
 
-    def read(self, counts: JointCounts) -> dict[str, float]:
-        sums = counts.parts["sums"]
-        values = (counts.parts["auc"].auc(), sums.log_loss, sums.normalized_entropy, sums.calibration)
+    def read(self, counts: CountsByName) -> dict[str, float]:
+        sums = counts["sums"]
+        values = (counts["auc"].auc(), sums.log_loss, sums.normalized_entropy, sums.calibration)
         return dict(zip(self.parts, values, strict=True))
 
     def score_histogram(self) -> ScoreHistogram | None:
-        return cast(JointCounts, self._counts[0]).parts["auc"].histogram if self._counts else None
+        return self._counts["0"]["auc"].histogram if self._counts else None
 
 
 def score_table(metrics: Iterable[Any]) -> dict[str, Any] | None:

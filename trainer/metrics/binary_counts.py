@@ -8,23 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..checks import number
 from .histogram import RowBuffer, ScoreHistogram
 from .predictions import Sums, check_link, joined_states, outside_unit, split_states
-
-
-class Counts(Protocol):
-    """A metric's counts of one binary label; methods as in `WindowMetric`."""
-
-    def restart(self) -> None: ...
-    def merge(self, other: Any) -> None: ...
-    def decay(self, factor: float) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class BinarySums(Sums):
@@ -52,8 +42,7 @@ class BinarySums(Sums):
         self.logits_seen = link in ("sigmoid", "softmax")
         self.restart()
 
-    def restart(self) -> None:
-        self.clear()
+    restart = Sums.clear
 
     def add(self, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> None:
         """Add rows: scores [N] from `binary_scores`, labels [N] from 0 to 1, weights [N]."""
@@ -92,7 +81,6 @@ class BinarySums(Sums):
         return float(np.dot(weights, loss)), float(np.dot(weights, p))
 
     def merge(self, other: BinarySums) -> None:
-        """Add the sums of `other`, which is unchanged."""
         super().merge(other)
         self.logits_seen = self.logits_seen or other.logits_seen
 
@@ -118,7 +106,6 @@ class BinarySums(Sums):
         return self.log_loss / -(rate * math.log(rate) + (1.0 - rate) * math.log1p(-rate))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": the sums, "arrays": {}}``."""
         state = super().state_dict()
         return {**state, "json": {**state["json"], "logits_seen": self.logits_seen}}
 
@@ -190,29 +177,3 @@ class AucCounts:
         self._nan_seen = bool(states["histogram"]["json"]["nan_seen"])
         if self._buffer is not None:
             self._buffer.load_state_dict(states["waiting"])
-
-
-class JointCounts:
-    """Several counts of the same rows, by name."""
-
-    def __init__(self, **parts: Any) -> None:
-        self.parts = parts
-
-    def restart(self) -> None:
-        for counts in self.parts.values():
-            counts.restart()
-
-    def merge(self, other: JointCounts) -> None:
-        for name, counts in self.parts.items():
-            counts.merge(other.parts[name])
-
-    def decay(self, factor: float) -> None:
-        for counts in self.parts.values():
-            counts.decay(factor)
-
-    def state_dict(self) -> dict[str, Any]:
-        return joined_states({name: counts.state_dict() for name, counts in self.parts.items()})
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, of_part in split_states(state).items():
-            self.parts[name].load_state_dict(of_part)

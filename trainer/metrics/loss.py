@@ -15,6 +15,7 @@ class WeightedMean:
     """Mean of batch values, each weighted by its number of samples, summed in float64."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.clear()
 
     def clear(self) -> None:
@@ -41,17 +42,10 @@ class WeightedMean:
         self.total, self.samples = float(state["json"]["total"]), int(state["json"]["samples"])
 
 
-class Loss(Metric):
+class Loss(WeightedMean, Metric):
     """Mean loss over samples: a batch is weighted by its rows. NaN without."""
 
     higher_is_better = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._mean = WeightedMean()
-
-    def clear(self) -> None:
-        self._mean.clear()
 
     @rearrange_inputs
     def update(self, *inputs: Any) -> None:
@@ -65,13 +59,4 @@ class Loss(Metric):
 
     def add(self, loss: Any, samples: int) -> None:
         """Add a batch of `samples` rows; `loss` is its mean, or has one value per row."""
-        self._mean.update(to_numpy(loss, "loss").mean(dtype=np.float64), samples)
-
-    def eval(self) -> float:
-        return self._mean.eval()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._mean.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._mean.load_state_dict(state)
+        super().update(to_numpy(loss, "loss").mean(dtype=np.float64), samples)

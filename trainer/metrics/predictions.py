@@ -66,10 +66,8 @@ def named_values(name: str, value: Any) -> dict[str, float]:
         array = None
     if array is None or array.ndim > 1 or not array.size:
         raise ConfigurationError(f"metric {name!r} must give a number or one number a class; it gave {value!r}")
-    values = {name: float(array.mean())}
-    if array.ndim:
-        values |= {f"{name}_{place}".lstrip("_"): float(item) for place, item in enumerate(array)}
-    return values
+    each = {f"{name}_{index}".lstrip("_"): float(item) for index, item in enumerate(array)} if array.ndim else {}
+    return {name: float(array.mean()), **each}
 
 
 def joined_states(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -89,6 +87,29 @@ def split_states(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays whose names begin with `prefix`, with the prefix removed."""
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+class CountsByName(dict[str, Any]):
+    """Counts or metrics by name, with the methods that all of them have."""
+
+    def restart(self) -> None:
+        for counts in self.values():
+            counts.restart()
+
+    def merge(self, other: CountsByName) -> None:
+        for mine, counts in zip(self.values(), other.values(), strict=True):
+            mine.merge(counts)
+
+    def decay(self, factor: float) -> None:
+        for counts in self.values():
+            counts.decay(factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        return joined_states({name: counts.state_dict() for name, counts in self.items()})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, saved in split_states(state).items():
+            self[name].load_state_dict(saved)
 
 
 Activation = str | Callable[[np.ndarray], np.ndarray]
@@ -177,11 +198,10 @@ def binary_scores(predictions: Any, labels: Any, link: str) -> tuple[np.ndarray,
         DataError: the shapes do not match each other or the link, or a probability is outside [0, 1].
     """
     scores, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
-    shape, label_shape = scores.shape, labels.shape
-    columns = shape[1] if len(shape) == 2 else 1 if len(shape) == 1 else 0
-    label_columns = label_shape[1] if len(label_shape) == 2 else 1 if len(label_shape) == 1 else 0
-    if columns not in (1, 2) or label_columns != 1 or shape[0] != label_shape[0]:
-        raise DataError(f"a binary metric takes {_SHAPES}; received predictions {shape} and labels {label_shape}")
+    shape = scores.shape
+    columns, label_columns = (1 if a.ndim == 1 else a.shape[1] if a.ndim == 2 else 0 for a in (scores, labels))
+    if columns not in (1, 2) or label_columns != 1 or shape[0] != labels.shape[0]:
+        raise DataError(f"a binary metric takes {_SHAPES}; received predictions {shape} and labels {labels.shape}")
     if (link == "softmax" and columns == 1) or (link == "sigmoid" and columns == 2):
         wanted = "[B, 2]" if link == "softmax" else "[B] or [B, 1]"
         raise DataError(f"link={link!r} takes predictions of shape {wanted}; received predictions {shape}")
@@ -190,10 +210,10 @@ def binary_scores(predictions: Any, labels: Any, link: str) -> tuple[np.ndarray,
     scores = _one_column(scores, link) if columns == 2 else scores.reshape(-1)
     if link == "identity" and outside_unit(scores):
         span = f"[{np.nanmin(scores):.6g}, {np.nanmax(scores):.6g}]"
-        raise DataError(f"link='identity' takes probabilities in [0, 1]; received values in {span}; for logits, give "
-                        "link='sigmoid'")  # fmt: skip
-    known_logits = link in ("sigmoid", "softmax") or (link == "auto" and columns == 2)
-    return scores, labels.reshape(-1), known_logits
+        raise DataError(
+            f"link='identity' takes probabilities in [0, 1]; received values in {span}; for logits, give link='sigmoid'"
+        )
+    return scores, labels.reshape(-1), link in ("sigmoid", "softmax") or (link == "auto" and columns == 2)
 
 
 def _one_column(scores: np.ndarray, link: str) -> np.ndarray:
@@ -226,15 +246,12 @@ class Sums:
     total: dict[str, Any]
 
     def clear(self) -> None:
-        """Forget all rows."""
         self.total = dict.fromkeys(self.sums, 0.0)
 
     def merge(self, other: Any) -> None:
-        """Add the sums of `other`, which is unchanged."""
         self.total = {name: value + other.total[name] for name, value in self.total.items()}
 
     def decay(self, factor: float) -> None:
-        """Multiply every sum by `factor`."""
         self.total = {name: value * factor for name, value in self.total.items()}
 
     def mean(self, name: str, weight: str = "weight") -> Any:
@@ -247,6 +264,5 @@ class Sums:
         return {"json": {n: v for n, v in self.total.items() if n not in arrays}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         numbers, arrays = state["json"], state["arrays"]
         self.total = {n: np.array(arrays[n]) if n in arrays else float(numbers[n]) for n in self.sums}

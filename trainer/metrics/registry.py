@@ -12,7 +12,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from ..checks import refuse
 from ..errors import ConfigurationError, DataError, did_you_mean
-from .adapters import BySlice, direction_of
+from .adapters import BySlice, directions_of
 from .loss import Loss
 from .predictions import Activation, check_activation, named_values
 from .ranking import FirstK, GroupMetric
@@ -37,16 +37,10 @@ _REFUSED = {
 @functools.cache
 def _named() -> dict[str, type[Any]]:
     """Return the metrics of this folder by name."""
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        importlib.import_module(f"{__package__}.{module.name}")
-
-    def kinds(base: type[RowMetric]) -> Iterator[type[RowMetric]]:
-        for kind in base.__subclasses__():
-            yield kind
-            yield from kinds(kind)
-
-    ours = [kind for kind in kinds(RowMetric) if kind.__module__.rpartition(".")[0] == __package__]
-    named = {kind.name: kind for kind in ours if isinstance(vars(kind).get("name"), str)}
+    modules = [f"{__package__}.{module.name}" for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    kinds = [kind for module in modules for kind in vars(importlib.import_module(module)).values()]
+    kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, RowMetric)]
+    named = {kind.name: kind for kind in kinds if isinstance(vars(kind).get("name"), str)}
     return {**named, **{alias: named[name] for alias, name in _ALIASES.items()}, "loss": Loss}
 
 
@@ -78,23 +72,23 @@ def get_metrics(metrics: Any) -> dict[str, Any]:
         ConfigurationError: a name that is unknown (the message suggests the nearest) or needs arguments, a value that
             is not a metric, or a duplicate name.
     """
-    if metrics is None:
-        return {}
     if isinstance(metrics, Mapping):
         wrong = [key for key in metrics if not isinstance(key, str)]
         if wrong:
             raise ConfigurationError(f"a dict of metrics takes names as keys; received {wrong[0]!r}")
         return {key: _metric(value)[1] for key, value in metrics.items()}
-    if isinstance(metrics, set | frozenset):
-        metrics = sorted(metrics, key=str)  # the order of a set of names differs between processes
-    elif not isinstance(metrics, list | tuple):
-        metrics = [metrics]
     by_name: dict[str, Any] = {}
-    for name, metric in map(_metric, metrics):
+    for name, metric in map(_metric, _listed(metrics)):
         if name in by_name:
             raise ConfigurationError(f"metric {name!r} is given twice; a dict of metrics gives each a name of its own")
         by_name[name] = metric
     return by_name
+
+
+def _listed(metrics: Any) -> Sequence[Any]:
+    if isinstance(metrics, set | frozenset):
+        return sorted(metrics, key=str)  # the order of a set of names differs between processes
+    return metrics if isinstance(metrics, list | tuple) else [] if metrics is None else [metrics]
 
 
 def update_metrics(
@@ -124,11 +118,16 @@ def update_metrics(
             metric.add(outputs[index], num_samples)
             continue
         inputs = outputs if eval_indexes is None else (outputs[eval_indexes[1]], outputs[eval_indexes[2]])
-        column = group_of(metric)
+        column, columns = group_of(metric), columns or {}
         if column is None:
             metric.update(*inputs)
+        elif column in columns:
+            metric.update(*inputs, groups=columns[column])
         else:
-            metric.update(*inputs, groups=_column(column, columns or {}))
+            raise DataError(
+                f"a metric reads the column {column!r}, which the dataset does not have; it has "
+                f"{', '.join(columns)}{did_you_mean(column, columns)}"
+            )
 
 
 def clear_metrics(metrics: Mapping[str, Any]) -> None:
@@ -141,15 +140,6 @@ def group_of(metric: Any) -> str | None:
     """Return the name of the column whose values the metric reads as groups, or None."""
     # RowMetric first: an isinstance check against the protocol takes 20 us
     return metric.group if isinstance(metric, RowMetric | WindowMetric) else None
-
-
-def _column(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    if name not in columns:
-        raise DataError(
-            f"a metric reads the column {name!r}, which the dataset does not have; it has "
-            f"{', '.join(columns)}{did_you_mean(name, columns)}"
-        )
-    return columns[name]
 
 
 def read_metric(metric: Any) -> Any:
@@ -178,14 +168,11 @@ def directions(metrics: Mapping[str, Any]) -> dict[str, Direction]:
 
     Values of single classes, labels and slices are not listed; they have the metric's direction.
     """
-    names: dict[str, Direction] = {}
-    for name, metric in metrics.items():
-        higher = direction_of(metric)
-        parts = metric.parts if isinstance(metric, RowMetric | WindowMetric) else ()
-        for part in parts or ("",):
-            full = "_".join(filter(None, (name, part)))
-            names[full] = higher.get(part) if isinstance(higher, Mapping) else higher
-    return names
+    return {
+        "_".join(filter(None, (name, part))): higher
+        for name, metric in metrics.items()
+        for part, higher in directions_of(metric).items()
+    }
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -207,8 +194,9 @@ def _metric(value: Any) -> tuple[str, Any]:
         value = Loss()
         if indexes:
             value.set_indexes(indexes)
-    name = value.name if isinstance(value, RowMetric) else None
-    return name or _name_of(type(value)), value
+    kind = type(value).__name__
+    snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind).lower()
+    return (isinstance(value, RowMetric) and value.name) or _KNOWN_CLASSES.get(kind, snake_case), value
 
 
 def _by_name(name: str) -> tuple[str, Any]:
@@ -263,12 +251,6 @@ def _canonical(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
 
-def _name_of(kind: type) -> str:
-    """Return MindSpore's name of a class, else the class name in snake case."""
-    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower()
-    return _KNOWN_CLASSES.get(kind.__name__, snake)
-
-
 def split_task(name: str, tasks: Sequence[str]) -> tuple[str, str]:
     """Split `name` into its task, the longest that matches or "", and the rest."""
     fitting = [task for task in tasks if task and name.startswith(f"{task}_") and len(name) > len(task) + 1]
@@ -294,9 +276,7 @@ def task_metrics(metrics: Any, tasks: Sequence[str]) -> dict[str, Any]:
             else:
                 _add_metric(by_name, *split_task(key, tasks), get_metrics({key: value})[key], tasks)
         return by_name
-    if isinstance(metrics, set | frozenset):
-        metrics = sorted(metrics, key=str)
-    for value in metrics if isinstance(metrics, list | tuple) else [] if metrics is None else [metrics]:
+    for value in _listed(metrics):
         task, rest = split_task(value, tasks) if isinstance(value, str) else ("", value)
         for name, metric in get_metrics([rest]).items():
             _add_metric(by_name, task, name, metric, tasks)
@@ -318,10 +298,8 @@ def task_activations(activation: Any, tasks: Sequence[str]) -> dict[str, Activat
     given = activation if isinstance(activation, Mapping) else dict.fromkeys(tasks or ("",), activation)
     for task in given:
         if task not in (tasks or ("",)):
-            accepted = (
-                f"a dict with the tasks {', '.join(tasks)}" if tasks else "a name or a function for the only task"
-            )
-            refuse(argument, accepted, task, did_you_mean(task, tasks))
+            names = f"a dict with the tasks {', '.join(tasks)}" if tasks else "a name or a function for the only task"
+            refuse(argument, names, task, did_you_mean(task, tasks))
     checked = {task: check_activation(argument, value) for task, value in given.items()}
     return {task: value for task, value in checked.items() if value is not None}
 
