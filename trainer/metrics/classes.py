@@ -112,8 +112,7 @@ class Accuracy(SumMetric):
 
     def value(self) -> float:
         link = self._link if self._link != "auto" else self.meaning.activation
-        unknown = link not in ("identity", "sigmoid", "softmax")
-        logits = link in ("sigmoid", "softmax") or (unknown and self.total["outside_unit"] > 0)
+        logits = link in ("sigmoid", "softmax") or (link != "identity" and self.total["outside_unit"] > 0)
         return self.mean("right_logits" if logits else "right_identity")
 
 
@@ -137,18 +136,12 @@ class LogLoss(BinarySumMetric):
     name = "log_loss"
     higher_is_better = False
 
-    def __init__(
-        self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
-    ) -> None:
-        self._classes = _ClassLoss()
-        super().__init__(link, negative_sampling_rate, correct_probability)
-
     def read(self, counts: Any) -> float:
         return counts.log_loss
 
     def clear(self) -> None:
         super().clear()
-        self._classes.clear()
+        self._classes = _ClassLoss()
 
     def restart(self) -> None:
         super().restart()

@@ -19,7 +19,6 @@ import numpy as np
 
 DEFAULT_BUCKETS = 8_192
 DEFAULT_BUFFER_ROWS = 65_536
-_NEGLIGIBLE = 1e-12
 
 
 class ScoreHistogram:
@@ -72,7 +71,7 @@ class ScoreHistogram:
         self.positives = self.positives * factor
         self.negatives = self.negatives * factor
         weights = self.positives + self.negatives
-        keep = weights > weights.sum() * _NEGLIGIBLE
+        keep = weights > weights.sum() * 1e-12
         if not keep.all():
             self.scores, self.positives, self.negatives = self.scores[keep], self.positives[keep], self.negatives[keep]
 
@@ -94,13 +93,7 @@ class ScoreHistogram:
         for name in ("scores", "positives", "negatives"):
             setattr(self, name, np.array(arrays[name]))
 
-    def _insert(
-        self,
-        scores: np.ndarray,
-        positives: np.ndarray,
-        negatives: np.ndarray,
-        argsort: Callable[[np.ndarray], np.ndarray],
-    ) -> None:
+    def _insert(self, scores: np.ndarray, positives: np.ndarray, negatives: np.ndarray, argsort: Callable) -> None:
         scores = np.concatenate((self.scores, scores)) if len(self.scores) else scores
         order = argsort(scores)
         scores = scores[order]

@@ -16,10 +16,10 @@ import numpy as np
 
 from ..checks import number
 from ..errors import ConfigurationError, DataError
-from .adapters import BySlice, WindowOnly, direction_of
+from .adapters import BySlice, WindowOnly, directions_of
 from .binary import score_table
 from .histogram import RowBuffer
-from .predictions import below, group_column, joined_states, named_values, row_weights, split_states, to_numpy
+from .predictions import CountsByName, below, group_column, named_values, row_weights, split_states, to_numpy
 from .window_metric import Direction, WindowMetric
 
 logger = logging.getLogger(__name__)
@@ -52,14 +52,15 @@ class PrequentialMetrics:
         self._decay = number("decay", decay, above=0, below=1)
         self.task = task
         self._lenient = frozenset(lenient)
-        self._metrics: dict[str, dict[str, Any]] = {}
+        self._metrics = CountsByName()  # of each metric those of its horizons
         for name, metric in metrics.items():
             if isinstance(metric, WindowMetric):
                 metric = copy.deepcopy(metric)
                 metric.restart()
-                self._metrics[name] = {horizon: copy.deepcopy(metric) for horizon in HORIZONS}
+                self._metrics[name] = CountsByName({horizon: copy.deepcopy(metric) for horizon in HORIZONS})
             else:
-                self._metrics[name] = {"window": metric if isinstance(metric, WindowOnly) else WindowOnly(metric)}
+                window = metric if isinstance(metric, WindowOnly) else WindowOnly(metric)
+                self._metrics[name] = CountsByName(window=window)
         self._failed: set[str] = set()
         self._buffer: RowBuffer | None = None
         self._row_shapes: tuple[tuple[int, ...], ...] = ()
@@ -68,17 +69,19 @@ class PrequentialMetrics:
     @property
     def groups(self) -> tuple[str, ...]:
         """Names of the columns that `update` needs in `groups`, sorted."""
-        windows = (horizons["window"] for horizons in self._metrics.values())
-        return tuple(sorted({metric.group for metric in windows if metric.group is not None}))
+        return tuple(sorted({window.group for window in self._windows.values() if window.group is not None}))
+
+    @property
+    def _windows(self) -> CountsByName:
+        return CountsByName({name: horizons["window"] for name, horizons in self._metrics.items()})
 
     def directions(self) -> dict[str, Direction]:
         """Return whether higher is better, by result name; slices are not listed."""
         names: dict[str, Direction] = {}
         for name, horizons in self._metrics.items():
             for horizon, metric in horizons.items():
-                higher = direction_of(metric)
-                for part in metric.parts or (() if isinstance(metric, BySlice) else ("",)):
-                    names[self._name(horizon, name, part)] = higher.get(part) if isinstance(higher, Mapping) else higher
+                if not isinstance(metric, BySlice):
+                    names |= {self._name(horizon, name, part): of for part, of in directions_of(metric).items()}
         return {**names, **{self._name(*count.split("_", 1)): None for count in self._counts}}
 
     def _name(self, horizon: str, name: str, part: str = "") -> str:
@@ -204,11 +207,10 @@ class PrequentialMetrics:
     def take_window(self) -> dict[str, Any]:
         """Remove the open window and return its state, for `put_window`."""
         self._drain()
-        state = joined_states({name: horizons["window"].state_dict() for name, horizons in self._metrics.items()})
+        state = self._windows.state_dict()
         counts = {name: self._counts[name] for name in ("window_rows", "window_nan_rows")}
         self.forget_window()
-        values = {"metrics": state["json"], "counts": counts, "failed": sorted(self._failed)}
-        return {"json": values, "arrays": state["arrays"]}
+        return {**state, "json": {"metrics": state["json"], "counts": counts, "failed": sorted(self._failed)}}
 
     def put_window(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Fill the empty open window with the sum of states from `take_window`, in order."""
@@ -217,34 +219,21 @@ class PrequentialMetrics:
             self._failed |= set(values["failed"])
             for name, count in values["counts"].items():
                 self._counts[name] += count
-            for name, saved in split_states({"json": values["metrics"], "arrays": state["arrays"]}).items():
-                window = self._metrics[name]["window"]
-                other = copy.deepcopy(window)
-                other.restart()
-                other.load_state_dict(saved)
-                window.merge(other)
+            others = copy.deepcopy(self._windows)
+            others.restart()
+            others.load_state_dict({"json": values["metrics"], "arrays": state["arrays"]})
+            self._windows.merge(others)
 
     def forget_window(self) -> None:
         """Empty the open window; keep the past."""
         self._drain()
-        for horizons in self._metrics.values():
-            horizons["window"].restart()
+        self._windows.restart()
         self._counts.update(window_rows=0, window_nan_rows=0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": {name: array of numbers}}``; no side effects."""
-        state = joined_states(
-            {
-                name: joined_states({horizon: metric.state_dict() for horizon, metric in horizons.items()})
-                for name, horizons in self._metrics.items()
-            }
-        )
-        values = {
-            "format": FORMAT,
-            "metrics": state["json"],
-            "counts": dict(self._counts),
-            "groups": list(self.groups),
-        }
+        state, counts = self._metrics.state_dict(), dict(self._counts)
+        values = {"format": FORMAT, "metrics": state["json"], "counts": counts, "groups": list(self.groups)}
         buffered = {} if self._buffer is None else self._buffer.state_dict()["arrays"]
         codes = {f"buffer.{key}": _text_to_codes(array) for key, array in buffered.items()}
         return {"json": values, "arrays": {**state["arrays"], **codes}}
@@ -272,7 +261,7 @@ class PrequentialMetrics:
         buffered = below("buffer.", arrays)
         if buffered and values["groups"] == list(self.groups):
             columns = {key: _codes_to_text(array, int(key) > 2) for key, array in buffered.items()}
-            ordered = [columns[str(place)] for place in range(len(columns))]
+            ordered = [columns[str(index)] for index in range(len(columns))]
             self._buffer_for(ordered).load_state_dict({"arrays": columns})
 
 
@@ -282,9 +271,7 @@ def _flat(array: np.ndarray) -> np.ndarray:
 
 
 def _nan_rows(array: np.ndarray) -> np.ndarray:
-    if array.dtype.kind != "f":
-        return np.zeros(len(array), bool)
-    return np.isnan(array).reshape(len(array), -1).any(axis=1) if array.ndim > 1 else np.isnan(array)
+    return np.isnan(array).any(axis=tuple(range(1, array.ndim)))
 
 
 def _text_to_codes(column: np.ndarray) -> np.ndarray:

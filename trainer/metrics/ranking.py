@@ -19,6 +19,7 @@ from .window_metric import RowMetric
 
 DEFAULT_CAPACITY = 1_000_000
 EVERY_GROUP = (1 << 63) - 1
+_COLUMNS = ("keys", "scores", "labels", "weights")
 
 
 class Ranked(NamedTuple):
@@ -109,9 +110,9 @@ class GroupMetric(RowMetric):
         ends = np.append(np.flatnonzero(np.diff(keys[order])) + 1, len(keys))
         fits = int(np.searchsorted(ends, self.capacity * 3 // 4, side="right"))
         if fits:
-            chosen = order[: ends[fits - 1]]
-            self._bound = int(keys[order[ends[fits - 1]]])
-            columns = tuple(column[np.sort(chosen)] for column in columns)
+            end = ends[fits - 1]
+            self._bound = int(keys[order[end]])
+            columns = tuple(column[np.sort(order[:end])] for column in columns)
         else:  # a single group fills the buffer: from now on keep every other row with twice its weight
             columns = tuple(column[::2] for column in columns)
             columns = (*columns[:3], columns[3] * 2)
@@ -178,18 +179,8 @@ class GroupMetric(RowMetric):
         self._blocks = [(*columns[:3], columns[3] * factor) for columns in self._blocks]
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("keys", "scores", "labels", "weights")
-        columns = dict(zip(names, self._columns(), strict=True))
-        return {
-            "json": {
-                "total": self._total,
-                "weight": self._weight,
-                "bound": self._bound,
-                "every": self._every,
-                "seen": self._seen,
-            },
-            "arrays": columns,
-        }
+        numbers = {name: getattr(self, f"_{name}") for name in ("total", "weight", "bound", "every", "seen")}
+        return {"json": numbers, "arrays": dict(zip(_COLUMNS, self._columns(), strict=True))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.clear()
@@ -197,7 +188,7 @@ class GroupMetric(RowMetric):
         self._total, self._weight = float(saved["total"]), float(saved["weight"])
         self._bound, self._every, self._seen = (int(saved[name]) for name in ("bound", "every", "seen"))
         # after the bound, which a smaller capacity lowers further
-        self._keep(*(np.array(arrays[name]) for name in ("keys", "scores", "labels", "weights")))
+        self._keep(*(arrays[name] for name in _COLUMNS))
 
 
 class Gauc(GroupMetric):
@@ -283,8 +274,7 @@ class Ndcg(FirstK):
     """Normalized discounted cumulative gain at k, averaged over groups.
 
     After Järvelin and Kekäläinen 2002: the gain of a row is its label, its discount 1 / log2(position + 1); the ideal
-        order
-    of the same rows gives 1. Equal scores share the discounts of their positions, as in F. McSherry and M. Najork,
+    order of the same rows gives 1. Tied rows share the discounts of their positions, as in F. McSherry and M. Najork,
     "Computing Information Retrieval Performance Measures Efficiently in the Presence of Tied Scores", ECIR 2008.
     """
 

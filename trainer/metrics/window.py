@@ -61,12 +61,11 @@ class Window:
             whole("Window(rows=...)", value)
         else:
             number(f"Window({name}=...)", value, above=0, below=math.inf)
-        for option, kinds, wanted in (
-            ("group", str, "a column name"),
-            ("label", str | int, "a column name or position"),
-            ("prediction", int, "the position of a network output"),
+        for option, value, kinds, wanted in (
+            ("group", self.group, str, "a column name"),
+            ("label", self.label, str | int, "a column name or position"),
+            ("prediction", self.prediction, int, "the position of a network output"),
         ):
-            value = getattr(self, option)
             if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
                 refuse(f"Window({option}=...)", f"{wanted} or None", value)
         BinarySums(self.link, self.negative_sampling_rate)  # validates both
