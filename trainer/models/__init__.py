@@ -60,15 +60,12 @@ def describe() -> str:
     for name, class_name in MODELS.items():
         model = getattr(models, class_name)
         paper = (inspect.getmodule(model).__doc__ or "").splitlines()[0]
-        lines += [f"{name:<10} {paper}", f"{'':<10} options: {', '.join(_options(model)) or 'none'}"]
+        parameters = inspect.signature(model).parameters.values()
+        options = ", ".join(_as_in_yaml(parameter) for parameter in parameters if parameter.name != "features")
+        lines += [f"{name:<10} {paper}", f"{'':<10} options: {options or 'none'}"]
     return "\n".join(lines)
 
 
-def _options(model: type) -> list[str]:
-    parameters = inspect.signature(model).parameters.values()
-    defaults = {p.name: list(p.default) if isinstance(p.default, tuple) else p.default for p in parameters}
-    return [
-        name if default is inspect.Parameter.empty else f"{name}={default!r}"
-        for name, default in defaults.items()
-        if name != "features"
-    ]
+def _as_in_yaml(parameter: inspect.Parameter) -> str:
+    default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+    return str(parameter.replace(annotation=parameter.empty, default=default))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from ..checks import choice
 from .layers import Float32Cell, as_float32, column_sums, inverse_root
 
 MOMENTUM, EPSILON = 0.9, 1e-8
@@ -26,7 +25,6 @@ class LeakyReLU(nn.Cell):
         self.slope, self.rest = slope, 1.0 - slope
 
     def construct(self, x):
-        """Return the activations."""
         return self.slope * x + self.rest * ops.relu(x)
 
 
@@ -38,11 +36,8 @@ class Dice(nn.Cell):
     Because of the batch statistics, training batches are not padded with rows. MindSpore's BatchNorm1d takes 1.0 to 2.5
     times as long on CPU as the products here.
 
-    Inputs:
-        x float [N, width]; counted float32 [1, N]: 1 for a row that counts in mean and variance, else 0.
-
-    Outputs:
-        float [N, width].
+    Maps x float [N, width] and counted float32 [1, N], 1 for a row that counts in mean and variance and else 0, to
+    float [N, width].
     """
 
     def __init__(self, width: int) -> None:
@@ -56,14 +51,12 @@ class Dice(nn.Cell):
         self.of_batch = _DiceOfBatch()
 
     def construct(self, x, counted):
-        """Return the activations."""
         dtype, x = x.dtype, as_float32(x)  # squares overflow float16
         alpha = as_float32(self.alpha)
         if self.training:
             counted = as_float32(counted)
-            activated, mean, variance, _, _, _, _ = self.of_batch(
-                x, alpha, counted / ops.clamp(counted.sum(), 1.0, None)
-            )
+            share = counted / ops.clamp(counted.sum(), 1.0, None)
+            activated, mean, variance, _, _, _, _ = self.of_batch(x, alpha, share)
             ops.assign(self.moving_mean, moved(self.moving_mean, mean))
             ops.assign(self.moving_variance, moved(self.moving_variance, variance))
             return ops.cast(activated, dtype)
@@ -73,19 +66,12 @@ class Dice(nn.Cell):
 
 
 class _DiceOfBatch(Float32Cell):
-    """Compute Dice with the batch's mean and variance; only output 1 has a gradient.
-
-    Inputs:
-        x float32 [N, width]; alpha float32 [width]; share float32 [1, N]: weight of a row in mean and variance.
-
-    Outputs:
-        activations, mean, variance, 1 / deviation, normalized x, gate, activations / x.
-    """
+    """Compute Dice with the batch's mean and variance; only output 1 has a gradient."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
 
-    def construct(self, x, alpha, share):
+    def construct(self, x, alpha, share):  # share float32 [1, N]: weight of a row in mean and variance
         mean = ops.matmul(share, x)
         centered = x - mean
         variance = ops.matmul(share, ops.square(centered))
@@ -119,17 +105,11 @@ class Ungated(nn.Cell):
         self.activation = activation
 
     def construct(self, x, counted):
-        """Return the activations."""
         return self.activation(x)
 
 
-ACTIVATIONS: dict[str, Callable[[int], nn.Cell]] = {
+ACTIVATIONS: dict[str, Callable[[int], nn.Cell]] = {  # by name, from the width: cells of (x, counted)
     "dice": Dice,
     "relu": lambda width: Ungated(nn.ReLU()),
     "leaky_relu": lambda width: Ungated(LeakyReLU()),
 }
-
-
-def activation_of(place: str, name: str, width: int) -> nn.Cell:
-    """Return the activation of a given name as a cell of (x, counted)."""
-    return ACTIVATIONS[choice(place, name, tuple(ACTIVATIONS))](width)

@@ -11,18 +11,14 @@ class Attention(nn.Cell):
     """Apply multi-head attention: softmax(scale * Q K^T) V, heads side by side.
 
     The gradient is written by hand: it keeps the weights of the value's computation and needs five batched products.
+    Maps query, key and value float [N, L, width], and of a masked one mask bool [N, L], the keys that count and in each
+    row at least one, to float [N, L, width].
 
     Args:
         heads: number of heads; it divides the width.
         scale: factor of the inner products.
         masked: whether there is a mask.
 
-    Inputs:
-        query, key, value float [N, L, width]; mask bool [N, L], of a masked one: the keys that count, in each row at
-        least one.
-
-    Outputs:
-        float [N, L, width].
     """
 
     def __init__(self, heads: int, scale: float = 1.0, masked: bool = False) -> None:
@@ -31,7 +27,6 @@ class Attention(nn.Cell):
         self.no_mask = Tensor(np.ones((1, 1), np.float32))
 
     def construct(self, query, key, value, mask=None):
-        """Return the attended values."""
         kept = self.no_mask if mask is None else ops.cast(mask, mstype.float32)
         return self.weighted(query, key, value, kept)[0]
 

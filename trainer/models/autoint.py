@@ -18,14 +18,7 @@ from .layers import Perceptron, flat, flat_width, pooled_embedding
 class InteractingLayer(nn.Cell):
     """Apply multi-head self-attention to fields: relu(sum of softmax(q k) v, + W x).
 
-    Args:
-        width: length of a field's vector.
-
-    Inputs:
-        float [N, F, width].
-
-    Outputs:
-        float [N, F, heads * head_dim].
+    Maps float [N, F, width] to float [N, F, heads * head_dim].
     """
 
     def __init__(self, width: int, heads: int, head_dim: int) -> None:
@@ -38,13 +31,14 @@ class InteractingLayer(nn.Cell):
         self.attention = Attention(heads)
 
     def construct(self, fields):
-        """Return the fields after one round of attention."""
         attended = self.attention(self.query(fields), self.key(fields), self.value(fields))
         return ops.relu(attended + self.residual(fields))
 
 
 class AutoInt(nn.Cell):
     """Self-attention over the fields, alongside a perceptron (the paper's AutoInt+).
+
+    Maps the columns of `Features.inputs` to logits, float32 [N].
 
     Args:
         features: the declared columns.
@@ -53,12 +47,6 @@ class AutoInt(nn.Cell):
         layers: rounds of attention.
         heads: heads of each round.
         head_dim: width of a head.
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        Logits, float32 [N].
     """
 
     def __init__(
@@ -80,7 +68,6 @@ class AutoInt(nn.Cell):
         self.deep = Perceptron(flat_width(self.embedding), hidden, 1)
 
     def construct(self, *columns):
-        """Return the logits."""
         fields, numbers, _ = self.embedding(*columns)
         attended = self.attention(fields)
         attended = self.logit(attended.reshape(attended.shape[0], -1))

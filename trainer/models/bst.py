@@ -35,14 +35,8 @@ class TransformerBlock(nn.Cell):
 
     The perceptron has two layers and leaky ReLU. Equations 2 to 6 of the paper, without its dropout.
 
-    Args:
-        heads: number of heads; it divides the width.
-
-    Inputs:
-        x float [N, L, width]; mask bool [N, L], in each row at least one True.
-
-    Outputs:
-        float [N, L, width].
+    Maps x float [N, L, width] and mask bool [N, L], in each row at least one True, to float [N, L, width]; `heads`
+    divides the width.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -55,7 +49,6 @@ class TransformerBlock(nn.Cell):
         self.activation = LeakyReLU()
 
     def construct(self, x, mask):
-        """Return the vectors after the block."""
         attended = self.attention(self.query(x), self.key(x), self.value(x), mask)
         x = self.norm(x + self.output(attended))
         return self.last_norm(x + self.contract(self.activation(self.expand(x))))
@@ -66,6 +59,8 @@ class BST(nn.Cell):
 
     The perceptron (leaky ReLU) gets the candidate's output, the history's mean output and all other features.
 
+    Maps the columns of `Features.inputs` to logits, float32 [N].
+
     Args:
         features: the declared columns; see `DIN`.
         candidate: see `DIN`.
@@ -74,12 +69,6 @@ class BST(nn.Cell):
         blocks: number of transformer blocks.
         heads: heads of each block; they divide `dim`, or with several lists the sum of their vectors' lengths.
         positions: number of learned positions, counted back from the candidate; earlier items share the last.
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        Logits, float32 [N].
 
     Raises:
         ConfigurationError: no history, no candidate, or heads that do not divide `dim`.
@@ -112,7 +101,6 @@ class BST(nn.Cell):
         self.top = Perceptron(flat_width(self.embedding) + 2 * width, hidden, 1, LeakyReLU)
 
     def construct(self, *columns):
-        """Return the logits."""
         fields, numbers, sequences = self.embedding(*columns)
         candidate, history, mask = candidate_and_history(fields, sequences, self.candidates)
         # Histories are padded at the end, so an item's distance to the candidate depends on the history's length.

@@ -15,16 +15,9 @@ from .layers import Perceptron, flat, flat_width, pooled_embedding
 
 
 class CrossNetwork(nn.Cell):
-    """Layers x' = x0 * (W x + b) + x, W of full rank or U V^T.
+    """Layers x' = x0 * (W x + b) + x, W of full rank (None) or U V^T.
 
-    Args:
-        rank: rank of W; None: full.
-
-    Inputs:
-        float [N, width].
-
-    Outputs:
-        float [N, width].
+    Maps float [N, width] to float [N, width].
     """
 
     def __init__(self, width: int, layers: int, rank: int | None = None) -> None:
@@ -38,7 +31,6 @@ class CrossNetwork(nn.Cell):
         self.crosses = nn.CellList([cross() for _ in range(layers)])
 
     def construct(self, x):
-        """Return the crossed features."""
         first = x
         for cross in self.crosses:
             x = first * cross(x) + x
@@ -48,6 +40,8 @@ class CrossNetwork(nn.Cell):
 class DCNv2(nn.Cell):
     """Explicit crosses of bounded degree and a perceptron, stacked or parallel.
 
+    Maps the columns of `Features.inputs` to logits, float32 [N].
+
     Args:
         features: the declared columns.
         dim: length of the vectors.
@@ -55,12 +49,6 @@ class DCNv2(nn.Cell):
         cross_layers: number of cross layers; the degree of the crosses is one more.
         rank: rank of the cross layers' matrices; None: full.
         structure: "stacked" (crosses feed the perceptron) or "parallel".
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        Logits, float32 [N].
     """
 
     def __init__(
@@ -84,7 +72,6 @@ class DCNv2(nn.Cell):
         self.top = nn.Dense(hidden[-1] + (width if self.is_parallel else 0), 1)
 
     def construct(self, *columns):
-        """Return the logits."""
         fields, numbers, _ = self.embedding(*columns)
         x = flat(fields, numbers)
         crossed = self.cross(x)

@@ -16,16 +16,12 @@ from .layers import Linear, PairwiseProducts, Perceptron, flat, flat_width, pool
 class DeepFM(nn.Cell):
     """A factorization machine and a perceptron over the same vectors.
 
+    Maps the columns of `Features.inputs` to logits, float32 [N].
+
     Args:
         features: the declared columns.
         dim: length of the vectors.
         hidden: widths of the perceptron's layers.
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        Logits, float32 [N].
     """
 
     def __init__(self, features: Features, dim: int = 16, hidden: Sequence[int] = (400, 400)) -> None:
@@ -36,6 +32,5 @@ class DeepFM(nn.Cell):
         self.deep = Perceptron(flat_width(self.embedding), hidden, 1)
 
     def construct(self, *columns):
-        """Return the logits."""
         fields, numbers, _ = self.embedding(*columns)
         return self.linear(*columns) + self.pairs(fields) + self.deep(flat(fields, numbers)).reshape(-1)

@@ -12,8 +12,9 @@ from mindspore import dtype as mstype
 from mindspore import nn, ops
 from mindspore.common.initializer import HeNormal
 
+from ..checks import choice
 from ..features import FeatureEmbedding, Features
-from .activations import activation_of
+from .activations import ACTIVATIONS
 from .layers import check_hidden, flat, flat_width
 from .sequences import PairLayer, candidate_and_history, candidates_of
 
@@ -21,26 +22,22 @@ from .sequences import PairLayer, candidate_and_history, candidates_of
 class ActivatedPerceptron(nn.Cell):
     """Apply dense layers with activations, and a linear layer.
 
+    Maps x float [N, inputs] and counted float32 [1, N], see `Dice`, to float [N, 1].
+
     Args:
         activation: "dice", "relu" or "leaky_relu".
-
-    Inputs:
-        x float [N, inputs]; counted float32 [1, N], see `Dice`.
-
-    Outputs:
-        float [N, 1].
     """
 
     def __init__(self, inputs: int, hidden: Sequence[int], activation: str) -> None:
         super().__init__()
         widths = [inputs, *check_hidden(hidden)]
         layers = [nn.Dense(*pair, weight_init=HeNormal(nonlinearity="relu")) for pair in pairwise(widths)]
-        activations = [activation_of("DIN(activation=...)", activation, width) for width in widths[1:]]
+        make = ACTIVATIONS[choice("DIN(activation=...)", activation, ACTIVATIONS)]
+        activations = [make(width) for width in widths[1:]]
         self.layers, self.activations = nn.CellList(layers), nn.CellList(activations)
         self.last = nn.Dense(widths[-1], 1)
 
     def construct(self, x, counted):
-        """Return the last layer's output."""
         return self.from_first(self.layers[0](x), counted)
 
     def from_first(self, x, counted):
@@ -56,16 +53,9 @@ class ActivationUnit(nn.Cell):
 
     The weight is a perceptron of (item, candidate, difference, product).
     The interest is the sum of the weighted items (equation 3). Weights are not normalized: their sum is the strength of
-    the interest.
+    the interest. Padding does not count in the statistics of Dice.
 
-    Args:
-        activation: see `ActivatedPerceptron`; padding does not count in the statistics of Dice.
-
-    Inputs:
-        candidate float [N, dim]; history float [N, L, dim]; mask bool [N, L].
-
-    Outputs:
-        float [N, dim]: the weighted sum of the history.
+    Maps candidate float [N, dim], history float [N, L, dim] and mask bool [N, L] to the interest, float [N, dim].
     """
 
     def __init__(self, dim: int, hidden: Sequence[int], activation: str = "dice") -> None:
@@ -74,7 +64,6 @@ class ActivationUnit(nn.Cell):
         self.weight = ActivatedPerceptron(4 * dim, hidden, activation)
 
     def construct(self, candidate, history, mask):
-        """Return the interest in the candidate."""
         batch, length, dim = history.shape
         counted = ops.cast(mask, mstype.float32).reshape(1, batch * length)
         first = self.weight.layers[0]
@@ -96,6 +85,8 @@ class DIN(nn.Cell):
     Hidden layers of both are followed by Dice (equation 9). The paper's mini-batch aware regularization (equation 5) is
     not included.
 
+    Maps the columns of `Features.inputs` to logits, float32 [N].
+
     Args:
         features: the declared columns; a list without pooling is the history, and a categorical feature that shares
             its table the candidate. Several such lists are the aligned columns of one sequence (items, their shops),
@@ -106,12 +97,6 @@ class DIN(nn.Cell):
         hidden: widths of the perceptron's layers.
         attention_hidden: widths of the activation unit's layers.
         activation: of all hidden layers: "dice" (equation 9), which normalizes over the batch, "relu" or "leaky_relu".
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        Logits, float32 [N].
 
     Raises:
         ConfigurationError: no history, or no candidate.
@@ -135,7 +120,6 @@ class DIN(nn.Cell):
         self.top = ActivatedPerceptron(flat_width(self.embedding) + width, hidden, activation)
 
     def construct(self, *columns):
-        """Return the logits."""
         fields, numbers, sequences = self.embedding(*columns)
         candidate, history, mask = candidate_and_history(fields, sequences, self.candidates)
         interest = self.attention(candidate, history, mask)

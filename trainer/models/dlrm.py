@@ -17,11 +17,7 @@ from .layers import Perceptron, check_hidden, pooled_embedding
 class DotInteraction(nn.Cell):
     """The inner products of all pairs of different vectors.
 
-    Inputs:
-        float [N, count, D].
-
-    Outputs:
-        float [N, count * (count - 1) / 2], pairs (i, j) with i > j, by i and then j.
+    Maps float [N, count, D] to float [N, count * (count - 1) / 2], pairs (i, j) with i > j, by i and then j.
     """
 
     def __init__(self, count: int) -> None:
@@ -30,7 +26,6 @@ class DotInteraction(nn.Cell):
         self.pairs = Tensor((rows * count + columns).astype(np.int32))
 
     def construct(self, vectors):
-        """Return the products."""
         products = ops.matmul(vectors, vectors.swapaxes(1, 2))
         return ops.gather(products.reshape(vectors.shape[0], -1), self.pairs, 1)
 
@@ -38,17 +33,13 @@ class DotInteraction(nn.Cell):
 class DLRM(nn.Cell):
     """A bottom perceptron for numbers, products of all pairs, and a top perceptron.
 
+    Maps the columns of `Features.inputs` to logits, float32 [N].
+
     Args:
         features: the declared columns.
         dim: length of the vectors.
         bottom: widths of the hidden layers under the numbers; a layer of width `dim` follows.
         top: widths of the hidden layers over the products.
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        Logits, float32 [N].
     """
 
     def __init__(
@@ -66,7 +57,6 @@ class DLRM(nn.Cell):
         self.top = Perceptron(dim + count * (count - 1) // 2, top, 1)
 
     def construct(self, *columns):
-        """Return the logits."""
         fields, numbers, _ = self.embedding(*columns)
         dense = self.bottom(numbers)
         products = self.interaction(ops.concat((ops.expand_dims(dense, 1), fields), 1))

@@ -11,8 +11,7 @@ from mindspore import dtype as mstype
 from mindspore import nn, ops
 
 from ..features import Features
-from .layers import Perceptron, flat, flat_width, pooled_embedding
-from .task_names import tasks_of
+from .layers import Perceptron, flat, flat_width, pooled_embedding, tasks_of
 
 
 class ESMM(nn.Cell):
@@ -20,17 +19,13 @@ class ESMM(nn.Cell):
 
     So the conversion rate, ``exp(log(ctcvr) - log(ctr))`` of the two outputs, is not biased towards clicked items.
 
+    Maps the columns of `Features.inputs` to two logits, float32 [N]: of a click, and of a click with a conversion.
+
     Args:
         features: the declared columns; labels are the click and the conversion.
         tasks: names of the two tasks; None: the labels.
         dim: length of the vectors.
         hidden: widths of each tower's layers.
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        a tuple of two logits, float32 [N]: of a click, and of a click with a conversion.
     """
 
     def __init__(
@@ -47,7 +42,6 @@ class ESMM(nn.Cell):
         self.click, self.conversion = Perceptron(width, hidden, 1), Perceptron(width, hidden, 1)
 
     def construct(self, *columns):
-        """Return the logits of a click, and of a click with a conversion."""
         fields, numbers, _ = self.embedding(*columns)
         x = flat(fields, numbers)
         click, conversion = self.click(x).reshape(-1), self.conversion(x).reshape(-1)

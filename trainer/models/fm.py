@@ -11,15 +11,11 @@ from .layers import Linear, PairwiseProducts, pooled_embedding
 class FM(nn.Cell):
     """First-order terms and the inner products of all pairs of vectors.
 
+    Maps the columns of `Features.inputs` to logits, float32 [N].
+
     Args:
         features: the declared columns.
         dim: length of the vectors.
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        Logits, float32 [N].
     """
 
     def __init__(self, features: Features, dim: int = 16) -> None:
@@ -29,6 +25,5 @@ class FM(nn.Cell):
         self.pairs = PairwiseProducts()
 
     def construct(self, *columns):
-        """Return the logits."""
         fields, _, _ = self.embedding(*columns)
         return self.linear(*columns) + self.pairs(fields)

@@ -69,7 +69,6 @@ class InBatchSoftmax(nn.Cell):
             self.interval = Parameter(Tensor(np.zeros(buckets, np.float32)), name="interval", requires_grad=False)
 
     def construct(self, vectors, item):
-        """Return the loss."""
         if item.dtype not in _INTEGERS:
             raise TypeError(
                 "InBatchSoftmax takes integers that tell items apart as the label; Features(label=...) names the "
@@ -106,21 +105,17 @@ class InBatchSoftmax(nn.Cell):
 
 
 class _OwnItem(nn.Cell):
-    """Compute the mean loss of the rows' own items.
+    """Compute the mean loss of the rows' own items; other outputs are for the gradient.
 
-    Also returns log probabilities and the diagonal, for the gradient alone.
     The gradient is probability less one for the own item: two arrays of [N, N], where the operators' derivatives take a
     dozen.
-
-    Inputs:
-        logits float32 [N, N]; same float32 [N, N]: 1 where column and row are of the same item.
     """
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
         self.log_softmax = ops.LogSoftmax(1)
 
-    def construct(self, logits, same):
+    def construct(self, logits, same):  # float32 [N, N]; same: 1 where column and row are of the same item
         own = ops.eye(same.shape[0], same.shape[0], mstype.float32)
         logs = self.log_softmax(logits - 1e9 * (same - own))
         return -(logs * own).sum() / same.shape[0], logs, own

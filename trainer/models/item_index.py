@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import choice, whole
+from ..checks import choice, require, whole
 from ..errors import ConfigurationError
 from .retrieval import Predicts, checked_ids, checked_vectors, item_vectors, read_vectors, top_items
 
@@ -42,14 +42,7 @@ class ItemIndex:
 
     @classmethod
     def of_model(cls, model: Predicts, rows: Any, ids: Any, method: str = "exact", **options: Any) -> ItemIndex:
-        """Build the index from raw item rows.
-
-        Args:
-            model: a `Trainer` or `ServedModel` of a `TwoTower`.
-            rows: raw rows of the items, as `item_vectors` takes them.
-            ids: [I]: the ids returned for the items.
-            method, options: see the class.
-        """
+        """Build the index from raw item rows: `item_vectors` of model and rows."""
         return cls(ids, item_vectors(model, rows), method, **options)
 
     @classmethod
@@ -100,11 +93,9 @@ class ItemIndex:
             raise ConfigurationError(f"ItemIndex.search(exclude=...): {len(exclude)} lists for {users} users")
         hidden = []
         for ids in exclude:
-            known = np.asarray(ids, dtype=None if len(ids) else self.ids.dtype)
-            if known.dtype.kind != self.ids.dtype.kind and not (known.dtype.kind == "u" and self.ids.dtype.kind == "i"):
-                raise ConfigurationError(
-                    f"ItemIndex.search(exclude=...): ids are {self.ids.dtype}; received {known.dtype}"
-                )
+            known, dtype = np.asarray(ids, dtype=None if len(ids) else self.ids.dtype), self.ids.dtype
+            if known.dtype.kind != dtype.kind and (known.dtype.kind, dtype.kind) != ("u", "i"):
+                raise ConfigurationError(f"ItemIndex.search(exclude=...): ids are {dtype}; received {known.dtype}")
             at = np.minimum(np.searchsorted(self.ids, known, sorter=self._order), len(self) - 1)
             numbers = self._order[at]
             hidden.append(numbers[self.ids[numbers] == known])
@@ -119,12 +110,7 @@ class ItemIndex:
 
 
 def _neighbour_graph(vectors: np.ndarray, links: int, effort: int) -> Any:
-    try:
-        import faiss
-    except ImportError:
-        raise ConfigurationError(
-            "ItemIndex(method='hnsw') needs Faiss: pip install 'mindspore-trainer[retrieval]', or method='exact'"
-        ) from None
+    faiss = require("faiss", "ItemIndex(method='hnsw'), unlike method='exact', needs Faiss", "retrieval")
     graph = faiss.IndexHNSWFlat(vectors.shape[1], links, faiss.METRIC_INNER_PRODUCT)
     graph.hnsw.efConstruction = max(2 * links, effort)
     graph.add(vectors)

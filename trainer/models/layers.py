@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -19,17 +20,13 @@ from ..features import FeatureEmbedding, Features
 class Perceptron(nn.Cell):
     """Dense layers with an activation.
 
+    Maps float [N, inputs] to float [N, outputs], or [N, last hidden width].
+
     Args:
         inputs: width of the input.
         hidden: widths of the layers.
         outputs: width of a last layer without activation; None: no such layer.
         activation: class of the cell after each hidden layer.
-
-    Inputs:
-        float [N, inputs].
-
-    Outputs:
-        float [N, outputs], or [N, last hidden width].
     """
 
     def __init__(
@@ -49,7 +46,6 @@ class Perceptron(nn.Cell):
         self.layers = nn.SequentialCell(layers)
 
     def construct(self, x):
-        """Return the last layer's output."""
         return self.layers(x)
 
 
@@ -63,11 +59,7 @@ def check_hidden(hidden: Sequence[int]) -> tuple[int, ...]:
 class Linear(nn.Cell):
     """First-order terms: a weight per category and per number, and a bias.
 
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        float32 [N].
+    Maps the columns of `Features.inputs` to float32 [N].
     """
 
     def __init__(self, features: Features) -> None:
@@ -76,7 +68,6 @@ class Linear(nn.Cell):
         self.numbers = nn.Dense(self.weights.number_width, 1, weight_init="zeros")
 
     def construct(self, *columns):
-        """Return the sum of the terms."""
         fields, numbers, _ = self.weights(*columns)
         return fields.sum(axis=(1, 2)) + self.numbers(numbers).reshape(-1)
 
@@ -84,17 +75,11 @@ class Linear(nn.Cell):
 class PairwiseProducts(nn.Cell):
     """The sum of the inner products of all pairs of vectors, in linear time.
 
-    Half of the square of the sum, less the sum of the squares (S. Rendle, ICDM 2010).
-
-    Inputs:
-        float [N, F, D].
-
-    Outputs:
-        float [N].
+    Half of the square of the sum, less the sum of the squares (S. Rendle, ICDM 2010). Maps float [N, F, D] to float
+    [N].
     """
 
     def construct(self, vectors):
-        """Return the sums."""
         total = vectors.sum(axis=1)
         return 0.5 * (ops.square(total) - ops.square(vectors).sum(axis=1)).sum(axis=1)
 
@@ -120,15 +105,13 @@ class LayerNorm(nn.Cell):
         self.scaled = _Scaled(width)
 
     def construct(self, x):
-        """Return the normalized values."""
         # Squares overflow float16.
         return ops.cast(self.scaled(as_float32(x), as_float32(self.gamma), as_float32(self.beta))[0], x.dtype)
 
 
 class _Scaled(Float32Cell):
-    """Compute the values of `LayerNorm`.
+    """Compute the values of `LayerNorm`; other outputs are for the gradient.
 
-    Also returns normalized values and 1 / deviation, for the gradient alone.
     MindSpore's LayerNorm is 10 to 30 times slower on CPU, and a product with a matrix is faster than a mean.
     """
 
@@ -183,6 +166,15 @@ def pooled_embedding(features: Features, dim: int, **options: Any) -> FeatureEmb
             "pooling='mean', or take a model of histories, DIN or BST"
         )
     return embedding
+
+
+def tasks_of(features: Features, model: str, tasks: Sequence[str] | None, most: float = math.inf) -> tuple[str, ...]:
+    """Return the names of a model's tasks: those given, or the labels of the features."""
+    names = features.labels if tasks is None else tasks
+    if isinstance(names, str) or not 2 <= len(names) <= most or len(set(names)) < len(names):
+        count = "two" if most == 2 else "two or more"
+        refuse(f"{model}(tasks=...)", f"{count} different names, or features with as many labels", names)
+    return tuple(names)
 
 
 def flat(fields, numbers):

@@ -14,14 +14,10 @@ from .layers import Linear
 class LogisticRegression(nn.Cell):
     """The logit is the sum of a weight per category, the weighted numbers, and a bias.
 
+    Maps the columns of `Features.inputs` to logits, float32 [N].
+
     Args:
         features: the declared columns.
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        Logits, float32 [N].
     """
 
     def __init__(self, features: Features) -> None:
@@ -29,5 +25,4 @@ class LogisticRegression(nn.Cell):
         self.linear = Linear(features)
 
     def construct(self, *columns):
-        """Return the logits."""
         return self.linear(*columns)

@@ -17,14 +17,10 @@ from .layers import LayerNorm, Perceptron, flat, flat_width, pooled_embedding
 class MaskBlock(nn.Cell):
     """Relu(LayerNorm(W (mask * x))), mask a two-layer perceptron of the embeddings.
 
+    Maps embeddings float [N, width] and x float [N, inputs] to float [N, outputs].
+
     Args:
         reduction: ratio of the mask's hidden layer to its output.
-
-    Inputs:
-        embeddings float [N, width]; x float [N, inputs].
-
-    Outputs:
-        float [N, outputs].
     """
 
     def __init__(self, width: int, inputs: int, outputs: int, reduction: float) -> None:
@@ -35,12 +31,13 @@ class MaskBlock(nn.Cell):
         self.norm = LayerNorm(outputs)
 
     def construct(self, embeddings, x):
-        """Return the block's output."""
         return ops.relu(self.norm(self.dense(self.mask(embeddings) * x)))
 
 
 class MaskNet(nn.Cell):
     """Parallel mask blocks over the normalized embeddings, followed by a perceptron.
+
+    Maps the columns of `Features.inputs` to logits, float32 [N].
 
     Args:
         features: the declared columns.
@@ -49,12 +46,6 @@ class MaskNet(nn.Cell):
         blocks: number of mask blocks.
         block_width: width of a block's output.
         reduction: see `MaskBlock`.
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        Logits, float32 [N].
     """
 
     def __init__(
@@ -77,7 +68,6 @@ class MaskNet(nn.Cell):
         self.top = Perceptron(blocks * block_width, hidden, 1)
 
     def construct(self, *columns):
-        """Return the logits."""
         fields, numbers, _ = self.embedding(*columns)
         embeddings = flat(fields, numbers)
         normalized = flat(self.norm(fields), numbers)

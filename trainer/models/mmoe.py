@@ -11,8 +11,7 @@ from mindspore import nn, ops
 
 from ..checks import whole
 from ..features import Features
-from .layers import Perceptron, flat, flat_width, pooled_embedding
-from .task_names import tasks_of
+from .layers import Perceptron, flat, flat_width, pooled_embedding, tasks_of
 
 
 def mixed(experts, weights):
@@ -23,6 +22,8 @@ def mixed(experts, weights):
 class MMoE(nn.Cell):
     """Shared experts, mixed by a gate for each task: sum of softmax(W x)_i f_i(x).
 
+    Maps the columns of `Features.inputs` to a tuple of logits, float32 [N], in the order of the tasks.
+
     Args:
         features: the declared columns; there is a task for each label.
         tasks: names of the tasks; None: the labels.
@@ -30,12 +31,6 @@ class MMoE(nn.Cell):
         experts: number of experts.
         expert_hidden: widths of an expert's layers.
         tower_hidden: widths of a task's layers.
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        a tuple of logits, float32 [N], in the order of the tasks.
     """
 
     def __init__(
@@ -57,7 +52,6 @@ class MMoE(nn.Cell):
         self.towers = nn.CellList([Perceptron(expert_hidden[-1], tower_hidden, 1) for _ in self.tasks])
 
     def construct(self, *columns):
-        """Return the logits of each task."""
         fields, numbers, _ = self.embedding(*columns)
         x = flat(fields, numbers)
         outputs = ()

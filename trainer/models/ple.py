@@ -11,40 +11,30 @@ from mindspore import nn, ops
 
 from ..checks import whole
 from ..features import Features
-from .layers import Perceptron, check_hidden, flat, flat_width, pooled_embedding
+from .layers import Perceptron, check_hidden, flat, flat_width, pooled_embedding, tasks_of
 from .mmoe import mixed
-from .task_names import tasks_of
 
 
 class ExtractionLayer(nn.Cell):
     """Task-specific and shared experts, mixed by gates.
 
-    A task's gate sees its own and the shared experts; the shared gate sees all experts.
+    A task's gate sees its own and the shared experts; the shared gate sees all experts. Maps a tuple of float [N,
+    width], one per task and the shared one, to a like tuple of the experts' width.
 
     Args:
         widths: width of each input: one per task, and last the shared one.
         experts: number of experts of each task, and of shared ones.
-
-    Inputs:
-        a tuple of float [N, width]: one per task, and the shared one.
-
-    Outputs:
-        a tuple like the inputs, of the experts' width.
     """
 
     def __init__(self, widths: Sequence[int], experts: int, hidden: Sequence[int]) -> None:
         super().__init__()
         self.count, self.experts_each = len(widths), experts
         self.experts = nn.CellList([Perceptron(width, hidden) for width in widths for _ in range(experts)])
-        self.gates = nn.CellList(
-            [
-                nn.Dense(width, 2 * experts if index < len(widths) - 1 else experts * len(widths), has_bias=False)
-                for index, width in enumerate(widths)
-            ]
-        )
+        seen = [2 * experts] * (self.count - 1) + [self.count * experts]
+        gates = [nn.Dense(width, of_gate, has_bias=False) for width, of_gate in zip(widths, seen, strict=True)]
+        self.gates = nn.CellList(gates)
 
     def construct(self, inputs):
-        """Return the mixtures."""
         outputs = ()
         for index in range(self.count):
             group = ()
@@ -62,6 +52,8 @@ class ExtractionLayer(nn.Cell):
 class PLE(nn.Cell):
     """Extraction layers; each task's mixture from the last layer feeds its tower.
 
+    Maps the columns of `Features.inputs` to a tuple of logits, float32 [N], in the order of the tasks.
+
     Args:
         features: the declared columns; there is a task for each label.
         tasks: names of the tasks; None: the labels.
@@ -70,12 +62,6 @@ class PLE(nn.Cell):
         experts: experts of each task, and shared ones, in each layer.
         expert_hidden: widths of an expert's layers.
         tower_hidden: widths of a task's layers.
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        a tuple of logits, float32 [N], in the order of the tasks.
     """
 
     def __init__(
@@ -100,7 +86,6 @@ class PLE(nn.Cell):
         self.towers = nn.CellList([Perceptron(expert_hidden[-1], tower_hidden, 1) for _ in self.tasks])
 
     def construct(self, *columns):
-        """Return the logits of each task."""
         fields, numbers, _ = self.embedding(*columns)
         x = flat(fields, numbers)
         inputs = ()

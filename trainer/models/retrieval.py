@@ -39,16 +39,7 @@ def user_vectors(model: Predicts, rows: Any) -> np.ndarray:
 
 
 def item_vectors(model: Predicts, rows: Any) -> np.ndarray:
-    """Return item vectors of length 1, float32 [n, width].
-
-    Args:
-        model: a `Trainer` or `ServedModel` of a `TwoTower`.
-        rows: raw rows of the items, as for `predict`; user columns may be missing.
-
-    Raises:
-        ConfigurationError: the model's output is not that of a `TwoTower`.
-        DataError: as `predict`.
-    """
+    """Return item vectors of length 1, as `user_vectors`; user columns may be missing."""
     return _halves(model, rows)[1]
 
 
@@ -73,8 +64,7 @@ def top_items(users: np.ndarray, items: np.ndarray, count: int) -> tuple[np.ndar
         count: items per user; at most I are returned.
 
     Returns:
-        Indices of the items, int64 [U, count], best first (ties: lower index first), and their scores, float32 [U,
-        count].
+        Indices of the items, int64 [U, count], best first (ties: lower index first); their scores, float32 [U, count].
 
     Raises:
         ConfigurationError: arrays of other shapes, or a count below 1.

@@ -39,28 +39,21 @@ def candidates_of(features: Features, model: str, candidate: str | Sequence[str]
     if candidate is None:
         return tuple(_sharing(features, model, history) for history in histories)
     given = (candidate,) if isinstance(candidate, str) else tuple(candidate)
-    ids = [output.name for output in features.of_kind(Kind.IDS)]
+    ids, argument = [output.name for output in features.of_kind(Kind.IDS)], f"{model}(candidate={candidate!r})"
     for name in given:
         if name not in ids:
-            raise ConfigurationError(
-                f"{model}(candidate={candidate!r}): no categorical feature {name!r}; there are {', '.join(ids)}"
-                f"{did_you_mean(name, ids)}"
-            )
+            there_are = f"there are {', '.join(ids)}{did_you_mean(name, ids)}"
+            raise ConfigurationError(f"{argument}: no categorical feature {name!r}; {there_are}")
     if len(given) != len(histories):
-        raise ConfigurationError(
-            f"{model}(candidate={candidate!r}) takes a category for each list without pooling, {names}; received "
-            f"{len(given)}"
-        )
+        wanted = f"a category for each list without pooling, {names}"
+        raise ConfigurationError(f"{argument} takes {wanted}; received {len(given)}")
     return given
 
 
 def _sequences(features: Features, histories: Sequence[Output]) -> list[str]:
     """Return the distinct sequences of lists, in words."""
-    declared = {
-        feature.name: feature.sequence
-        for feature in features.features
-        if isinstance(feature, ListFeature | WeightedList)
-    }
+    lists = [feature for feature in features.features if isinstance(feature, ListFeature | WeightedList)]
+    declared = {feature.name: feature.sequence for feature in lists}
     of_lists = {output.name: declared.get(output.name) for output in histories}
     return list(dict.fromkeys(f"no sequence ({name})" if of is None else repr(of) for name, of in of_lists.items()))
 
@@ -104,11 +97,8 @@ class PairLayer(nn.Cell):
     The layer's kernel falls into four blocks: items take the first and third, the candidate the second less the third,
     and is projected once for all its items; products take the fourth. This is half the work of the joined form.
 
-    Inputs:
-        history float [N, L, dim]; candidate float [N, dim]; kernel float [hidden, 4 * dim]; bias float [hidden].
-
-    Outputs:
-        float [N * L, hidden].
+    Maps history float [N, L, dim], candidate float [N, dim], kernel float [hidden, 4 * dim] and bias float [hidden] to
+    float [N * L, hidden].
     """
 
     def __init__(self) -> None:
@@ -119,7 +109,6 @@ class PairLayer(nn.Cell):
         self.blocks = ops.Split(1, 4)
 
     def construct(self, history, candidate, kernel, bias):
-        """Return the layer's output."""
         batch, length, dim = history.shape
         of_item, of_candidate, of_difference, of_product = self.blocks(kernel)
         items = history.reshape(batch * length, dim)
@@ -130,7 +119,6 @@ class PairLayer(nn.Cell):
         return (of_items.reshape(batch, length, -1) + ops.expand_dims(of_candidates, 1)).reshape(batch * length, -1)
 
     def bprop(self, history, candidate, kernel, bias, out, dout):
-        """Return the gradients of the inputs."""
         batch, length, dim = history.shape
         of_item, of_candidate, of_difference, of_product = self.blocks(kernel)
         items = history.reshape(batch * length, dim)

@@ -26,19 +26,15 @@ def normalized(vectors, training):
 class TwoTower(nn.Cell):
     """User and item vectors of length 1, each from a perceptron of its features.
 
+    Maps the columns of `Features.inputs` to float32 [N, 2 * width]: the user's vector and the item's, side by side; see
+    `InBatchSoftmax`, `user_vectors` and `item_vectors`.
+
     Args:
         features: the declared columns.
         item: names of the item's features; all others are the user's.
         dim: length of the features' vectors.
         hidden: widths of each tower's layers.
         width: length of the towers' vectors.
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        float32 [N, 2 * width]: the user's vector and the item's, side by side; see `InBatchSoftmax`, `user_vectors` and
-        `item_vectors`.
 
     Raises:
         ConfigurationError: no such feature, or no category or list of the item or of the user.
@@ -64,44 +60,34 @@ class TwoTower(nn.Cell):
                 raise ConfigurationError(
                     f"TwoTower(item=...): no feature {name!r}; there are {', '.join(names)}{did_you_mean(name, names)}"
                 )
-        if all(name in item for name in fields) or not any(name in item for name in fields):
+        user_fields, item_fields = _divided(fields, item)
+        user_numbers, item_numbers = _divided(numbers, item)
+        if not len(user_fields) or not len(item_fields):
             raise ConfigurationError(
                 f"TwoTower(item={list(item)}) needs a category or list of the item and one of the user; there are "
                 f"{', '.join(fields) or 'none'}"
             )
-        user_fields, item_fields = _positions(fields, item, False), _positions(fields, item, True)
-        user_numbers, item_numbers = _positions(numbers, item, False), _positions(numbers, item, True)
         self.sides = _Sides(user_fields, item_fields)
         self.user_numbers, self.item_numbers = _indices(user_numbers), _indices(item_numbers)
         self.user = Perceptron(len(user_fields) * dim + len(user_numbers), hidden, width)
         self.item = Perceptron(len(item_fields) * dim + len(item_numbers), hidden, width)
 
     def construct(self, *columns):
-        """Return the concatenated user and item vectors."""
         fields, numbers, _ = self.embedding(*columns)
         numbers = ops.cast(numbers, fields.dtype)
         user, item = self.sides(fields)
-        user, item = (
-            self.user(_joined(user, numbers, self.user_numbers)),
-            self.item(_joined(item, numbers, self.item_numbers)),
-        )
+        user = self.user(_joined(user, numbers, self.user_numbers))
+        item = self.item(_joined(item, numbers, self.item_numbers))
         return ops.concat((normalized(user, self.training), normalized(item, self.training)), 1)
 
 
 class _Sides(nn.Cell):
-    """Divide the fields between user and item; the gradient puts them back in order.
+    """Divide the fields [N, F, D] between user and item; the gradient joins them."""
 
-    Inputs:
-        float [N, F, D].
-
-    Outputs:
-        float [N, user fields, D]; float [N, item fields, D].
-    """
-
-    def __init__(self, user: Sequence[int], item: Sequence[int]) -> None:
+    def __init__(self, user: np.ndarray, item: np.ndarray) -> None:
         super().__init__(auto_prefix=False)
         self.user, self.item = _indices(user), _indices(item)
-        self.order = _indices(np.argsort([*user, *item]))
+        self.order = _indices(np.argsort(np.concatenate((user, item))))
 
     def construct(self, fields):
         return ops.gather(fields, self.user, 1), ops.gather(fields, self.item, 1)
@@ -110,12 +96,13 @@ class _Sides(nn.Cell):
         return (ops.gather(ops.concat(dout, 1), self.order, 1),)
 
 
-def _positions(names: Sequence[str], item: Sequence[str], chosen: bool) -> tuple[int, ...]:
-    return tuple(index for index, name in enumerate(names) if (name in item) is chosen)
+def _divided(names: Sequence[str], item: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    of_item = np.array([name in item for name in names], bool)
+    return np.flatnonzero(~of_item), np.flatnonzero(of_item)
 
 
-def _indices(positions: Sequence[int] | np.ndarray) -> Tensor | None:
-    return Tensor(np.array(positions, np.int32)) if len(positions) else None
+def _indices(positions: np.ndarray) -> Tensor | None:
+    return Tensor(positions.astype(np.int32)) if len(positions) else None
 
 
 def _joined(fields, numbers, columns):

@@ -19,16 +19,12 @@ class WideDeep(nn.Cell):
     Crosses belong to the linear model alone, as in the paper's figure 1: vectors for every combination would let the
     perceptron memorize the training rows.
 
+    Maps the columns of `Features.inputs` to logits, float32 [N].
+
     Args:
         features: the declared columns; crosses are `Cross` features.
         dim: length of the vectors.
         hidden: widths of the perceptron's layers.
-
-    Inputs:
-        the columns of `Features.inputs`.
-
-    Outputs:
-        Logits, float32 [N].
     """
 
     def __init__(self, features: Features, dim: int = 16, hidden: Sequence[int] = (256, 128)) -> None:
@@ -39,6 +35,5 @@ class WideDeep(nn.Cell):
         self.deep = Perceptron(flat_width(self.embedding), hidden, 1)
 
     def construct(self, *columns):
-        """Return the logits."""
         fields, numbers, _ = self.embedding(*columns)
         return self.wide(*columns) + self.deep(flat(fields, numbers)).reshape(-1)
