@@ -78,11 +78,7 @@ def _finish(plot: Any) -> Any:
 def lines(title: str, runs: Sequence[RunData], names: Sequence[str], by_time: bool = False) -> Any | None:
     """Plot values of runs: a color per run, a dash per name; None without values.
 
-    Args:
-        title: of the figure.
-        runs: the runs.
-        names: of `Record.series`.
-        by_time: whether the x axis is the event time, for runs whose values have it.
+    `names` are of `Record.series`. With `by_time` the x axis is the event time, for runs whose values have it.
     """
     drawn = [
         (index, run, name, run.record.series[name])
@@ -97,12 +93,10 @@ def lines(title: str, runs: Sequence[RunData], names: Sequence[str], by_time: bo
     rows = [_points(series, by_time) for _, _, _, series in drawn]
     few = max(len(row["x"]) for row in rows) <= 60
     for (index, run, name, _), row in zip(drawn, rows, strict=True):
-        short = name.removeprefix("window/") if len(names) > 1 else ""
+        number, short = list(names).index(name), name.removeprefix("window/") if len(names) > 1 else ""
         label = " ".join(filter(None, (run.name if len(runs) > 1 else "", short)))
-        row["label"] = [label or name] * len(row["x"])
-        dash = DASHES[list(names).index(name) % len(DASHES)]
-        color = color_of(index if len(runs) > 1 else list(names).index(name))
-        _draw(plot, row, color, dash, label, few)
+        color = color_of(index if len(runs) > 1 else number)
+        _draw(plot, row, color, DASHES[number % len(DASHES)], label, few, unnamed=name)
     _hover(plot, [("", "@label"), ("step", "@step{0,0}"), ("value", "@y{0.[000000]}")])
     return _finish(plot)
 
@@ -121,10 +115,12 @@ def _points(series: Series, by_time: bool) -> dict[str, list[Any]]:
     return {"x": list(x), "y": list(y), "step": list(step)}
 
 
-def _draw(plot: Any, row: Mapping[str, Any], color: str, dash: str, label: str, marked: bool) -> None:
+def _draw(
+    plot: Any, row: Mapping[str, Any], color: str, dash: str, label: str, marked: bool, unnamed: str = ""
+) -> None:
     from bokeh.models import ColumnDataSource
 
-    source = ColumnDataSource(dict(row))
+    source = ColumnDataSource({**row, "label": [label or unnamed] * len(row["x"])})
     legend = {"legend_label": label} if label else {}
     plot.line("x", "y", source=source, color=color, line_dash=dash, line_width=1.8, name="data", **legend)
     if marked:
@@ -138,64 +134,43 @@ def _hover(plot: Any, tooltips: Sequence[tuple[str, str]]) -> None:
     plot.add_tools(HoverTool(tooltips=list(tooltips), renderers=shown, mode="mouse", line_policy="nearest"))
 
 
+def _scored(runs: Sequence[RunData], task: str) -> list[tuple[int, str, Mapping[str, Any]]]:
+    """Return index, name (of one run none) and score table of the runs that have one."""
+    tables = [run.record.scores.get(task) for run in runs]
+    names = [run.name if len(runs) > 1 else "" for run in runs]
+    return [(i, name, table) for i, (name, table) in enumerate(zip(names, tables, strict=True)) if table is not None]
+
+
 def calibration(runs: Sequence[RunData], task: str) -> Any | None:
     """Plot the share of positives over the mean prediction, a line per run."""
-
-    def rows(table: Mapping[str, Any]) -> dict[str, list[Any]]:
-        return {"x": table["predicted"], "y": table["observed"], "weight": table["weight"]}
-
-    plot = _of_scores("Calibration", "mean prediction", "share of positives", runs, task, rows)
-    if plot is not None:
-        ends = [0.0, max(max(run.record.scores[task]["predicted"]) for run in runs if task in run.record.scores)]
-        plot.line(ends, ends, color=NEUTRAL, line_dash="dotted")
-        _hover(
-            plot, [("", "@label"), ("predicted", "@x{0.0000}"), ("observed", "@y{0.0000}"), ("rows", "@weight{0,0}")]
-        )
-        return _finish(plot)
-    return None
+    scored = _scored(runs, task)
+    if not scored:
+        return None
+    plot = _figure(f"Calibration {task}".strip(), "mean prediction", "share of positives")
+    for index, name, table in scored:
+        row = {"x": table["predicted"], "y": table["observed"], "weight": table["weight"]}
+        _draw(plot, row, color_of(index), "solid", name, marked=True, unnamed="Calibration")
+    ends = [0.0, max(max(table["predicted"]) for _, _, table in scored)]
+    plot.line(ends, ends, color=NEUTRAL, line_dash="dotted")
+    _hover(plot, [("", "@label"), ("predicted", "@x{0.0000}"), ("observed", "@y{0.0000}"), ("rows", "@weight{0,0}")])
+    return _finish(plot)
 
 
 def distribution(runs: Sequence[RunData], task: str) -> Any | None:
     """Plot the share of rows by prediction, one line per run and class."""
-    plot = None
-    for kind, dash in (("positives", "solid"), ("negatives", "dashed")):
-
-        def rows(table: Mapping[str, Any], kind: str = kind) -> dict[str, list[Any]]:
-            edges, counts = table["edges"], table[kind]
-            total = sum(counts) or 1.0
-            middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
-            return {"x": middles, "y": [count / total for count in counts], "weight": counts}
-
-        title, y = "Distribution of predictions", "share of the class"
-        plot = _of_scores(title, "prediction", y, runs, task, rows, plot, kind, dash)
-    if plot is None:
+    scored = _scored(runs, task)
+    if not scored:
         return None
+    plot = _figure(f"Distribution of predictions {task}".strip(), "prediction", "share of the class")
+    for number, (kind, dash) in enumerate((("positives", "solid"), ("negatives", "dashed"))):
+        for index, name, table in scored:
+            counts, total = table[kind], sum(table[kind]) or 1.0
+            middles = [(low + high) / 2 for low, high in itertools.pairwise(table["edges"])]
+            row = {"x": middles, "y": [count / total for count in counts], "weight": counts}
+            color = color_of(index if len(runs) > 1 else number)
+            _draw(plot, row, color, dash, f"{name} {kind}".strip(), marked=False)
     _hover(plot, [("", "@label"), ("prediction", "@x{0.0000}"), ("share", "@y{0.0000}"), ("rows", "@weight{0,0}")])
     return _finish(plot)
-
-
-def _of_scores(
-    title: str,
-    x: str,
-    y: str,
-    runs: Sequence[RunData],
-    task: str,
-    rows: Callable[[Mapping[str, Any]], dict[str, list[Any]]],
-    plot: Any = None,
-    kind: str = "",
-    dash: str = "solid",
-) -> Any | None:
-    for index, run in enumerate(runs):
-        table = run.record.scores.get(task)
-        if table is None:
-            continue
-        plot = plot or _figure(f"{title} {task}".strip(), x, y)
-        row = rows(table)
-        label = " ".join(filter(None, (run.name if len(runs) > 1 else "", kind)))
-        row["label"] = [label or title] * len(row["x"])
-        color = color_of(index if len(runs) > 1 or not kind else ("positives", "negatives").index(kind))
-        _draw(plot, row, color, dash, label, marked=not kind)
-    return plot
 
 
 def tables(title: str, runs: Sequence[RunData], field: str) -> Any | None:
@@ -218,8 +193,8 @@ def tables(title: str, runs: Sequence[RunData], field: str) -> Any | None:
                 if any(member in of_step for member in members)
             ]
             label = f"{run.name} {name}" if len(runs) > 1 else name
-            row: dict[str, list[Any]] = {"x": [step for step, _ in points], "y": [value for _, value in points]}
-            row |= {"step": row["x"], "label": [label] * len(points)}
+            steps = [step for step, _ in points]
+            row = {"x": steps, "y": [value for _, value in points], "step": steps}
             color = color_of(index if len(runs) > 1 else number)
             _draw(plot, row, color, DASHES[number % len(DASHES) if len(runs) > 1 else 0], label, len(points) < 60)
     _hover(plot, [("", "@label"), ("step", "@step{0,0}"), ("value", "@y{0,0}")])
@@ -230,22 +205,22 @@ def parallel_coordinates(sweep: SweepData) -> Any | None:
     """Plot a line per trial through an axis per varied value; the best is red."""
     from bokeh.models import ColumnDataSource
 
-    rows = [row for row in sweep.rows if row[3] is not None]
-    if not rows:
+    trials = [(name, [*values, metric]) for name, _, values, metric in sweep.rows if metric is not None]
+    if not trials:
         return None
     axes = [*sweep.paths, sweep.monitor]
-    scales = [_scale([_values(row)[number] for row in rows]) for number in range(len(axes))]
+    scales = [_scale(values) for values in zip(*(values for _, values in trials), strict=True)]
     plot = _figure("Values of the trials", "", y_range=(-0.12, 1.12))
     plot.xgrid.grid_line_alpha = 0.8
     plot.yaxis.visible = plot.ygrid.visible = False
     plot.xaxis.ticker = list(range(len(axes)))
     plot.xaxis.major_label_overrides = {number: name.rpartition(".")[2] for number, name in enumerate(axes)}
-    for place, row in reversed(list(enumerate(rows))):
-        heights = [scale[0](value) for scale, value in zip(scales, _values(row), strict=True)]
-        text = f"trial {row[0]}: " + ", ".join(f"{k} {v}" for k, v in zip(axes, _values(row), strict=True))
+    for rank, (name, values) in reversed(list(enumerate(trials))):
+        heights = [height(value) for (height, _), value in zip(scales, values, strict=True)]
+        text = f"trial {name}: " + ", ".join(f"{k} {v}" for k, v in zip(axes, values, strict=True))
         data = {"x": list(range(len(axes))), "y": heights, "label": [text] * len(axes)}
-        color = _warmth(place / max(1, len(rows) - 1))
-        width = 3.0 if place == 0 else 1.4
+        color = _warmth(rank / max(1, len(trials) - 1))
+        width = 3.0 if rank == 0 else 1.4
         plot.line("x", "y", source=ColumnDataSource(data), color=color, line_width=width, name="data")
     for number, (_, ticks) in enumerate(scales):
         beyond = {0.0: -0.05, 1.0: 1.05}  # labels at the ends would be crossed by the lines
@@ -257,10 +232,6 @@ def parallel_coordinates(sweep: SweepData) -> Any | None:
     return _finish(plot)
 
 
-def _values(row: tuple[str, str, Sequence[Any], float | None]) -> list[Any]:
-    return [*row[2], row[3]]
-
-
 def _scale(values: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[float, str]]]:
     """Return a function to heights on an axis, 0 to 1, and its labels."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
@@ -268,12 +239,10 @@ def _scale(values: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[fl
         logs = low > 0 and high / low >= 100
         ends = (math.log(low), math.log(high)) if logs else (low, high)
         width = (ends[1] - ends[0]) or 1.0
-        return lambda value: ((math.log(value) if logs else value) - ends[0]) / width, [
-            (0.0, f"{low:.4g}"),
-            *([(1.0, f"{high:.4g}")] if high > low else []),
-        ]
+        labels = [(0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")][: 1 + (high > low)]
+        return lambda value: ((math.log(value) if logs else value) - ends[0]) / width, labels
     kinds = sorted({str(value) for value in values})
-    heights = {kind: place / max(1, len(kinds) - 1) for place, kind in enumerate(kinds)}
+    heights = {kind: number / max(1, len(kinds) - 1) for number, kind in enumerate(kinds)}
     return lambda value: heights[str(value)], [(height, kind) for kind, height in heights.items()]
 
 
@@ -284,11 +253,7 @@ def _warmth(share: float) -> str:
 
 
 def bars(title: str, x: str, values: Mapping[str, Mapping[str, float]], runs: Sequence[RunData]) -> Any | None:
-    """Plot horizontal bars: one bar per category and run.
-
-    Args:
-        values: run -> category -> length.
-    """
+    """Plot a horizontal bar per category and run; values: run -> category -> length."""
     from bokeh.models import ColumnDataSource, FactorRange
 
     categories = list(dict.fromkeys(name for of_run in values.values() for name in of_run))

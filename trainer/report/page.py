@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 from urllib.parse import quote
@@ -39,29 +39,25 @@ def page(
     require("bokeh", "a report needs Bokeh", "report")
     made = [] if sweep is None else [("Sweep", _sweep(sweep))]
     made += [(name, make(runs)) for name, make in _SECTIONS.items()]
-    filled = [(name, [part for part in parts if part]) for name, parts in made]
-    sections = [(name, parts) for name, parts in filled if parts]
-    plots = {f"figure-{i}-{j}": part for i, (_, parts) in enumerate(sections) for j, part in enumerate(parts)}
-    plots = {key: part for key, part in plots.items() if not isinstance(part, str)}
-    script, divs = _components(plots)
+    sections = [(name, filled) for name, parts in made if (filled := [part for part in parts if part])]
+    library, script, divs = _embedded([part for _, parts in sections for part in parts if not isinstance(part, str)])
     body = []
     for i, (name, parts) in enumerate(sections):
-        drawn = [_drawn(divs[f"figure-{i}-{j}"], part) for j, part in enumerate(parts) if not isinstance(part, str)]
+        drawn = [_drawn(next(divs), part) for part in parts if not isinstance(part, str)]
         grid = f'<div class="figures">{"".join(drawn)}</div>' if drawn else ""
         tables = "".join(part for part in parts if isinstance(part, str))
         body.append(f'<section aria-labelledby="s{i}"><h2 id="s{i}">{name}</h2>{grid}{tables}</section>')
     links = "".join(f'<li><a href="#s{i}">{name}</a></li>' for i, (name, _) in enumerate(sections))
     refresh = "" if refresh_seconds is None else f'<meta http-equiv="refresh" content="{refresh_seconds}">'
-    code = f"<script>{_file('page.js')}</script>" if plots else ""
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{refresh}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f'<link rel="icon" href="data:image/svg+xml,{quote(_ICON)}">'
-        f"<title>{html.escape(title)}</title><style>{_file('page.css')}</style>{_library() if plots else ''}</head>"
+        f"<title>{html.escape(title)}</title><style>{_file('page.css')}</style>{library}</head>"
         f'<body><a class="skip" href="#s0">Skip to the runs</a><header><h1>{html.escape(title)}</h1></header>'
         f'<nav aria-label="Sections"><ul>{links}</ul></nav><main><p class="note">{_HINT}</p>{"".join(body)}</main>'
-        f"{script}{code}</body></html>\n"
+        f"{script}</body></html>\n"
     )
 
 
@@ -69,19 +65,16 @@ def _file(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
-def _library() -> str:
+def _embedded(plots: Sequence[Any]) -> tuple[str, str, Iterator[str]]:
+    """Return Bokeh's code for the head, the scripts and the elements of the plots."""
+    if not plots:
+        return "", "", iter(())
+    from bokeh.embed import components
     from bokeh.resources import Resources
 
-    return str(Resources(mode="inline", components=["bokeh"], minified=True).render_js())
-
-
-def _components(plots: Mapping[str, Any]) -> tuple[str, Mapping[str, str]]:
-    if not plots:
-        return "", {}
-    from bokeh.embed import components
-
-    script, divs = components(dict(plots))
-    return script, divs
+    script, divs = components(plots)
+    library = Resources(mode="inline", components=["bokeh"], minified=True).render_js()
+    return library, f"{script}<script>{_file('page.js')}</script>", iter(divs)
 
 
 def _drawn(div: str, plot: Any) -> str:
@@ -93,7 +86,7 @@ def _drawn(div: str, plot: Any) -> str:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], marked: Iterable[bool] = ()) -> str:
+def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], marked: Callable | None = None) -> str:
     """Return a table; numbers are right-aligned, and marked rows are highlighted.
 
     A line may break behind the dots of a name in the first column.
@@ -101,16 +94,15 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], ma
     rows = [list(row) for row in rows]
     if not rows:
         return ""
-    marks = list(marked) or [False] * len(rows)
     numbers = [all(isinstance(row[i], int | float) or row[i] in ("", None) for row in rows) for i in range(len(heads))]
     kinds = [' class="number"' if number else "" for number in numbers]
     head = "".join(f'<th scope="col"{kind}>{html.escape(name)}</th>' for name, kind in zip(heads, kinds, strict=True))
     body = ""
-    for row, mark in zip(rows, marks, strict=True):
+    for row in rows:
         texts = [html.escape(_text(cell)) for cell in row]
         texts[0] = re.sub(r"\.(?=[a-z])", ".<wbr>", texts[0])
         cells = "".join(f"<td{kind}>{text}</td>" for text, kind in zip(texts, kinds, strict=True))
-        body += f"<tr class='differs'>{cells}</tr>" if mark else f"<tr>{cells}</tr>"
+        body += f"<tr class='differs'>{cells}</tr>" if marked and marked(row) else f"<tr>{cells}</tr>"
     caption = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     table = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="scroll" tabindex="0">{table}</div>'
@@ -128,8 +120,11 @@ def _side_by_side(caption: str, head: str, runs: Sequence[RunData], sides: Seque
     """Return a table with a column per run; rows that differ come first, bold."""
     names = dict.fromkeys(name for side in sides for name in side)
     rows = [[name, *(side.get(name) for side in sides)] for name in names]
-    rows.sort(key=lambda row: len({_text(value) for value in row[1:]}) == 1 or len(runs) == 1)
-    differs = [len(runs) > 1 and len({_text(value) for value in row[1:]}) > 1 for row in rows]
+
+    def differs(row: Sequence[Any]) -> bool:
+        return len(runs) > 1 and len({_text(value) for value in row[1:]}) > 1
+
+    rows.sort(key=differs, reverse=True)
     return _table(caption, [head, *(run.name for run in runs)], rows, differs)
 
 
@@ -207,17 +202,12 @@ def _scores(runs: Sequence[RunData]) -> list[Any]:
 
 
 def _slices(runs: Sequence[RunData]) -> list[Any]:
-    sides, sliced = [], []
+    sides = {}
     for run in runs:
-        side = {}
-        for name, series in run.record.series.items():
-            metric = name.partition("/")[2]
-            if _SLICE in metric and series.values:
-                side[metric] = series.values[-1]
-        if side:
-            sides.append(side)
-            sliced.append(run)
-    return [_side_by_side("Newest values", "slice", sliced, sides)]
+        series = {name.partition("/")[2]: series.values for name, series in run.record.series.items()}
+        sides[run.name] = {name: values[-1] for name, values in series.items() if _SLICE in name and values}
+    sliced = [run for run in runs if sides[run.name]]
+    return [_side_by_side("Newest values", "slice", sliced, [sides[run.name] for run in sliced])]
 
 
 def _features(runs: Sequence[RunData]) -> list[Any]:

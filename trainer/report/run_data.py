@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +45,8 @@ class Record:
     series: dict[str, Series] = field(default_factory=dict)
     scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     tables: list[tuple[int, Mapping[str, Mapping[str, int]]]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    seconds_beside: dict[str, float] = field(default_factory=dict)
+    seconds: Counter[str] = field(default_factory=Counter)
+    seconds_beside: Counter[str] = field(default_factory=Counter)
     set_aside: list[str] = field(default_factory=list)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     directions: Mapping[str, bool | None] = field(default_factory=dict)
@@ -127,11 +128,9 @@ def _add(record: Record, step: int, line: Mapping[str, Any]) -> None:
     elif "scores" in line:
         record.scores[line.get("task", "")] = line["scores"]
     elif "seconds" in line:
-        for part, seconds in line["seconds"].items():
-            record.seconds[part] = record.seconds.get(part, 0.0) + seconds
+        record.seconds.update(line["seconds"])
     elif "seconds_beside" in line:
-        for part, seconds in line["seconds_beside"].items():
-            record.seconds_beside[part] = record.seconds_beside.get(part, 0.0) + seconds
+        record.seconds_beside.update(line["seconds_beside"])
     elif "set_aside" in line:
         record.set_aside.append(str(line["set_aside"]))
     elif "directions" in line:
