@@ -173,7 +173,10 @@ class Auc(BinaryMetric):
 
 
 class BinarySumMetric(BinaryMetric):
-    """Base of metrics computed from `BinarySums`; arguments as in `LogLoss`."""
+    """Base of the metrics that `BinarySums` has under their names.
+
+    Arguments as in `LogLoss`.
+    """
 
     def __init__(
         self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
@@ -184,6 +187,9 @@ class BinarySumMetric(BinaryMetric):
 
     def make_counts(self, labels: int) -> Any:
         return BinarySums(self.link, *self._sampling)
+
+    def read(self, counts: Any) -> float | dict[str, float]:
+        return getattr(counts, str(self.name))
 
     def _add_label(self, counts: Any, scores: np.ndarray, labels: np.ndarray, weights: Any, logits: bool) -> None:
         low, high = labels.min(), labels.max()
@@ -203,9 +209,6 @@ class NormalizedEntropy(BinarySumMetric):
     name = "normalized_entropy"
     higher_is_better = False
 
-    def read(self, counts: BinarySums) -> float:
-        return counts.normalized_entropy
-
 
 class Calibration(BinarySumMetric):
     """Sum of predicted probabilities over the number of positives; 1 is perfect.
@@ -214,9 +217,6 @@ class Calibration(BinarySumMetric):
     """
 
     name = "calibration"
-
-    def read(self, counts: BinarySums) -> float:
-        return counts.calibration
 
 
 class BinaryMetrics(BinarySumMetric):
@@ -261,9 +261,7 @@ class BinaryMetrics(BinarySumMetric):
         counts["auc"].add(scores, positive, weights)
 
     def read(self, counts: CountsByName) -> dict[str, float]:
-        sums = counts["sums"]
-        values = (counts["auc"].auc(), sums.log_loss, sums.normalized_entropy, sums.calibration)
-        return dict(zip(self.parts, values, strict=True))
+        return {"auc": counts["auc"].auc(), **{part: getattr(counts["sums"], part) for part in self.parts[1:]}}
 
     def score_histogram(self) -> ScoreHistogram | None:
         return self._counts["0"]["auc"].histogram if self._counts else None

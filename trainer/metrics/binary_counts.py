@@ -21,13 +21,7 @@ class BinarySums(Sums):
     """Sums for log loss, normalized entropy and calibration.
 
     With link "auto" and one column, sums are kept both for probabilities and for logits, until a prediction outside [0,
-    1] shows that they are logits. So the result does not depend on batch order or batch size.
-
-    Args:
-        link: see `check_link`.
-        negative_sampling_rate: share r of negatives that was kept, 0 < r <= 1; each negative counts 1 / r.
-        correct_probability: with a sampling rate, treat p as trained on the sample and correct it to p / (p + (1 - p) /
-            r). False if training already weighted the negatives by 1 / r.
+    1] shows that they are logits. So the result does not depend on batches. Arguments as in `LogLoss`.
     """
 
     sums = ("weight", "positives", "loss_identity", "predicted_identity", "loss_sigmoid", "predicted_sigmoid")

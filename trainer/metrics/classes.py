@@ -125,9 +125,9 @@ class LogLoss(BinarySumMetric):
 
     Args:
         link: how binary predictions become probabilities (see `trainer.metrics.predictions.check_link`).
-        negative_sampling_rate: share of negatives that was kept; each then counts 1 / rate.
-        correct_probability: with a sampling rate, also correct the predictions (see
-            `trainer.metrics.binary_counts.BinarySums`).
+        negative_sampling_rate: share r of negatives that was kept, 0 < r <= 1; each negative counts 1 / r.
+        correct_probability: with a sampling rate, treat p as trained on the sample and correct it to p / (p + (1 - p) /
+            r). False if training already weighted the negatives by 1 / r.
 
     Raises:
         ConfigurationError: unknown link, or a rate outside (0, 1].
@@ -135,9 +135,6 @@ class LogLoss(BinarySumMetric):
 
     name = "log_loss"
     higher_is_better = False
-
-    def read(self, counts: Any) -> float:
-        return counts.log_loss
 
     def clear(self) -> None:
         super().clear()

@@ -100,16 +100,8 @@ class WindowClock:
         Raises:
             DataError: windows use event time and the first rows have none.
         """
-        if self._mark is None:
-            self.start(0, wall)
-        if self.unit == "seconds":
-            if wall - self._mark < self.n:
-                return False
-            self._mark = wall
-            return True
-        if self.unit == "rows":
-            count = rows_seen // self.n
-        else:
+        self.start(0, wall)
+        if self.unit == "event_time":
             if event_time is None or math.isnan(event_time):
                 if self._mark is None:
                     raise DataError(
@@ -117,13 +109,14 @@ class WindowClock:
                         "name its time column in the stream's schema, or use Window(rows=...) or Window(seconds=...)"
                     )
                 return False
-            count = event_time // self.n
-            if self._mark is None:
-                self._mark = count
-        if count <= self._mark:
-            return False
-        self._mark = count
-        return True
+            mark = event_time // self.n
+            self._mark = mark if self._mark is None else self._mark
+        else:
+            mark = wall if self.unit == "seconds" else rows_seen // self.n
+        has_closed = mark - self._mark >= self.n if self.unit == "seconds" else mark > self._mark
+        if has_closed:
+            self._mark = mark
+        return has_closed
 
     def state_dict(self, wall: float) -> dict[str, Any]:
         """Return the state of the open window as JSON-serialisable values."""

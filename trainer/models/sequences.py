@@ -74,13 +74,8 @@ def _sharing(features: Features, model: str, history: Output) -> str:
 def candidate_and_history(fields, sequences, candidates):
     """Join the vectors of aligned columns, as an item and its shop; graph code.
 
-    Args:
-        fields: float [N, F, D].
-        sequences: for each of C columns its vectors, float [N, L, D], and its mask, bool [N, L].
-        candidates: for each column the index of its candidate's field.
-
-    Returns:
-        The candidate, float [N, C * D]; the history, float [N, L, C * D]; and the mask, bool [N, L].
+    Maps fields float [N, F, D], the C columns of a sequence as vectors float [N, L, D] and mask bool [N, L], and the
+    indices of their candidates' fields to the candidate [N, C * D], the history [N, L, C * D] and the mask [N, L].
     """
     if len(candidates) == 1:
         return fields[:, candidates[0]], sequences[0][0], sequences[0][1]
