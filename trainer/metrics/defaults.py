@@ -17,11 +17,10 @@ from .window import Window
 from .window_metric import RowMetric
 
 BINARY, LABELS, REAL, COUNT, CLASSES = "binary", "labels", "real", "count", "classes"
-_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.MAELoss, nn.RMSELoss)
 _MEANINGS: dict[tuple[type[nn.Cell], ...], Meaning] = {
     (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss): Meaning(BINARY, "sigmoid"),
     (nn.BCELoss,): Meaning(BINARY),
-    _NUMBERS: Meaning(REAL),
+    (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.MAELoss, nn.RMSELoss): Meaning(REAL),
     (nn.CrossEntropyLoss, nn.SoftmaxCrossEntropyWithLogits, nn.NLLLoss): Meaning(CLASSES, "softmax"),
 }
 

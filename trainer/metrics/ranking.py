@@ -134,16 +134,9 @@ class GroupMetric(RowMetric):
         new_group = np.append(True, keys[1:] != keys[:-1])
         new_tie = new_group | np.append(True, scores[1:] != scores[:-1])
         first = np.flatnonzero(new_group)
-        group = np.cumsum(new_group) - 1
-        rows = Ranked(
-            labels[order].astype(np.float64),
-            weights[order],
-            group,
-            np.cumsum(new_tie) - 1,
-            np.arange(len(keys)) - first[group],
-            first,
-            np.flatnonzero(new_tie),
-        )
+        group, tie = np.cumsum(new_group) - 1, np.cumsum(new_tie) - 1
+        rank, labels = np.arange(len(keys)) - first[group], labels[order].astype(np.float64)
+        rows = Ranked(labels, weights[order], group, tie, rank, first, np.flatnonzero(new_tie))
         values, weight = self.of_groups(rows)
         counted = weight > 0
         return float(np.dot(values[counted], weight[counted])), float(weight.sum())

@@ -27,7 +27,6 @@ from .predictions import Activation, check_activation, named_values
 from .ranking import FirstK, GroupMetric
 from .window_metric import Direction, RowMetric, WindowMetric
 
-_ALIASES = {"acc": "accuracy"}
 _KNOWN_CLASSES = {"Top1CategoricalAccuracy": "top_1_accuracy", "Top5CategoricalAccuracy": "top_5_accuracy"}
 _REFUSED = {
     "roc": "keeps only the last batch and returns curves; 'auc' gives the area under the ROC curve over all rows",
@@ -41,7 +40,7 @@ def _named() -> dict[str, type[Any]]:
     kinds = [kind for module in modules for kind in vars(importlib.import_module(module)).values()]
     kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, RowMetric)]
     named = {kind.name: kind for kind in kinds if isinstance(vars(kind).get("name"), str)}
-    return {**named, **{alias: named[name] for alias, name in _ALIASES.items()}, "loss": Loss}
+    return {**named, "acc": named["accuracy"], "loss": Loss}
 
 
 def metric_names() -> list[str]:
@@ -207,15 +206,14 @@ def _by_name(name: str) -> tuple[str, Any]:
     if canonical in _REFUSED:
         raise ConfigurationError(f"metric {name!r} {_REFUSED[canonical]}")
     theirs = {_canonical(known): known for known in ms_train.names()}
-    kind = _named().get(canonical, Loss)
-    if not issubclass(kind, GroupMetric):
-        if canonical in _named():
-            return name, kind()
-    elif canonical not in theirs:  # MindSpore also has a recall, by class
+    kind = _named().get(canonical)
+    if kind is not None and not issubclass(kind, GroupMetric):
+        return name, kind()
+    if canonical in theirs:  # MindSpore also has a recall, by class
+        return name, _construct(name, functools.partial(ms_train.get_metric_fn, theirs[canonical]))
+    if kind is not None:
         form = f"{canonical}@10/user" if issubclass(kind, FirstK) else f"{canonical}/user"
         raise ConfigurationError(f"metric {name!r} reads a column of groups: name it, as in {form!r}")
-    if canonical in theirs:
-        return name, _construct(name, functools.partial(ms_train.get_metric_fn, theirs[canonical]))
     known = metric_names()
     raise ConfigurationError(f"unknown metric {name!r}{did_you_mean(canonical, known)}; known: {', '.join(known)}")
 

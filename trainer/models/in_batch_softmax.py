@@ -11,7 +11,6 @@ from mindspore import dtype as mstype
 from ..checks import choice, number, whole
 from .layers import column_sums
 
-CORRECTIONS = ("batch", "running")
 _INTEGERS = (mstype.int8, mstype.int16, mstype.int32, mstype.int64, mstype.uint8)
 
 
@@ -55,7 +54,7 @@ class InBatchSoftmax(nn.Cell):
     ) -> None:
         super().__init__()
         number("InBatchSoftmax(temperature=...)", temperature, above=0)
-        choice("InBatchSoftmax(correction=...)", correction, CORRECTIONS, optional=True)
+        choice("InBatchSoftmax(correction=...)", correction, ("batch", "running"), optional=True)
         whole("InBatchSoftmax(buckets=...)", buckets, most=1 << 30)
         number("InBatchSoftmax(rate=...)", rate, above=0, most=1)
         self.scale, self.correction = 1.0 / temperature, correction

@@ -12,8 +12,6 @@ from ..checks import choice, require, whole
 from ..errors import ConfigurationError
 from .retrieval import Predicts, checked_ids, checked_vectors, item_vectors, read_vectors, top_items
 
-METHODS = ("exact", "hnsw")
-
 
 class ItemIndex:
     """Find the items whose vectors have the largest inner product with a user's.
@@ -34,7 +32,7 @@ class ItemIndex:
         self.ids, self.vectors = checked_ids(ids), checked_vectors("vectors", vectors)
         if len(self.ids) != len(self.vectors) or not len(self.ids):
             raise ConfigurationError(f"ItemIndex: {len(self.ids)} ids for {len(self.vectors)} vectors; one each, some")
-        self.method = choice("ItemIndex(method=...)", method, METHODS)
+        self.method = choice("ItemIndex(method=...)", method, ("exact", "hnsw"))
         whole("ItemIndex(links=...)", links, 2)
         self.effort = whole("ItemIndex(effort=...)", effort)
         self._graph = None if method == "exact" else _neighbour_graph(self.vectors, links, effort)

@@ -117,13 +117,20 @@ def write_vectors(path: str | os.PathLike[str], ids: Any, vectors: Any) -> Path:
     Raises:
         ConfigurationError: another extension, ids and vectors of different lengths, or pyarrow is missing.
     """
-    path, ids, vectors = Path(path), checked_ids(ids), checked_vectors("vectors", vectors)
+    path = _checked_path("write_vectors", path)
+    ids, vectors = checked_ids(ids), checked_vectors("vectors", vectors)
     if len(ids) != len(vectors):
         raise ConfigurationError(f"write_vectors: {len(ids)} ids for {len(vectors)} vectors")
-    write = {".npz": _npz, ".parquet": _parquet}.get(path.suffix)
-    if write is None:
-        refuse("write_vectors(path)", "a file ending with .npz or .parquet", str(path))
-    durable.replace_file(path, write(ids, vectors))
+    buffer = io.BytesIO()
+    if path.suffix == ".npz":
+        np.savez(buffer, id=ids, vector=vectors)
+    else:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+        parquet.write_table(pa.table({"id": pa.array(ids), "vector": lists}), buffer)
+    durable.replace_file(path, buffer.getvalue())
     return path
 
 
@@ -134,18 +141,29 @@ def read_vectors(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
         ConfigurationError: another extension, or pyarrow is missing.
         DataError: the file does not hold vectors.
     """
-    path = Path(path)
+    path = _checked_path("read_vectors", path)
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
                 ids, vectors = arrays["id"], arrays["vector"]
-        elif path.suffix == ".parquet":
-            ids, vectors = _read_parquet(path)
         else:
-            refuse("read_vectors(path)", "a file ending with .npz or .parquet", str(path))
+            from pyarrow import parquet
+
+            table = parquet.read_table(path, columns=["id", "vector"])
+            vectors = np.asarray(table["vector"].combine_chunks().flatten())
+            ids, vectors = table["id"].to_numpy(), vectors.reshape(table.num_rows, -1)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} does not hold vectors as write_vectors writes them: {error}") from error
     return checked_ids(ids), checked_vectors("vectors", vectors)
+
+
+def _checked_path(call: str, path: str | os.PathLike[str]) -> Path:
+    path = Path(path)
+    if path.suffix == ".parquet":
+        require("pyarrow.parquet", "files ending with .parquet need pyarrow", "arrow")
+    elif path.suffix != ".npz":
+        refuse(f"{call}(path)", "a file ending with .npz or .parquet", str(path))
+    return path
 
 
 def checked_ids(ids: Any) -> np.ndarray:
@@ -161,31 +179,3 @@ def checked_ids(ids: Any) -> np.ndarray:
     if len(distinct) < len(array):
         raise ConfigurationError(f"ids: {distinct[counts > 1][0].item()!r} occurs {counts.max()} times")
     return array if array.dtype.kind == "U" else array.astype(np.int64)
-
-
-def _npz(ids: np.ndarray, vectors: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, id=ids, vector=vectors)
-    return buffer.getvalue()
-
-
-def _parquet(ids: np.ndarray, vectors: np.ndarray) -> bytes:
-    pa, parquet = _arrow()
-    lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
-    sink = pa.BufferOutputStream()
-    parquet.write_table(pa.table({"id": pa.array(ids), "vector": lists}), sink)
-    return sink.getvalue().to_pybytes()
-
-
-def _read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    _, parquet = _arrow()
-    table = parquet.read_table(path, columns=["id", "vector"])
-    vectors = np.asarray(table["vector"].combine_chunks().flatten())
-    return table["id"].to_numpy(), vectors.reshape(table.num_rows, -1)
-
-
-def _arrow() -> tuple[Any, Any]:
-    parquet = require("pyarrow.parquet", "files ending with .parquet need pyarrow", "arrow")
-    import pyarrow
-
-    return pyarrow, parquet

@@ -115,9 +115,7 @@ def _points(series: Series, by_time: bool) -> dict[str, list[Any]]:
     return {"x": list(x), "y": list(y), "step": list(step)}
 
 
-def _draw(
-    plot: Any, row: Mapping[str, Any], color: str, dash: str, label: str, marked: bool, unnamed: str = ""
-) -> None:
+def _draw(plot: Any, row: Mapping, color: str, dash: str, label: str, marked: bool, unnamed: str = "") -> None:
     from bokeh.models import ColumnDataSource
 
     source = ColumnDataSource({**row, "label": [label or unnamed] * len(row["x"])})
@@ -138,7 +136,7 @@ def _scored(runs: Sequence[RunData], task: str) -> list[tuple[int, str, Mapping[
     """Return index, name (of one run none) and score table of the runs that have one."""
     tables = [run.record.scores.get(task) for run in runs]
     names = [run.name if len(runs) > 1 else "" for run in runs]
-    return [(i, name, table) for i, (name, table) in enumerate(zip(names, tables, strict=True)) if table is not None]
+    return [(index, name, table) for index, (name, table) in enumerate(zip(names, tables, strict=True)) if table]
 
 
 def calibration(runs: Sequence[RunData], task: str) -> Any | None:
@@ -239,7 +237,7 @@ def _scale(values: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[fl
         logs = low > 0 and high / low >= 100
         ends = (math.log(low), math.log(high)) if logs else (low, high)
         width = (ends[1] - ends[0]) or 1.0
-        labels = [(0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")][: 1 + (high > low)]
+        labels = [(0.0, f"{low:.4g}")] + ([(1.0, f"{high:.4g}")] if high > low else [])
         return lambda value: ((math.log(value) if logs else value) - ends[0]) / width, labels
     kinds = sorted({str(value) for value in values})
     heights = {kind: number / max(1, len(kinds) - 1) for number, kind in enumerate(kinds)}
