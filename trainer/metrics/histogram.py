@@ -26,11 +26,6 @@ class ScoreHistogram:
 
     Args:
         buckets: maximum number of score values; memory is at most 24 bytes times `buckets`.
-
-    Attributes:
-        scores: score values, ascending and distinct, shape [M], float32, or float64 after float64 scores were added.
-        positives: weight of positives at each, shape [M], float64.
-        negatives: weight of negatives at each, shape [M], float64.
     """
 
     __slots__ = ("buckets", "negatives", "positives", "scores")
@@ -40,8 +35,8 @@ class ScoreHistogram:
         self.clear()
 
     def clear(self) -> None:
-        self.scores = np.empty(0, np.float32)
-        self.positives = np.empty(0, np.float64)
+        self.scores = np.empty(0, np.float32)  # ascending and distinct, [M]; float64 after float64 scores were added
+        self.positives = np.empty(0, np.float64)  # weight of positives at each score, [M]
         self.negatives = np.empty(0, np.float64)
 
     def fold(self, scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None = None) -> None:

@@ -135,15 +135,10 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Meaning:
-    """The meaning of predictions, according to the loss function or the user.
+    """The meaning of predictions, by the loss function or the user; None: unknown."""
 
-    Attributes:
-        target: "binary" (several columns are independent labels), "classes", "real", "count"; None: unknown.
-        activation: a key of `ACTIVATIONS`, or a function of the predictions, a NumPy array [B, ...]; None: unknown.
-    """
-
-    target: str | None = None
-    activation: Activation | None = None
+    target: str | None = None  # "binary" (several columns are independent labels), "classes", "real", "count"
+    activation: Activation | None = None  # a key of `ACTIVATIONS`, or a function of a NumPy array [B, ...]
 
 
 def check_activation(argument: str, activation: Any) -> Activation | None:

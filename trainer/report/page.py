@@ -28,8 +28,7 @@ def page(
     """Return a report of `runs`, overlaid, as HTML that needs no network.
 
     Args:
-        runs: the runs, one or more, with different names.
-        title: title of the page.
+        runs: one or more, with different names.
         sweep: the sweep whose best trials the runs are, or None.
         refresh_seconds: reload interval of the page in a browser; None: never.
 

@@ -12,93 +12,57 @@ from typing import Any
 
 @dataclass
 class Series:
-    """The values of one name.
+    """The values of one name."""
 
-    Attributes:
-        steps: optimizer step of each value, ascending.
-        values: the values; None if not finite.
-        times: event time of each value in seconds since the epoch, or None.
-    """
-
-    steps: list[int] = field(default_factory=list)
-    values: list[float | None] = field(default_factory=list)
-    times: list[float | None] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)  # optimizer step of each value, ascending
+    values: list[float | None] = field(default_factory=list)  # None: not finite
+    times: list[float | None] = field(default_factory=list)  # event times, seconds since the epoch
 
 
 @dataclass
 class Record:
-    """The contents of ``record.jsonl``.
+    """The contents of ``record.jsonl``."""
 
-    Attributes:
-        series: values by name: "train/loss", "val/auc", "window/decayed_auc", ...
-        scores: latest score table by task, see `trainer.metrics.binary.score_table`.
-        tables: (step, name -> rows, bytes and counters) of sparse tables, over the run.
-        seconds: time spent by activity, summed over the attempts of a resumed run.
-        seconds_beside: the same of the thread that reads and prepares data beside the training.
-        set_aside: how many raw rows each attempt set aside, and why.
-        hyperparameters: the hyperparameters of the run.
-        directions: metric -> whether higher is better, None if not declared.
-        began: when the newest process began to write, seconds since the epoch, or None.
-        newest: time of the last line, seconds since the epoch, or None.
-    """
-
-    series: dict[str, Series] = field(default_factory=dict)
-    scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    series: dict[str, Series] = field(default_factory=dict)  # "train/loss", "val/auc", "window/decayed_auc", ...
+    scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # task -> latest `binary.score_table`
+    # step, and table -> rows, bytes and counters, over the run
     tables: list[tuple[int, Mapping[str, Mapping[str, int]]]] = field(default_factory=list)
-    seconds: Counter[str] = field(default_factory=Counter)
-    seconds_beside: Counter[str] = field(default_factory=Counter)
-    set_aside: list[str] = field(default_factory=list)
+    seconds: Counter[str] = field(default_factory=Counter)  # by activity, over the attempts of a resumed run
+    seconds_beside: Counter[str] = field(default_factory=Counter)  # of the thread that reads and prepares data
+    set_aside: list[str] = field(default_factory=list)  # how many raw rows each attempt set aside, and why
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    directions: Mapping[str, bool | None] = field(default_factory=dict)
-    began: float | None = None
-    newest: float | None = None
+    directions: Mapping[str, bool | None] = field(default_factory=dict)  # whether higher is better, None: not declared
+    began: float | None = None  # when the newest process began to write, seconds since the epoch
+    newest: float | None = None  # time of the last line, seconds since the epoch
 
 
 @dataclass(frozen=True)
 class RunData:
-    """The data of one run on a page.
-
-    Attributes:
-        state: how it ended, or that it is running.
-        best: name -> {"value", "step", "snapshot"}.
-        facts: (name, text) shown in its header: steps, rows, time, snapshot.
-        config: dotted path -> value of the configuration.
-        defaults: the paths of `config` that have their default values.
-        environment: versions and platform by name.
-        features: feature -> its kind.
-        drift: column -> population stability index of the test rows relative to the training rows.
-        snapshots: (name, bytes, time as text, pointers) of the snapshots in the folder.
-        set_aside: (file, rows, reason -> rows, newest lines) of each file of bad rows.
-    """
+    """The data of one run on a page."""
 
     name: str
-    state: str = ""
+    state: str = ""  # how it ended, or that it is running
     record: Record = field(default_factory=Record)
     results: Mapping[str, Any] = field(default_factory=dict)
-    best: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    facts: Sequence[tuple[str, str]] = ()
-    config: Mapping[str, Any] = field(default_factory=dict)
-    defaults: frozenset[str] = frozenset()
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    features: Mapping[str, str] = field(default_factory=dict)
-    drift: Mapping[str, float] = field(default_factory=dict)
-    snapshots: Sequence[tuple[str, int, str, str]] = ()
-    set_aside: Sequence[tuple[str, int, Mapping[str, int], Sequence[str]]] = ()
+    best: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> value, step, snapshot
+    facts: Sequence[tuple[str, str]] = ()  # name and text, shown in the header: steps, rows, time, snapshot
+    config: Mapping[str, Any] = field(default_factory=dict)  # dotted path -> value
+    defaults: frozenset[str] = frozenset()  # the paths of `config` that have their default values
+    environment: Mapping[str, Any] = field(default_factory=dict)  # versions and platform
+    features: Mapping[str, str] = field(default_factory=dict)  # feature -> its kind
+    drift: Mapping[str, float] = field(default_factory=dict)  # column -> stability index, test against training rows
+    snapshots: Sequence[tuple[str, int, str, str]] = ()  # name, bytes, time as text, pointers
+    set_aside: Sequence[tuple[str, int, Mapping[str, int], Sequence[str]]] = ()  # file, rows, reasons, newest lines
     profile: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SweepData:
-    """The trials of a sweep, best first.
+    """The trials of a sweep, best first."""
 
-    Attributes:
-        paths: dotted paths of the varied settings.
-        rows: per trial: name, state, values of `paths`, and value of the metric or None.
-    """
-
-    paths: Sequence[str]
+    paths: Sequence[str]  # dotted paths of the varied settings
     monitor: str
-    rows: Sequence[tuple[str, str, Sequence[Any], float | None]]
+    rows: Sequence[tuple[str, str, Sequence[Any], float | None]]  # name, state, values of `paths`, metric
 
 
 _SPECIAL = ("time", "directions", "step", "event_time", "tables", "scores", "task", "seconds", "snapshot", "results")
