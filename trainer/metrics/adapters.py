@@ -240,7 +240,7 @@ class GatheredRows(WindowOnly):
 
     def state_dict(self) -> dict[str, Any]:
         columns = [np.concatenate(parts) for parts in zip(*self._rows, strict=True)]
-        arrays = dict(zip(("predictions", "labels"), columns, strict=bool(columns)))
+        arrays = dict(zip(("predictions", "labels"), columns, strict=False))  # none without rows
         return {"json": {"gathered": True, "too_many": self._too_many}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

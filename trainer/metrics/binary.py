@@ -173,10 +173,7 @@ class Auc(BinaryMetric):
 
 
 class BinarySumMetric(BinaryMetric):
-    """Base of the metrics that `BinarySums` has under their names.
-
-    Arguments as in `LogLoss`.
-    """
+    """Base of metrics that are read from `BinarySums`; arguments as in `LogLoss`."""
 
     def __init__(
         self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True

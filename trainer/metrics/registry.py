@@ -195,7 +195,8 @@ def _metric(value: Any) -> tuple[str, Any]:
             value.set_indexes(indexes)
     kind = type(value).__name__
     snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind).lower()
-    return (isinstance(value, RowMetric) and value.name) or _KNOWN_CLASSES.get(kind, snake_case), value
+    name = value.name if isinstance(value, RowMetric) else None
+    return name or _KNOWN_CLASSES.get(kind, snake_case), value
 
 
 def _by_name(name: str) -> tuple[str, Any]:

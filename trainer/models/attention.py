@@ -18,7 +18,6 @@ class Attention(nn.Cell):
         heads: number of heads; it divides the width.
         scale: factor of the inner products.
         masked: whether there is a mask.
-
     """
 
     def __init__(self, heads: int, scale: float = 1.0, masked: bool = False) -> None:

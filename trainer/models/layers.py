@@ -75,8 +75,7 @@ class Linear(nn.Cell):
 class PairwiseProducts(nn.Cell):
     """The sum of the inner products of all pairs of vectors, in linear time.
 
-    Half of the square of the sum, less the sum of the squares (S. Rendle, ICDM 2010). Maps float [N, F, D] to float
-    [N].
+    Half of the square of the sum, less the sum of the squares (S. Rendle, ICDM 2010). Maps float [N, F, D] to [N].
     """
 
     def construct(self, vectors):
