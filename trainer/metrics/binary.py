@@ -15,7 +15,7 @@ import numpy as np
 from ..checks import whole
 from ..errors import DataError
 from .binary_counts import AucCounts, BinarySums
-from .histogram import DEFAULT_BUCKETS, DEFAULT_BUFFER_ROWS, ScoreHistogram
+from .histogram import DEFAULT_BUCKETS, DEFAULT_BUFFER_ROWS
 from .predictions import (
     LINKS,
     CountsByName,
@@ -71,9 +71,9 @@ class BinaryMetric(RowMetric):
     def clear(self) -> None:
         self._counts = CountsByName()
 
-    def score_histogram(self) -> ScoreHistogram | None:
-        """Return the score histogram of the first label, or None; do not modify it."""
-        return None
+    def of_first_label(self) -> Any:
+        """Return the counts of the first label, or None without rows; do not modify them."""
+        return self._counts.get("0")
 
     def restart(self) -> None:
         """Forget all rows; remember whether predictions are logits."""
@@ -111,7 +111,7 @@ class BinaryMetric(RowMetric):
     def value(self) -> float | dict[str, float]:
         """Return the value; of several labels "" is the mean, the index one label."""
         if len(self._counts) < 2:
-            return self.read(self._counts.get("0") or self.make_counts(1))
+            return self.read(self.of_first_label() or self.make_counts(1))
         each = [self.read(counts) for counts in self._counts.values()]
         each = [values if isinstance(values, dict) else {"": values} for values in each]
         results = {}
@@ -167,9 +167,6 @@ class Auc(BinaryMetric):
 
     def read(self, counts: AucCounts) -> float:
         return counts.auc()
-
-    def score_histogram(self) -> ScoreHistogram | None:
-        return self._counts["0"].histogram if self._counts else None
 
 
 class BinarySumMetric(BinaryMetric):
@@ -260,9 +257,6 @@ class BinaryMetrics(BinarySumMetric):
     def read(self, counts: CountsByName) -> dict[str, float]:
         return {"auc": counts["auc"].auc(), **{part: getattr(counts["sums"], part) for part in self.parts[1:]}}
 
-    def score_histogram(self) -> ScoreHistogram | None:
-        return self._counts["0"]["auc"].histogram if self._counts else None
-
 
 def score_table(metrics: Iterable[Any]) -> dict[str, Any] | None:
     """Return calibration and distribution of the first metric with a histogram.
@@ -277,9 +271,11 @@ def score_table(metrics: Iterable[Any]) -> dict[str, Any] | None:
         - "above": for thresholds 0, 0.01, ..., 1 the weight of positives and of negatives predicted at or above them.
     """
     for metric in metrics:
-        histogram = metric.score_histogram() if isinstance(metric, BinaryMetric) else None
-        if histogram is None or not len(histogram.scores):
+        counts = metric.of_first_label() if isinstance(metric, BinaryMetric) else None
+        counts = counts["auc"] if isinstance(counts, CountsByName) else counts
+        if not isinstance(counts, AucCounts) or not len(counts.histogram.scores):
             continue
+        histogram = counts.histogram
         scores = histogram.scores.astype(np.float64)
         if metric.link in ("sigmoid", "softmax") or outside_unit(scores):
             scores = 0.5 * (1.0 + np.tanh(0.5 * scores))

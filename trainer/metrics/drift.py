@@ -119,7 +119,9 @@ class Adwin:
         fired = False
         while (rise := self._first_cut()) is not None:
             fired = fired or rise > 0 or not self.rise_only
-            self._drop_oldest()
+            self._levels[-1].pop(0)
+            while self._levels and not self._levels[-1]:
+                self._levels.pop()
         return fired
 
     def _insert(self, value: float) -> None:
@@ -159,11 +161,6 @@ class Adwin:
             if abs(rise) > bound:
                 return rise
         return None
-
-    def _drop_oldest(self) -> None:
-        self._levels[-1].pop(0)
-        while self._levels and not self._levels[-1]:
-            self._levels.pop()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the window as JSON-serialisable values."""

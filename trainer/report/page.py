@@ -162,8 +162,8 @@ def _results(runs: Sequence[RunData]) -> list[Any]:
 
 
 def _names(runs: Sequence[RunData], group: str) -> list[str]:
-    names = dict.fromkeys(name for run in runs for name in run.record.series)
-    return [name for name in names if name.startswith(f"{group}/") and _SLICE not in name.removeprefix(f"{group}/")]
+    in_group = [name for name in _all(runs) if name.startswith(f"{group}/")]
+    return [name for name in in_group if _SLICE not in name.removeprefix(f"{group}/")]
 
 
 def _curves(runs: Sequence[RunData]) -> list[Any]:
@@ -174,8 +174,8 @@ def _curves(runs: Sequence[RunData]) -> list[Any]:
     return plots + [figures.lines(name, runs, [name]) for name in _names(runs, "train") if name not in known]
 
 
-def _all(runs: Sequence[RunData]) -> set[str]:
-    return {name for run in runs for name in run.record.series}
+def _all(runs: Sequence[RunData]) -> Iterable[str]:
+    return dict.fromkeys(name for run in runs for name in run.record.series)
 
 
 def _windows(runs: Sequence[RunData]) -> list[Any]:
