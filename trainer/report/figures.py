@@ -78,8 +78,10 @@ def _finish(plot: Any) -> Any:
 def lines(title: str, runs: Sequence[RunData], names: Sequence[str], by_time: bool = False) -> Any | None:
     """Plot values of runs: a color per run, a dash per name; None without values.
 
-    `names` are of `Record.series`. With `by_time` the x axis is the event time, for runs whose values have it.
+    `names` are of `Record.series`, in which some may be missing. With `by_time` the x axis is the event time, for runs
+    whose values have it.
     """
+    names = [name for name in names if any(name in run.record.series for run in runs)]
     drawn = [
         (index, run, name, run.record.series[name])
         for index, run in enumerate(runs)
@@ -93,7 +95,7 @@ def lines(title: str, runs: Sequence[RunData], names: Sequence[str], by_time: bo
     rows = [_points(series, by_time) for _, _, _, series in drawn]
     few = max(len(row["x"]) for row in rows) <= 60
     for (index, run, name, _), row in zip(drawn, rows, strict=True):
-        number, short = list(names).index(name), name.removeprefix("window/") if len(names) > 1 else ""
+        number, short = names.index(name), name.removeprefix("window/") if len(names) > 1 else ""
         label = " ".join(filter(None, (run.name if len(runs) > 1 else "", short)))
         color = color_of(index if len(runs) > 1 else number)
         _draw(plot, row, color, DASHES[number % len(DASHES)], label, few, unnamed=name)

@@ -162,20 +162,15 @@ def _results(runs: Sequence[RunData]) -> list[Any]:
 
 
 def _names(runs: Sequence[RunData], group: str) -> list[str]:
-    in_group = [name for name in _all(runs) if name.startswith(f"{group}/")]
-    return [name for name in in_group if _SLICE not in name.removeprefix(f"{group}/")]
+    names = dict.fromkeys(name for run in runs for name in run.record.series)
+    return [name for name in names if name.startswith(f"{group}/") and _SLICE not in name.removeprefix(f"{group}/")]
 
 
 def _curves(runs: Sequence[RunData]) -> list[Any]:
-    losses = [name for name in ("train/loss", "epoch/loss", "val/loss") if name in _all(runs)]
-    plots = [figures.lines("Loss", runs, losses)]
+    plots = [figures.lines("Loss", runs, ["train/loss", "epoch/loss", "val/loss"])]
     plots += [figures.lines(name, runs, [name]) for name in _names(runs, "val") if name != "val/loss"]
     known = {"train/loss", "train/samples_per_second", "train/data_wait"}
     return plots + [figures.lines(name, runs, [name]) for name in _names(runs, "train") if name not in known]
-
-
-def _all(runs: Sequence[RunData]) -> Iterable[str]:
-    return dict.fromkeys(name for run in runs for name in run.record.series)
 
 
 def _windows(runs: Sequence[RunData]) -> list[Any]:
@@ -183,13 +178,9 @@ def _windows(runs: Sequence[RunData]) -> list[Any]:
         name.removeprefix("window/").removeprefix("decayed_").removeprefix("lifetime_")
         for name in _names(runs, "window")
     )
-    plots = []
-    for base in bases:
-        if base not in _STREAM_FIGURES and not base.endswith("rows"):
-            names = [f"window/{horizon}{base}" for horizon in ("", "decayed_", "lifetime_")]
-            shown = [name for name in names if name in _all(runs)]
-            plots.append(figures.lines(f"{base} by window", runs, shown, by_time=True))
-    return plots
+    shown = [base for base in bases if base not in _STREAM_FIGURES and not base.endswith("rows")]
+    horizons = ("window/", "window/decayed_", "window/lifetime_")
+    return [figures.lines(f"{base} by window", runs, [of + base for of in horizons], by_time=True) for base in shown]
 
 
 _STREAM_FIGURES = ("lag", "staleness", "rows_per_second", "queue_depth")
