@@ -68,11 +68,9 @@ class ItemIndex:
         Raises:
             ConfigurationError: the width differs from the items' width, or there is not one list per user.
         """
-        users = checked_vectors("users", users)
-        if users.shape[1] != self.vectors.shape[1]:
-            raise ConfigurationError(
-                f"ItemIndex.search: users have {users.shape[1]} columns, items {self.vectors.shape[1]}"
-            )
+        users, width = checked_vectors("users", users), self.vectors.shape[1]
+        if users.shape[1] != width:
+            raise ConfigurationError(f"ItemIndex.search: users have {users.shape[1]} columns, items {width}")
         count = min(whole("ItemIndex.search(count=...)", count), len(self))
         hidden = self._hidden(exclude, len(users))
         numbers, scores = self._nearest(users, min(count + max(map(len, hidden), default=0), len(self)))
