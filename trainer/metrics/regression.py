@@ -32,9 +32,8 @@ class OutputMetric(SumMetric):
             return
         labels = labels.reshape(rows, -1).astype(np.float64)
         weights = row_weights(weights, rows)
-        self.add_outputs(
-            predictions.reshape(labels.shape).astype(np.float64), labels, np.ones(rows) if weights is None else weights
-        )
+        weights = np.ones(rows) if weights is None else weights
+        self.add_outputs(predictions.reshape(labels.shape).astype(np.float64), labels, weights)
 
     def add_outputs(self, predictions: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> None:
         """Add rows: predictions and labels float64 [B, K], weights float64 [B]."""
