@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint.tensor_file import Frozen
+from ..checks import require
 from ..embedding.tables.table_state import arrays_of
-from ..errors import ConfigurationError
 
 ROW_TYPES = ("float32", "int8")
 _AT_ONCE = 10_000
@@ -44,75 +44,44 @@ def pack_tables(saved: Mapping[str, Any], rows: str) -> dict[str, Frozen]:
     """
     packed: dict[str, Frozen] = {}
     for name, json in saved["json"].items():
-        table = _PackedTable(arrays_of(saved["arrays"], name), json["dim"], rows)
-        packed |= {f"{name}/{key}": array for key, array in table.arrays().items()}
+        columns = _pack_table(arrays_of(saved["arrays"], name), json["dim"], rows)
+        packed |= {f"{name}/{key}": array for key, array in columns.items()}
     return packed
 
 
-class _PackedTable:
-    """The rows of one table as stored, computed together at the first read.
+def _pack_table(saved: Mapping[str, Any], dim: int, rows: str) -> dict[str, Frozen]:
+    """Return one table's arrays, computed together at the first read."""
 
-    Args:
-        saved: arrays of `table_state.take`.
-        dim: columns of the weights.
-        rows: one of `ROW_TYPES`.
-    """
-
-    def __init__(self, saved: Mapping[str, Any], dim: int, rows: str) -> None:
-        self._saved, self._dim, self._rows = saved, dim, rows
-
-    def arrays(self) -> dict[str, Frozen]:
-        """Return the arrays by key."""
-        kinds: dict[str, type] = {"ids": np.int64, "removed": np.int64, "default": np.float32}
-        kinds |= {"weights": np.float32} if self._rows == "float32" else {"weights": np.int8, "scale": np.float32}
-        return {key: Frozen(functools.partial(self._array, key), kind) for key, kind in kinds.items()}
-
-    def _array(self, key: str) -> np.ndarray:
-        return self._packed[key]
-
-    @functools.cached_property
-    def _packed(self) -> dict[str, np.ndarray]:
-        saved = self._saved
+    @functools.cache
+    def packed() -> dict[str, np.ndarray]:
         own = np.asarray(saved["rows"]) > 0
-        weights = np.asarray(saved["values"])[:, : self._dim]
+        weights = np.asarray(saved["values"])[:, :dim]
         # Only the default row has number 0, and rows are ascending: mostly a view, not a copy.
         chosen: Any = slice(int(len(own) > 0 and not own[0]), None)
         if not own[chosen].all():
             chosen = own
-        packed = {"ids": np.asarray(saved["ids"])[chosen], "removed": np.asarray(saved["removed"])}
-        packed |= {"default": weights[~own], **pack_rows(weights[chosen], self._rows)}
-        self._saved = {}  # frees what is not stored
-        return packed
+        columns = {"ids": np.asarray(saved["ids"])[chosen], "removed": np.asarray(saved["removed"])}
+        return {**columns, "default": weights[~own], **pack_rows(weights[chosen], rows)}
+
+    kinds: dict[str, type] = {"ids": np.int64, "removed": np.int64, "default": np.float32}
+    kinds |= {"weights": np.float32} if rows == "float32" else {"weights": np.int8, "scale": np.float32}
+    # each drops its function once computed, and the last of them what is not stored
+    return {key: Frozen(functools.partial(lambda name: packed()[name], key), kind) for key, kind in kinds.items()}
 
 
 class RedisRows:
-    """Sends rows to a Redis server; see `Publish`.
+    """Sends rows to the Redis server at an address; see `Publish`.
 
-    Args:
-        address: of the server.
-        prefix: prefix of its keys.
-
-    Raises:
-        ConfigurationError: redis-py is not installed.
+    ConfigurationError: redis-py is not installed.
     """
 
     def __init__(self, address: str, prefix: str) -> None:
-        try:
-            import redis
-        except ImportError:
-            raise ConfigurationError(
-                "Publish(redis=...) needs redis-py: pip install 'mindspore-trainer[redis]'"
-            ) from None
+        redis = require("redis", "Publish(redis=...) needs redis-py", "redis")
         self._server = redis.Redis.from_url(address)
         self._prefix = prefix
 
     def send(self, packed: Mapping[str, Any], report: Callable[[int], None] = lambda rows: None) -> None:
-        """Send the rows of `pack_tables`.
-
-        Args:
-            packed: the arrays.
-            report: called with the number of rows sent so far.
-        """
+        """Send the rows of `pack_tables`; `report` receives the number sent so far."""
         sent = 0
         for key in [key for key in packed if key.endswith("/ids")]:
             table = key.removesuffix("/ids")
