@@ -19,7 +19,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import numpy as np
 
 from ..checkpoint import catalog, durable, manifest, strict_json, tensor_file
 from ..checkpoint.manifest import FolderWriter
+from ..checks import is_number
 from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
 CURRENT, PINS = "current.json", "pins.json"
@@ -40,26 +41,14 @@ _VERSION_IN_POINTER = re.compile(rb"(?<![\w-])v_(\d{8,18})(?!\w)")
 
 @dataclass(frozen=True)
 class Part:
-    """A folder named by its content.
-
-    Attributes:
-        name: the folder's name.
-        digest: digest of its manifest.
-    """
+    """A folder named by its content, with the digest of its manifest."""
 
     name: str
     digest: str
 
-    def to_json(self) -> dict[str, str]:
-        """Return it as JSON."""
-        return {"name": self.name, "digest": self.digest}
-
     @classmethod
     def of(cls, kind: str, value: Any) -> Part:
-        """Return an instance from `to_json` output.
-
-        ValueError, TypeError, KeyError: it is none.
-        """
+        """Return an instance from its JSON; ValueError, TypeError, KeyError: it is none."""
         return cls(manifest.named(_NAMES[kind], value["name"]), manifest.named(_DIGEST, value["digest"]))
 
 
@@ -87,8 +76,16 @@ class Current:
 
     def write(self, root: Path) -> None:
         """Make this the present model; OSError when the file system refuses."""
-        body = {**vars(self), "graph": self.graph.to_json(), "chain": [part.to_json() for part in self.chain]}
-        durable.replace_file(root / CURRENT, manifest.seal("current", body))
+        durable.replace_file(root / CURRENT, manifest.seal("current", asdict(self)))
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any], chain: tuple[Part, ...], full: Any) -> Current:
+        """Return an instance from JSON and its versions; ValueError, TypeError, KeyError: it is none."""
+        if not chain or full not in (ROWS, FULL):
+            raise ValueError(f"chain is {chain!r}, full is {full!r}")
+        version, step = manifest.count(body["version"]), manifest.count(body["step"])
+        event_time = None if body["event_time"] is None else _seconds(body["event_time"])
+        return cls(version, step, _seconds(body["time"]), event_time, Part.of(GRAPH, body["graph"]), chain, full)
 
     @classmethod
     def read(cls, root: Path) -> Current:
@@ -112,19 +109,7 @@ class Current:
                 f"{error} (earlier versions of this package published without checksums: publish the model again)"
             ) from None
         try:
-            chain = tuple(Part.of(VERSION, part) for part in body["chain"])
-            if not chain or body["full"] not in (ROWS, FULL):
-                raise ValueError(f"chain is {body['chain']!r}, full is {body['full']!r}")
-            event_time = None if body["event_time"] is None else seconds(body["event_time"])
-            return cls(
-                manifest.count(body["version"]),
-                manifest.count(body["step"]),
-                seconds(body["time"]),
-                event_time,
-                Part.of(GRAPH, body["graph"]),
-                chain,
-                body["full"],
-            )
+            return cls.of(body, tuple(Part.of(VERSION, part) for part in body["chain"]), body["full"])
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointDamagedError(f"{path} does not describe a published model: {error!r}") from None
 
@@ -152,18 +137,14 @@ def remove(path: Path) -> None:
             os.close(lock)
 
 
-def seconds(value: Any) -> float:
-    """Return `value` when it is a time in seconds; ValueError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+def _seconds(value: Any) -> float:
+    if not is_number(value) or not math.isfinite(value):
         raise ValueError(f"{value!r} is no time")
     return float(value)
 
 
 def publish_folder(root: Path, folder: FolderWriter, kind: str, name: str, body: Mapping[str, Any]) -> Part:
-    """Write a folder's manifest and rename it to its final name.
-
-    OSError: the file system refused.
-    """
+    """Write a folder's manifest and rename it to its final name; OSError: the file system refused."""
     part = Part(name, manifest.digest(folder.seal(kind, body)))
     os.rename(folder.path, root / name)
     durable.sync_folder(root)

@@ -114,10 +114,8 @@ class Publish(Callback):
         choice("Publish(on_error=...)", on_error, ("warn", "raise"))
         self.root = Path(root)
         self.every = every if isinstance(every, Every) else Every(seconds=every)
-        if keep is not None:
-            whole("Publish(keep=...)", keep)
         self.rows, self.batch, self.compact = rows, batch, compact
-        self.keep = compact if keep is None else keep
+        self.keep = compact if keep is None else whole("Publish(keep=...)", keep)
         self._redis = RedisRows(redis, prefix) if redis is not None else None
         self._source = RowSource(rows, self._redis)
         self._thread: threading.Thread | None = None
@@ -132,9 +130,7 @@ class Publish(Callback):
         self._tried = False
         self.on_error = on_error
         self.problem: str | None = None
-        self._error: Exception | None = None
-        self._failures = 0
-        self._next_try = 0.0
+        self._failures, self._next_try = 0, 0.0
         self.hold_seconds: deque[float] = deque(maxlen=1000)  # of the newest versions
 
     @property
@@ -150,7 +146,7 @@ class Publish(Callback):
         self._consumer = self._consumer_name(trainer)
         self._source.start()
         self._chain, self._graph, self._tried = [], None, False
-        self.problem, self._error, self._failures, self._next_try = None, None, 0, 0.0
+        self.problem, self._failures, self._next_try = None, 0, 0.0
 
     def _consumer_name(self, trainer: Trainer) -> str:
         """Return the name that tables track this publisher's changes under."""
@@ -176,8 +172,7 @@ class Publish(Callback):
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Publish at once, then when due; rank 0 decides for all processes."""
-        due = _takes_part(trainer) and _decide(trainer, lambda: self._is_due(trainer))
-        if due:
+        if _takes_part(trainer) and _decide(trainer, lambda: self._is_due(trainer)):
             self._try(trainer, lambda: self.publish(trainer))
 
     def _is_due(self, trainer: Trainer) -> bool:
@@ -185,8 +180,7 @@ class Publish(Callback):
             return False
         if self._failure is not None and self.on_error == "raise":
             return True
-        due = self.every.due(trainer.state.progress) or not self._tried
-        due = due and (not self._next_try or time.monotonic() >= self._next_try)
+        due = (self.every.due(trainer.state.progress) or not self._tried) and time.monotonic() >= self._next_try
         self._tried = self._tried or due
         return due
 
@@ -201,36 +195,31 @@ class Publish(Callback):
                 return
 
     def _try(self, trainer: Trainer, action: Callable[[], None]) -> bool:
-        """Publish or wait; return whether that went well.
-
-        Raises:
-            CheckpointError: it did not and `on_error` is "raise": on all processes that take part.
-        """
+        """Publish or wait; return whether that went well, or raise on all processes that take part."""
+        failure: Exception | None = None
         try:
             action()
-            success = True
         except Exception as error:
             if isinstance(error, ConfigurationError) and not isinstance(error, FolderInUseError):
                 raise
             self._note_failure(error)
-            success = False
+            failure = error
+
+        def raise_failure() -> None:
+            if failure is not None:
+                with shared_errors(self.root):
+                    raise failure
+
         if self.on_error == "raise":
-            _decide(trainer, self._raise_error)
-        return success
+            _decide(trainer, raise_failure)
+        return failure is None
 
     def _note_failure(self, error: Exception) -> None:
         self.problem = str(error) or repr(error)
-        self._error = error if self.on_error == "raise" else None
         self._failures += 1
         if self._failures > 1:
             self._next_try = time.monotonic() + min(0.25 * 2**self._failures, _LONGEST_PAUSE)
         logger.error("%s; the next version will hold everything", self.problem)
-
-    def _raise_error(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            known = isinstance(error, CheckpointError)
-            raise error if known else CheckpointError(f"publishing to {self.root} failed: {error!r}") from error
 
     def _finish(self, trainer: Trainer) -> None:
         """Wait for the version on all processes that take part."""
@@ -299,14 +288,14 @@ class Publish(Callback):
                 weights = {p.name: np.array(p.asnumpy()) for p in parameters_of(trainer.network)}
             self._version += 1
             extras_seen = [] if trainer.state.outputs is None else trainer.state.outputs.chunk.extras
-            times = [extras["event_time"].max() for extras in extras_seen if _has_time(extras)]
+            times = [extras["event_time"].max() for extras in extras_seen if extras and "event_time" in extras]
             event_time = float(max(times)) if times else None
             step = trainer.state.progress.global_step if step is None else step
             about = {"version": self._version, "step": step, "event_time": event_time}
             features = trainer.features
             learned = features.published_state() if features is not None and features.learns_online else None
-            arguments = (about, weights, rows, restart, learned)
-            self._thread = threading.Thread(target=self._publish, args=arguments, name="publisher")
+            work = partial(self._publish, about, weights, rows, restart, learned)
+            self._thread = threading.Thread(target=work, name="publisher")
             self._thread.start()
             undo.pop_all()
 
@@ -334,7 +323,7 @@ class Publish(Callback):
             rows.compute()
             about |= {"time": time.time()}
             full = (FULL if FULL in rows.files else ROWS) if restart else self._full
-            body = {**about, "graph": self._graph.to_json(), "restart": restart, "full": full}
+            body = {**about, "graph": vars(self._graph), "restart": restart, "full": full}
             part = self._write(body, weights, rows, learned)
             chain = [part] if restart else [*self._chain, part]
             now = Current(**about, graph=self._graph, chain=tuple(chain), full=full)
@@ -360,7 +349,7 @@ class Publish(Callback):
             entries = rows.write(folder)
             if learned is not None:
                 write_learned(learned, folder)
-            before = self._chain[-1].to_json() if self._chain else None
+            before = vars(self._chain[-1]) if self._chain else None
             return publish_folder(self.root, folder, VERSION, name, {**about, "before": before, **entries})
 
     def _sweep(self) -> None:
@@ -372,12 +361,12 @@ class Publish(Callback):
             logger.warning("no version of %s is removed: %s", self.root, error)
 
     def _remove_old(self) -> None:
+        now = None
         try:
             now = Current.read(self.root)
         except CheckpointError:
             if os.path.lexists(self.root / CURRENT):
-                return  # whatever it named may still be wanted
-            now = None
+                return  # the versions that it named may still be needed
         try:
             needed = self._records.needed(now, self.keep)
         except CheckpointError as error:
@@ -395,7 +384,3 @@ def _takes_part(trainer: Trainer) -> bool:
 def _decide(trainer: Trainer, make: Callable[[], Any]) -> Any:
     """Return rank 0's decision, broadcast if every rank contributes rows."""
     return make() if trainer.tables is None else trainer.group.from_main(make)
-
-
-def _has_time(extras: Any) -> bool:
-    return bool(extras) and "event_time" in extras

@@ -37,15 +37,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class VersionRows:
-    """One process's rows of a version.
+    """One process's rows of a version."""
 
-    Attributes:
-        files: name of a file -> its arrays, which are computed when read.
-        parts: folder that all processes write to; None if rank 0 has all rows.
-    """
-
-    files: Mapping[str, Mapping[str, Any]]
-    parts: Parts | None = None
+    files: Mapping[str, Mapping[str, Any]]  # name of a file -> its arrays, which are computed when read
+    parts: Parts | None = None  # folder that all processes write to; None if rank 0 has all rows
 
     def compute(self) -> None:
         """Read the rows from the tables, which keep copies of them until then."""
@@ -55,21 +50,15 @@ class VersionRows:
 
     # -- rank 0 ---------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def folder(self, final: Path) -> Iterator[FolderWriter]:
-        """Create the folder of the version, or open that of all processes.
-
-        It is removed at the end of the ``with`` block unless it was renamed.
-        """
+    def folder(self, final: Path) -> FolderWriter:
+        """Return the writer of the version's folder, that of all processes if they share one."""
         shared = None if self.parts is None else self.parts.folder
-        with shared or FolderWriter(final) as folder:
-            yield folder
+        return shared or FolderWriter(final)
 
     def write(self, folder: FolderWriter) -> dict[str, Any]:
         """Write rank 0's rows and wait for the others; return the manifest's entries.
 
-        Raises:
-            CheckpointError: a process failed to write its part, or ended before. OSError: the file system refused.
+        CheckpointError: a process failed to write its part, or ended before. OSError: the file system refused.
         """
         if self.parts is None:
             for name, arrays in self.files.items():
@@ -84,13 +73,12 @@ class VersionRows:
     def send(self, redis: RedisRows, version: int) -> None:
         """Send rank 0's rows, wait for the others, then set the version.
 
-        Raises:
-            CheckpointError: a process failed to send its rows, or ended before. Others: as redis-py raises them.
+        CheckpointError: a process failed to send its rows, or ended before. Others: as redis-py raises them.
         """
         redis.send(self.files[ROWS])
         if self.parts is not None:
             for rank in range(1, len(self.parts.writers)):
-                note = note_of(self.parts, rank)
+                note = _note_of(self.parts, rank)
                 self.parts.read_note(rank, note, note, "its rows were sent to the Redis server")
         redis.set_version(version)
 
@@ -102,18 +90,17 @@ class VersionRows:
         self.parts.folder.close()
         with contextlib.suppress(OSError):
             for rank in range(1, len(self.parts.writers)):
-                note_of(self.parts, rank).unlink(missing_ok=True)
+                _note_of(self.parts, rank).unlink(missing_ok=True)
 
 
-def final_path(parts: Parts) -> Path:
-    """Return the path of the version's folder once it is closed."""
+def _final_path(parts: Parts) -> Path:
     name, _ = durable.target_of(parts.path) or (parts.path.name, "")
     return parts.path.with_name(name)
 
 
-def note_of(parts: Parts, rank: int) -> Path:
+def _note_of(parts: Parts, rank: int) -> Path:
     """Return the note of the rows that a rank has sent: a temporary beside the folder."""
-    name = final_path(parts).name
+    name = _final_path(parts).name
     return parts.path.with_name(parts.path.name.replace(f".{name}.", f".{name}-sent-{rank}.", 1))
 
 
@@ -127,7 +114,7 @@ def contribute(rows: VersionRows, rank: int, redis: RedisRows | None) -> None:
             return
     if redis is None:
         return
-    note, noted = note_of(rows.parts, rank), time.monotonic()
+    note, noted = _note_of(rows.parts, rank), time.monotonic()
 
     def report(count: int) -> None:
         nonlocal noted
@@ -142,7 +129,7 @@ def contribute(rows: VersionRows, rank: int, redis: RedisRows | None) -> None:
         logger.warning("the rows of this process are not in the Redis server: %r", error)
         result = {"error": f"sending rows to the Redis server failed: {error!r}"}
     write_note(note, result)
-    if not any(path.exists() for path in (rows.parts.path, final_path(rows.parts))):
+    if not any(path.exists() for path in (rows.parts.path, _final_path(rows.parts))):
         note.unlink(missing_ok=True)  # rank 0 has given the version up and reads no note
 
 
@@ -158,12 +145,7 @@ def shared_errors(root: Path) -> Iterator[None]:
 
 
 class RowSource:
-    """Takes the rows of versions from the tables of a job.
-
-    Args:
-        rows: how rows are stored, one of `packed_rows.ROW_TYPES`.
-        redis: server that also receives the rows, or None.
-    """
+    """Takes the rows of versions from the tables of a job, and sends them to a Redis server if there is one."""
 
     def __init__(self, rows: str, redis: RedisRows | None) -> None:
         self._rows, self._redis = rows, redis
@@ -182,12 +164,9 @@ class RowSource:
         Args:
             trainer: has the tables.
             consumer: name under which tables track changes.
-            final: final path of the version's folder; rank 0's counts.
+            final: final path of the version's folder; rank 0's counts. CheckpointError if rank 0 cannot create it.
             full: all rows, not only those that changed since the consumer's last version.
             compact: all rows in a second file.
-
-        Raises:
-            CheckpointError: on all processes, if rank 0 cannot create the folder.
         """
         tables = trainer.tables
         if tables is None:

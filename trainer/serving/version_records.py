@@ -11,18 +11,18 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import durable, manifest
 from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, FolderInUseError, did_you_mean
-from .published import CURRENT, FULL, GRAPH, PINS, ROWS, VERSION, Current, Part, known_versions, seconds
+from .published import CURRENT, PINS, VERSION, Current, Part, known_versions
 
 _LOCK_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pins:
     """Content of ``pins.json``.
 
@@ -38,8 +38,7 @@ class Pins:
 
     def write(self, root: Path) -> None:
         """Write them; OSError when the file system refuses."""
-        served = None if self.served is None else self.served.to_json()
-        body = {"served": served, "kept": sorted(set(self.kept)), "shadow": self.shadow}
+        body = {**asdict(self), "kept": sorted(set(self.kept))}
         durable.replace_file(root / PINS, manifest.seal("pins", body))
 
     @classmethod
@@ -64,11 +63,7 @@ class Pins:
 
 @contextlib.contextmanager
 def changing(root: Path, *, wait: float = _LOCK_SECONDS) -> Iterator[None]:
-    """Lock pinning and removing of versions against each other.
-
-    Raises:
-        FolderInUseError: others hold it for `wait` seconds.
-    """
+    """Lock pinning and removing of versions against each other; FolderInUseError after `wait` seconds."""
     deadline = time.monotonic() + wait
     while True:
         try:
@@ -91,22 +86,14 @@ def version_name(number: int) -> str:
 
 
 class VersionRecords:
-    """The manifests of published versions, each read once.
-
-    Args:
-        root: folder of the published model.
-    """
+    """The manifests of the versions in a published folder, each read once."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._bodies: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the versions, ascending.
-
-        Raises:
-            CheckpointNotFoundError: nothing has been published there.
-        """
+        """Return the numbers of the versions, ascending; CheckpointNotFoundError: nothing has been published."""
         try:
             numbers = known_versions(self.root)
         except (FileNotFoundError, NotADirectoryError):
@@ -133,10 +120,7 @@ class VersionRecords:
         return Part(name, manifest.digest(self.body(name)))
 
     def body(self, name: str) -> dict[str, Any]:
-        """Return a version's manifest.
-
-        CheckpointDamagedError: it has none that is sound.
-        """
+        """Return a version's manifest; CheckpointDamagedError: it has none that is sound."""
         path = self.root / name / manifest.MANIFEST
         with durable.reading(path):
             status = os.stat(path)
@@ -161,12 +145,7 @@ class VersionRecords:
             while not link["restart"]:
                 chain.append(Part.of(VERSION, link["before"]))
                 link = self._checked(chain[-1])
-            event_time = None if body["event_time"] is None else seconds(body["event_time"])
-            if link["full"] not in (ROWS, FULL):
-                raise ValueError(f"full is {link['full']!r}")
-            graph = Part.of(GRAPH, body["graph"])
-            version, step = manifest.count(body["version"]), manifest.count(body["step"])
-            return Current(version, step, seconds(body["time"]), event_time, graph, tuple(chain[::-1]), link["full"])
+            return Current.of(body, tuple(chain[::-1]), link["full"])
         except KeyError as error:
             raise CheckpointError(
                 f"version {part.name} of {self.root} cannot be gone back to: an earlier version of this package "
@@ -193,18 +172,13 @@ class VersionRecords:
         """
         pins = Pins.read(self.root)
         names: set[str] = set()
+        wanted: set[int | Part] = {*pins.kept, *(one for one in (pins.shadow, pins.served) if one is not None)}
+        numbers = self.numbers()
         if newest is not None:
             names |= {newest.graph.name, *(part.name for part in newest.chain)}
-            names |= {version_name(number) for number in range(newest.version - keep, newest.version + 1)}
-        wanted: set[int | Part] = {*pins.kept, *(() if pins.shadow is None else (pins.shadow,))}
-        numbers = self.numbers()
-        wanted |= {number for number in numbers if newest is not None and newest.version - keep <= number}
-        if pins.served is not None:
-            wanted.add(pins.served)
-            names.add(pins.served.name)
+            wanted |= {number for number in numbers if newest.version - keep <= number}
         for version in wanted:
-            if isinstance(version, int):
-                names.add(version_name(version))
+            names.add(version_name(version) if isinstance(version, int) else version.name)
             with contextlib.suppress(CheckpointError):  # kept by name only: it cannot be served
                 release = self.release(version)
                 names |= {release.graph.name, *(part.name for part in release.chain)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,9 +77,8 @@ class Versions:
                 "shadow": number == pins.shadow,
             }
             marks = tuple(name for name, holds in states.items() if holds)
-            folder = self.root / version_name(number)
             try:
-                size = sum(path.stat().st_size for path in folder.iterdir())
+                size = sum(path.stat().st_size for path in (self.root / version_name(number)).iterdir())
             except FileNotFoundError:  # removed meanwhile
                 continue
             try:
@@ -101,7 +102,8 @@ class Versions:
             CheckpointNotFoundError: there is no such version.
             CheckpointDamagedError: it, or a version it builds on, is missing or damaged; nothing is changed.
         """
-        return self._pin(lambda served: served if version is None else version)
+        with self._changing() as pins:
+            return self._pin(pins, self._served(pins) if version is None else version)
 
     def roll_back(self, version: int | None = None) -> int:
         """Move servers back to an older version and pin it.
@@ -117,18 +119,16 @@ class Versions:
             CheckpointNotFoundError: there is no such version, or none before the served one.
             CheckpointDamagedError: as for `pin`.
         """
-
-        def choose(served: int) -> int:
+        with self._changing() as pins:
+            served = self._served(pins)
             if version is None:
-                return self._before(served)
-            if version >= served:
+                version = self._before(served)
+            elif version >= served:
                 raise ConfigurationError(
                     f"cannot roll back to version {version}: servers answer with version {served}; give an older one, "
                     "or use promote for a newer one"
                 )
-            return version
-
-        return self._pin(choose)
+            return self._pin(pins, version)
 
     def promote(self, version: int | None = None) -> int:
         """Pin servers to a newer version; `follow` returns them to the newest.
@@ -143,34 +143,31 @@ class Versions:
             ConfigurationError: it is older than the served one.
             CheckpointNotFoundError, CheckpointDamagedError: as for `pin`.
         """
-
-        def choose(served: int) -> int:
-            chosen = version
-            if chosen is None:
-                shadow = Pins.read(self.root).shadow
-                chosen = self.newest() if shadow is None else shadow
-            if chosen < served:
+        with self._changing() as pins:
+            served = self._served(pins)
+            if version is None:
+                version = self.newest() if pins.shadow is None else pins.shadow
+            if version < served:
                 raise ConfigurationError(
-                    f"cannot promote version {chosen}: servers answer with version {served}, which is newer; use "
+                    f"cannot promote version {version}: servers answer with version {served}, which is newer; use "
                     "roll_back for an older one"
                 )
-            return chosen
-
-        return self._pin(choose, promoted=True)
+            self._pin(pins, version)
+            if pins.shadow == version:
+                pins.shadow = None
+            return version
 
     def follow(self) -> int:
         """Let servers follow the newest version again; return its number."""
-        self._change(lambda pins: replace(pins, served=None))
+        with self._changing() as pins:
+            pins.served = None
         return self.newest()
 
     def keep(self, version: int) -> None:
         """Keep a version, and what it builds on, from being removed; errors as for `pin`."""
-
-        def kept(pins: Pins) -> Pins:
-            self._check(self._records.part(version), whole=False)
-            return replace(pins, kept=(*pins.kept, version))
-
-        self._change(kept)
+        with self._changing() as pins:
+            self._check(version, whole=False)
+            pins.kept += (version,)
 
     def release(self, version: int) -> None:
         """Undo `keep`.
@@ -178,49 +175,44 @@ class Versions:
         Raises:
             ConfigurationError: it was not kept.
         """
-
-        def released(pins: Pins) -> Pins:
+        with self._changing() as pins:
             if version not in pins.kept:
                 listed = ", ".join(map(str, pins.kept)) or "none"
                 raise ConfigurationError(f"version {version} is not kept; kept are {listed}")
-            return replace(pins, kept=tuple(number for number in pins.kept if number != version))
-
-        self._change(released)
+            pins.kept = tuple(number for number in pins.kept if number != version)
 
     def shadow(self, version: int | None) -> None:
         """Choose the version to compare with the served one; None for the newest."""
-
-        def shadowed(pins: Pins) -> Pins:
+        with self._changing() as pins:
             if version is not None:
-                self._check(self._records.part(version), whole=True)
-            return replace(pins, shadow=version)
-
-        self._change(shadowed)
+                self._check(version)
+            pins.shadow = version
 
     # -- changing the pins ----------------------------------------------------------------------------------------
 
-    def _pin(self, choose: Any, promoted: bool = False) -> int:
-        chosen: list[int] = []
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Pins]:
+        """Lock the pins, and write what the ``with`` block changes in them."""
+        with changing(self.root):
+            pins = Pins.read(self.root)
+            before = replace(pins)
+            yield pins
+            if pins != before:
+                with durable.writing("pins", self.root):
+                    pins.write(self.root)
 
-        def pinned(pins: Pins) -> Pins:
-            version = choose(self._served_name(pins))
-            part = self._records.part(version)
-            self._check(part, whole=True)
-            chosen.append(version)
-            shadow = None if promoted and pins.shadow == version else pins.shadow
-            return replace(pins, served=part, shadow=shadow)
+    def _pin(self, pins: Pins, version: int) -> int:
+        pins.served = self._check(version)
+        return version
 
-        self._change(pinned)
-        return chosen[0]
-
-    def _served_name(self, pins: Pins) -> int:
+    def _served(self, pins: Pins) -> int:
         return self.newest() if pins.served is None else int(pins.served.name[2:])
 
     def _before(self, served: int) -> int:
         for number in reversed(self._records.numbers()):
             if number < served:
                 try:
-                    self._check(self._records.part(number), whole=True)
+                    self._check(number)
                     return number
                 except CheckpointError:
                     continue
@@ -229,19 +221,13 @@ class Versions:
             "Publish(keep=...) says how many are kept"
         )
 
-    def _check(self, part: Part, *, whole: bool) -> None:
+    def _check(self, version: int, *, whole: bool = True) -> Part:
         """Check that a version can be served; with `whole`, every file it needs."""
+        part = self._records.part(version)
         release = self._records.release(part)
         with locked(self.root, release):
             for link in release.chain:
                 folder = Folder(self.root, VERSION, link)
                 if whole:
                     folder.verify()
-
-    def _change(self, change: Any) -> None:
-        with changing(self.root):
-            before = Pins.read(self.root)
-            after = change(before)
-            if after != before:
-                with durable.writing("pins", self.root):
-                    after.write(self.root)
+        return part

@@ -106,7 +106,7 @@ def divided(whole, tmp_path):
         shutil.copytree(path, target / path.name)
     chain, last = [], None
     for number, size in RANKS.items():
-        last = write_in_parts(source, target, number, size, None if last is None else last.to_json())
+        last = write_in_parts(source, target, number, size, None if last is None else vars(last))
         chain = [last] if number in (1, 3) else [*chain, last]
         now = dataclasses.replace(VersionRecords(source).release(number), chain=tuple(chain))
         now.write(target)
