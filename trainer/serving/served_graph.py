@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,29 +99,18 @@ class ServedGraph:
 
 
 class _Program:
-    """The exported network for one number of rows.
-
-    Args:
-        file: its MindIR file.
-        batch: number of rows.
-        stacks: its parameters of rows, as `export_network` describes them.
-
-    Attributes:
-        weights: name -> parameter of the network proper.
-    """
+    """The exported network for one number of rows; `export_network` describes its stacks."""
 
     def __init__(self, file: Path, batch: int, stacks: Sequence[Mapping[str, Any]]) -> None:
         self.batch = batch
         self._cell = nn.GraphCell(ms.load(str(file)))
-        parameters = {parameter.name: parameter for parameter in parameters_of(self._cell)}
-        self._rows = [(Mirror(parameters.pop(f"embedding.{stack['name']}.rows")), stack["size"]) for stack in stacks]
-        self._maps = [
-            (Mirror(parameters.pop(f"embedding.{stack['name']}.places")), stack["map_size"])
-            if stack["map_size"]
-            else None
-            for stack in stacks
-        ]
-        self.weights = parameters
+        self.weights = {parameter.name: parameter for parameter in parameters_of(self._cell)}
+
+        def mirror(stack: Mapping[str, Any], kind: str, size: str) -> Any:
+            return (Mirror(self.weights.pop(f"embedding.{stack['name']}.{kind}")), stack[size]) if stack[size] else None
+
+        self._rows = [mirror(stack, "rows", "size") for stack in stacks]
+        self._maps = [mirror(stack, "places", "map_size") for stack in stacks]
 
     def windows(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Return what `FixedReads` writes to: of each stack the rows and the map."""
@@ -147,23 +137,12 @@ def _filled(column: np.ndarray, rows: int) -> np.ndarray:
     return filled
 
 
+@dataclass(eq=False)
 class HeldVersion:
-    """The version in use until the context of `ServedModel.held` ends.
+    """The version in use until the context of `ServedModel.held` ends, and its record."""
 
-    Args:
-        graph: its network and tables.
-        current: which one it is.
-
-    Attributes:
-        version, step: its number, and the optimizer steps it has seen.
-        published: when it was published, seconds since the epoch.
-        event_time: its newest event, seconds since the epoch, or None.
-    """
-
-    def __init__(self, graph: ServedGraph, current: Current) -> None:
-        self.graph = graph
-        self.version, self.step = current.version, current.step
-        self.published, self.event_time = current.time, current.event_time
+    graph: ServedGraph
+    current: Current
 
     def run(self, batch: Any) -> tuple[np.ndarray, ...]:
         """Return the network's outputs for its own columns, each float32 [n, ...].

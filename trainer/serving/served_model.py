@@ -56,6 +56,8 @@ class ServedModel:
         delays: for each of the newest 10,000 versions that followed an older one, seconds from its newest event (or its
             publication, when events carry no time) until it was served in full.
         problem: why the newest version is not the one being served, or None.
+        graph: the network and its tables; those of one version only inside `held`.
+        current: the record of the version being served.
 
     Raises:
         CheckpointNotFoundError: nothing has been published there.
@@ -80,8 +82,8 @@ class ServedModel:
         self.delays: deque[float] = deque(maxlen=10_000)
         self._poll = poll if self._mirrored is None else max(poll, 1.0)
         self.problem: str | None = None
-        self._graph: ServedGraph | None = None
-        self._current: Current | None = None
+        self.graph: ServedGraph = None
+        self.current: Current = None
         self._waiting: Mapping[str, np.ndarray] | None = None
         self._replaced: ServedGraph | None = None  # version of the last prediction
         self._run = threading.Lock()
@@ -165,32 +167,22 @@ class ServedModel:
             self._replaced = None
             if self._waiting is not None:
                 weights, self._waiting = self._waiting, None
-                self._graph.set_weights(weights)
-            yield HeldVersion(self._graph, self._current)
-
-    @property
-    def graph(self) -> ServedGraph:
-        """The network and its tables; those of one version only inside `held`."""
-        return self._graph
-
-    @property
-    def current(self) -> Current:
-        """The record of the version being served."""
-        return self._current
+                self.graph.set_weights(weights)
+            yield HeldVersion(self.graph, self.current)
 
     @property
     def activation(self) -> str | None:
         """The activation from output to prediction; None if the loss defines none."""
-        return self._graph.activation
+        return self.graph.activation
 
     @property
     def features(self) -> Features | None:
         """The declared columns of raw rows, or None; not to be changed."""
-        return self._graph.features
+        return self.graph.features
 
     def graph_tables(self) -> dict[str, SparseTable]:
         """Return the tables being served, by name; not to be changed."""
-        return self._graph.tables
+        return self.graph.tables
 
     # -- following -----------------------------------------------------------------------------------------------
 
@@ -202,31 +194,27 @@ class ServedModel:
             CheckpointDamagedError: it is damaged; the previous version stays served.
         """
         with self._update:
-            self._pull()
-            for attempt in range(3):
-                self._mark = self._look()
-                try:
-                    now = self._records.target(self._which)
-                    changed = now != self._current
-                    if changed:
-                        with locked(self.root, now):
-                            self._apply(now)
-                    break
-                except CheckpointError as error:
-                    # a version may be removed between reading its name and its files: a newer one is there then
-                    if attempt == 2 or self._mark == self._look():
-                        self.problem = str(error)
-                        raise
-            self.problem = None
-            return changed
-
-    def _pull(self) -> None:
-        if self._mirrored is not None:
             try:
-                self._mirrored.pull()
+                if self._mirrored is not None:
+                    self._mirrored.pull()
+                for is_last_try in (False, False, True):
+                    self._mark = self._look()
+                    try:
+                        now = self._records.target(self._which)
+                        changed = now != self.current
+                        if changed:
+                            with locked(self.root, now):
+                                self._apply(now)
+                        break
+                    except CheckpointError:
+                        # a version may be removed between reading its name and its files: a newer one is there then
+                        if is_last_try or self._mark == self._look():
+                            raise
             except CheckpointError as error:
                 self.problem = str(error)
                 raise
+            self.problem = None
+            return changed
 
     def _look(self) -> tuple[int, ...]:
         marks: list[int] = []
@@ -252,36 +240,31 @@ class ServedModel:
 
     def _follow(self) -> None:
         reported, pause, retry_at = None, 1.0, 0.0
+        source = self._mirrored or self.root
         while not self._stop.wait(self._poll):
-            if self._mirrored is None and self._look() == self._mark and self.problem is None:
-                continue
-            if self.problem is not None and time.monotonic() < retry_at and self._look() == self._mark:
+            waits = self._mirrored is None if self.problem is None else time.monotonic() < retry_at
+            if waits and self._look() == self._mark:
                 continue
             try:
                 self.refresh()
                 if reported is not None:
-                    logger.info("version %d of %s is served", self.version, self._mirrored or self.root)
+                    logger.info("version %d of %s is served", self.version, source)
                 reported, pause = None, 1.0
             except Exception as error:  # any error: predictions continue with the served version
                 self.problem = str(error)
                 pause, retry_at = min(2 * pause, _LONGEST_PAUSE), time.monotonic() + pause
                 if self.problem != reported:
-                    logger.warning(
-                        "version %d of %s is still served: %s", self.version, self._mirrored or self.root, self.problem
-                    )
+                    logger.warning("version %d of %s is still served: %s", self.version, source, self.problem)
                     reported = self.problem
 
     def _apply(self, now: Current) -> None:
-        graph, served = self._graph, self._current
-        new_graph = served is None or served.graph != now.graph
-        if new_graph:
-            graph = _open_graph(self.root, now.graph)
-        missing = None if new_graph else self._missing(served.chain[-1], now)
-        if missing is None and not new_graph:
-            graph = _open_graph(self.root, now.graph)
-        parts = now.chain if missing is None else missing
-        folders = [Folder(self.root, VERSION, part) for part in parts]
-        files = [now.full if missing is None else ROWS, *[ROWS] * (len(folders) - 1)]
+        served = self.current
+        same_graph = served is not None and served.graph == now.graph
+        missing = self._missing(served.chain[-1], now) if same_graph else None
+        is_new = missing is None  # the tables are filled from all rows: with a graph of their own
+        graph = _open_graph(self.root, now.graph) if is_new else self.graph
+        folders = [Folder(self.root, VERSION, part) for part in missing or now.chain]
+        files = [now.full if is_new else ROWS, *[ROWS] * (len(folders) - 1)]
         dims = {name: table.spec.dim for name, table in graph.tables.items()}
         updates = [
             table_rows(arrays, dims, where)  # parts have no id in common: each is a step of its own
@@ -290,20 +273,20 @@ class ServedModel:
         ]
         weights = _weights_for(graph, folders[-1])
         learned = folders[-1].learned()
-        if graph is not self._graph:
+        if is_new:
             _update_tables(graph, updates)
         # all files are verified: only now change the served state
         with self._before_predictions():
-            if graph is self._graph:
+            if not is_new:
                 _update_tables(graph, updates)
-            if graph is not self._graph:
+            else:
                 # MindSpore frees a compiled graph only while no other runs, and holds the GIL while it waits for that:
                 # a deadlock if another thread trains with operators in Python. So the graph of the last prediction is
                 # freed in `held`. A later graph that has predicted nothing is not compiled and can be freed here.
-                self._replaced = self._replaced or self._graph
+                self._replaced = self._replaced or self.graph
             if learned is not None and graph.features is not None:
                 graph.features.load_state_dict(learned)
-            self._graph, self._current = graph, now
+            self.graph, self.current = graph, now
             self._waiting = weights
             self.version, self.step = now.version, now.step
         if served is None or now.version > served.version:
@@ -357,16 +340,12 @@ def _weights_for(graph: ServedGraph, folder: Folder) -> dict[str, np.ndarray]:
 
 
 def _update_tables(graph: ServedGraph, updates: Sequence[Mapping[str, Mapping[str, np.ndarray]]]) -> None:
-    for update in updates:
-        for name, arrays in update.items():
-            _update_table(graph.tables[name], arrays)
-
-
-def _update_table(table: SparseTable, arrays: Mapping[str, np.ndarray]) -> None:
-    table.discard(np.asarray(arrays["removed"]))
-    if len(arrays["default"]):
-        table.store.write(np.array([DEFAULT_ROW]), np.array(arrays["default"]))
-    for start in range(0, len(arrays["ids"]), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        rows = {key: arrays[key][block] for key in ("weights", "scale") if key in arrays}
-        table.put(np.array(arrays["ids"][block]), unpack_rows(rows))
+    for name, arrays in (item for update in updates for item in update.items()):
+        table = graph.tables[name]
+        table.discard(np.asarray(arrays["removed"]))
+        if len(arrays["default"]):
+            table.store.write(np.array([DEFAULT_ROW]), np.array(arrays["default"]))
+        for start in range(0, len(arrays["ids"]), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            rows = {key: arrays[key][block] for key in ("weights", "scale") if key in arrays}
+            table.put(np.array(arrays["ids"][block]), unpack_rows(rows))

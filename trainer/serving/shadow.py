@@ -79,7 +79,7 @@ class ShadowScoring:
     def restart(self) -> None:
         """Forget all rows."""
         self.rows = self.labelled = 0
-        self._versions: dict[str, list[int]] = {"served": [], "shadow": []}
+        self._versions: dict[str, dict[int, None]] = {"served": {}, "shadow": {}}
         self._difference, self._largest = 0.0, 0.0
         for metrics in self._metrics.values():
             clear_metrics(metrics)
@@ -119,9 +119,7 @@ class ShadowScoring:
         self._largest = max(self._largest, float(differences.max(initial=0.0)))
         self.rows += count
         for name, model in (("served", self.served), ("shadow", self.shadow)):
-            seen = self._versions[name]
-            if model.version not in seen:
-                seen.append(model.version)
+            self._versions[name][model.version] = None
 
     @staticmethod
     def answer(model: ServedModel, batch: Any) -> np.ndarray:

@@ -8,30 +8,25 @@ from typing import Any
 import numpy as np
 import orjson
 
+from ..published import Current
 from .batching import Scored
 from .request_rows import column_and_reason
 from .service_call import ARROW, JSON, Reply
 
 
 def reply_to(scored: Scored, *, logits: bool, accept: str) -> Reply:
-    """Return the answer to a prediction.
+    """Return the answer to a prediction, as the media type that the client accepts.
 
     Rows that were not answered are null, and named under "errors". The status is 422 when no row was answered.
-
-    Args:
-        scored: the predictions.
-        logits: whether the network's own outputs are wanted beside probabilities.
-        accept: media type wanted, `JSON` or `ARROW`.
+    `logits` adds the network's own outputs to probabilities.
     """
     columns = named_outputs(scored, logits)
     errors = _errors(scored)
     status = 200 if len(scored.good) else 422
     if accept == ARROW:
         return Reply(status, _arrow(scored, columns, errors), ARROW)
-    body: dict[str, Any] = _about(scored)
-    body |= {name: _with_nulls(scored, values) for name, values in columns.items()}
-    body["errors"] = errors
-    return Reply(status, orjson.dumps(body), JSON)
+    listed = {name: _with_nulls(scored, values) for name, values in columns.items()}
+    return Reply(status, orjson.dumps({**about(scored.current), **listed, "errors": errors}), JSON)
 
 
 def named_outputs(scored: Scored, logits: bool = True) -> dict[str, np.ndarray]:
@@ -46,22 +41,20 @@ def named_outputs(scored: Scored, logits: bool = True) -> dict[str, np.ndarray]:
     return columns
 
 
-def _about(scored: Scored) -> dict[str, Any]:
-    now = time.time()
+def about(current: Current) -> dict[str, Any]:
+    """Return the number, steps and ages in seconds of a version, as plain JSON."""
+    now, event_time = time.time(), current.event_time
     return {
-        "version": scored.version,
-        "step": scored.step,
-        "age_seconds": round(now - scored.published, 3),
-        "event_age_seconds": None if scored.event_time is None else round(now - scored.event_time, 3),
+        "version": current.version,
+        "step": current.step,
+        "age_seconds": round(now - current.time, 3),
+        "event_age_seconds": None if event_time is None else round(now - event_time, 3),
     }
 
 
 def _errors(scored: Scored) -> list[dict[str, Any]]:
-    errors = []
-    for row, text in sorted(scored.bad.items()):
-        column, reason = column_and_reason(text)
-        errors.append({"row": row, "status": 422, "column": column, "reason": reason})
-    return errors
+    named = ((row, *column_and_reason(text)) for row, text in sorted(scored.bad.items()))
+    return [{"row": row, "status": 422, "column": column, "reason": reason} for row, column, reason in named]
 
 
 def _with_nulls(scored: Scored, values: np.ndarray) -> list[Any]:
@@ -79,16 +72,14 @@ def _arrow(scored: Scored, columns: dict[str, np.ndarray], errors: list[dict[str
 
     arrays: dict[str, Any] = {}
     for name, values in columns.items():
-        spread = _with_nulls(scored, values)
-        depth = values.ndim - 1
         kind = pa.float32()
-        for _ in range(depth):
+        for _ in values.shape[1:]:
             kind = pa.list_(kind)
-        arrays[name] = pa.array(spread, kind)
+        arrays[name] = pa.array(_with_nulls(scored, values), kind)
     reasons = {error["row"]: error for error in errors}
     for key in ("column", "reason"):
         arrays[f"error_{key}"] = pa.array([reasons.get(row, {}).get(key) for row in range(scored.count)], pa.string())
-    table = pa.table(arrays).replace_schema_metadata({key: str(value) for key, value in _about(scored).items()})
+    table = pa.table(arrays).replace_schema_metadata({key: str(value) for key, value in about(scored.current).items()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

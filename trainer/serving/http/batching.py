@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigurationError, DataError
+from ..published import Current
 from ..served_graph import HeldVersion, ServedGraph
 from ..served_model import ServedModel
 from .request_rows import RequestRows, RowReader
@@ -33,8 +34,7 @@ class Scored:
         outputs: the network's outputs for these, [g, ...] each.
         probability: predictions in the unit of the label, [g, ...]; None if the loss does not define it.
         bad: row number -> why it was not answered.
-        version, step: which version answered.
-        published, event_time: when it was published, and its newest event; seconds since the epoch.
+        current: the record of the version that answered.
     """
 
     count: int
@@ -42,10 +42,7 @@ class Scored:
     outputs: tuple[np.ndarray, ...]
     probability: np.ndarray | None
     bad: dict[int, str]
-    version: int
-    step: int
-    published: float
-    event_time: float | None
+    current: Current
 
 
 @dataclass(eq=False)
@@ -139,7 +136,7 @@ class Engine:
         try:
             with self.model.held() as version:
                 for size in version.graph.sizes:
-                    version.run(blank_rows(version.graph, size))
+                    version.run(_blank_rows(version.graph, size))
         except Exception as error:  # requests are answered with the reason
             logger.warning("the model could not be tried on blank rows: %s", error)
         self.ready.set()
@@ -148,15 +145,11 @@ class Engine:
         options, rows = self._options, 0
         jobs: list[_Job] = []
         with self._wake:
-            while not self._jobs:
-                if self._closing:
-                    return []
-                self._wake.wait()
+            self._wake.wait_for(lambda: self._jobs or self._closing)
+            if not self._jobs:
+                return []
             due = self._jobs[0].arrived + options.batch_delay
-            while self.queued < options.batch_rows and not self._closing:
-                left = due - time.monotonic()
-                if left <= 0:
-                    break
+            while self.queued < options.batch_rows and not self._closing and (left := due - time.monotonic()) > 0:
                 self._wake.wait(left)
             while self._jobs and (not jobs or rows + self._jobs[0].rows.count <= options.batch_rows):
                 job = self._jobs.popleft()
@@ -192,7 +185,6 @@ class Engine:
             which = int(np.searchsorted(ends, row, side="right"))
             bad[which][row - int(starts[which])] = reason
         first, last = np.searchsorted(decoded.row, starts), np.searchsorted(decoded.row, ends)
-        stamp = (version.version, version.step, version.published, version.event_time)
         return [
             Scored(
                 int(counts[i]),
@@ -200,7 +192,7 @@ class Engine:
                 tuple(output[a:b] for output in outputs),
                 None if probability is None else probability[a:b],
                 bad[i],
-                *stamp,
+                version.current,
             )
             for i, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True))
         ]
@@ -212,14 +204,11 @@ class Engine:
         return known[1]
 
 
-def blank_rows(graph: ServedGraph, rows: int) -> dict[str, Any]:
+def _blank_rows(graph: ServedGraph, rows: int) -> dict[str, Any]:
     """Return rows of zeros and empty lists, as the network takes them."""
-    about = graph.about
-    shapes = dict(zip(about["columns"], zip(about["shapes"], about["dtypes"], strict=True), strict=True))
-    return {
-        name: [[]] * rows if name in graph.ragged else np.zeros((rows, *shapes[name][0]), shapes[name][1])
-        for name in graph.given
-    }
+    columns, shapes, dtypes = (graph.about[key] for key in ("columns", "shapes", "dtypes"))
+    blank = {name: np.zeros((rows, *shapes[i]), dtypes[i]) for i, name in enumerate(columns) if name in graph.given}
+    return {name: [[]] * rows if name in graph.ragged else blank[name] for name in graph.given}
 
 
 def _deliver(outcomes: Sequence[tuple[asyncio.Future, Scored | Exception]]) -> None:

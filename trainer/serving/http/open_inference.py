@@ -24,11 +24,7 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 def rows_of_infer(body: bytes) -> tuple[RequestRows, dict[str, Any]]:
-    """Return the rows of an inference request, and the request.
-
-    Raises:
-        RefusalError: 400, not such a request.
-    """
+    """Return the rows of an inference request, and the request; RefusalError 400: it is none."""
     try:
         request = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -37,8 +33,7 @@ def rows_of_infer(body: bytes) -> tuple[RequestRows, dict[str, Any]]:
     if not isinstance(inputs, list) or not inputs or not all(isinstance(one, dict) for one in inputs):
         raise RefusalError(400, '"inputs" takes a list of tensors {"name", "shape", "datatype", "data"}')
     names = [one.get("name") for one in inputs]
-    repeated = next((name for name in names if names.count(name) > 1 or not isinstance(name, str)), None)
-    if repeated is not None:
+    if any(names.count(name) > 1 or not isinstance(name, str) for name in names):
         raise RefusalError(400, f"inputs have different names, which are strings; received {names}")
     outputs = request.get("outputs") or []
     if not isinstance(outputs, list) or not all(isinstance(one, dict) and "name" in one for one in outputs):
@@ -80,9 +75,7 @@ def _values(data: Any, kind: str) -> np.ndarray:
         raise TypeError(f"{kind} does not hold {plain.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
         values = plain.astype(wanted)
-    if wanted.kind in "iu" and not np.array_equal(values, plain):
-        raise OverflowError(f"{kind} does not hold all of the values")
-    if wanted.kind == "f" and np.any(np.isinf(values)):
+    if np.isinf(values).any() if wanted.kind == "f" else wanted.kind in "iu" and not np.array_equal(values, plain):
         raise OverflowError(f"{kind} does not hold all of the values")
     return values
 
@@ -95,11 +88,7 @@ def _columns_of_one(values: Any) -> Any:
 
 
 def infer_reply(scored: Scored, request: dict[str, Any], name: str) -> Reply:
-    """Return the answer to an inference request.
-
-    Raises:
-        RefusalError: 422, a row is bad; 400, an unknown output is requested.
-    """
+    """Return the answer to an inference request; RefusalError 422: a row is bad, 400: an unknown output."""
     if scored.bad:
         row, text = min(scored.bad.items())
         raise RefusalError(422, f"row {row}: {text}", column=column_and_reason(text)[0])
@@ -117,7 +106,7 @@ def infer_reply(scored: Scored, request: dict[str, Any], name: str) -> Reply:
         }
         for output in wanted
     ]
-    body = {"model_name": name, "model_version": str(scored.version), "outputs": tensors}
+    body = {"model_name": name, "model_version": str(scored.current.version), "outputs": tensors}
     if "id" in request:
         body["id"] = request["id"]
     return Reply(200, orjson.dumps(body))

@@ -16,21 +16,13 @@ _TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "U": "s
 
 def description(options: ServeOptions, fields: Mapping[str, Column]) -> dict[str, Any]:
     """Return the OpenAPI document of a server whose rows have these columns."""
-    row = {"type": "object", "properties": {name: _value(column) for name, column in fields.items()}}
-    rows: dict[str, Any] = {
-        "type": "object",
-        "required": ["rows"],
-        "properties": {"rows": {"type": "array", "items": row}},
-    }
-    rows["properties"]["logits"] = {"type": "boolean", "default": False}
-    columns: dict[str, Any] = {"type": "object", "required": ["columns"]}
-    by_column = {name: {"type": "array", "items": _value(column)} for name, column in fields.items()}
-    columns["properties"] = {
-        "columns": {"type": "object", "properties": by_column},
-        "logits": {"type": "boolean", "default": False},
-    }
+    row = _object({name: _value(column) for name, column in fields.items()})
+    rows = {"type": "array", "items": row}
+    columns = _object({name: {"type": "array", "items": _value(column)} for name, column in fields.items()})
+    logits = {"type": "boolean", "default": False}
+    keyed = [{**_object({k: v, "logits": logits}), "required": [k]} for k, v in (("rows", rows), ("columns", columns))]
     binary = {"schema": {"type": "string", "format": "binary"}}
-    forms = {"anyOf": [rows, columns, {"type": "array", "items": row}, row]}
+    forms = {"anyOf": [*keyed, rows, row]}
     predict = {
         "summary": "Predictions for rows",
         "description": f"Up to {options.request_rows} rows and {options.body_bytes} bytes. Bad rows are named under "
@@ -85,6 +77,10 @@ def _answer(text: str, content: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"description": text} | ({"content": content} if content else {})
 
 
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
 def _value(column: Column) -> dict[str, Any]:
     kind: dict[str, Any] = {"type": _TYPES[column.dtype.kind]}
     if column.coerce or column.default is not None:
@@ -98,20 +94,12 @@ def _value(column: Column) -> dict[str, Any]:
 
 
 def _prediction() -> dict[str, Any]:
-    error = {"row": {"type": "integer"}, "status": {"type": "integer"}, "column": {"type": ["string", "null"]}}
-    error["reason"] = {"type": "string"}
-    return {
-        "type": "object",
-        "properties": {
-            "version": {"type": "integer"},
-            "step": {"type": "integer"},
-            "age_seconds": {"type": "number"},
-            "event_age_seconds": _NUMBER,
-            "probability": {"type": "array", "items": _NUMBER},
-            "logits": {"type": "array", "items": _NUMBER},
-            "errors": {"type": "array", "items": {"type": "object", "properties": error}},
-        },
-    }
+    whole, numbers = {"type": "integer"}, {"type": "array", "items": _NUMBER}
+    text, optional_text = {"type": "string"}, {"type": ["string", "null"]}
+    error = _object({"row": whole, "status": whole, "column": optional_text, "reason": text})
+    ages = {"age_seconds": {"type": "number"}, "event_age_seconds": _NUMBER}
+    answers = {"probability": numbers, "logits": numbers, "errors": {"type": "array", "items": error}}
+    return _object({"version": whole, "step": whole, **ages, **answers})
 
 
 def page(document: Mapping[str, Any]) -> str:

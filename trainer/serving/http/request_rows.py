@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,11 +43,7 @@ class RequestRows:
 
 
 def rows_of_body(body: bytes, media: str) -> RequestRows:
-    """Return the rows of a request's body.
-
-    Raises:
-        RefusalError: 415 for another media type, 400 for another form of body.
-    """
+    """Return the rows of a request's body; RefusalError 415: another media type, 400: another form of body."""
     if media == JSON:
         return _json_rows(body)
     if media == ARROW:
@@ -62,16 +59,15 @@ def _json_rows(body: bytes) -> RequestRows:
     logits = False
     if isinstance(value, dict) and ("rows" in value or "columns" in value):
         logits = value.get("logits", False)
-        unknown = [key for key in value if key not in ("rows", "columns", "logits")]
-        if unknown or len(value.keys() & {"rows", "columns"}) == 2 or not isinstance(logits, bool):
-            wrong = (
-                f"key {unknown[0]!r}" if unknown else f"logits={logits!r}" if logits not in (True, False) else "both"
-            )
+        unknown = [f"key {key!r}" for key in value if key not in ("rows", "columns", "logits")]
+        wrong = [*unknown, *([] if isinstance(logits, bool) else [f"logits={logits!r}"])]
+        wrong += ["both"] if "rows" in value and "columns" in value else []
+        if wrong:
             raise RefusalError(
-                400, f'the body takes "rows" or "columns", and "logits": true or false; received {wrong}'
+                400, f'the body takes "rows" or "columns", and "logits": true or false; received {wrong[0]}'
             )
         if "columns" in value:
-            return column_rows(value["columns"], logits)
+            return _column_rows(value["columns"], logits)
         value = value["rows"]
     elif isinstance(value, dict):
         value = [value]
@@ -81,11 +77,8 @@ def _json_rows(body: bytes) -> RequestRows:
     return RequestRows(len(value), rows=value, logits=logits)
 
 
-def column_rows(columns: Any, logits: bool = False) -> RequestRows:
-    """Return the rows of a mapping of columns of one length.
-
-    RefusalError 400: it is no mapping, or lengths differ.
-    """
+def _column_rows(columns: Any, logits: bool) -> RequestRows:
+    """Return the rows of a mapping of columns; RefusalError 400: it is none, or lengths differ."""
     if not isinstance(columns, Mapping) or not columns:
         raise RefusalError(400, f'"columns" takes {{column: [value, ...]}}; received {type(columns).__name__}')
     sizes = {name: len(v) if isinstance(v, list | np.ndarray) else None for name, v in columns.items()}
@@ -123,20 +116,13 @@ def column_and_reason(text: str) -> tuple[str | None, str]:
 
 
 class RowReader:
-    """Reads rows as one published network takes them: raw, or as its columns.
-
-    Args:
-        graph: the network.
-
-    Attributes:
-        fields: the raw columns by name.
-    """
+    """Reads rows as one published network takes them: raw, or as its columns."""
 
     def __init__(self, graph: ServedGraph) -> None:
         self._features = graph.features
         self._id_columns = () if graph.features is not None else _id_columns(graph)
         self._schema = graph.features.unlabelled_schema if graph.features is not None else _plain_schema(graph)
-        self.fields: dict[str, Column] = self._schema.fields
+        self.fields: dict[str, Column] = self._schema.fields  # the raw columns by name
 
     def read(self, requests: Sequence[RequestRows]) -> Decoded:
         """Return the rows of all requests in one numbering; `reasons` has the bad ones.
@@ -145,17 +131,11 @@ class RowReader:
             DataError: a table has none of the columns.
         """
         parts: list[Decoded] = []
-        together: list[Any] = []
-        for request in requests:
-            if request.rows is not None:
-                together.extend(request.rows)
-                continue
-            if together:
-                parts.append(self._from_rows(together))
-                together = []
-            parts.append(self._from_table(request))
-        if together:
-            parts.append(self._from_rows(together))
+        for by_row, group in itertools.groupby(requests, lambda request: request.rows is not None):
+            if by_row:  # converted together
+                parts.append(self._from_rows(list(itertools.chain.from_iterable(request.rows for request in group))))
+            else:
+                parts += map(self._from_table, group)
         return joined(parts)
 
     def inputs(self, decoded: Decoded) -> Mapping[str, Any]:
@@ -207,13 +187,12 @@ def _with_reasons(decoded: Decoded, odd: Mapping[int, str]) -> Decoded:
 
 def _plain_schema(graph: ServedGraph) -> Schema:
     columns: dict[str, Column] = {}
-    for name, dtype, shape in zip(graph.about["columns"], graph.about["dtypes"], graph.about["shapes"], strict=True):
-        if name in graph.given and name not in graph.ragged:
-            columns[name] = Column(np.dtype(dtype), tuple(shape))
-    for name, wanted in graph.ragged.items():
-        dtype = np.dtype(graph.about["dtypes"][graph.about["columns"].index(name)])
-        columns[name] = Column(dtype, (None,), padding=wanted.padding, max_length=wanted.length)
-    return Schema({name: columns[name] for name in graph.given})
+    for name in graph.given:
+        index, wanted = graph.about["columns"].index(name), graph.ragged.get(name)
+        lists = {} if wanted is None else {"padding": wanted.padding, "max_length": wanted.length}
+        shape = tuple(graph.about["shapes"][index]) if wanted is None else (None,)
+        columns[name] = Column(np.dtype(graph.about["dtypes"][index]), shape, **lists)
+    return Schema(columns)
 
 
 def _id_columns(graph: ServedGraph) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import orjson
 
 from ...errors import CheckpointNotFoundError
 from ..served_model import ServedModel
-from .answers import reply_to
+from .answers import about, reply_to
 from .batching import Engine
 from .open_inference import infer_reply, model_metadata, rows_of_infer
 from .openapi import description
@@ -23,12 +23,7 @@ _POLL = 0.2
 
 
 class Service:
-    """Answers calls from one published model.
-
-    Args:
-        root: folder that `Publish` writes to, or the URL of a mirror of it.
-        options: sizes, times and names.
-    """
+    """Answers calls from one published model, in the folder that `Publish` writes to or a mirror of it."""
 
     def __init__(self, root: Path | str, options: ServeOptions) -> None:
         self._root, self._options = root, options
@@ -92,49 +87,38 @@ class Service:
         self._traffic.request(call.operation, reply.status, time.monotonic() - began)
         return reply
 
-    def _opened(self) -> Engine:
-        if self._engine is None:
+    def _opened(self, call: Call) -> Engine:
+        engine, name = self._engine, self._options.name
+        if engine is None:
             raise RefusalError(503, f"no model has been published at {self._root} yet", retry_after=1)
-        return self._engine
+        if call.model and call.model != name:
+            raise RefusalError(404, f"the model is called {name!r}; received {call.model!r}")
+        if call.version and call.version != str(engine.model.version):
+            raise RefusalError(404, f"version {engine.model.version} is served; received {call.version!r}")
+        return engine
 
     async def _predict(self, call: Call) -> Reply:
-        engine = self._opened()
+        engine = self._opened(call)
         rows = rows_of_body(call.body, call.media)
         scored = await engine.score(rows)
         self._traffic.rows(len(scored.good), len(scored.bad))
         return reply_to(scored, logits=call.logits or rows.logits, accept=call.accept)
 
     async def _infer(self, call: Call) -> Reply:
-        engine = self._opened()
-        self._check_model(call, engine)
+        engine = self._opened(call)
         rows, request = rows_of_infer(call.body)
         scored = await engine.score(rows)
         self._traffic.rows(len(scored.good), len(scored.bad))
         return infer_reply(scored, request, self._options.name)
 
-    def _check_model(self, call: Call, engine: Engine) -> None:
-        if call.model != self._options.name:
-            raise RefusalError(404, f"the model is called {self._options.name!r}; received {call.model!r}")
-        if call.version and call.version != str(engine.model.version):
-            raise RefusalError(404, f"version {engine.model.version} is served; received {call.version!r}")
-
     async def _ready(self, call: Call) -> Reply:
-        engine = self._opened()
-        if call.model:
-            self._check_model(call, engine)
-        model, now = engine.model, time.time()
-        current = model.current
-        age, oldest = now - current.time, self._options.max_age
+        model = self._opened(call).model
+        current, problem, oldest = model.current, model.problem, self._options.max_age
+        age = time.time() - current.time
         ready = oldest is None or age <= oldest
-        body = {
-            "ready": ready,
-            "name": self._options.name,
-            "version": current.version,
-            "step": current.step,
-            "age_seconds": round(age, 3),
-            "event_age_seconds": None if current.event_time is None else round(now - current.event_time, 3),
-            "problem": model.problem if ready else model.problem or f"no version for {age:.0f} s; accepted {oldest:g}",
-        }
+        if not ready:
+            problem = problem or f"no version for {age:.0f} s; accepted {oldest:g}"
+        body = {"ready": ready, "name": self._options.name, **about(current), "problem": problem}
         return Reply(200 if ready else 503, orjson.dumps(body))
 
     async def _metrics(self, call: Call) -> Reply:
@@ -149,8 +133,7 @@ class Service:
         return Reply(200, orjson.dumps(body))
 
     async def _model(self, call: Call) -> Reply:
-        engine = self._opened()
-        self._check_model(call, engine)
+        engine = self._opened(call)
         outputs = ["probability", "logits"] if engine.model.graph.activation else ["prediction"]
         body = model_metadata(self._options.name, engine.model.version, engine.reader(), outputs)
         return Reply(200, orjson.dumps(body))

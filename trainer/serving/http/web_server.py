@@ -28,12 +28,8 @@ def check_installed() -> None:
         raise ConfigurationError(f"trainer serve needs {', '.join(missing)}: pip install 'mindspore-trainer[serve]'")
 
 
-def listening_socket(options: ServeOptions) -> socket.socket:
-    """Return a socket that listens where the options say.
-
-    Raises:
-        ConfigurationError: the address is in use, not this machine's, or not allowed.
-    """
+def _listening_socket(options: ServeOptions) -> socket.socket:
+    """Return a socket that listens where the options say; ConfigurationError: the address cannot be used."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,8 +52,8 @@ def server_url(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def serve_one(root: Path | str, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
-    """Serve a published model from this process until a signal; return its number.
+def serve(root: Path | str, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
+    """Serve a published model until a signal; return its number.
 
     Open requests have `options.drain` seconds to end.
 
@@ -67,23 +63,17 @@ def serve_one(root: Path | str, options: ServeOptions, *, started: Callable[[str
         started: called with the server's URL when it takes requests.
 
     Raises:
-        ConfigurationError: the extra is missing, or the address cannot be listened on.
+        ConfigurationError: the address cannot be listened on.
         CheckpointNotFoundError, CheckpointDamagedError: there is no model to serve.
     """
-    check_installed()
-    from .service import Service
+    with _listening_socket(options) as listening:
+        if options.workers > 1:
+            from .workers import serve_many
 
-    with listening_socket(options) as listening:
+            return serve_many(root, options, listening, started)
+        from .service import Service
+
         return run_loop(serve_socket(Service(root, options), options, listening, started))
-
-
-def serve(root: Path | str, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
-    """Serve a published model from one process or several, as `serve_one` does."""
-    if options.workers == 1:
-        return serve_one(root, options, started=started)
-    from .workers import serve_many
-
-    return serve_many(root, options, started=started)
 
 
 def run_loop(main: Any) -> int:
@@ -119,7 +109,14 @@ async def serve_socket(
         server_header=False,
         timeout_keep_alive=75,  # clients that keep a connection must not find it closed under their hands
     )
-    server = _server_of(config)
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Any:
+            """Leave the process's handlers as they are."""
+            yield
+
+    server = Server(config)
     received: list[int] = []
     loop = asyncio.get_running_loop()
 
@@ -142,16 +139,3 @@ async def serve_socket(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
     return received[0] if received else signal.SIGTERM
-
-
-def _server_of(config: Any) -> Any:
-    """Return uvicorn's server, with the process's signals left to its caller."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Any:
-            """Leave the process's handlers as they are."""
-            yield
-
-    return Server(config)

@@ -25,7 +25,7 @@ from typing import Any
 from ...errors import CheckpointError, ConfigurationError, TrainerError
 from .engine_link import RemoteHandler, listen
 from .service_call import ServeOptions
-from .web_server import check_installed, listening_socket, run_loop, serve_socket, server_url
+from .web_server import run_loop, serve_socket, server_url
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +36,11 @@ _READY, _WATCH = "ready\n", 0.1
 _LONGEST_PAUSE = 30.0
 
 
-def serve_many(root: Path | str, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
-    """Serve from `options.workers` processes until a signal; return its number.
-
-    Arguments and errors as of `web_server.serve_one`.
-    """
-    check_installed()
-    with listening_socket(options) as listening, tempfile.TemporaryDirectory(prefix="trainer-serve-") as folder:
+def serve_many(
+    root: Path | str, options: ServeOptions, listening: socket.socket, started: Callable[[str], None] | None
+) -> int:
+    """Serve from `options.workers` processes, as `web_server.serve` does."""
+    with tempfile.TemporaryDirectory(prefix="trainer-serve-") as folder:
         supervisor = _Supervisor(root, options, listening, Path(folder) / "model.sock")
         return supervisor.run(started)
 
@@ -187,7 +185,7 @@ async def _http(role: Mapping[str, Any], options: ServeOptions) -> None:
         listening.setblocking(False)
         handler = RemoteHandler(Path(role["link"]), options)
         await serve_socket(handler, options, listening, lambda url: print(_READY, end="", flush=True))
-        loop.remove_reader(sys.stdin.fileno())
+        loop.remove_reader(supervised)
 
 
 async def _model(role: Mapping[str, Any], options: ServeOptions) -> None:
