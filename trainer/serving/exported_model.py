@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 
 from ..checkpoint import durable, strict_json
 from ..checkpoint.manifest import FolderWriter
-from ..checks import choice, whole
+from ..checks import choice, require, whole
 from ..data.chunk import InputBatch
 from ..data.ragged import base_of
 from ..embedding.planning.layout import FieldMap
@@ -115,16 +114,13 @@ def export_model(
         names = tuple(graph.about["columns"])
         columns = _sample(seen, graph, fields)
         expected = graph.run(columns)
-        outputs = _output_names(trainer, len(expected))
+        answers = dict(zip(_output_names(trainer, len(expected)), expected, strict=True))
         model: dict[str, Any] = {
             "format_version": 1,
             "mindspore": ms.__version__,
             "step": trainer.state.progress.global_step if step is None else step,
             "inputs": _described_inputs(graph, fields, columns, sparse_tables),
-            "outputs": [
-                {"name": name, "shape": [None, *output.shape[1:]]}
-                for name, output in zip(outputs, expected, strict=True)
-            ],
+            "outputs": [{"name": name, "shape": [None, *answer.shape[1:]]} for name, answer in answers.items()],
             "activation": graph.activation,
             "tables": _write_tables(files, sparse_tables, tables),
             "onnx": None,
@@ -134,7 +130,7 @@ def export_model(
                 trainer.network,
                 network,
                 names,
-                outputs,
+                tuple(answers),
                 blank=lambda rows: blank_inputs(seen, rows),
                 cast=trainer.builder.cast,
                 by_row=not any("_offsets" in wanted.suffixes for wanted in graph.ragged.values()),
@@ -150,7 +146,9 @@ def export_model(
         for file in (NETWORK, ABOUT, f"{FEATURES}.json", f"{FEATURES}.safetensors"):
             if (graph_folder / file).is_file():
                 files.write(file, [(graph_folder / file).read_bytes()])
-        _write_example(files, dict(zip(names, columns, strict=True)), dict(zip(outputs, expected, strict=True)))
+        example = {f"input.{name}": column for name, column in zip(names, columns, strict=True)}
+        np.savez(files.path / EXAMPLE, **example, **{f"output.{name}": answer for name, answer in answers.items()})
+        files.adopt(EXAMPLE)
         for name, rows, vectors_of in (("items", items, item_vectors), ("users", users, user_vectors)):
             if rows is not None:
                 write_vectors(files.path / f"{name}.parquet", rows[0], vectors_of(trainer, rows[1]))
@@ -176,15 +174,11 @@ def _new_folder(folder: str | os.PathLike[str]) -> Path:
 
 def _check(trainer: Trainer, onnx: bool, tables: str, data: Any) -> None:
     if onnx:
-        onnx_graph.check_installed()
+        for module in ("onnx", "onnxruntime"):
+            require(module, f"export to ONNX needs {module} (leave ONNX out by onnx=False, --no-onnx)", "onnx")
     if tables == "parquet" and trainer.tables is not None:
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise ConfigurationError(
-                "export of tables as Parquet needs PyArrow: pip install 'mindspore-trainer[arrow]'; or write them as "
-                'safetensors by tables="safetensors" (--tables safetensors)'
-            ) from None
+        needs = 'export of tables as Parquet needs PyArrow (tables="safetensors", --tables safetensors, does not)'
+        require("pyarrow", needs, "arrow")
     if trainer.group.size > 1:
         raise ConfigurationError(
             f"export works in one process, and this is one of {trainer.group.size}: export the run's snapshot, "
@@ -247,7 +241,7 @@ def _onnx_inputs(
     by_name = {table.name: table for table in sparse_tables}
     inputs = {f"rows.{table.name}": table.rows for table in sparse_tables}
     for index, (name, column) in enumerate(zip(names, columns, strict=True)):
-        tables = table_of_each_element(fields, index, _elements(column), sparse_tables)
+        tables = table_of_each_element(fields, index, column, sparse_tables)
         if tables is not None:
             flat = column.reshape(len(column), -1)
             positions = flat.astype(np.int32)
@@ -257,10 +251,6 @@ def _onnx_inputs(
             column = positions.reshape(column.shape)
         inputs[name] = column
     return inputs
-
-
-def _elements(column: np.ndarray) -> int:
-    return int(np.prod(column.shape[1:], dtype=np.int64))
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -278,7 +268,7 @@ def _described_inputs(
 ) -> list[dict[str, Any]]:
     described = []
     for index, (name, column) in enumerate(zip(graph.about["columns"], columns, strict=True)):
-        tables = table_of_each_element(fields, index, _elements(column), sparse_tables)
+        tables = table_of_each_element(fields, index, column, sparse_tables)
         entry: dict[str, Any] = {"name": name, "shape": [None, *column.shape[1:]], "tables": tables}
         entry["dtype"] = "int32" if tables is not None else column.dtype.name
         if base_of(name) in graph.ragged:
@@ -292,10 +282,8 @@ def _write_tables(
     files: FolderWriter, sparse_tables: Sequence[ExportedTable], ending: str
 ) -> dict[str, dict[str, Any]]:
     described: dict[str, dict[str, Any]] = {}
-    file_names: dict[str, None] = {}
     for table in sparse_tables:
-        file = file_name(table.name, file_names, ending)
-        file_names[file] = None
+        file = file_name(table.name, {entry["file"] for entry in described.values()}, ending)
         table.write(files, file)
         described[table.name] = {
             "file": file,
@@ -305,11 +293,3 @@ def _write_tables(
             "default": table.default.tolist(),
         }
     return described
-
-
-def _write_example(files: FolderWriter, columns: Mapping[str, Any], answers: Mapping[str, Any]) -> None:
-    arrays = {f"input.{name}": array for name, array in columns.items()}
-    arrays |= {f"output.{name}": array for name, array in answers.items()}
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    files.write(EXAMPLE, [buffer.getvalue()])

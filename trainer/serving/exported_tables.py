@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -23,21 +22,13 @@ _ROW_GROUP = 1 << 20
 
 @dataclass(frozen=True)
 class ExportedTable:
-    """The rows of one table.
-
-    Attributes:
-        name: of the table.
-        ids: int64 [n], ascending: all ids of the tables that are read by the same columns.
-        vectors: float32 [n, dim].
-        default: vector of any other id, float32 [dim].
-        padding: the id of no entry, whose vector is zeros; or None.
-    """
+    """The rows of one table."""
 
     name: str
-    ids: np.ndarray
-    vectors: np.ndarray
-    default: np.ndarray
-    padding: int | None
+    ids: np.ndarray  # int64 [n], ascending: all ids of the tables that are read by the same columns
+    vectors: np.ndarray  # float32 [n, dim]
+    default: np.ndarray  # vector of any other id, float32 [dim]
+    padding: int | None  # the id of no entry, whose vector is zeros; or None
 
     @property
     def rows(self) -> np.ndarray:
@@ -71,8 +62,7 @@ class ExportedTable:
 def exported_tables(fields: FieldMap, tables: Sequence[SparseTable]) -> list[ExportedTable]:
     """Return the trained rows of all tables, in their order.
 
-    Raises:
-        ConfigurationError: tables that read the same columns differ in their padding.
+    ConfigurationError: tables that read the same columns differ in their padding.
     """
     exported: dict[int, ExportedTable] = {}
     for component in fields.components:
@@ -105,30 +95,23 @@ def _trained(table: SparseTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def table_of_each_element(
-    fields: FieldMap, column: int, count: int, tables: Sequence[ExportedTable]
+    fields: FieldMap, index: int, column: np.ndarray, tables: Sequence[ExportedTable]
 ) -> list[str | None] | None:
-    """Return the name of a table for each element of a row of an input column.
+    """Return the name of a table for each element of a row of an input column, which has the given index.
 
-    Args:
-        fields: which columns feed which table.
-        column: number of the column.
-        count: elements of a row.
-        tables: all tables.
-
-    Returns:
-        One name per element, None for one that is no id; or None for a column without ids.
+    It is None for an element that is no id. The list is None for a column without ids.
     """
+    count = int(np.prod(column.shape[1:], dtype=np.int64))
     names: list[str | None] = [None] * count
     for component in fields.components:
         for part in component.parts:
-            if part.column == column:
-                elements = range(count) if part.elements is None else part.elements
-                for element in elements:
+            if part.column == index:
+                for element in range(count) if part.elements is None else part.elements:
                     names[element] = tables[component.specs[0]].name
     return names if any(names) else None
 
 
-def file_name(name: str, taken: Mapping[str, Any], ending: str) -> str:
+def file_name(name: str, taken: Collection[str], ending: str) -> str:
     """Return a new name for a table's file: letters, digits and . _ - only."""
     plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", name)[:100]
     number = 1

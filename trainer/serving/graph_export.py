@@ -156,16 +156,10 @@ def _sizes(
     described = []
     for stack in layout.stacks:
         bundle = layout.bundles[stack.bundle]
-        ids = sum(_ids_read(fields.components[index], columns) for index in bundle.components)
-        described.append(
-            {
-                "name": specs[stack.tables[0]].name,
-                "dim": specs[stack.tables[0]].dim,
-                "tables": [specs[table].name for table in stack.tables],
-                "size": ids + 1,
-                "map_size": ids + 1 if bundle.indirect else 0,
-            }
-        )
+        size = 1 + sum(_ids_read(fields.components[index], columns) for index in bundle.components)
+        first, names = specs[stack.tables[0]], [specs[table].name for table in stack.tables]
+        sizes = {"size": size, "map_size": size if bundle.indirect else 0}
+        described.append({"name": first.name, "dim": first.dim, "tables": names, **sizes})
     return described
 
 
@@ -188,10 +182,8 @@ def _windows_of_fixed_size(
     windows: list[tuple[Parameter, Parameter | None]] = []
     window_of: dict[str, tuple[Parameter, Parameter | None]] = {}
     for stack in described:
-        rows = Parameter(
-            Tensor(np.zeros((stack["size"], stack["dim"]), np.float32)), name=f"embedding.{stack['name']}.rows"
-        )
-        row_map = None
+        zeros = Tensor(np.zeros((stack["size"], stack["dim"]), np.float32))
+        rows, row_map = Parameter(zeros, name=f"embedding.{stack['name']}.rows"), None
         if stack["map_size"]:
             blank = Tensor(np.zeros(stack["map_size"]), mstype.int32)
             row_map = Parameter(blank, name=f"embedding.{stack['name']}.places", requires_grad=False)
@@ -222,9 +214,7 @@ def _windows_of_fixed_size(
 def write_features(features: Features, folder: FolderWriter) -> None:
     """Write the declaration of the features and their learned statistics."""
     state = features.published_state()
-    body = {"declaration": features.declaration(), "state": state["json"]}
-    folder.write(f"{FEATURES}.json", [strict_json.dumps(body).encode()])
-    folder.write(f"{FEATURES}.safetensors", tensor_file.blocks(state["arrays"]))
+    write_learned({**state, "json": {"declaration": features.declaration(), "state": state["json"]}}, folder)
 
 
 def read_features(folder: Path) -> Features:

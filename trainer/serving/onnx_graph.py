@@ -33,57 +33,24 @@ Inputs = Mapping[str, np.ndarray]
 
 
 class OnnxGraph(NamedTuple):
-    """A checked ONNX graph.
+    """A checked ONNX graph."""
 
-    Attributes:
-        content: the file.
-        batch: rows of a batch; None where any number is taken.
-        difference: largest absolute difference between its answers and the expected ones.
-        rows: rows that were compared.
-    """
-
-    content: bytes
-    batch: int | None
-    difference: float
-    rows: int
+    content: bytes  # the file
+    batch: int | None  # rows of a batch; None where any number is taken
+    difference: float  # largest absolute difference between its answers and the expected ones
+    rows: int  # that were compared
 
 
 class Network(NamedTuple):
-    """A network to export.
-
-    Attributes:
-        cell: the network.
-        tables: its sparse tables, or None.
-        names: names of its inputs.
-        outputs: names of its outputs.
-        blank: returns a batch of so many rows, as `export_network` takes it.
-        cast: whether outputs are cast to float32.
-        by_row: whether all inputs have a row for each row of the batch.
-    """
+    """A network to export."""
 
     cell: nn.Cell
     tables: SparseTables | None
-    names: Sequence[str]
-    outputs: Sequence[str]
-    blank: Callable[[int], Sequence[np.ndarray]]
-    cast: bool
-    by_row: bool
-
-
-def check_installed() -> None:
-    """Check that the extra [onnx] is installed.
-
-    Raises:
-        ConfigurationError: a package is missing.
-    """
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError(
-            f"export to ONNX needs {error.name}: pip install 'mindspore-trainer[onnx]'; or leave ONNX out by "
-            "onnx=False (--no-onnx)"
-        ) from None
+    names: Sequence[str]  # of its inputs
+    outputs: Sequence[str]  # names of its outputs
+    blank: Callable[[int], Sequence[np.ndarray]]  # returns a batch of so many rows, as `export_network` takes it
+    cast: bool  # whether outputs are cast to float32
+    by_row: bool  # whether all inputs have a row for each row of the batch
 
 
 def onnx_graph(network: Network, inputs: Inputs, expected: Sequence[np.ndarray], allowed: float) -> OnnxGraph:
@@ -142,7 +109,7 @@ def _exported(network: Network, size: int) -> onnx.ModelProto:
     _name_inputs(model.graph, network.names, columns)
     for table in described:
         _make_input(model.graph, table)
-    _name_outputs(model.graph, network.outputs)
+    _rename(model.graph, dict(zip([value.name for value in model.graph.output], network.outputs, strict=True)))
     _mend_last_elements(model.graph)
     _sort(model.graph)
     del model.graph.value_info[:]
@@ -156,11 +123,6 @@ def _name_inputs(graph: onnx.GraphProto, names: Sequence[str], columns: Sequence
         number = re.search(r"(\d+)$", value.name)
         renamed[value.name] = names[int(number[1])] if number is not None and len(names) > 1 else names[0]
     _rename(graph, renamed)
-
-
-def _name_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
-    for output, name in zip(list(graph.output), names, strict=True):
-        _rename(graph, {output.name: name})
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
@@ -248,13 +210,8 @@ def _take_any_size(first: onnx.ModelProto, second: onnx.ModelProto) -> bool:
 
 
 def _constants(graph: onnx.GraphProto) -> list[tuple[str, onnx.TensorProto]]:
-    own = [
-        (node.output[0], attribute.t)
-        for node in graph.node
-        if node.op_type == "Constant"
-        for attribute in node.attribute
-        if attribute.name == "value"
-    ]
+    constants = [node for node in graph.node if node.op_type == "Constant"]
+    own = [(node.output[0], value.t) for node in constants for value in node.attribute if value.name == "value"]
     return [(value.name, value) for value in graph.initializer] + own
 
 
@@ -285,8 +242,7 @@ def _follow_size(tensor: onnx.TensorProto, twin: onnx.TensorProto, users: Sequen
         changed = np.full(np.where(differs, 1, array.shape), array.flat[0])
     else:
         return False
-    name = tensor.name
-    tensor.CopyFrom(numpy_helper.from_array(changed.astype(array.dtype), name))
+    tensor.CopyFrom(numpy_helper.from_array(changed.astype(array.dtype), tensor.name))
     return True
 
 

@@ -43,7 +43,7 @@ def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], se
         OSError: the file system refused.
     """
     tables = trainer.tables.tables if trainer.tables is not None else None
-    check_lists(seen)
+    _check_lists(seen)
     *smaller, largest = sorted({batch} if isinstance(batch, int) else set(batch))
     name = f"graph-{uuid.uuid4().hex[:12]}"
     with FolderWriter(root / name) as folder:
@@ -58,7 +58,7 @@ def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], se
         about["ragged"] = {name: [list(suffixes), *rest] for name, (suffixes, *rest) in seen.ragged.items()}
         for file in os.listdir(folder.path):
             folder.adopt(file)
-        about["activation"] = activation_name(trainer)
+        about["activation"] = _activation_name(trainer)
         about["features"] = trainer.features is not None
         if trainer.features is not None:
             write_features(trainer.features, folder)
@@ -113,12 +113,7 @@ def trained_batch(trainer: Trainer) -> InputBatch:
     return InputBatch(names, columns, trainer.run.feed.ragged_inputs)
 
 
-def check_lists(seen: InputBatch) -> None:
-    """Check that ragged columns have a longest row.
-
-    Raises:
-        ConfigurationError: a column may have any length, and a published program has one.
-    """
+def _check_lists(seen: InputBatch) -> None:
     for name, wanted in seen.ragged.items():
         if wanted.length is None:
             raise ConfigurationError(
@@ -130,22 +125,19 @@ def check_lists(seen: InputBatch) -> None:
 def check_publishable(features: Features) -> None:
     """Check before training that a server can transform raw rows.
 
-    Raises:
-        ConfigurationError: a list has no longest row, or a custom function cannot be imported.
+    ConfigurationError: a list has no longest row, or a custom function cannot be imported.
     """
     features.declaration()
     for feature in features.features:
-        if (
-            any(output.kind is Kind.LIST for output in feature.outputs())
-            and getattr(feature, "max_length", None) is None
-        ):
+        has_lists = any(output.kind is Kind.LIST for output in feature.outputs())
+        if has_lists and getattr(feature, "max_length", None) is None:
             raise ConfigurationError(
                 f"lists of feature {feature.name!r} may have any length, and a published or exported program has one; "
                 "give max_length, as ListFeature(..., max_length=50)"
             )
 
 
-def activation_name(trainer: Trainer) -> str | None:
+def _activation_name(trainer: Trainer) -> str | None:
     """Return the activation from output to label units; None if unknown."""
     meaning = meaning_of(trainer.loss_fn, trainer.prediction_activations.get(""))
     activation = meaning.activation or ("identity" if meaning.target == BINARY else None)

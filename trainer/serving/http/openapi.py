@@ -35,10 +35,7 @@ def description(options: ServeOptions, fields: Mapping[str, Column]) -> dict[str
             **{status: _answer(text) for status, text in _REFUSALS.items()},
         },
     }
-    infer = {
-        "summary": "Predictions in the Open Inference Protocol, version 2",
-        "responses": {"200": _answer("Tensors")},
-    }
+    infer = "Predictions in the Open Inference Protocol, version 2"
     gets = {
         "/healthz": "Whether the process answers",
         "/readyz": "Version served, its age, and why a newer one is not served",
@@ -52,7 +49,7 @@ def description(options: ServeOptions, fields: Mapping[str, Column]) -> dict[str
         "info": {"title": options.name, "version": "1"},
         "paths": {
             "/predict": {"post": predict},
-            f"/v2/models/{options.name}/infer": {"post": infer},
+            f"/v2/models/{options.name}/infer": {"post": {"summary": infer, "responses": {"200": _answer("Tensors")}}},
             **{path: {"get": {"summary": text, "responses": {"200": _answer("OK")}}} for path, text in gets.items()},
         },
     }
