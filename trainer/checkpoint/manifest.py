@@ -54,9 +54,9 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
     return json.dumps({"crc32": _body_sum(body), kind: body}, indent=1).encode()
 
 
-def unseal(path: Path, kind: str) -> dict[str, Any]:
-    """Read a document of a kind and return its body, with unchecked content."""
-    content = durable.read_bytes(path, _MAX_DOCUMENT)
+def unseal(path: Path | str, kind: str, content: bytes | None = None) -> dict[str, Any]:
+    """Read a document of a kind, or take its bytes; return its body, with unchecked content."""
+    content = durable.read_bytes(Path(path), _MAX_DOCUMENT) if content is None else content
     try:
         document = strict_json.parse(content)
         body = document[kind]

@@ -5,40 +5,24 @@ Its folders are fetched and verified before ``current.json`` names them.
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
-from typing import Any
 
 from ..checkpoint import durable, manifest
-from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
+from ..errors import CheckpointError, CheckpointNotFoundError
 from ..storage.fetch import PUBLISHED, fetch_part, scratch_folder
 from ..storage.location import Location, is_url
 from ..storage.mirror_pass import named_in, read_manifest
 from .published import CURRENT, PINS, is_proven, remove
 from .version_records import version_name
 
-logger = logging.getLogger(__name__)
-
-_TRIES = 3
-
 
 class MirroredVersions:
-    """A local copy of what a mirror shows as published, for `ServedModel` to read.
-
-    Args:
-        url: a folder that `Mirror` keeps a published model in, or the mirrored run.
-
-    Attributes:
-        folder: the copy, removed when the process ends.
-
-    Raises:
-        ConfigurationError: the URL cannot be used.
-    """
+    """A local copy of the published model at a mirror's URL, or in the run mirrored there."""
 
     def __init__(self, url: str) -> None:
         self._source = Location(url)
-        self.folder = scratch_folder("served")
+        self.folder = scratch_folder("served")  # removed when the process ends
         self._pulled: tuple[bytes, bytes | None] | None = None
 
     def __str__(self) -> str:
@@ -58,7 +42,7 @@ class MirroredVersions:
             raise CheckpointError(f"the mirror cannot be read: {error}") from error
 
     def _pull(self) -> None:
-        for attempt in range(_TRIES):
+        for is_last_try in (False, False, True):
             pointers = self._shown()
             if pointers == self._pulled:
                 return
@@ -67,7 +51,7 @@ class MirroredVersions:
                 break
             except CheckpointError:
                 # removed while it was fetched: something newer is shown then
-                if attempt == _TRIES - 1 or self._shown() == pointers:
+                if is_last_try or self._shown() == pointers:
                     raise
         current, pins = pointers
         if pins is not None:
@@ -100,11 +84,10 @@ class MirroredVersions:
 
     def _fetch(self, current: bytes, pins: bytes | None) -> set[str]:
         """Fetch what the pointers need; return the names of the folders."""
-        self._unsealed(CURRENT, current, "current")
-        needed = named_in(current)
-        waiting = set()
+        manifest.unseal(self._source.shown(CURRENT), "current", current)
+        needed, waiting = named_in(current), set()
         if pins is not None:
-            pinned = self._unsealed(PINS, pins, "pins")
+            pinned = manifest.unseal(self._source.shown(PINS), "pins", pins)
             waiting = named_in(pins)
             if isinstance(pinned.get("shadow"), int):
                 waiting.add(version_name(pinned["shadow"]))
@@ -121,16 +104,6 @@ class MirroredVersions:
                 continue  # a graph, which builds on nothing
             waiting |= set(builds_on) - needed
         return needed
-
-    def _unsealed(self, name: str, content: bytes, kind: str) -> dict[str, Any]:
-        aside = durable.temporary_name(self.folder / name, "tmp")
-        try:
-            aside.write_bytes(content)
-            return manifest.unseal(aside, kind)
-        except CheckpointDamagedError as error:
-            raise CheckpointDamagedError(str(error).replace(str(aside), self._source.shown(name))) from None
-        finally:
-            aside.unlink(missing_ok=True)
 
 
 def root_of(source: str | os.PathLike[str]) -> tuple[Path, MirroredVersions | None]:

@@ -54,25 +54,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Current:
-    """Content of ``current.json``.
+    """Content of ``current.json``; times are seconds since the epoch."""
 
-    Attributes:
-        version: number of the present version.
-        step: optimizer steps it has seen.
-        time: when it was published, seconds since the epoch.
-        event_time: its newest event, seconds since the epoch, or None.
-        graph: the network.
-        chain: a full version and the changes after it.
-        full: which file of the first of the chain holds all rows, "rows" or "full".
-    """
-
-    version: int
-    step: int
-    time: float
-    event_time: float | None
-    graph: Part
-    chain: tuple[Part, ...]
-    full: str
+    version: int  # number of the present version
+    step: int  # optimizer steps it has seen
+    time: float  # when it was published
+    event_time: float | None  # its newest event
+    graph: Part  # the network
+    chain: tuple[Part, ...]  # a full version and the changes after it
+    full: str  # which file of the first of the chain holds all rows, "rows" or "full"
 
     def write(self, root: Path) -> None:
         """Make this the present model; OSError when the file system refuses."""
@@ -230,10 +220,7 @@ def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where
     Args:
         tensors: content of the file, "<table>/<key>" -> array.
         dims: table -> columns of its weights.
-        where: name of the file, for messages.
-
-    Raises:
-        CheckpointDamagedError: it does not hold rows of these tables.
+        where: name of the file, for the CheckpointDamagedError if it does not hold rows of these tables.
     """
     rows: dict[str, dict[str, np.ndarray]] = {name: {} for name in dims}
     for key, array in tensors.items():

@@ -123,7 +123,7 @@ class Publish(Callback):
         self._lock: FolderLock | None = None
         self._records = VersionRecords(self.root)
         self._graph: Part | None = None
-        self._consumer = CONSUMER
+        self._consumer = CONSUMER  # name under which tables track changes
         self._chain: list[Part] = []
         self._full = ROWS
         self._version = 0
@@ -143,16 +143,12 @@ class Publish(Callback):
         if trainer.features is not None:
             check_publishable(trainer.features)
         trainer.group.from_main(lambda: self._take_folder(trainer.network))
-        self._consumer = self._consumer_name(trainer)
+        publishers = [callback for callback in trainer.callbacks if isinstance(callback, Publish)]
+        number = publishers.index(self) if self in publishers else 0
+        self._consumer = f"{CONSUMER}.{number}" if number else CONSUMER
         self._source.start()
         self._chain, self._graph, self._tried = [], None, False
         self.problem, self._failures, self._next_try = None, 0, 0.0
-
-    def _consumer_name(self, trainer: Trainer) -> str:
-        """Return the name that tables track this publisher's changes under."""
-        publishers = [callback for callback in trainer.callbacks if isinstance(callback, Publish)]
-        number = publishers.index(self) if self in publishers else 0
-        return f"{CONSUMER}.{number}" if number else CONSUMER
 
     def _take_folder(self, network: Any) -> None:
         self._lock = claim(self.root, "publish folder")
@@ -357,7 +353,7 @@ class Publish(Callback):
         try:
             with contextlib.suppress(FolderInUseError), changing(self.root, wait=0):
                 self._remove_old()
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             logger.warning("no version of %s is removed: %s", self.root, error)
 
     def _remove_old(self) -> None:
@@ -367,11 +363,7 @@ class Publish(Callback):
         except CheckpointError:
             if os.path.lexists(self.root / CURRENT):
                 return  # the versions that it named may still be needed
-        try:
-            needed = self._records.needed(now, self.keep)
-        except CheckpointError as error:
-            logger.warning("no version of %s is removed: %s", self.root, error)
-            return
+        needed = self._records.needed(now, self.keep)
         for name in os.listdir(self.root):
             if name not in needed and is_proven(self.root / name):
                 remove(self.root / name)

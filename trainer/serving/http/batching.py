@@ -26,23 +26,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Scored:
-    """The answer to one request.
+    """The answer to one request."""
 
-    Attributes:
-        count: rows of the request.
-        good: numbers of the rows that were answered, int64 [g], ascending.
-        outputs: the network's outputs for these, [g, ...] each.
-        probability: predictions in the unit of the label, [g, ...]; None if the loss does not define it.
-        bad: row number -> why it was not answered.
-        current: the record of the version that answered.
-    """
-
-    count: int
-    good: np.ndarray
-    outputs: tuple[np.ndarray, ...]
-    probability: np.ndarray | None
-    bad: dict[int, str]
-    current: Current
+    count: int  # rows of the request
+    good: np.ndarray  # numbers of the rows that were answered, int64 [g], ascending
+    outputs: tuple[np.ndarray, ...]  # the network's outputs for these, [g, ...] each
+    probability: np.ndarray | None  # in the unit of the label, [g, ...]; None if the loss does not define it
+    bad: dict[int, str]  # row number -> why it was not answered
+    current: Current  # the version that answered
 
 
 @dataclass(eq=False)

@@ -27,19 +27,12 @@ _FORMS = '{"rows": [{column: value, ...}, ...]}, {"columns": {column: [value, ..
 
 @dataclass(frozen=True)
 class RequestRows:
-    """The rows of one request, not checked yet.
-
-    Attributes:
-        count: number of rows.
-        rows: one mapping a row, or None where `table` has them.
-        table: a mapping of columns or an Arrow table, or None.
-        logits: whether the body asks for the network's own outputs.
-    """
+    """The rows of one request, not checked yet."""
 
     count: int
-    rows: Sequence[Any] | None = None
-    table: Any = None
-    logits: bool = False
+    rows: Sequence[Any] | None = None  # one mapping a row, or None where `table` has them
+    table: Any = None  # a mapping of columns or an Arrow table, or None
+    logits: bool = False  # whether the body asks for the network's own outputs
 
 
 def rows_of_body(body: bytes, media: str) -> RequestRows:

@@ -18,52 +18,31 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class Call:
-    """One request for the model, without its transport.
+    """One request for the model, without its transport."""
 
-    Attributes:
-        operation: "predict", "infer", "ready", "metrics", "openapi", "server" or "model".
-        body: the request's body.
-        media: its media type, lower case, without parameters.
-        accept: media type wanted for the answer.
-        logits: whether the network's own outputs are wanted too.
-        model: model named in the path, or "".
-        version: version named in the path, or "".
-    """
-
-    operation: str
+    operation: str  # "predict", "infer", "ready", "metrics", "openapi", "server" or "model"
     body: bytes = b""
-    media: str = JSON
-    accept: str = JSON
-    logits: bool = False
-    model: str = ""
-    version: str = ""
+    media: str = JSON  # type of the body, lower case, without parameters
+    accept: str = JSON  # media type wanted for the answer
+    logits: bool = False  # whether the network's own outputs are wanted too
+    model: str = ""  # named in the path, or ""
+    version: str = ""  # likewise
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to a call.
+    """The answer to a call."""
 
-    Attributes:
-        status: HTTP status.
-        body: content.
-        media: its media type.
-        headers: further headers.
-    """
-
-    status: int
+    status: int  # of HTTP
     body: bytes
     media: str = JSON
     headers: dict[str, str] = field(default_factory=dict)
 
 
 class RefusalError(Exception):
-    """A request that is answered with an error status.
+    """A request that is answered with an HTTP error status.
 
-    Args:
-        status: HTTP status.
-        reason: what was wrong, what was received and what is accepted.
-        column: the column it is about, or None.
-        retry_after: seconds after which another try makes sense, or None.
+    It may name the column it is about, and the seconds after which another try makes sense.
     """
 
     def __init__(
@@ -146,8 +125,7 @@ def refused(error: RefusalError) -> Reply:
 def token_from(variable: str = TOKEN_VARIABLE) -> str | None:
     """Return the token of an environment variable, or None where it is not set.
 
-    Raises:
-        ConfigurationError: it is set and empty: a mistake that would leave the server open.
+    ConfigurationError: it is set and empty: a mistake that would leave the server open.
     """
     token = os.environ.get(variable)
     if token is not None and not token.strip():
