@@ -55,7 +55,7 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def unseal(path: Path | str, kind: str, content: bytes | None = None) -> dict[str, Any]:
-    """Read a document of a kind, or take its bytes; return its body, with unchecked content."""
+    """Read a document of a kind, or take its bytes; return its body, unchecked."""
     content = durable.read_bytes(Path(path), _MAX_DOCUMENT) if content is None else content
     try:
         document = strict_json.parse(content)

@@ -68,13 +68,7 @@ columns = read_features("{folder}").transform([{{"column": "value"}}])  # the na
 
 
 def readme(folder: str, model: Mapping[str, Any], *, features: bool) -> str:
-    """Return the text.
-
-    Args:
-        folder: name of the folder.
-        model: content of ``model.json``.
-        features: whether features were declared.
-    """
+    """Return the text for a folder of this name with this ``model.json``."""
     parts = [f"# {folder}\n", _files(model, features), _inputs(model)]
     if model["onnx"] is not None:
         parts.append(_onnx(model))
@@ -131,9 +125,8 @@ def _shape(shape: list[int | None]) -> str:
 
 def _onnx(model: Mapping[str, Any]) -> str:
     about, tables = model["onnx"], list(model["tables"].values())
-    if about["batch"] is None:
-        size = "The graph takes batches of any size."
-    else:
+    size = "The graph takes batches of any size."
+    if about["batch"] is not None:
         size = f"The graph takes batches of exactly {about['batch']} rows: fill the last one up, and drop its answers."
     checked = (
         f"onnxruntime's answers for {about['rows_compared']} rows differed from the network's by "
@@ -155,11 +148,11 @@ def _onnx(model: Mapping[str, Any]) -> str:
 
 
 def _mindir(model: Mapping[str, Any]) -> str:
-    text = "## Calling it with MindSpore\n\n"
+    call = '## Calling it with MindSpore\n\n`mindspore.nn.GraphCell(mindspore.load("network.mindir"))` takes the inputs'
     if not model["tables"]:
-        return text + '`mindspore.nn.GraphCell(mindspore.load("network.mindir"))` takes the inputs in their order.\n'
-    return text + (
-        '`mindspore.nn.GraphCell(mindspore.load("network.mindir"))` takes the inputs in their order, with row numbers\n'
+        return f"{call} in their order.\n"
+    return call + (
+        " in their order, with row numbers\n"
         "in place of ids. Its parameters `embedding.NAME.rows` take the rows of a batch, of all tables of one width\n"
         "together, and `embedding.NAME.places`, where there are any, the row number of each id; `graph.json` has\n"
         "their tables and sizes under `stacks`. `trainer serve` does this for a published model.\n"

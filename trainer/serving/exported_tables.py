@@ -97,9 +97,9 @@ def _trained(table: SparseTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def table_of_each_element(
     fields: FieldMap, index: int, column: np.ndarray, tables: Sequence[ExportedTable]
 ) -> list[str | None] | None:
-    """Return the name of a table for each element of a row of an input column, which has the given index.
+    """Return the name of a table for each element of a row of an input column.
 
-    It is None for an element that is no id. The list is None for a column without ids.
+    The index is that of the column. None stands for an element that is no id, and for a column without ids.
     """
     count = int(np.prod(column.shape[1:], dtype=np.int64))
     names: list[str | None] = [None] * count

@@ -124,13 +124,7 @@ def fields_of(tables: SparseTables | None) -> FieldMap:
 def plain_folder(folder: Path) -> Iterator[str]:
     """Create a temporary folder whose path `mindspore.export` accepts.
 
-    It refuses paths with spaces or letters outside ASCII.
-
-    Args:
-        folder: where the exported file is to go; the temporary folder is in it if its path is plain.
-
-    Raises:
-        ConfigurationError: neither it nor a folder for temporary files can be used.
+    It is in `folder` if that path is plain: without spaces and letters outside ASCII.
     """
     folders = dict.fromkeys([str(folder.resolve()), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", os.getcwd()])
     plain = [parent for parent in folders if _PLAIN.fullmatch(parent)]

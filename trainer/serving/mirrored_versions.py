@@ -18,7 +18,7 @@ from .version_records import version_name
 
 
 class MirroredVersions:
-    """A local copy of the published model at a mirror's URL, or in the run mirrored there."""
+    """A local copy of the published model, or that of the run, at a mirror's URL."""
 
     def __init__(self, url: str) -> None:
         self._source = Location(url)
@@ -29,13 +29,7 @@ class MirroredVersions:
         return self._source.shown("")
 
     def pull(self) -> None:
-        """Update the copy to the mirror's state; after an error the copy is unchanged.
-
-        Raises:
-            CheckpointNotFoundError: nothing has been published there.
-            CheckpointDamagedError: what is shown is damaged.
-            CheckpointError: the store cannot be read for now.
-        """
+        """Update the copy to the mirror's state; a CheckpointError leaves it unchanged."""
         try:
             self._pull()
         except OSError as error:

@@ -48,7 +48,7 @@ class Part:
 
     @classmethod
     def of(cls, kind: str, value: Any) -> Part:
-        """Return an instance from its JSON; ValueError, TypeError, KeyError: it is none."""
+        """Return an instance from JSON, or raise ValueError, TypeError or KeyError."""
         return cls(manifest.named(_NAMES[kind], value["name"]), manifest.named(_DIGEST, value["digest"]))
 
 
@@ -70,7 +70,7 @@ class Current:
 
     @classmethod
     def of(cls, body: Mapping[str, Any], chain: tuple[Part, ...], full: Any) -> Current:
-        """Return an instance from JSON and its versions; ValueError, TypeError, KeyError: it is none."""
+        """Return an instance from JSON, or raise ValueError, TypeError or KeyError."""
         if not chain or full not in (ROWS, FULL):
             raise ValueError(f"chain is {chain!r}, full is {full!r}")
         version, step = manifest.count(body["version"]), manifest.count(body["step"])
@@ -134,7 +134,7 @@ def _seconds(value: Any) -> float:
 
 
 def publish_folder(root: Path, folder: FolderWriter, kind: str, name: str, body: Mapping[str, Any]) -> Part:
-    """Write a folder's manifest and rename it to its final name; OSError: the file system refused."""
+    """Write a folder's manifest and rename it to its final name, or raise OSError."""
     part = Part(name, manifest.digest(folder.seal(kind, body)))
     os.rename(folder.path, root / name)
     durable.sync_folder(root)
@@ -144,17 +144,8 @@ def publish_folder(root: Path, folder: FolderWriter, kind: str, name: str, body:
 class Folder:
     """A published folder with a verified manifest; files are verified when read.
 
-    Args:
-        root: folder of the published model.
-        kind: `GRAPH` or `VERSION`.
-        part: which.
-
-    Attributes:
-        path: where it is.
-        before: the version that its changes follow, or None.
-
-    Raises:
-        CheckpointDamagedError: it is missing, damaged or another one of this name.
+    `before` is the version that its changes follow, or None. Its kind is `GRAPH` or `VERSION`.
+    CheckpointDamagedError: it is missing, damaged or another one of this name.
     """
 
     def __init__(self, root: Path, kind: str, part: Part) -> None:

@@ -36,11 +36,7 @@ def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], se
         trainer: a Trainer.
         root: folder of the published model.
         batch: rows of the exported program, or of several.
-        seen: a batch that shows the network's inputs.
-
-    Raises:
-        ConfigurationError: the network takes lists without a longest row, or no folder suits MindSpore.
-        OSError: the file system refused.
+        seen: a batch that shows the network's inputs. ConfigurationError if it has lists without a longest row.
     """
     tables = trainer.tables.tables if trainer.tables is not None else None
     _check_lists(seen)
@@ -69,12 +65,7 @@ def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], se
 def check_folder(root: Path, size: int) -> None:
     """Check before training that versions and a program can be written here.
 
-    Args:
-        root: folder of the published model.
-        size: bytes of the network's parameters; warns if less space is free.
-
-    Raises:
-        ConfigurationError: one of them is impossible.
+    ConfigurationError: they cannot. Warns if less than `size` bytes are free, those of the network's parameters.
     """
     try:
         with FolderWriter(root / "v_00000000") as folder:

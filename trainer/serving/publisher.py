@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -131,7 +130,6 @@ class Publish(Callback):
         self.on_error = on_error
         self.problem: str | None = None
         self._failures, self._next_try = 0, 0.0
-        self.hold_seconds: deque[float] = deque(maxlen=1000)  # of the newest versions
 
     @property
     def published_root(self) -> Path | None:  # type: ignore[override]
@@ -191,7 +189,7 @@ class Publish(Callback):
                 return
 
     def _try(self, trainer: Trainer, action: Callable[[], None]) -> bool:
-        """Publish or wait; return whether that went well, or raise on all processes that take part."""
+        """Publish or wait; return whether that went well, or raise on all processes."""
         failure: Exception | None = None
         try:
             action()
@@ -238,8 +236,7 @@ class Publish(Callback):
     def wait(self) -> None:
         """Wait for the version being written; on ranks other than 0, for their part.
 
-        Raises:
-            CheckpointError: on rank 0, if it could not be written.
+        CheckpointError: on rank 0, if it could not be written.
         """
         self._source.wait()
         if self._thread is not None:
@@ -261,7 +258,6 @@ class Publish(Callback):
             step: optimizer steps the version has seen; default: those of the trainer, which are 0 where only weights
                 were loaded.
         """
-        started = time.perf_counter()
         begun = _decide(trainer, lambda: self._begin(trainer, seen) if trainer.group.is_main else None)
         if begun is None:
             return
@@ -274,7 +270,6 @@ class Publish(Callback):
         except BaseException:
             self._chain = []  # the changes were taken from the tables: the next version has to hold everything
             raise
-        self.hold_seconds.append(time.perf_counter() - started)
 
     def _start(self, trainer: Trainer, rows: VersionRows, restart: bool, step: int | None) -> None:
         """Copy the weights and start the writing thread."""

@@ -99,7 +99,7 @@ class ServedGraph:
 
 
 class _Program:
-    """The exported network for one number of rows; `export_network` describes its stacks."""
+    """The network for one number of rows; `export_network` describes its stacks."""
 
     def __init__(self, file: Path, batch: int, stacks: Sequence[Mapping[str, Any]]) -> None:
         self.batch = batch

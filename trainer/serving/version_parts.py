@@ -51,7 +51,7 @@ class VersionRows:
     # -- rank 0 ---------------------------------------------------------------------------------------------------
 
     def folder(self, final: Path) -> FolderWriter:
-        """Return the writer of the version's folder, that of all processes if they share one."""
+        """Return the writer of the version's folder, which processes may share."""
         shared = None if self.parts is None else self.parts.folder
         return shared or FolderWriter(final)
 
@@ -145,7 +145,7 @@ def shared_errors(root: Path) -> Iterator[None]:
 
 
 class RowSource:
-    """Takes the rows of versions from the tables of a job, and sends them to a Redis server if there is one."""
+    """Takes the rows of versions from a job's tables; ranks send theirs to Redis."""
 
     def __init__(self, rows: str, redis: RedisRows | None) -> None:
         self._rows, self._redis = rows, redis

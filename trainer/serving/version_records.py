@@ -63,7 +63,10 @@ class Pins:
 
 @contextlib.contextmanager
 def changing(root: Path, *, wait: float = _LOCK_SECONDS) -> Iterator[None]:
-    """Lock pinning and removing of versions against each other; FolderInUseError after `wait` seconds."""
+    """Lock pinning and removing of versions against each other.
+
+    FolderInUseError: others hold it for `wait` seconds.
+    """
     deadline = time.monotonic() + wait
     while True:
         try:
@@ -93,7 +96,7 @@ class VersionRecords:
         self._bodies: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the versions, ascending; CheckpointNotFoundError: nothing has been published."""
+        """Return the numbers of the versions, ascending; CheckpointNotFoundError: none."""
         try:
             numbers = known_versions(self.root)
         except (FileNotFoundError, NotADirectoryError):
@@ -163,12 +166,8 @@ class VersionRecords:
     def needed(self, newest: Current | None, keep: int) -> set[str]:
         """Return the names of the folders that must stay.
 
-        Args:
-            newest: the newest version, or None.
-            keep: how many of the newest versions can be gone back to.
-
-        Raises:
-            CheckpointError: what is pinned cannot be read.
+        These are the newest version, the `keep` before it, what is pinned, kept or compared, and what they build on.
+        CheckpointError: what is pinned cannot be read.
         """
         pins = Pins.read(self.root)
         names: set[str] = set()

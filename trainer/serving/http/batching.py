@@ -47,22 +47,13 @@ class Engine:
     """Runs a served model on a thread of its own, for batches of requests.
 
     A batch is what waits when the batch before is done, up to `batch_rows`; with `batch_delay` its first request waits
-    that long for others. The requests of a batch that fails are retried separately.
-
-    Args:
-        model: the model; only this thread runs it from now on.
-        options: sizes and times.
-        traffic: counters.
-        loop: the event loop of the callers.
-
-    Attributes:
-        queued: rows that wait.
+    that long for others. The requests of a batch that fails are retried separately. Callers use the event `loop`.
     """
 
     def __init__(
         self, model: ServedModel, options: ServeOptions, traffic: Traffic, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self.model, self.queued = model, 0
+        self.model, self.queued = model, 0  # rows that wait
         self._options, self._traffic, self._loop = options, traffic, loop
         self._jobs: deque[_Job] = deque()
         self._wake = threading.Condition()
@@ -204,12 +195,8 @@ def _blank_rows(graph: ServedGraph, rows: int) -> dict[str, Any]:
 
 def _deliver(outcomes: Sequence[tuple[asyncio.Future, Scored | Exception]]) -> None:
     for future, outcome in outcomes:
-        if future.done():
-            continue
-        if isinstance(outcome, Exception):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+        if not future.done():
+            (future.set_exception if isinstance(outcome, Exception) else future.set_result)(outcome)
 
 
 def _refusal(error: Exception) -> Exception:

@@ -99,10 +99,6 @@ class RemoteHandler:
     """Passes calls to the process that runs the model, also after its restart.
 
     A call that was lost with the process is sent again: a prediction changes nothing.
-
-    Args:
-        path: the socket of that process.
-        options: how long to try.
     """
 
     def __init__(self, path: Path, options: ServeOptions) -> None:

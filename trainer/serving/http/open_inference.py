@@ -24,7 +24,7 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 def rows_of_infer(body: bytes) -> tuple[RequestRows, dict[str, Any]]:
-    """Return the rows of an inference request, and the request; RefusalError 400: it is none."""
+    """Return an inference request's rows, and the request; RefusalError: it is none."""
     try:
         request = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -88,7 +88,10 @@ def _columns_of_one(values: Any) -> Any:
 
 
 def infer_reply(scored: Scored, request: dict[str, Any], name: str) -> Reply:
-    """Return the answer to an inference request; RefusalError 422: a row is bad, 400: an unknown output."""
+    """Return the answer to an inference request.
+
+    RefusalError: 422, a row is bad; 400, an unknown output is requested.
+    """
     if scored.bad:
         row, text = min(scored.bad.items())
         raise RefusalError(422, f"row {row}: {text}", column=column_and_reason(text)[0])

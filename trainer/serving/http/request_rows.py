@@ -36,7 +36,10 @@ class RequestRows:
 
 
 def rows_of_body(body: bytes, media: str) -> RequestRows:
-    """Return the rows of a request's body; RefusalError 415: another media type, 400: another form of body."""
+    """Return the rows of a request's body.
+
+    RefusalError: 415 for another media type, 400 for another form of body.
+    """
     if media == JSON:
         return _json_rows(body)
     if media == ARROW:
@@ -71,7 +74,7 @@ def _json_rows(body: bytes) -> RequestRows:
 
 
 def _column_rows(columns: Any, logits: bool) -> RequestRows:
-    """Return the rows of a mapping of columns; RefusalError 400: it is none, or lengths differ."""
+    """Return the rows of a mapping of columns of one length, or RefusalError."""
     if not isinstance(columns, Mapping) or not columns:
         raise RefusalError(400, f'"columns" takes {{column: [value, ...]}}; received {type(columns).__name__}')
     sizes = {name: len(v) if isinstance(v, list | np.ndarray) else None for name, v in columns.items()}
@@ -118,11 +121,7 @@ class RowReader:
         self.fields: dict[str, Column] = self._schema.fields  # the raw columns by name
 
     def read(self, requests: Sequence[RequestRows]) -> Decoded:
-        """Return the rows of all requests in one numbering; `reasons` has the bad ones.
-
-        Raises:
-            DataError: a table has none of the columns.
-        """
+        """Return the rows of all requests in one numbering; `reasons` has the bad ones."""
         parts: list[Decoded] = []
         for by_row, group in itertools.groupby(requests, lambda request: request.rows is not None):
             if by_row:  # converted together

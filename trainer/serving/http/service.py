@@ -23,7 +23,7 @@ _POLL = 0.2
 
 
 class Service:
-    """Answers calls from one published model, in the folder that `Publish` writes to or a mirror of it."""
+    """Answers calls from one published model: a folder or the URL of a mirror."""
 
     def __init__(self, root: Path | str, options: ServeOptions) -> None:
         self._root, self._options = root, options

@@ -56,42 +56,24 @@ class RefusalError(Exception):
 class ServeOptions:
     """Address, batching and limits of a server.
 
-    Args:
-        host: address to listen on.
-        port: TCP port; 0 takes a free one.
-        name: the model's name in the Open Inference Protocol and in metrics.
-        batch_rows: most rows of one batch.
-        batch_delay: seconds a batch waits for further requests after its first; 0 takes only waiting ones.
-        request_rows: most rows of one request; more are answered with 413.
-        body_bytes: most bytes of one request's body; more are answered with 413.
-        queue_rows: most rows that wait; a request beyond them is answered with 429.
-        timeout: seconds after which a request is answered with 504.
-        drain: seconds that open requests have to end after SIGTERM.
-        max_age: seconds after which a version is too old for ``/readyz``; None for any age.
-        workers: processes that speak HTTP; with more than one the model runs in a process of its own.
-        token: bearer token that requests need, or None.
-        insecure: accept requests without a token from other machines too.
-        wait: start before anything is published; ``/readyz`` is 503 until then.
-
-    Raises:
-        ConfigurationError: a value out of range, or other machines could ask without a token.
+    ConfigurationError: a value out of range, or other machines could ask without a token.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8080
-    name: str = "model"
-    batch_rows: int = 1024
-    batch_delay: float = 0.0
-    request_rows: int = 10_000
-    body_bytes: int = 16 << 20
-    queue_rows: int = 20_000
-    timeout: float = 10.0
-    drain: float = 30.0
-    max_age: float | None = None
-    workers: int = 1
-    token: str | None = field(default=None, repr=False)
-    insecure: bool = False
-    wait: bool = False
+    host: str = "127.0.0.1"  # address to listen on
+    port: int = 8080  # of TCP; 0 takes a free one
+    name: str = "model"  # in the Open Inference Protocol and in metrics
+    batch_rows: int = 1024  # most rows of one batch
+    batch_delay: float = 0.0  # seconds a batch waits for further requests after its first; 0 takes only waiting ones
+    request_rows: int = 10_000  # most rows of one request; more are answered with 413
+    body_bytes: int = 16 << 20  # most bytes of one request's body; more are answered with 413
+    queue_rows: int = 20_000  # most rows that wait; a request beyond them is answered with 429
+    timeout: float = 10.0  # seconds after which a request is answered with 504
+    drain: float = 30.0  # seconds that open requests have to end after SIGTERM
+    max_age: float | None = None  # seconds after which a version is too old for ``/readyz``; None for any age
+    workers: int = 1  # processes that speak HTTP; with more than one the model runs in a process of its own
+    token: str | None = field(default=None, repr=False)  # bearer token that requests need, or None
+    insecure: bool = False  # accept requests without a token from other machines too
+    wait: bool = False  # start before anything is published; ``/readyz`` is 503 until then
 
     def __post_init__(self) -> None:
         whole("serve: port", self.port, 0, most=65535)

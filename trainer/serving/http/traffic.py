@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -36,7 +37,7 @@ class Traffic:
         self._batch_seconds = Histogram(
             f"{PREFIX}_batch_seconds", "Seconds of a batch", buckets=_SECONDS, registry=self.registry
         )
-        self._children: dict[tuple[str, ...], Any] = {}
+        self._child = functools.cache(lambda metric, *labels: metric.labels(*labels))
 
     def watch(self, model: ServedModel, queued: Callable[[], int]) -> None:
         """Let gauges show the version of a model, and how many rows wait."""
@@ -74,10 +75,3 @@ class Traffic:
     def text(self) -> bytes:
         """Return everything in Prometheus' text format."""
         return generate_latest(self.registry)
-
-    def _child(self, metric: Counter | Histogram, *labels: str) -> Any:
-        key = (metric._name, *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        return child
