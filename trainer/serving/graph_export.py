@@ -124,7 +124,7 @@ def fields_of(tables: SparseTables | None) -> FieldMap:
 def plain_folder(folder: Path) -> Iterator[str]:
     """Create a temporary folder whose path `mindspore.export` accepts.
 
-    It is in `folder` if that path is plain: without spaces and letters outside ASCII.
+    It is in `folder` if that path is plain, without spaces or letters outside ASCII. ConfigurationError: there is none.
     """
     folders = dict.fromkeys([str(folder.resolve()), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", os.getcwd()])
     plain = [parent for parent in folders if _PLAIN.fullmatch(parent)]

@@ -58,11 +58,8 @@ class ServedGraph:
             for table in about["tables"]
         ]
         self.tables = {spec.name: SparseTable(spec, np.zeros(0, np.float32)) for spec in specs}
-        smaller = [
-            _Program(folder / program_file(entry["batch"]), entry["batch"], entry["stacks"])
-            for entry in about.get("smaller", ())
-        ]
-        self._programs = [*smaller, _Program(folder / NETWORK, self.batch, about["stacks"])]
+        programs = [*((program_file(entry["batch"]), entry) for entry in about.get("smaller", ())), (NETWORK, about)]
+        self._programs = [_Program(folder / file, entry["batch"], entry["stacks"]) for file, entry in programs]
         self.sizes = tuple(program.batch for program in self._programs)
         self.weights = self._programs[-1].weights
         fields = FieldMap.from_json(about["fields"])
@@ -202,10 +199,9 @@ def _checked(graph: ServedGraph, batch: Any) -> list[Any]:
 
 def _one_call(graph: ServedGraph, columns: Sequence[Any], start: int, size: int) -> list[np.ndarray]:
     """Return the arguments of one call: `size` rows from `start` on."""
-    if not graph.ragged:
-        arrays = dict(zip(graph.given, (column[start : start + size] for column in columns), strict=True))
-        return [arrays[name] for name in graph.about["columns"]]
-    rows = np.minimum(np.arange(start, start + size), len(columns[0]) - 1)
+    rows: Any = slice(start, start + size)
+    if graph.ragged:
+        rows = np.minimum(np.arange(start, start + size), len(columns[0]) - 1)
     arrays = {}
     for name, column in zip(graph.given, columns, strict=True):
         if name in graph.ragged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 from collections.abc import Mapping
@@ -63,13 +64,12 @@ class ShadowScoring:
         follow: bool = True,
     ) -> None:
         chosen = get_metrics(metrics)
-        self._owned: list[ServedModel] = []
+        self._owned = contextlib.ExitStack()
         if not isinstance(served, ServedModel):
-            served = ServedModel(root, version="served" if served is None else served, follow=follow)
-            self._owned.append(served)
+            first = "served" if served is None else served
+            served = self._owned.enter_context(ServedModel(root, version=first, follow=follow))
         self.served = served
-        self.shadow = ServedModel(root, version=version, follow=follow)
-        self._owned.append(self.shadow)
+        self.shadow = self._owned.enter_context(ServedModel(root, version=version, follow=follow))
         if not chosen:
             activation = self.shadow.activation
             chosen = _BY_ACTIVATION.get(activation or "", lambda: {"mae": Mae(), "rmse": Rmse()})()
@@ -145,8 +145,7 @@ class ShadowScoring:
 
     def close(self) -> None:
         """Stop following."""
-        for model in self._owned:
-            model.close()
+        self._owned.close()
 
     def __enter__(self) -> ShadowScoring:
         return self

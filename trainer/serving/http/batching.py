@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -58,7 +59,7 @@ class Engine:
         self._jobs: deque[_Job] = deque()
         self._wake = threading.Condition()
         self._closing = False
-        self._reader: tuple[ServedGraph, RowReader] | None = None
+        self._reader_of = functools.lru_cache(maxsize=1)(RowReader)
         self.ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="graphs", daemon=True)
         self._thread.start()
@@ -179,12 +180,6 @@ class Engine:
             for i, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True))
         ]
 
-    def _reader_of(self, graph: ServedGraph) -> RowReader:
-        known = self._reader
-        if known is None or known[0] is not graph:
-            self._reader = known = (graph, RowReader(graph))
-        return known[1]
-
 
 def _blank_rows(graph: ServedGraph, rows: int) -> dict[str, Any]:
     """Return rows of zeros and empty lists, as the network takes them."""
@@ -196,7 +191,8 @@ def _blank_rows(graph: ServedGraph, rows: int) -> dict[str, Any]:
 def _deliver(outcomes: Sequence[tuple[asyncio.Future, Scored | Exception]]) -> None:
     for future, outcome in outcomes:
         if not future.done():
-            (future.set_exception if isinstance(outcome, Exception) else future.set_result)(outcome)
+            deliver = future.set_exception if isinstance(outcome, Exception) else future.set_result
+            deliver(outcome)
 
 
 def _refusal(error: Exception) -> Exception:
