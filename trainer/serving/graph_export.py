@@ -173,7 +173,7 @@ def _windows_of_fixed_size(
     cells = [cell for cell in embedding_cells(network) if not cell.is_dense]
     hidden = ("working_set", "working_reading", "working_reading_map")
     before = [(cell, cell.reading, cell.indirect, [getattr(cell, name) for name in hidden]) for cell in cells]
-    windows: list[tuple[Parameter, Parameter | None]] = []
+    windows: list[Parameter] = []
     window_of: dict[str, tuple[Parameter, Parameter | None]] = {}
     for stack in described:
         zeros = Tensor(np.zeros((stack["size"], stack["dim"]), np.float32))
@@ -181,8 +181,8 @@ def _windows_of_fixed_size(
         if stack["map_size"]:
             blank = Tensor(np.zeros(stack["map_size"]), mstype.int32)
             row_map = Parameter(blank, name=f"embedding.{stack['name']}.places", requires_grad=False)
-        windows.append((rows, row_map))
-        window_of |= dict.fromkeys(stack["tables"], windows[-1])
+        windows += [rows] if row_map is None else [rows, row_map]
+        window_of |= dict.fromkeys(stack["tables"], (rows, row_map))
     groups = [cell for _, cell in cells_and_names(network) if isinstance(cell, EmbeddingGroup)]
     try:
         for cell in cells:
@@ -195,7 +195,7 @@ def _windows_of_fixed_size(
         for group in groups:
             group.refresh()
             group.is_shared = group.is_shared and stacked
-        yield [window for pair in windows for window in pair if window is not None]
+        yield windows
     finally:
         for cell, reading, indirect, values in before:
             cell.reading, cell.indirect = reading, indirect

@@ -60,15 +60,14 @@ class MirroredVersions:
 
     def _shown(self) -> tuple[bytes, bytes | None]:
         """Return the mirror's ``current.json`` and ``pins.json``, None without pins."""
-        pins = self._read(PINS)
-        current = self._read(CURRENT)
-        if current is None:
-            inner = self._source.child(PUBLISHED)
-            if inner.entry(CURRENT) is None:
-                raise CheckpointNotFoundError(f"no model has been published at {self}")
-            self._source = inner
-            return self._shown()
-        return current, pins
+        pins, current = self._read(PINS), self._read(CURRENT)
+        if current is not None:
+            return current, pins
+        inner = self._source.child(PUBLISHED)
+        if inner.entry(CURRENT) is None:
+            raise CheckpointNotFoundError(f"no model has been published at {self}")
+        self._source = inner
+        return self._shown()
 
     def _read(self, name: str) -> bytes | None:
         try:

@@ -6,6 +6,7 @@ that follow from the size, these are replaced; onnxruntime's answers for further
 
 from __future__ import annotations
 
+import graphlib
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -172,15 +173,8 @@ def _sort(graph: onnx.GraphProto) -> None:
     """Sort the nodes topologically; MindSpore puts some casts of constants too late."""
     nodes = list(graph.node)
     makers = {name: number for number, node in enumerate(nodes) for name in node.output}
-    ordered: dict[int, None] = {}
-    for last in range(len(nodes)):
-        waiting = [last]
-        while waiting:
-            before = [makers[name] for name in nodes[waiting[-1]].input if name in makers]
-            missing = [number for number in before if number not in ordered]
-            waiting += missing
-            if not missing:
-                ordered.setdefault(waiting.pop())
+    before = {i: [makers[name] for name in node.input if name in makers] for i, node in enumerate(nodes)}
+    ordered = graphlib.TopologicalSorter(before).static_order()
     copies = [type(nodes[number]).FromString(nodes[number].SerializeToString()) for number in ordered]
     del graph.node[:]
     graph.node.extend(copies)

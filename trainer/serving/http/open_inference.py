@@ -75,7 +75,8 @@ def _values(data: Any, kind: str) -> np.ndarray:
         raise TypeError(f"{kind} does not hold {plain.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
         values = plain.astype(wanted)
-    if np.isinf(values).any() if wanted.kind == "f" else wanted.kind in "iu" and not np.array_equal(values, plain):
+    exact = not np.isinf(values).any() if wanted.kind == "f" else np.array_equal(values, plain)
+    if not exact:
         raise OverflowError(f"{kind} does not hold all of the values")
     return values
 

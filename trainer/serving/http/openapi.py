@@ -20,7 +20,10 @@ def description(options: ServeOptions, fields: Mapping[str, Column]) -> dict[str
     rows = {"type": "array", "items": row}
     columns = _object({name: {"type": "array", "items": _value(column)} for name, column in fields.items()})
     logits = {"type": "boolean", "default": False}
-    keyed = [{**_object({k: v, "logits": logits}), "required": [k]} for k, v in (("rows", rows), ("columns", columns))]
+    keyed = [
+        {**_object({key: form, "logits": logits}), "required": [key]}
+        for key, form in (("rows", rows), ("columns", columns))
+    ]
     binary = {"schema": {"type": "string", "format": "binary"}}
     forms = {"anyOf": [*keyed, rows, row]}
     predict = {

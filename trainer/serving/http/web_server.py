@@ -29,7 +29,7 @@ def check_installed() -> None:
 
 
 def _listening_socket(options: ServeOptions) -> socket.socket:
-    """Return a socket that listens where the options say, or ConfigurationError."""
+    """Return a socket that listens where the options say, or raise ConfigurationError."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
