@@ -193,11 +193,13 @@ class Publish(Callback):
         failure: Exception | None = None
         try:
             action()
+            success = True
         except Exception as error:
             if isinstance(error, ConfigurationError) and not isinstance(error, FolderInUseError):
                 raise
             self._note_failure(error)
-            failure = error
+            success = False
+            failure = error if self.on_error == "raise" else None  # whose traceback holds the rows
 
         def raise_failure() -> None:
             if failure is not None:
@@ -206,7 +208,7 @@ class Publish(Callback):
 
         if self.on_error == "raise":
             _decide(trainer, raise_failure)
-        return failure is None
+        return success
 
     def _note_failure(self, error: Exception) -> None:
         self.problem = str(error) or repr(error)

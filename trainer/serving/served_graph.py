@@ -26,33 +26,21 @@ from .published import Current
 
 
 class ServedGraph:
-    """An exported network with empty tables.
+    """An exported network with empty tables: ``network.mindir``, ``graph.json``.
 
-    One thread at a time calls it, and changes no table meanwhile.
-
-    Args:
-        folder: folder with ``network.mindir`` and ``graph.json``.
-
-    Attributes:
-        tables: name -> host table, to be filled.
-        weights: name -> parameter of the network proper.
-        batch: most rows of one call.
-        sizes: rows of each program, ascending.
-        ragged: the network's inputs for each ragged column, by name.
-        given: names of the columns that callers give.
-        features: the declared columns that raw rows are transformed by, or None.
-        activation: name of the function from the first output to the quantity of the label, or None.
+    One thread at a time calls it, and changes no table meanwhile. Callers fill `tables`, which are by name, and set
+    `weights`, the parameters of the network without its tables.
     """
 
     def __init__(self, folder: Path) -> None:
         about = strict_json.parse((folder / ABOUT).read_bytes())
         self.about = about
-        self.batch: int = about["batch"]
+        self.batch: int = about["batch"]  # most rows of a call
         ragged = about.get("ragged", {})
         self.ragged = {name: RaggedInput(tuple(suffixes), *rest) for name, (suffixes, *rest) in ragged.items()}
-        self.given = given_names(about["columns"], self.ragged)
-        self.features = read_features(folder) if about.get("features") else None
-        self.activation: str | None = about.get("activation")
+        self.given = given_names(about["columns"], self.ragged)  # names of the columns that callers give
+        self.features = read_features(folder) if about.get("features") else None  # for raw rows
+        self.activation: str | None = about.get("activation")  # from the first output to the quantity of the label
         specs = [
             TableSpec(table["name"], table["dim"], initializer="zeros", padding=table["padding"])
             for table in about["tables"]
@@ -60,7 +48,7 @@ class ServedGraph:
         self.tables = {spec.name: SparseTable(spec, np.zeros(0, np.float32)) for spec in specs}
         programs = [*((program_file(entry["batch"]), entry) for entry in about.get("smaller", ())), (NETWORK, about)]
         self._programs = [_Program(folder / file, entry["batch"], entry["stacks"]) for file, entry in programs]
-        self.sizes = tuple(program.batch for program in self._programs)
+        self.sizes = tuple(program.batch for program in self._programs)  # ascending
         self.weights = self._programs[-1].weights
         fields = FieldMap.from_json(about["fields"])
         fields.names = tuple(about["columns"])

@@ -171,7 +171,7 @@ class VersionRecords:
         """
         pins = Pins.read(self.root)
         names: set[str] = set()
-        wanted: set[int | Part] = {*pins.kept, *(one for one in (pins.shadow, pins.served) if one is not None)}
+        wanted: set[int | Part] = {*pins.kept, *(pin for pin in (pins.shadow, pins.served) if pin is not None)}
         numbers = self.numbers()
         if newest is not None:
             names |= {newest.graph.name, *(part.name for part in newest.chain)}
