@@ -216,15 +216,15 @@ def lock_file(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
-def lock_folder(path: Path, *, shared: bool = False) -> int | None:
-    """Lock `path` (see `lock_file`); return a descriptor to close, or None."""
-    descriptor, locked = os.open(path, os.O_RDONLY), False
+def lock_folder(path: Path, *, shared: bool = False) -> int:
+    """Lock `path` if its file system can (see `lock_file`); return a descriptor."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        locked = lock_file(descriptor, shared=shared)
-    finally:
-        if not locked:
-            os.close(descriptor)
-    return descriptor if locked else None
+        lock_file(descriptor, shared=shared)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def is_stale(temporary: Path, *, alone: bool = False) -> bool:
@@ -233,9 +233,7 @@ def is_stale(temporary: Path, *, alone: bool = False) -> bool:
     With `alone` the caller holds the folder's lock (see `folder_lock`), so a free lock suffices.
     """
     try:
-        descriptor = lock_folder(temporary)
-        if descriptor is not None:
-            os.close(descriptor)
+        os.close(lock_folder(temporary))
         changed = os.stat(temporary)
     except OSError:  # held by a live writer, or just removed
         return False

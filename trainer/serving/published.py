@@ -123,8 +123,7 @@ def remove(path: Path) -> None:
     try:
         catalog.delete(path)
     finally:
-        if lock is not None:
-            os.close(lock)
+        os.close(lock)
 
 
 def _seconds(value: Any) -> float:

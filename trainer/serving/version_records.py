@@ -79,8 +79,7 @@ def changing(root: Path, *, wait: float = _LOCK_SECONDS) -> Iterator[None]:
     try:
         yield
     finally:
-        if lock is not None:
-            os.close(lock)
+        os.close(lock)
 
 
 def version_name(number: int) -> str:

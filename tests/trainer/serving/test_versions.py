@@ -1,5 +1,7 @@
 """Versions by hand: servers go back and forward at once, and publishing and pruning go on around what is pinned."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -177,6 +179,16 @@ def test_nothing_is_removed_while_a_version_is_being_pinned(trained, root):
     publish.setup(trained[0])
     publish.teardown(trained[0])
     assert before.isdisjoint(version.number for version in versions.list())
+
+
+def test_a_file_system_without_locks_is_enough_to_serve_and_to_pin(root, monkeypatch):
+    def no_locks(descriptor, operation):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    version = Versions(root).roll_back()
+    with ServedModel(root, follow=False) as model:
+        assert model.version == version
 
 
 def test_what_cannot_be_served_is_refused_and_changes_nothing(root):
