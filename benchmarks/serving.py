@@ -41,7 +41,7 @@ def serve(root: str, seconds: float) -> None:
         model.predict(ids)
         latencies.append(time.perf_counter() - began)
         time.sleep(0.01)
-    print(json.dumps({"delays": list(model.delays), "latencies": latencies, "rows": len(model.graph_tables()["ids"])}))
+    print(json.dumps({"delays": list(model.delays), "latencies": latencies, "rows": len(model.graph.tables["ids"])}))
     model.close()
 
 

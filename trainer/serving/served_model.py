@@ -16,7 +16,6 @@ import numpy as np
 
 from ..checks import choice
 from ..embedding.tables.spec import DEFAULT_ROW
-from ..embedding.tables.table import SparseTable
 from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError, DataError
 from ..features.feature import PREDICTION, SET_ASIDE
 from ..features.feature_data import is_raw
@@ -56,7 +55,7 @@ class ServedModel:
         delays: for each of the newest 10,000 versions that followed an older one, seconds from its newest event (or its
             publication, when events carry no time) until it was served in full.
         problem: why the newest version is not the one being served, or None.
-        graph: the network and its tables; those of one version only inside `held`.
+        graph: the network and its tables, not to be changed; those of one version only inside `held`.
         current: the record of the version being served.
 
     Raises:
@@ -171,18 +170,9 @@ class ServedModel:
             yield HeldVersion(self.graph, self.current)
 
     @property
-    def activation(self) -> str | None:
-        """The activation from output to prediction; None if the loss defines none."""
-        return self.graph.activation
-
-    @property
     def features(self) -> Features | None:
         """The declared columns of raw rows, or None; not to be changed."""
         return self.graph.features
-
-    def graph_tables(self) -> dict[str, SparseTable]:
-        """Return the tables being served, by name; not to be changed."""
-        return self.graph.tables
 
     # -- following -----------------------------------------------------------------------------------------------
 

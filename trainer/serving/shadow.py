@@ -71,8 +71,8 @@ class ShadowScoring:
         self.served = served
         self.shadow = self._owned.enter_context(ServedModel(root, version=version, follow=follow))
         if not chosen:
-            activation = self.shadow.activation
-            chosen = _BY_ACTIVATION.get(activation or "", lambda: {"mae": Mae(), "rmse": Rmse()})()
+            activation = self.shadow.graph.activation or ""
+            chosen = _BY_ACTIVATION.get(activation, lambda: {"mae": Mae(), "rmse": Rmse()})()
         self._metrics = {"served": chosen, "shadow": copy.deepcopy(chosen)}
         self.restart()
 
@@ -124,7 +124,7 @@ class ShadowScoring:
     @staticmethod
     def answer(model: ServedModel, batch: Any) -> np.ndarray:
         """Return a version's first output in label units, [n, ...]."""
-        output = "network" if model.activation is None else "probability"
+        output = "network" if model.graph.activation is None else "probability"
         answer = model.predict(batch, output=output)
         return answer[0] if isinstance(answer, tuple) else answer
 

@@ -83,7 +83,7 @@ class Compares(Callback):
 
     def _same(self, held):
         """Return whether the served rows are those that are trained, and no others."""
-        for name, table in self.model.graph_tables().items():
+        for name, table in self.model.graph.tables.items():
             arrays = {key: np.asarray(held["arrays"][f"{name}/{key}"]) for key in ("rows", "ids", "values")}
             own = arrays["rows"] > 0
             ids, rows = table.map.items()

@@ -68,7 +68,7 @@ class Watch(Callback):
         self.model.refresh()
         self.versions.append(self.model.version)
         table = trainer.tables.tables.tables["deep"]
-        served = self.model.graph_tables()["deep"]
+        served = self.model.graph.tables["deep"]
         with table.lock:  # steps ahead are being prepared meanwhile; what they take away is still trained and served
             ids = table.map.items()[0]
             ids = ids[table.lookup(ids) > 0]
