@@ -146,8 +146,8 @@ def export_model(
         for file in (NETWORK, ABOUT, f"{FEATURES}.json", f"{FEATURES}.safetensors"):
             if (graph_folder / file).is_file():
                 files.write(file, [(graph_folder / file).read_bytes()])
-        example = {f"input.{name}": column for name, column in zip(names, columns, strict=True)}
-        np.savez(files.path / EXAMPLE, **example, **{f"output.{name}": answer for name, answer in answers.items()})
+        example: dict[str, Any] = {f"input.{name}": column for name, column in zip(names, columns, strict=True)}
+        np.savez(files.path / EXAMPLE, **example | {f"output.{name}": answer for name, answer in answers.items()})
         files.adopt(EXAMPLE)
         for name, rows, vectors_of in (("items", items, item_vectors), ("users", users, user_vectors)):
             if rows is not None:
