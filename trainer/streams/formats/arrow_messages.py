@@ -80,7 +80,7 @@ def _message(source: Any, start: int, size: int) -> Message:
 
 @functools.lru_cache(maxsize=64)  # messages of one schema and length share their metadata
 def _metadata(data: bytes) -> tuple[int, int, int]:
-    """Return a message's kind, the bytes of its body, and its number of rows; raise struct.error if damaged."""
+    """Return a message's kind, bytes of its body, and rows; struct.error if damaged."""
     root = _Table(data)
     kind, body = root.number(1, "B"), root.number(3, "q")
     rows = _rows(root.table(2) if kind == BATCH else root.table(2).table(1), body) if kind != SCHEMA else 0
