@@ -155,7 +155,7 @@ class AllToAll:
     all_to_all = exchange  # as `Group` calls it
 
     def interrupt(self) -> None:
-        """End the exchange that another thread is in, or begins; none follows before `open`.
+        """End another thread's current or next exchange; none follows before `open`.
 
         The connections stay open until `close`, so that the other processes do not fail before they stop as well.
         """

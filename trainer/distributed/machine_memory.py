@@ -30,7 +30,7 @@ class _Memory:
         self._maps: list[mmap.mmap] = []
 
     def close(self) -> None:
-        """Release the memory; mappings of other processes and views of messages stay valid."""
+        """Release the memory; mappings elsewhere and views of messages stay valid."""
         for file in self._files:
             with contextlib.suppress(OSError):
                 os.close(file)

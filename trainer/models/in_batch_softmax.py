@@ -104,7 +104,7 @@ class InBatchSoftmax(nn.Cell):
 
 
 class _OwnItem(nn.Cell):
-    """Compute the mean loss of the rows' own items; other outputs are for the gradient.
+    """Compute the mean loss of the rows' own items, and outputs for the gradient.
 
     The gradient is probability less one for the own item: two arrays of [N, N], where the operators' derivatives take a
     dozen.

@@ -206,7 +206,7 @@ def online_train(
     resume: str | Path | None,
     **limits: Any,
 ) -> History:
-    """Implement `Trainer.online_train`; `limits` are its `max_steps` and `max_seconds`."""
+    """Implement `Trainer.online_train`; `limits`: `max_steps` and `max_seconds`."""
     checks.whole("batch_size", batch_size, optional=True)
     checks.number("idle_timeout", idle_timeout, least=0, optional=True, what="seconds")
     checks.number("flush_after", flush_after, least=0, what="seconds")

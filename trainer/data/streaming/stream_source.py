@@ -30,7 +30,7 @@ Counted = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
 
 
 class Transform(Protocol):
-    """Turns batches of raw rows into the network's columns (`trainer.features.stream_rows.BatchTransform`)."""
+    """Turns batches of raw rows into columns (`features.stream_rows.BatchTransform`)."""
 
     def begin(self) -> None: ...
     def __call__(self, batch: Batch) -> Batch: ...

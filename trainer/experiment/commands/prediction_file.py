@@ -96,7 +96,7 @@ class PredictionFile:
         return sorted((int(name[1]), int(name[2]), part) for name, part in matches if name)
 
     def write(self, batches: Iterable[Columns]) -> int:
-        """Write the remaining rows, after the first `rows`; return the file's number of rows.
+        """Write the rows after the first `rows`; return the file's number of rows.
 
         Raises:
             DataError: there are no rows.

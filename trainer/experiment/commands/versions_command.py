@@ -147,7 +147,7 @@ def _rows_of(scoring: Any, args: argparse.Namespace) -> Iterator[tuple[Any, Any]
 
 
 def _arrays_of(path: str, label: str | None, batch: int) -> Iterator[tuple[Any, Any]]:
-    """Yield blocks of inputs by name, and labels or None, of the types that PyArrow finds."""
+    """Yield blocks of inputs by name, and labels or None, with PyArrow's types."""
     from ...data.as_columns import as_array
     from .declared_rows import require_column
 

@@ -140,7 +140,7 @@ def _after(before: Any, line_end: Any, source: str) -> SourceLocation:
 
 
 def parse_tree(text: str, source: str, location: SourceLocation | None = None) -> Node:
-    """Return the tree of YAML `text`; from the command line, all nodes have one location.
+    """Return the tree of YAML `text`; an override's nodes have one location.
 
     Raises:
         ConfigErrors: invalid YAML, more than one document, duplicate keys, keys that are not scalars, tags that are
