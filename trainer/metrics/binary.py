@@ -112,8 +112,8 @@ class BinaryMetric(RowMetric):
         """Return the value; of several labels "" is the mean, the index one label."""
         if len(self._counts) < 2:
             return self.read(self.of_first_label() or self.make_counts(1))
-        each = [self.read(counts) for counts in self._counts.values()]
-        each = [values if isinstance(values, dict) else {"": values} for values in each]
+        read = [self.read(counts) for counts in self._counts.values()]
+        each = [values if isinstance(values, dict) else {"": values} for values in read]
         results = {}
         for part in each[0]:
             values = np.array([parts[part] for parts in each])

@@ -190,7 +190,7 @@ def _one_call(graph: ServedGraph, columns: Sequence[Any], start: int, size: int)
     rows: Any = slice(start, start + size)
     if graph.ragged:
         rows = np.minimum(np.arange(start, start + size), len(columns[0]) - 1)
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, column in zip(graph.given, columns, strict=True):
         if name in graph.ragged:
             wanted = graph.ragged[name]

@@ -191,8 +191,10 @@ def _blank_rows(graph: ServedGraph, rows: int) -> dict[str, Any]:
 def _deliver(outcomes: Sequence[tuple[asyncio.Future, Scored | Exception]]) -> None:
     for future, outcome in outcomes:
         if not future.done():
-            deliver = future.set_exception if isinstance(outcome, Exception) else future.set_result
-            deliver(outcome)
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
 
 
 def _refusal(error: Exception) -> Exception:

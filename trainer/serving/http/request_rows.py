@@ -181,7 +181,7 @@ def _plain_schema(graph: ServedGraph) -> Schema:
     columns: dict[str, Column] = {}
     for name in graph.given:
         index, wanted = graph.about["columns"].index(name), graph.ragged.get(name)
-        lists = {} if wanted is None else {"padding": wanted.padding, "max_length": wanted.length}
+        lists: dict[str, Any] = {} if wanted is None else {"padding": wanted.padding, "max_length": wanted.length}
         shape = tuple(graph.about["shapes"][index]) if wanted is None else (None,)
         columns[name] = Column(np.dtype(graph.about["dtypes"][index]), shape, **lists)
     return Schema(columns)
