@@ -23,14 +23,21 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Entry:
-    """A listed snapshot, of which manifest, file names and sizes were checked."""
+    """A listed snapshot, of which manifest, file names and sizes were checked.
 
-    name: str  # of the folder `path`, for example "step_00001000", after `step` optimizer steps
+    Attributes:
+        name: of the folder `path`, for example "step_00001000", after `step` optimizer steps.
+        sequence: position in the order of writing; -1 when the manifest cannot be read.
+        base: name of the snapshot it builds on, or None.
+        problem: reason why it cannot be used, or None.
+    """
+
+    name: str
     step: int
     path: Path
-    sequence: int  # position in the order of writing; -1 when the manifest cannot be read
-    base: str | None  # name of the snapshot it builds on, or None
-    problem: str | None  # reason why it cannot be used, or None
+    sequence: int
+    base: str | None
+    problem: str | None
 
 
 def available(root: str | os.PathLike[str]) -> list[Entry]:

@@ -12,7 +12,7 @@ import queue
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -236,9 +236,8 @@ class LockstepSource(WrappedSource):
                 item = self._ready.popleft()
                 self._state = item.state
             else:
-                columns = zip(names, self._template, strict=True)
-                rows = tuple([_placeholder(column, (of_step or {}).get(name)) for name, column in columns])
-                item = Item(rows, self._state, placeholder=True)
+                columns = placeholder_columns(self._template, names, of_step)
+                item = Item(columns, self._state, placeholder=True)
             item.kind, item.step_rows, item.lengths = kind, sum(kind), of_step
             yield item
 
@@ -335,8 +334,13 @@ def _joined(lengths: list[ListLengths]) -> ListLengths:
     return functools.reduce(ListLengths.joined, lengths)._replace(ragged=ragged)
 
 
+def placeholder_columns(columns: Columns, names: Sequence[str], lengths: Mapping[str, ListLengths] | None) -> Columns:
+    """Return placeholder columns like `columns`, with the `lengths` of the step."""
+    of_step = lengths or {}
+    return tuple([_placeholder(column, of_step.get(name)) for name, column in zip(names, columns, strict=True)])
+
+
 def _placeholder(column: Any, of_step: ListLengths | None) -> Any:
-    """Return a placeholder like a column, with the list lengths of the step."""
     if of_step is None:
         return column
     options = column.options if isinstance(column, Ragged) else {}

@@ -38,6 +38,7 @@ class Position:
 
     def part(self, rank: int) -> Position:
         """Return, of a merged position, the partitions that process `rank` reads."""
+        assert self.dealt is not None
         return self.with_state({name: self.state[name] for name in self.dealt[rank]})
 
     def to_json(self) -> dict[str, Any]:

@@ -55,7 +55,10 @@ class Finding:
 def examine(run_a_graph: bool = True) -> list[Finding]:
     """Run all checks and return the findings."""
     checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _job, _architecture, _cpus, _threads]
-    checks += [_graph_cache, _convolutions, _devices, *([_graph] if run_a_graph else []), _extras, _shadow]
+    checks += [_graph_cache, _convolutions, _devices]
+    if run_a_graph:
+        checks.append(_graph)
+    checks += [_extras, _shadow]
     findings = []
     for check in checks:
         try:
@@ -305,8 +308,8 @@ def _extras() -> Iterator[Finding]:
 def _shadow() -> Iterator[Finding]:
     ours = Path(__file__).parents[3]
     for name in ("callbacks", "trainer"):
-        files = [f"{name}.py", f"{name}/__init__.py"]
-        hiding = [Path(folder or ".") / file for file in files for folder in ("", *sys.path)]
+        hiding = [Path(folder or ".") / f"{name}.py" for folder in ("", *sys.path)]
+        hiding += [Path(folder or ".") / name / "__init__.py" for folder in ("", *sys.path)]
         others = dict.fromkeys(path.resolve() for path in hiding if path.is_file())
         first = [path for path in others if path.parent.parent != ours and path != ours / name / "__init__.py"]
         module = "mindspore_trainer" if name == "trainer" else f"mindspore_trainer.{name}"

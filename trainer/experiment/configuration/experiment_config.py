@@ -13,15 +13,25 @@ from .problems import SourceLocation, join
 
 @dataclass(frozen=True)
 class ObjectSpec:
-    """An object to be instantiated: ``class_path`` called with ``init_args``."""
+    """An object to be instantiated: ``class_path`` called with ``init_args``.
 
-    class_path: str  # dotted path of a class, or of any callable that returns the object
-    init_args: Mapping[str, Any] = field(default_factory=dict)  # values are plain or `ObjectSpec`, at any depth
-    args: tuple[Any, ...] = ()  # positional arguments, if ``init_args`` is a list
-    location: SourceLocation = field(default=SourceLocation(""), compare=False)  # in the configuration file
-    path: str = field(default="", compare=False)  # its dotted path in the configuration
-    defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)  # of arguments not given, for the record
-    model: str = field(default="", compare=False)  # name in `trainer.models`, if given instead of ``class_path``
+    Attributes:
+        class_path: dotted path of a class, or of any callable that returns the object.
+        init_args: keyword arguments; values are plain or `ObjectSpec`, also inside lists and mappings.
+        args: positional arguments, if ``init_args`` is a list.
+        location: where the object is in the configuration file.
+        path: its dotted path in the configuration.
+        defaults: plain default values of arguments that are not given, recorded with the run.
+        model: name in `trainer.models`, if the configuration gives it instead of ``class_path``; or "".
+    """
+
+    class_path: str
+    init_args: Mapping[str, Any] = field(default_factory=dict)
+    args: tuple[Any, ...] = ()
+    location: SourceLocation = field(default=SourceLocation(""), compare=False)
+    path: str = field(default="", compare=False)
+    defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    model: str = field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain form with defaults filled in."""
@@ -37,12 +47,19 @@ class ObjectSpec:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The datasets of an experiment."""
+    """The datasets of an experiment.
 
-    train: ObjectSpec | None = None  # what `fit` trains on
-    valid: ObjectSpec | None = None  # what `fit` validates on
-    test: ObjectSpec | None = None  # what `evaluate` and `predict` read, and what a finished `fit` is evaluated on
-    stream: ObjectSpec | None = None  # what `online` trains on
+    Attributes:
+        train: what `fit` trains on.
+        valid: what `fit` validates on.
+        test: what `evaluate` and `predict` read, and what a finished `fit` is evaluated on.
+        stream: what `online` trains on.
+    """
+
+    train: ObjectSpec | None = None
+    valid: ObjectSpec | None = None
+    test: ObjectSpec | None = None
+    stream: ObjectSpec | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,13 +25,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class Experiment:
-    """An experiment built from a configuration."""
+    """An experiment built from a configuration.
+
+    Attributes:
+        config: the source configuration.
+        trainer: the trainer, with network, loss, optimizer and metrics.
+        callbacks: the callbacks, in configuration order.
+        datasets: the requested datasets by their key in section `data`.
+        report: the object to call after `fit`, or None.
+    """
 
     config: ExperimentConfig
-    trainer: Trainer  # with network, loss, optimizer and metrics
-    callbacks: list[Any] = field(default_factory=list)  # in the order of the configuration
-    datasets: dict[str, Any] = field(default_factory=dict)  # the requested datasets by their key in section `data`
-    report: Callable[[Trainer, Path], Any] | None = None  # the object to call after `fit`, or None
+    trainer: Trainer
+    callbacks: list[Any] = field(default_factory=list)
+    datasets: dict[str, Any] = field(default_factory=dict)
+    report: Callable[[Trainer, Path], Any] | None = None
 
 
 def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Experiment:

@@ -8,7 +8,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def _metrics() -> Schema:
 def _init_from() -> Schema:
     from ...trainer import Trainer
 
-    signature = real_signature(Trainer.init_from)
+    signature = _signature(Trainer.init_from)
     schema = _arguments(signature, ("self",), _documented(Trainer.init_from))
     return {**schema, "type": ["string", "object", "null"], "required": ["path"]}
 
@@ -107,7 +107,7 @@ def _features() -> Schema:
 
     kinds = []
     for name, kind in KINDS.items():
-        signature = real_signature(kind)
+        signature = _signature(kind)
         schema = _arguments(signature, (), _inherited(kind))
         schema["properties"] = {"kind": {"const": name}, **schema["properties"]}
         kinds.append(_when("kind", name, schema))
@@ -118,7 +118,7 @@ def _features() -> Schema:
         "allOf": kinds,
     }
     described = _documented(Features)
-    roles = real_signature(Features)
+    roles = _signature(Features)
     properties = {name: _argument(roles, name, described) for name in features_keys() if name in roles.parameters}
     properties["columns"] = {"type": "array", "minItems": 1, "items": column}
     return {"type": "object", "properties": properties, "required": ["columns"], "additionalProperties": False}
@@ -130,7 +130,7 @@ def _models() -> Schema:
     variants = []
     for name, class_name in models.MODELS.items():
         target = getattr(models, class_name)
-        signature = real_signature(target)
+        signature = _signature(target)
         schema = _arguments(signature, supplied_names("network", signature, features=True), _documented(target))
         paper = (inspect.getmodule(target).__doc__ or "").partition("\n")[0]
         schema["properties"] = {"model": {"const": name, "description": paper}, **schema["properties"]}
@@ -193,6 +193,12 @@ def known_classes() -> Iterable[tuple[str, type]]:
         bases = (nn.Optimizer, LossBase)
         if isinstance(target, type) and issubclass(target, bases) and target not in bases:
             yield f"mindspore.nn.{name}", target
+
+
+def _signature(target: Callable[..., Any]) -> Signature:
+    signature = real_signature(target)
+    assert signature is not None
+    return signature
 
 
 def _when(key: str, value: str, then: Schema) -> Schema:

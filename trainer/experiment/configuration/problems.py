@@ -17,11 +17,17 @@ _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 4
 
 @dataclass(frozen=True, order=True)
 class SourceLocation:
-    """A location in a configuration."""
+    """A location in a configuration.
 
-    source: str  # the file as the user named it, or the ``--set a.b=c`` the value came from
-    line: int = 0  # line number counted from 1, or 0 when the source has no lines
-    column: int = 0  # column number counted from 1, or 0
+    Attributes:
+        source: the file as the user named it, or the ``--set a.b=c`` the value came from.
+        line: line number counted from 1, or 0 when the source has no lines.
+        column: column number counted from 1, or 0.
+    """
+
+    source: str
+    line: int = 0
+    column: int = 0
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
@@ -29,21 +35,31 @@ class SourceLocation:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem in a configuration."""
+    """A problem in a configuration.
+
+    Attributes:
+        location: its location.
+        path: the dotted path of the key, ``"optimizer.init_args.learning_rate"``; empty for the whole file.
+        message: what is wrong, what was received and what is accepted.
+    """
 
     location: SourceLocation
-    path: str  # the dotted path of the key, ``"optimizer.init_args.learning_rate"``; empty for the whole file
-    message: str  # what is wrong, what was received and what is accepted
+    path: str
+    message: str
 
     def __str__(self) -> str:
         return mask_text(": ".join(part for part in (str(self.location), self.path, self.message) if part))
 
 
 class ConfigErrors(ConfigurationError):  # noqa: N818 (plural: it holds many)
-    """All problems of one configuration."""
+    """All problems of one configuration.
+
+    Attributes:
+        problems: all problems, in the order of the file; those of ``--set`` come last.
+    """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        unique = dict.fromkeys(problems)  # sorted as in the file; those of ``--set`` come last
+        unique = dict.fromkeys(problems)
         self.problems = sorted(unique, key=lambda problem: (problem.location.line == 0, problem.location))
         super().__init__("\n".join(str(problem) for problem in self.problems))
 

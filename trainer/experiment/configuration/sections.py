@@ -47,6 +47,7 @@ def section_signature(section: str) -> tuple[Signature, Mapping[str, str]]:
 
     target = Trainer if section == "trainer" else inspect.unwrap(getattr(Trainer, _METHODS[section]))
     signature = real_signature(target)
+    assert signature is not None
     parameters = {name: p for name, p in signature.parameters.items() if name != "self"}
     return replace(signature, name=f"section {section}", parameters=parameters), _ELSEWHERE[section]
 
