@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -130,6 +131,7 @@ class Publish(Callback):
         self.on_error = on_error
         self.problem: str | None = None
         self._failures, self._next_try = 0, 0.0
+        self.hold_seconds: deque[float] = deque(maxlen=1000)  # that the newest versions kept the training waiting
 
     @property
     def published_root(self) -> Path | None:  # type: ignore[override]
@@ -260,6 +262,7 @@ class Publish(Callback):
             step: optimizer steps the version has seen; default: those of the trainer, which are 0 where only weights
                 were loaded.
         """
+        started = time.perf_counter()
         begun = _decide(trainer, lambda: self._begin(trainer, seen) if trainer.group.is_main else None)
         if begun is None:
             return
@@ -272,6 +275,7 @@ class Publish(Callback):
         except BaseException:
             self._chain = []  # the changes were taken from the tables: the next version has to hold everything
             raise
+        self.hold_seconds.append(time.perf_counter() - started)
 
     def _start(self, trainer: Trainer, rows: VersionRows, restart: bool, step: int | None) -> None:
         """Copy the weights and start the writing thread."""
