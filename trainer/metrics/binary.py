@@ -182,9 +182,6 @@ class BinarySumMetric(BinaryMetric):
     def make_counts(self, labels: int) -> Any:
         return BinarySums(self.link, *self._sampling)
 
-    def read(self, counts: Any) -> float | dict[str, float]:
-        return getattr(counts, str(self.name))
-
     def _add_label(self, counts: Any, scores: np.ndarray, labels: np.ndarray, weights: Any, logits: bool) -> None:
         low, high = labels.min(), labels.max()
         if not (low >= 0 and high <= 1):
@@ -203,6 +200,9 @@ class NormalizedEntropy(BinarySumMetric):
     name = "normalized_entropy"
     higher_is_better = False
 
+    def read(self, counts: BinarySums) -> float:
+        return counts.normalized_entropy
+
 
 class Calibration(BinarySumMetric):
     """Sum of predicted probabilities over the number of positives; 1 is perfect.
@@ -211,6 +211,9 @@ class Calibration(BinarySumMetric):
     """
 
     name = "calibration"
+
+    def read(self, counts: BinarySums) -> float:
+        return counts.calibration
 
 
 class BinaryMetrics(BinarySumMetric):

@@ -136,6 +136,9 @@ class LogLoss(BinarySumMetric):
     name = "log_loss"
     higher_is_better = False
 
+    def read(self, counts: Any) -> float:
+        return counts.log_loss
+
     def clear(self) -> None:
         super().clear()
         self._classes = _ClassLoss()

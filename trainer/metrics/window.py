@@ -113,7 +113,7 @@ class WindowClock:
             self._mark = mark if self._mark is None else self._mark
         else:
             mark = wall if self.unit == "seconds" else rows_seen // self.n
-        has_closed = mark - self._mark >= self.n if self.unit == "seconds" else mark > self._mark
+        has_closed = mark - self._mark >= self.n if self.unit == "seconds" else not mark <= self._mark
         if has_closed:
             self._mark = mark
         return has_closed

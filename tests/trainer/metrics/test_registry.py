@@ -284,3 +284,14 @@ def test_unknown_names_and_values_are_refused_with_the_nearest_choice():
         get_metrics([3])
     with pytest.raises(ConfigurationError, match="given twice"):
         get_metrics([Auc(), Auc()])
+
+
+@pytest.mark.parametrize("metric", [Calibration, LogLoss, NormalizedEntropy])
+def test_a_metric_of_another_name_has_the_same_value(cancer, metric):
+    class Renamed(metric):
+        name = "of_the_sample"
+
+    own, renamed = metric(), Renamed()
+    for one in (own, renamed):
+        one.update(*cancer)
+    assert renamed.eval() == own.eval()

@@ -63,9 +63,10 @@ def serve(root: Path | str, options: ServeOptions, *, started: Callable[[str], N
         started: called with the server's URL when it takes requests.
 
     Raises:
-        ConfigurationError: the address cannot be listened on.
+        ConfigurationError: the extra is not installed, or the address cannot be listened on.
         CheckpointNotFoundError, CheckpointDamagedError: there is no model to serve.
     """
+    check_installed()
     with _listening_socket(options) as listening:
         if options.workers > 1:
             from .workers import serve_many
