@@ -87,7 +87,7 @@ class FileGroup(Group):
 def work(rank: int, size: int, folder: str, address: str) -> None:
     """Exchange as one of the processes; rank 0 writes the seconds of each kind of exchange."""
     group = FileGroup(rank, size, Path(folder))
-    group.connections = AllToAll(group, 60.0, address).open()
+    group.connections = AllToAll(group, 60.0, address)
     values, rows = np.ones(DENSE, np.float32), np.zeros((ROWS_OF_STEP // size, DIM), np.float32)
     dense = DenseSum(group)
     kinds = {

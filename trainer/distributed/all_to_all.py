@@ -52,53 +52,46 @@ class AllToAll:
     One thread at a time may exchange. Threads that run beside each other need connections of their own.
 
     Args:
-        group: the processes.
+        group: the processes; all of them create the exchange together, on the thread that runs graphs.
         deadline: time limit of an exchange in seconds; None takes `MS_CPU_COMM_OP_TIMEOUT`, or half an hour.
         address: address of this machine for the others; None takes the one that reaches the scheduler.
+        sent: counts what it sends; None starts from zero. Also an attribute.
+
+    Attributes:
+        is_open: whether another exchange may follow.
+
+    Raises:
+        TrainerError: the processes do not reach each other.
     """
 
-    def __init__(self, group: Group, deadline: float | None = None, address: str | None = None) -> None:
-        self._group, self._address = group, address
+    def __init__(
+        self, group: Group, deadline: float | None = None, address: str | None = None, sent: Sent | None = None
+    ) -> None:
         self.rank, self.size = group.rank, group.size
         self.deadline = float(os.environ.get(TIMEOUT_VARIABLE, DEADLINE_SECONDS)) if deadline is None else deadline
-        self.sent = Sent()
-        self.seconds = 0.0  # spent in exchanges so far, waiting for other processes included
-        self.is_open = False  # whether another exchange may follow without `open`
-        self._closable: list[Any] = []  # of the last `open`
-
-    def open(self) -> AllToAll:
-        """Open new connections; a collective call on the thread that runs graphs.
-
-        Raises:
-            TrainerError: the processes do not reach each other.
-        """
-        self.close()
+        self.sent = Sent() if sent is None else sent
         self._connections: dict[int, socket.socket] = {}
         self._wake_up, self._woken = socket.socketpair()
         self._outbox = Outbox()
-        with socket.create_server(("", 0), backlog=self.size) as listener:
-            address = self._address or own_address()
-            own = [address, listener.getsockname()[1], secrets.token_hex(8), self._outbox.address]
-            addresses = self._group.gather_json(own)
+        with socket.create_server(("", 0), backlog=group.size) as listener:
+            own = [address or own_address(), listener.getsockname()[1], secrets.token_hex(8), self._outbox.address]
+            addresses = group.gather_json(own)
             self._inboxes = open_inboxes(self.rank, [given[3] for given in addresses])
             problem = self._connect(listener, addresses)
-        connections = self._connections.values()
-        self._closable = [self._outbox, *self._inboxes.values(), *connections, self._wake_up, self._woken]
-        readers = self._group.gather_json([problem, sorted(self._inboxes)])
+        readers = group.gather_json([problem, sorted(self._inboxes)])
         for peer, (given, _) in enumerate(readers):
             if given is not None:
                 self.close()
                 raise TrainerError(f"rank {peer} does not reach the others: {given}")
         self._readers = {peer for peer, (_, read) in enumerate(readers) if self.rank in read}
         self.is_open, self._number = True, 0
-        for connection in connections:
+        for connection in self._connections.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             enable_keepalive(connection)
             # A compiling process reads nothing for minutes; with this timeout its full buffer would end the connection.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
             connection.setblocking(False)
-        return self
 
     def _connect(self, listener: socket.socket, addresses: Sequence[Sequence[Any]]) -> str | None:
         """Connect to lower ranks and accept higher ones; return the problem, or None."""
@@ -138,9 +131,7 @@ class AllToAll:
                 message names the ranks.
         """
         if not self.is_open:
-            reason = "it has opened no connections, or an earlier exchange has failed"
-            raise TrainerError(f"rank {self.rank} cannot exchange rows: {reason}")
-        began = time.perf_counter()
+            raise TrainerError(f"rank {self.rank} cannot exchange rows: an earlier exchange has failed")
         try:
             received = self._exchange(parts)
         except _InterruptedError:  # the others keep waiting: whether they stop too is not decided here
@@ -148,21 +139,17 @@ class AllToAll:
         except BaseException:  # a partial message may be in flight, which makes the rest unreadable
             self.close()
             raise
-        self.seconds += time.perf_counter() - began
         # views are of the sender's memory
         return [bytearray(part) if keep and isinstance(part, memoryview) else part for part in received]
 
-    all_to_all = exchange  # as `Group` calls it
-
     def interrupt(self) -> None:
-        """End another thread's current or next exchange; none follows before `open`.
+        """End the exchange that another thread is in, or begins; no exchange follows.
 
         The connections stay open until `close`, so that the other processes do not fail before they stop as well.
         """
         self.is_open = False
-        if self._closable:
-            with contextlib.suppress(OSError):  # closed by a failure
-                self._wake_up.send(b".")
+        with contextlib.suppress(OSError):  # closed by a failure
+            self._wake_up.send(b".")
 
     def _exchange(self, parts: Sequence[Any]) -> list[Any]:
         self._number += 1
@@ -272,14 +259,57 @@ class AllToAll:
         return True
 
     def close(self) -> None:
-        """Close the connections; no exchange follows before `open`."""
+        """Close the connections; no exchange follows."""
         self.is_open = False
-        for resource in self._closable:
-            resource.close()
+        self._outbox.close()
+        for inbox in self._inboxes.values():
+            inbox.close()
+        for connection in (*self._connections.values(), self._wake_up, self._woken):
+            connection.close()
 
 
 class _InterruptedError(TrainerError):
     """Another thread has called `AllToAll.interrupt`."""
+
+
+class Channel:
+    """All-to-all connections of one thread, opened again after an interruption.
+
+    Attributes:
+        seconds: time spent in exchanges so far, waiting for other processes included.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.seconds = 0.0
+        self._sent = Sent()
+        self._exchange: AllToAll | None = None
+        group.track(self._sent)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process needs no new connections."""
+        return self._exchange is not None and self._exchange.is_open
+
+    def open(self) -> None:
+        """Open new connections; a collective call on the thread that runs graphs."""
+        if self._exchange is not None:
+            self._exchange.close()
+        self._exchange = AllToAll(self._group, sent=self._sent)
+
+    def all_to_all(self, parts: Sequence[Any]) -> list[Any]:
+        """Send `parts[r]` to each rank r; see `AllToAll.exchange`."""
+        if self._exchange is None:
+            raise TrainerError(f"rank {self._group.rank} has opened no connections for exchanges of this thread")
+        began = time.perf_counter()
+        received = self._exchange.exchange(parts)
+        self.seconds += time.perf_counter() - began
+        return received
+
+    def interrupt(self) -> None:
+        """End the exchange that another thread is in; see `AllToAll.interrupt`."""
+        if self._exchange is not None:
+            self._exchange.interrupt()
 
 
 class _Arriving:

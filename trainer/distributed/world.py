@@ -94,7 +94,7 @@ class World(Group):
     def connect(self) -> None:
         self._check_thread()
         if self._all_to_all is None:
-            self._all_to_all = AllToAll(self).open()
+            self._all_to_all = AllToAll(self)
             self.track(self._all_to_all.sent)
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
@@ -117,7 +117,7 @@ def open_barrier(group: Group) -> AllToAll | None:
     A collective call.
     """
     try:
-        return AllToAll(group, deadline=math.inf).open()
+        return AllToAll(group, deadline=math.inf)
     except TrainerError as error:
         logger.warning("processes wait for each other no longer than a collective does: %s", error)
         return None

@@ -100,8 +100,10 @@ def print_results(finished: Run) -> None:
     print("\n".join(table(rows)))
     before = metrics.get("seconds_before", 0.0)
     print(f"took {duration(metrics['seconds'])}" + (f", {duration(before)} of it before the resume" if before else ""))
-    snapshot, here = Path(metrics["snapshot"] or "none"), Path.cwd()
-    print(f"snapshot {snapshot.relative_to(here) if snapshot.is_relative_to(here) else snapshot}")
+    snapshot = metrics["snapshot"] or "none"
+    with contextlib.suppress(ValueError):  # not below the working directory
+        snapshot = Path(snapshot).relative_to(Path.cwd()) if metrics["snapshot"] else snapshot
+    print(f"snapshot {snapshot}")
     print(f"run folder {finished.path}")
 
 

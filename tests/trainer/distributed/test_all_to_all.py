@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.distributed.threads import Thread, connected, group_of
-from trainer.distributed.all_to_all import AllToAll
+from trainer.distributed.all_to_all import Channel
 from trainer.distributed.group import SINGLE
 from trainer.distributed.machine_memory import VARIABLE
 from trainer.errors import TrainerError
@@ -184,13 +184,16 @@ def test_an_interrupted_exchange_ends_at_once_and_the_others_keep_waiting(member
     assert time.monotonic() - began < 15
 
 
-def test_connections_are_opened_again_after_an_interruption(monkeypatch):
+def test_a_channel_is_opened_again_after_an_interruption(monkeypatch):
     monkeypatch.setenv("MS_SCHED_HOST", "127.0.0.1")
     monkeypatch.setenv("MS_SCHED_PORT", "9")
 
+    class Counting(Thread):
+        def track(self, sent):
+            self.sent = sent
+
     def one(member):
-        channel, found = AllToAll(member), []
-        channel.interrupt()  # before the first connections: there is nothing to end
+        channel, found = Channel(member), []
         with pytest.raises(TrainerError, match="has opened no connections"):
             channel.all_to_all([b"x"] * SIZE)
         for _ in range(2):
@@ -200,10 +203,9 @@ def test_connections_are_opened_again_after_an_interruption(monkeypatch):
             found.append(channel.all_to_all([bytes([member.rank])] * SIZE))
             channel.interrupt()
             member.wait()
-        channel.close()
-        return found, channel.sent.messages
+        return found, member.sent.messages
 
-    with group_of(SIZE) as (_, run):
+    with group_of(SIZE, Counting) as (_, run):
         for found, messages in run(one):
             assert [[part[0] for part in received] for received in found] == [[0, 1, 2, 3]] * 2
             assert messages == 2 * (SIZE - 1)

@@ -17,7 +17,7 @@ class Thread(Group):
         self.connections = None
 
     def connect(self):
-        self.connections = AllToAll(self, 20.0, "127.0.0.1").open()
+        self.connections = AllToAll(self, 20.0, "127.0.0.1")
         return self
 
     def wait(self):

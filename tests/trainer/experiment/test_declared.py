@@ -64,6 +64,12 @@ def test_a_url_is_not_looked_up(check):
     assert check(CONFIG.replace("path: segments", "path: s3://bucket/rows"), schema(*inputs())) == (0, "")
 
 
+def test_a_url_that_no_store_has(check):
+    assert (
+        "unknown scheme 's4'" in check(CONFIG.replace("path: segments", "path: s4://bucket/rows"), schema(*inputs()))[1]
+    )
+
+
 def test_a_label_that_is_no_column(check):
     wrong = schema(*inputs()) | {"label": "ratng"}
     assert "label='ratng' is not among the columns" in check(CONFIG, wrong)[1]

@@ -7,7 +7,7 @@ On devices: before a training call, the owner of each distinct row sends the pac
 then holds the rows of the call and applies the same updates, because row gradients are summed over processes like dense
 ones. Afterwards each process keeps the rows it owns. `planning.sharded_planner` exchanges the ids beforehand.
 
-By owner, ids are planned and exchanged on the thread that prepares chunks, over an `AllToAll`; all else runs on the
+By owner, ids are planned and exchanged on the thread that prepares chunks, over a `Channel`; all else runs on the
 thread that runs graphs.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
-from ...distributed.all_to_all import AllToAll
+from ...distributed.all_to_all import Channel
 from ...mindspore_internals.cell_structure import hide
 from ..planning.layout import FieldMap, Layout
 from ..planning.owner_planner import OwnerPlanner
@@ -51,9 +51,7 @@ class ShardedTables(SparseTables):
         self.by_owner = self._has_kernel(None)  # wherever operators may call Python
         token = Parameter(Tensor(np.zeros(1, np.float32)), name="embedding.exchange", requires_grad=False)
         hide(self, "token", token)
-        channel = AllToAll(self.group)  # of the thread that prepares chunks; not open yet
-        hide(self, "channel", channel)
-        self.group.track(channel.sent)
+        hide(self, "channel", Channel(self.group))  # of the thread that prepares chunks; not open yet
 
     def _planned_tables(self) -> list[Any]:
         # The admission sketches that all processes started with; each then counts only its own ids.

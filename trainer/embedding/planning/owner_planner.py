@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ...distributed.all_to_all import AllToAll
+from ...distributed.all_to_all import Channel
 from ...distributed.group import Group
 from ...errors import DataError
 from ..tables.spec import DEFAULT_ROW
@@ -59,7 +59,7 @@ class OwnerPlanner(ShardedPlanner):
         """Let owners pool the bags of these tables, which `can_pool` has accepted."""
         self._bags = {index: Bags(combiner) for index, combiner in combiners.items()}
 
-    def begin(self, connections: Group | AllToAll) -> None:
+    def begin(self, connections: Group | Channel) -> None:
         """Exchange what is planned to train over `connections` from now on."""
         self._connections = connections
         self._follows = _MORE

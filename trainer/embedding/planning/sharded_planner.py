@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...distributed.all_to_all import AllToAll
+from ...distributed.all_to_all import Channel
 from ...distributed.group import Group
 from ...errors import DataError
 from .planner import Planner
@@ -131,7 +131,7 @@ def raise_problems(texts: Sequence[np.ndarray]) -> None:
 
 
 def exchange_parts(
-    connections: Group | AllToAll, parts: Sequence[Sequence[np.ndarray]], dtype: Any
+    connections: Group | Channel, parts: Sequence[Sequence[np.ndarray]], dtype: Any
 ) -> list[list[np.ndarray]]:
     """Send each process its arrays; return those that every process sent here, flat."""
     received = connections.all_to_all([pack_arrays(own, dtype) for own in parts])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError, did_you_mean
-from ...storage.location import is_url
+from ...storage.location import is_url, url_problem
 from .class_paths import UnresolvedError, has_reference, resolve
 from .experiment_config import ExperimentConfig, ObjectSpec
 from .instantiate import instantiate
@@ -22,8 +22,12 @@ def stream_problems(config: ExperimentConfig) -> list[Problem]:
     data = config.data
     for spec in (data.train, data.valid, data.test, data.stream):
         for stream, arguments in _streams(spec):
-            if _is_missing(path := arguments.get("path")):
+            path, message = arguments.get("path"), None
+            if _is_missing(path):
                 message = f"{stream.class_path} takes a folder or file that exists; received {path!r}"
+            elif isinstance(path, str) and is_url(path) and not has_reference(path):
+                message = url_problem(path)
+            if message is not None:
                 problems.append(Problem(stream.location, f"{stream.path}.init_args.path", message))
             schema, wrong = _schema(stream, arguments.get("schema"))
             problems += wrong
