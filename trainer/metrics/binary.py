@@ -275,7 +275,7 @@ def score_table(metrics: Iterable[Any]) -> dict[str, Any] | None:
     """
     for metric in metrics:
         counts = metric.of_first_label() if isinstance(metric, BinaryMetric) else None
-        counts = counts["auc"] if isinstance(counts, CountsByName) else counts
+        counts = counts.get("auc") if isinstance(counts, CountsByName) else counts
         if not isinstance(counts, AucCounts) or not len(counts.histogram.scores):
             continue
         histogram = counts.histogram

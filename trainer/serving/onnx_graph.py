@@ -6,7 +6,6 @@ that follow from the size, these are replaced; onnxruntime's answers for further
 
 from __future__ import annotations
 
-import graphlib
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -173,8 +172,15 @@ def _sort(graph: onnx.GraphProto) -> None:
     """Sort the nodes topologically; MindSpore puts some casts of constants too late."""
     nodes = list(graph.node)
     makers = {name: number for number, node in enumerate(nodes) for name in node.output}
-    before = {i: [makers[name] for name in node.input if name in makers] for i, node in enumerate(nodes)}
-    ordered = graphlib.TopologicalSorter(before).static_order()
+    ordered: dict[int, None] = {}  # near the order there is, in which alike graphs are compared
+    for last in range(len(nodes)):
+        waiting = [last]
+        while waiting:
+            before = [makers[name] for name in nodes[waiting[-1]].input if name in makers]
+            missing = [number for number in before if number not in ordered]
+            waiting += missing
+            if not missing:
+                ordered.setdefault(waiting.pop())
     copies = [type(nodes[number]).FromString(nodes[number].SerializeToString()) for number in ordered]
     del graph.node[:]
     graph.node.extend(copies)
