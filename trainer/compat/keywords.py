@@ -99,6 +99,7 @@ def _translate(
     if ours in known:
         if ours in given:
             raise TypeError(f"{verb}: {name} is {ours}, and both are given")
+        given.add(ours)
         return ours, value
     if name in HINTS:
         raise TypeError(f"{verb}: {name} {HINTS[name]}")

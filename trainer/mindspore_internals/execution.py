@@ -50,7 +50,9 @@ class _Recorder:
 
 def available() -> bool:
     """Return whether the private names exist and the user allows their use."""
-    names_exist = hasattr(_api._cell_graph_executor, "_graph_executor") and hasattr(_api, "_convert_python_data")
+    names_exist = hasattr(getattr(_api, "_cell_graph_executor", None), "_graph_executor") and hasattr(
+        _api, "_convert_python_data"
+    )
     return names_exist and not public_only()
 
 

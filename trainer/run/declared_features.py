@@ -212,13 +212,13 @@ class RawRowsInOrder(Source):
         yield from rebatched(self._columns(self.kept), self.batch_size)
 
     def peek(self, should_stop: Any = lambda: False) -> Columns | None:
-        """Return the columns of one batch, which `batches` delivers all the same."""
-        for item in rebatched(self._columns(None, log=False), self.batch_size):
+        """Return the columns of one batch, which `batches` delivers and judges later."""
+        for item in rebatched(self._columns(None, peeks=True), self.batch_size):
             return item.columns
         return None
 
-    def _columns(self, kept: KeptColumns | None, *, log: bool = True) -> Iterator[Columns]:
-        options: dict[str, Any] = {"labelled": self.labelled, "kept": kept, "set_aside": self.leave_out, "log": log}
-        for inputs in batches_of(self.features, self.data, **options)[1]:
+    def _columns(self, kept: KeptColumns | None, *, peeks: bool = False) -> Iterator[Columns]:
+        options: dict[str, Any] = {"set_aside": self.leave_out or peeks, "log": not peeks}
+        for inputs in batches_of(self.features, self.data, labelled=self.labelled, kept=kept, **options)[1]:
             self.names = tuple(inputs)
             yield tuple(inputs.values())

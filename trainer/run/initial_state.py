@@ -142,13 +142,14 @@ def _merged(before: Rows | None, rows: Rows) -> Rows:
 
 
 def _checked_map(parameter_map: Mapping[str, str | None] | None) -> dict[str, str | None]:
+    wanted = "a mapping from names of this network, or beginnings of them, to those of the other one, or None to "
+    wanted += "leave them as they are"
     mapping = {} if parameter_map is None else parameter_map
-    if not isinstance(mapping, Mapping) or not all(
-        isinstance(name, str) and name and (source is None or isinstance(source, str))
-        for name, source in mapping.items()
-    ):
-        wanted = "a mapping from names of this network, or beginnings of them, to those of the other one, or None to "
-        checks.refuse("init_from(parameter_map=...)", wanted + "leave them as they are", parameter_map)
+    if not isinstance(mapping, Mapping):
+        checks.refuse("init_from(parameter_map=...)", wanted, parameter_map)
+    for name, source in mapping.items():
+        if not isinstance(name, str) or not name or not (source is None or isinstance(source, str)):
+            checks.refuse("init_from(parameter_map=...)", wanted, {name: source})
     return dict(mapping)
 
 

@@ -6,6 +6,8 @@ python stream_program.py FOLDER
 import json
 import resource
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +100,8 @@ class FullDisk(Callback):
         if trainer.group.is_main and step in (3, 4):
             most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
             if step == 4:
-                trainer.saver._writer._thread.join()
+                while any(thread.name == "snapshot-writer" for thread in threading.enumerate()):
+                    time.sleep(0.01)  # until the write has failed
             resource.setrlimit(resource.RLIMIT_FSIZE, (64 if step == 3 else most, most))
 
 
