@@ -12,12 +12,13 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, nn
 
 from ..checks import any_number, whole
 from ..distributed.exchange import BEFORE
 from ..errors import CheckpointError, TrainerError
 from ..mindspore_internals.cell_structure import parameters_of
+from ..mindspore_internals.shared_memory import overwrite
 from .ckpt_files import compare
 from .content import AVERAGES, NORMS, Content, Cursor
 from .parts import Parts
@@ -115,8 +116,7 @@ def fitting_tensors(
 def assign(tensors: Iterable[tuple[Parameter, np.ndarray]]) -> None:
     """Assign saved tensors to their parameters."""
     for parameter, value in tensors:
-        # After `set_data`, a compiled step that contains a branch keeps the old value.
-        ops.assign(parameter, Tensor(np.array(value), parameter.dtype))
+        overwrite(parameter, value)
 
 
 def restore_all(
