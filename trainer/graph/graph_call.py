@@ -274,14 +274,17 @@ class SunkSteps(nn.Cell):
         self.batches_per_call = batches_per_call  # leading length of the stacked columns
         self.row_shape = row_shape  # shape of one row's prediction, if predictions are kept
         self.counted = counted  # index of a column with the rows on its first axis
+        # primitives and constants: functions such as `ops.gather` and `ops.zeros` take 20 to 30 ms each to compile
+        self.gather, self.expand, self.scatter = ops.Gather(), ops.ExpandDims(), ops.TensorScatterUpdate()
+        self.no_losses = Tensor(np.zeros(batches_per_call, np.float32))
+        self.first = Tensor(0, mstype.int32)
 
     def construct(self, count, flush, *stacked):
         """Train the first `count` (int32) batches; `flush` then ends an accumulation.
 
         Returns (losses [batches_per_call], predictions [batches_per_call, batch, ...] or the losses again).
         """
-        losses = ops.zeros((self.batches_per_call,), mstype.float32)
-        index = ops.zeros((), mstype.int32)
+        losses, index = self.no_losses, self.first
         last = count - 1
         # Two loops: in one, branches on the shape would change the order of side effects that MindSpore sees.
         # explicit gather and scatter: indexing adds eight operators per step to handle negative indices
@@ -289,9 +292,9 @@ class SunkSteps(nn.Cell):
             while index < count:
                 columns = ()
                 for column in stacked:
-                    columns += (ops.gather(column, index, 0),)
+                    columns += (self.gather(column, index, 0),)
                 loss = self._apply_step(ops.logical_and(flush, index == last), columns)[0]
-                losses = _put(losses, index, loss)
+                losses = self._put(losses, index, loss)
                 index = index + 1
             return losses, losses
         predictions = ops.zeros(
@@ -300,18 +303,17 @@ class SunkSteps(nn.Cell):
         while index < count:
             columns = ()
             for column in stacked:
-                columns += (ops.gather(column, index, 0),)
+                columns += (self.gather(column, index, 0),)
             loss, prediction = self._apply_step(ops.logical_and(flush, index == last), columns)
-            losses = _put(losses, index, loss)
-            predictions = _put(predictions, index, prediction)
+            losses = self._put(losses, index, loss)
+            predictions = self._put(predictions, index, prediction)
             index = index + 1
         return losses, predictions
 
     def _apply_step(self, flush, columns):
         return self.step(flush, *columns)
 
-
-def _put(stacked, index, value):
-    """Replace row `index` of `stacked` by `value`; graph code."""
-    row = ops.expand_dims(ops.cast(value, stacked.dtype), 0)
-    return ops.tensor_scatter_update(stacked, ops.reshape(index, (1, 1)), row)
+    def _put(self, stacked, index, value):
+        """Return `stacked` with row `index` replaced by `value`."""
+        row = self.expand(ops.cast(value, stacked.dtype), 0)
+        return self.scatter(stacked, self.expand(self.expand(index, 0), 0), row)
