@@ -55,6 +55,8 @@ class Forward(nn.Cell):
             if self.apart and self.training:
                 return self.loss_fn.task_losses(prediction, labels)[0], prediction
             loss = self._apply_loss(prediction, labels)
+            if loss.ndim == 0:
+                return loss, prediction
             if self.training:
                 return _scalar_loss(loss), prediction
             return ops.mean(loss), prediction
@@ -92,6 +94,8 @@ def kept_output(prediction, output):
 
 
 def _scalar_loss(loss):
+    if loss.ndim == 0:
+        return loss
     return ops.reshape(loss, _scalar_shape(loss.shape))
 
 
