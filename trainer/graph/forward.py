@@ -39,13 +39,17 @@ class Forward(nn.Cell):
     def construct(self, *columns):
         """Return (loss [], prediction)."""
         if self.has_loss_fn:
-            prediction = self._apply_network(columns[: -self.labels] if self.labels else columns)
+            if self.labels == 1:
+                *inputs, label = columns
+                prediction = self._apply_network(inputs)
+            else:
+                prediction = self._apply_network(columns[: -self.labels] if self.labels else columns)
             if self.several:
                 prediction = self.loss_fn.in_order(prediction)
             if self.cast_outputs:
                 prediction = to_float32(prediction)
             if self.labels == 1:
-                labels = (self.label_cast(columns[-1], prediction),)
+                labels = (self.label_cast(label, prediction),)
             elif self.labels == 0:
                 labels = ()
             elif self.several:

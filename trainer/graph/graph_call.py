@@ -275,7 +275,8 @@ class SunkSteps(nn.Cell):
         self.row_shape = row_shape  # shape of one row's prediction, if predictions are kept
         self.counted = counted  # index of a column with the rows on its first axis
         # primitives and constants: functions such as `ops.gather` and `ops.zeros` take 20 to 30 ms each to compile
-        self.gather, self.expand, self.scatter = ops.Gather(), ops.ExpandDims(), ops.TensorScatterUpdate()
+        self.map, self.gather, self.expand = ops.HyperMap(), ops.Gather(), ops.ExpandDims()
+        self.scatter = ops.TensorScatterUpdate()
         self.no_losses = Tensor(np.zeros(batches_per_call, np.float32))
         self.first = Tensor(0, mstype.int32)
 
@@ -290,9 +291,7 @@ class SunkSteps(nn.Cell):
         # explicit gather and scatter: indexing adds eight operators per step to handle negative indices
         if self.row_shape is None:
             while index < count:
-                columns = ()
-                for column in stacked:
-                    columns += (self.gather(column, index, 0),)
+                columns = self.map(ops.partial(self._batch_of, index), stacked)
                 loss = self._apply_step(ops.logical_and(flush, index == last), columns)[0]
                 losses = self._put(losses, index, loss)
                 index = index + 1
@@ -301,14 +300,15 @@ class SunkSteps(nn.Cell):
             (self.batches_per_call, stacked[self.counted].shape[1], *self.row_shape), mstype.float32
         )
         while index < count:
-            columns = ()
-            for column in stacked:
-                columns += (self.gather(column, index, 0),)
+            columns = self.map(ops.partial(self._batch_of, index), stacked)
             loss, prediction = self._apply_step(ops.logical_and(flush, index == last), columns)
             losses = self._put(losses, index, loss)
             predictions = self._put(predictions, index, prediction)
             index = index + 1
         return losses, predictions
+
+    def _batch_of(self, index, column):
+        return self.gather(column, index, 0)
 
     def _apply_step(self, flush, columns):
         return self.step(flush, *columns)

@@ -86,7 +86,9 @@ class LabelCast(nn.Cell):
             )
         dtypes, shapes = (label.dtype, prediction.dtype), (label.shape, prediction.shape)
         if self.values:
-            label = ops.reshape(label, _wanted_shape(self.number, self.loss, *shapes))
+            wanted = _wanted_shape(self.number, self.loss, *shapes)
+            if wanted != label.shape:
+                label = ops.reshape(label, wanted)
         return ops.cast(label, _wanted_dtype(self.kind, self.number, self.loss, dtypes, shapes))
 
     def matched(self, labels, prediction):
@@ -98,6 +100,8 @@ class LabelCast(nn.Cell):
             shapes += (label.shape,)
             dtypes += (label.dtype,)
         wanted = _wanted_shapes(self.number, self.loss, shapes, dtypes, prediction.shape)
+        if wanted == shapes:
+            return labels
         made = ()
         for index, label in enumerate(labels):
             made += (ops.reshape(label, wanted[index]),)

@@ -209,5 +209,5 @@ class HostStackProgram(StackProgram):
     def update(self, positions, packed, gradient, lr):
         """Apply one optimizer step to the rows at `positions`."""
         step, rate = self.next_step(lr)
-        rate = ops.reshape(self.optimizer.rate(rate, step), (1,))
+        rate = self.as_vector(self.optimizer.rate(rate, step))
         ops.assign(self.token, self.apply_update(gradient, positions, rate, self.token))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, ops
+from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from ...distributed.group import Group
@@ -127,6 +127,8 @@ class OwnerStackProgram(HostStackProgram):
         dim, members = self.dim, len(self.tables)
         self.members = members
         self.is_main = group.is_main
+        # two of them compile faster than a slice and a reshape
+        self.gather, self.at_0, self.from_0_to_1 = ops.Gather(), Tensor(0, mstype.int32), Tensor([0], mstype.int32)
         hide(self, "token", token)  # float32 [1], shared by all stacks; see the module docstring
         blank = next(iter(self.tables.values())).packed(np.zeros((1, dim), np.float32))[0]
         rows = OwnerRows(self.stores(), dim, self.optimizer, group, blank)
@@ -153,10 +155,14 @@ class OwnerStackProgram(HostStackProgram):
         for part in parts if self.trainable else ():
             self.tables[part.table].start()
 
+    def first_of(self, rows):
+        """Return the first number of `rows`, float32 [1]."""
+        return self.gather(self.gather(rows, self.at_0, 0), self.from_0_to_1, 0)
+
     def begin(self, positions, step_map, owned):
         """Load the step's rows; return the positions of the rows that are trained here."""
         rows = self.read(positions, self.token)
-        ops.assign(self.token, ops.reshape(rows[:1, :1], (1,)))
+        ops.assign(self.token, self.first_of(rows))
         ops.assign(self.rows, rows)
         if self.indirect:
             ops.assign(self.step_map, step_map)
@@ -165,7 +171,7 @@ class OwnerStackProgram(HostStackProgram):
     def sum_at_owners(self, owned, gradient):
         """Return the gradients of the rows at `owned`, summed over processes, [n, dim]."""
         sums = self.add_up(ops.cast(gradient, mstype.float32), owned, self.token)
-        ops.assign(self.token, ops.reshape(sums[:1, :1], (1,)))
+        ops.assign(self.token, self.first_of(sums))
         return sums
 
     def squares(self, owned, sums):
@@ -179,7 +185,7 @@ class OwnerStackProgram(HostStackProgram):
         """Apply one optimizer step to the rows at `owned`."""
         step, rate = self.next_step(lr)
         if self.has_kernel:
-            rate = ops.reshape(self.optimizer.rate(rate, step), (1,))
+            rate = self.as_vector(self.optimizer.rate(rate, step))
             ops.assign(self.token, self.apply_update(sums, owned, rate, self.token))
         else:
             packed = self.optimizer(self.read_packed(owned, self.token), sums, rate, step)

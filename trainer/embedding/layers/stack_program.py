@@ -44,7 +44,7 @@ class StackProgram(nn.Cell):
         self.trainable = trainable
         self.indirect = indirect
         self.constant_lr = optimizer.lr is not None
-        self.lr = float(optimizer.lr or 0.0)
+        self.lr = Tensor(optimizer.lr or 0.0, mstype.float32)
         hide(self, "name", name)
         hide(self, "working_set", working_set)
         hide(self, "tables", tables)
@@ -107,8 +107,12 @@ class StackProgram(nn.Cell):
         step, rate = self.next_step(lr)
         ops.scatter_update(self.work, positions, self.optimizer(packed, gradient, rate, step))
 
+    def as_vector(self, rate):
+        """Return a learning rate, float32 scalar or [1], as [1]."""
+        return ops.expand_dims(rate, 0) if rate.ndim == 0 else rate
+
     def next_step(self, lr):
         """Count an update; return its number and learning rate."""
         step = self.step + 1.0
         ops.assign(self.step, step)
-        return step, ops.cast(self.lr, mstype.float32) if self.constant_lr else lr
+        return step, self.lr if self.constant_lr else lr
