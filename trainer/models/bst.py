@@ -19,6 +19,8 @@ from .attention import Attention
 from .layers import LayerNorm, Perceptron, flat, flat_width
 from .sequences import candidate_and_history, candidates_of
 
+_gather = ops.Gather()  # takes a tenth of the time of `ops.gather` to compile
+
 
 def running_count(mask):
     """Return the running count of True in each row, float32 [N, L]; graph code.
@@ -106,7 +108,7 @@ class BST(nn.Cell):
         # Histories are padded at the end, so an item's distance to the candidate depends on the history's length.
         count = running_count(mask)
         back = ops.cast(ops.minimum(count[:, -1:] - count + 1, self.last_position), mstype.int32)
-        history = history + ops.gather(self.positions, back, 0)
+        history = history + _gather(self.positions, back, 0)
         x = ops.concat((history, ops.expand_dims(candidate + self.positions[0], 1)), 1)
         kept = ops.cast(mask, mstype.float32)
         # A column of zeros, but not as a constant, which would fix the batch size of an exported graph.

@@ -13,6 +13,8 @@ from mindspore import Tensor, nn, ops
 from ..features import Features
 from .layers import Perceptron, check_hidden, pooled_embedding
 
+_gather = ops.Gather()  # takes a tenth of the time of `ops.gather` to compile
+
 
 class DotInteraction(nn.Cell):
     """The inner products of all pairs of different vectors.
@@ -27,7 +29,7 @@ class DotInteraction(nn.Cell):
 
     def construct(self, vectors):
         products = ops.matmul(vectors, vectors.swapaxes(1, 2))
-        return ops.gather(products.reshape(vectors.shape[0], -1), self.pairs, 1)
+        return _gather(products.reshape(vectors.shape[0], -1), self.pairs, 1)
 
 
 class DLRM(nn.Cell):

@@ -22,6 +22,8 @@ from ..tables.spec import Eviction, MinSightings, Probability, TableSpec
 from ..tables.table import SparseTable
 from .row_optimizer import RowOptimizer
 
+_gather = ops.Gather()  # takes a tenth of the time of `ops.gather` to compile
+
 DENSE_ROWS = 1_000_000
 MODES = ("auto", "dense", "sparse")
 FIRST_ROWS = 64
@@ -278,15 +280,15 @@ class Embedding(nn.Cell):
         """
         if not self.indirect:
             return positions
-        return ops.gather(self.working_reading_map if self.reading else self.working_step_map, positions, 0)
+        return _gather(self.working_reading_map if self.reading else self.working_step_map, positions, 0)
 
     def vectors(self, positions):
         """Return the vectors at `positions` of the working set; graph code."""
         if self.reading:
-            return ops.gather(self.working_reading, positions, 0)
+            return _gather(self.working_reading, positions, 0)
         if self.has_reader:
             return self.reader(self.working_rows, positions, self.working_token)
-        return ops.gather(self.working_rows, positions, 0)
+        return _gather(self.working_rows, positions, 0)
 
     def construct(self, ids):
         """Return the vectors of `ids`, [*ids.shape, dim]."""
@@ -305,9 +307,9 @@ class Embedding(nn.Cell):
 
     def _dense(self, ids):
         if not self.has_padding:
-            return ops.gather(self.weight, ids, 0)
+            return _gather(self.weight, ids, 0)
         present = ids != self.padding
-        vectors = ops.gather(self.weight, ops.where(present, ids, ops.zeros_like(ids)), 0)
+        vectors = _gather(self.weight, ops.select(present, ids, ops.zeros_like(ids)), 0)
         return vectors * ops.cast(ops.expand_dims(present, -1), mstype.float32)
 
     def extend_repr(self) -> str:

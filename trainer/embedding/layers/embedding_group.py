@@ -178,5 +178,5 @@ class EmbeddingBag(Embedding):
         if self.combiner == "sqrtn":
             norm = ops.sqrt(norm)
         empty = norm == 0
-        norm = ops.where(empty, ops.ones_like(norm), norm)
+        norm = ops.select(empty, ops.ones_like(norm), norm)
         return total / ops.expand_dims(norm, -1)

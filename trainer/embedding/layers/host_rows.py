@@ -28,6 +28,8 @@ from ..tables.row_store import RowStore
 from .row_optimizer import RowOptimizer
 from .stack_program import StackProgram
 
+_gather = ops.Gather()  # takes a tenth of the time of `ops.gather` to compile
+
 
 def find_kernel(optimizer: RowOptimizer) -> tuple[RowKernel, tuple[float, ...]] | None:
     """Return the kernel of a row optimizer and its parameters, or None."""
@@ -138,7 +140,7 @@ class ReadRows(nn.Cell):
 
         The token, float32 [1], has a gradient in place of the rows; see `collect`.
         """
-        return ops.gather(rows, positions, 0)
+        return _gather(rows, positions, 0)
 
     def bprop(self, rows, positions, token, out, dout):
         """Add the gradient to the sums; the rows themselves get none."""

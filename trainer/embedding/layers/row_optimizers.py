@@ -242,7 +242,9 @@ class RowFTRL(RowOptimizer):
         new_power = ops.pow(accum, -self.lr_power)
         linear = linear + gradients - (new_power - ops.pow(old, -self.lr_power)) / lr * weight
         shrunk = ops.sign(linear) * self.l1 - linear
-        weight = ops.where(ops.abs(linear) > self.l1, shrunk / (new_power / lr + 2.0 * self.l2), ops.zeros_like(linear))
+        weight = ops.select(
+            ops.abs(linear) > self.l1, shrunk / (new_power / lr + 2.0 * self.l2), ops.zeros_like(linear)
+        )
         return ops.concat((weight, accum, linear), 1)
 
 
