@@ -77,7 +77,8 @@ class Mirror:
 
 def overwrite(parameter: Parameter, value: np.ndarray) -> None:
     """Set the value of `parameter`, visible to compiled graphs too."""
-    if views_are_live():
-        parameter.asnumpy()[...] = value
-    else:
-        ops.assign(parameter, Tensor(np.asarray(value), parameter.dtype))
+    view = parameter.asnumpy() if views_are_live() else None
+    if view is not None and view.flags.writeable:
+        view[...] = value
+    else:  # not `set_data`, after which a compiled step that contains a branch keeps the old value
+        ops.assign(parameter, Tensor(np.array(value), parameter.dtype))
