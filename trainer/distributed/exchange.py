@@ -58,9 +58,9 @@ class Exchange(nn.Cell):
             self.share_token(Parameter(Tensor(np.zeros(1, np.float32)), name="trainer.exchange", requires_grad=False))
         else:
             self.all_reduce = ops.AllReduce()
-        # A gather compiles in a tenth of the time of an index or a slice, a map over a tuple in a fraction of a loop's.
-        self.gather, self.map = ops.Gather(), ops.HyperMap()
-        self.at_0, self.at_1, self.from_0_to_1 = (Tensor(index, mstype.int32) for index in (0, 1, [0]))
+        # compile faster than indices, slices and loops: see `graph.program`
+        self.pick, self.map = ops.Gather(), ops.HyperMap()
+        self.index_0, self.index_1, self.only_index_0 = (Tensor(index, mstype.int32) for index in (0, 1, [0]))
         self.buffers = tuple(buffers)
         self.before = tuple(
             Parameter(buffer.value().copy(), name=f"{BEFORE}{buffer.name}", requires_grad=False)
@@ -76,10 +76,10 @@ class Exchange(nn.Cell):
         if not self.on_host:
             return self.all_reduce(values)
         total = self.sum_on_host(values, self.token)
-        ops.assign(self.token, self.gather(total, self.from_0_to_1, 0))
+        ops.assign(self.token, self.pick(total, self.only_index_0, 0))
         return total
 
-    def all_rows(self, rows):
+    def total_rows(self, rows):
         """Return the number of rows of all processes, float32 []."""
         return self._second(rows)
 
@@ -88,15 +88,13 @@ class Exchange(nn.Cell):
         return self.own(part, rows)
 
     def _first(self, values):
-        return self.gather(values, self.at_0, 0)
+        return self.pick(values, self.index_0, 0)
 
     def _second(self, values):
-        return self.gather(values, self.at_1, 0)
+        return self.pick(values, self.index_1, 0)
 
     def begin(self, rows, labels):
         """Return `rows` followed by the own and the total row counts of each task."""
-        if self.tasks is None:
-            return rows
         if not self.tasks.leaves_any_out:
             return ops.concat((rows, ops.tile(rows[:1], (self.count,)), ops.tile(rows[1:], (self.count,))))
         own = self.own(self.tasks.row_numbers(labels), rows)
@@ -118,12 +116,12 @@ class Exchange(nn.Cell):
         """Return this process's contribution to the mean loss over all rows."""
         if self.tasks is None:
             return loss * (self._first(rows) / self._second(rows))
-        return self.tasks.weighted_sum(loss * (self._own_rows(rows) / ops.maximum(self._all_rows(rows), 1.0)))
+        return self.tasks.weighted_sum(loss * (self._own_task_rows(rows) / ops.maximum(self._all_task_rows(rows), 1.0)))
 
-    def _own_rows(self, rows):
+    def _own_task_rows(self, rows):
         return rows[_HEAD : _HEAD + self.count]
 
-    def _all_rows(self, rows):
+    def _all_task_rows(self, rows):
         return rows[_HEAD + self.count :]
 
     def own(self, part, rows):
@@ -150,9 +148,7 @@ class Exchange(nn.Cell):
         return self._cast_like(totals, gradients), self._first(head), self._second(head) == 0
 
     def _cast_like(self, totals, gradients):
-        if not gradients:
-            return ()
-        return self.map(_cast_as, totals, gradients)
+        return self.map(_cast_as, totals, (*gradients,))  # a user's step may pass a list
 
     def mean_gradients(self, gradients, rows, factor):
         """Return `factor` times the mean gradients over the rows of all processes."""
@@ -206,17 +202,17 @@ class Exchange(nn.Cell):
         """Return `head` followed by the loss sums of the tasks."""
         if self.tasks is None:
             return head
-        return ops.concat((head, self.own(loss * self._own_rows(rows), rows)))
+        return ops.concat((head, self.own(loss * self._own_task_rows(rows), rows)))
 
     def _note_tasks(self, head, rows):
         if self.tasks is not None:
-            self.tasks.add(head[_HEAD:], self._all_rows(rows))
+            self.tasks.add(head[_HEAD:], self._all_task_rows(rows))
 
     def _bad(self, rows, statistics_finite, rows_finite):
-        own = self._first(rows)
-        bad = ops.zeros_like(own)
+        own_rows = self._first(rows)
+        bad = ops.zeros_like(own_rows)
         if statistics_finite is not True:
-            bad = ops.cast(ops.logical_and(own > 0, ops.logical_not(statistics_finite)), mstype.float32)
+            bad = ops.cast(ops.logical_and(own_rows > 0, ops.logical_not(statistics_finite)), mstype.float32)
         if rows_finite is not True:
             bad = bad + ops.cast(ops.logical_not(rows_finite), mstype.float32)
         return bad
@@ -225,7 +221,7 @@ class Exchange(nn.Cell):
         """Return the sums of `parts` and `head`; the parts count as 0 if `rows[0]` is 0."""
         *totals, head = self.sum_gradients(*self.map(_as_float32, parts), head, rows, self.token)
         totals = (*totals,)  # from a list
-        ops.assign(self.token, self.gather(head, self.from_0_to_1, 0))
+        ops.assign(self.token, self.pick(head, self.only_index_0, 0))
         return totals, head
 
     def _total(self, parts, head, share):

@@ -274,7 +274,7 @@ class SunkSteps(nn.Cell):
         self.batches_per_call = batches_per_call  # leading length of the stacked columns
         self.row_shape = row_shape  # shape of one row's prediction, if predictions are kept
         self.counted = counted  # index of a column with the rows on its first axis
-        # primitives and constants: functions such as `ops.gather` and `ops.zeros` take 20 to 30 ms each to compile
+        # primitives and constants compile faster than `ops.gather` and `ops.zeros`: see `program`
         self.map, self.gather, self.expand = ops.HyperMap(), ops.Gather(), ops.ExpandDims()
         self.scatter = ops.TensorScatterUpdate()
         self.no_losses = Tensor(np.zeros(batches_per_call, np.float32))

@@ -7,7 +7,8 @@ Each program compiles all of it again. Branches on a cell's own flags are decide
 branches on shapes, dtypes, types and lengths cost 4 to 7 ms each, more where code follows them in the same function.
 Slices of tuples cost 15 to 20 ms (`*first, last = columns` costs 5), loops over tuples 30, with `enumerate` 75 (a
 `HyperMap` costs 5), an index into a tensor 50. The first use of a function such as `ops.reshape`, `ops.zeros`,
-`ops.gather` or `ops.mean` costs 20 to 35 ms for its checks of axes; the primitive `ops.Gather()` costs 2.
+`ops.gather` or `ops.mean` costs 20 to 35 ms for its checks of axes; the primitive `ops.Gather()` costs 2. (By `compile`
+alone; what `mindspore_internals.compilation` keeps from one program to the next makes some of it cheaper.)
 
 A function that takes `*columns` must not call with a star: MindSpore 2.10 would keep the cell, and all it refers to,
 for the life of the process. It passes the tuple to a method, which makes the call.
@@ -209,7 +210,7 @@ class TrainStep(nn.Cell):
         (_, loss, prediction), gradients = self._forward_and_backward(columns, rows_of_all, table_rows)
         rows = self.forward.rows(columns)
         if self.exchange is not None:
-            rows = self.exchange.all_rows(rows_of_all)
+            rows = self.exchange.total_rows(rows_of_all)
             loss = self.exchange.mean_loss(loss, rows_of_all)
             gradients = self.map(ops.partial(self.exchange.own_of, rows_of_all), gradients)
         self.map(ops.partial(self._add_gradient, rows), self.gradient_sum, gradients)

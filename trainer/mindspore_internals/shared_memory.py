@@ -1,7 +1,8 @@
 """Exchange rows with a parameter through shared memory, if the device allows it.
 
 Relied on: on CPU, `Parameter.asnumpy()` is a writable view of the memory that operators and graphs use, as long as the
-parameter keeps its shape. `views_are_live` tries that once; if it fails, `Mirror` copies by `set_data` and `asnumpy`.
+parameter keeps its shape. `views_are_live` tries that once; if it fails, values are copied by
+`ops.assign` and `asnumpy`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def try_view() -> bool:
     if not live:
         fall_back(
             "Parameter.asnumpy() does not share memory with the parameter",
-            "rows of embedding tables are copied twice more in each call",
+            "rows of embedding tables are copied twice more in each call, loaded parameters once more",
         )
     return live
 

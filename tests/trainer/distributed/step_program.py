@@ -35,7 +35,7 @@ class Own(nn.Cell):
     def construct(self, x, y):
         loss, gradients = self.gradients(x, y)
         if self.reduces:
-            gradients = self.reducer(gradients)
+            gradients = (*self.reducer([*gradients]),)  # a list, as steps of users pass
         return ops.depend(loss, self.optimizer(gradients)), loss * 2
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
 
 from trainer import Trainer
 from trainer.embedding import Embedding
@@ -95,3 +96,21 @@ def test_a_mirror_exchanges_rows_with_a_compiled_graph_both_ways(shared, monkeyp
         assert (mirror.pull() == round_ + 10).all()
     overwrite(cell.rows, np.full((4, 2), 5, np.float32))
     assert float(cell.compile_and_run(Tensor(False))) == 40
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", ["float16", "bool", "int64", "float32 of another order", "scalar"])
+def test_parameters_of_any_kind_take_a_value_of_another_dtype(kind, shared, monkeypatch):
+    monkeypatch.setenv("TRAINER_PUBLIC_MINDSPORE", "0" if shared else "1")
+    values = np.array([[0, 1, 2], [3, 0, 1]], np.float64)
+    if kind == "float32 of another order":
+        start = Tensor(np.zeros((3, 2), np.float32)).T
+    elif kind == "scalar":
+        start, values = Tensor(0.0, mstype.float32), np.array(2.0)
+    else:
+        start = Tensor(np.zeros((2, 3), kind))
+    parameter = Parameter(start, name="value", requires_grad=False)
+    dtype = parameter.asnumpy().dtype
+    overwrite(parameter, values)
+    seen = ops.stack((parameter, parameter))[0]  # by an operator
+    np.testing.assert_array_equal(seen.asnumpy(), values.astype(dtype))

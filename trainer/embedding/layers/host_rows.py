@@ -20,6 +20,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ...mindspore_internals.cell_structure import hide
+from ...mindspore_internals.compilation import gather
 from ...mindspore_internals.python_operators import operator
 from ..planning.sparse_plan import TablePlan
 from ..tables import kernels
@@ -27,8 +28,6 @@ from ..tables.kernels import ROW_BITS, RowKernel
 from ..tables.row_store import RowStore
 from .row_optimizer import RowOptimizer
 from .stack_program import StackProgram
-
-_gather = ops.Gather()  # takes a tenth of the time of `ops.gather` to compile
 
 
 def find_kernel(optimizer: RowOptimizer) -> tuple[RowKernel, tuple[float, ...]] | None:
@@ -140,7 +139,7 @@ class ReadRows(nn.Cell):
 
         The token, float32 [1], has a gradient in place of the rows; see `collect`.
         """
-        return _gather(rows, positions, 0)
+        return gather(rows, positions, 0)
 
     def bprop(self, rows, positions, token, out, dout):
         """Add the gradient to the sums; the rows themselves get none."""

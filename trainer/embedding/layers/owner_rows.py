@@ -127,8 +127,8 @@ class OwnerStackProgram(HostStackProgram):
         dim, members = self.dim, len(self.tables)
         self.members = members
         self.is_main = group.is_main
-        # two of them compile faster than a slice and a reshape
-        self.gather, self.at_0, self.from_0_to_1 = ops.Gather(), Tensor(0, mstype.int32), Tensor([0], mstype.int32)
+        # two gathers compile faster than a slice and a reshape
+        self.pick, self.index_0, self.only_index_0 = ops.Gather(), Tensor(0, mstype.int32), Tensor([0], mstype.int32)
         hide(self, "token", token)  # float32 [1], shared by all stacks; see the module docstring
         blank = next(iter(self.tables.values())).packed(np.zeros((1, dim), np.float32))[0]
         rows = OwnerRows(self.stores(), dim, self.optimizer, group, blank)
@@ -157,7 +157,7 @@ class OwnerStackProgram(HostStackProgram):
 
     def first_of(self, rows):
         """Return the first number of `rows`, float32 [1]."""
-        return self.gather(self.gather(rows, self.at_0, 0), self.from_0_to_1, 0)
+        return self.pick(self.pick(rows, self.index_0, 0), self.only_index_0, 0)
 
     def begin(self, positions, step_map, owned):
         """Load the step's rows; return the positions of the rows that are trained here."""

@@ -7,13 +7,12 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ...mindspore_internals.cell_structure import hide
+from ...mindspore_internals.compilation import gather
 from ...mindspore_internals.shared_memory import Mirror
 from ..planning.sparse_plan import TablePlan
 from ..tables.table import SparseTable
 from .embedding import FIRST_ROWS, WorkingSet
 from .row_optimizer import RowOptimizer
-
-_gather = ops.Gather()  # takes a tenth of the time of `ops.gather` to compile
 
 
 class StackProgram(nn.Cell):
@@ -45,8 +44,8 @@ class StackProgram(nn.Cell):
         self.width = first.width
         self.trainable = trainable
         self.indirect = indirect
-        self.constant_lr = optimizer.lr is not None
-        self.lr = Tensor(optimizer.lr or 0.0, mstype.float32)
+        self.has_constant_rate = optimizer.lr is not None
+        self.constant_rate = Tensor(optimizer.lr or 0.0, mstype.float32)
         hide(self, "name", name)
         hide(self, "working_set", working_set)
         hide(self, "tables", tables)
@@ -94,7 +93,7 @@ class StackProgram(nn.Cell):
 
     def begin(self, positions, step_map, owned):
         """Load the rows at `positions` (int32 [n]); return what `update` needs."""
-        packed = _gather(self.work, positions, 0)
+        packed = gather(self.work, positions, 0)
         ops.assign(self.rows, packed[:, : self.dim])
         if self.indirect:
             ops.assign(self.step_map, step_map)
@@ -110,11 +109,11 @@ class StackProgram(nn.Cell):
         ops.scatter_update(self.work, positions, self.optimizer(packed, gradient, rate, step))
 
     def as_vector(self, rate):
-        """Return a learning rate, float32 scalar or [1], as [1]."""
+        """Return a learning rate, a float32 scalar, as [1]; a row optimizer may have made it [1] itself."""
         return ops.expand_dims(rate, 0) if rate.ndim == 0 else rate
 
     def next_step(self, lr):
         """Count an update; return its number and learning rate."""
         step = self.step + 1.0
         ops.assign(self.step, step)
-        return step, self.lr if self.constant_lr else lr
+        return step, self.constant_rate if self.has_constant_rate else lr
