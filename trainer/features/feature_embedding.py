@@ -15,7 +15,6 @@ from ..checks import choice, refuse, whole
 from ..embedding.layers.embedding import Embedding
 from ..embedding.layers.embedding_group import EmbeddingBag, EmbeddingGroup
 from ..errors import ConfigurationError
-from ..mindspore_internals.compilation import gather
 from .feature import Kind, NumberVector, Output
 from .features import Features
 from .lists import PADDING
@@ -230,13 +229,13 @@ class FeatureEmbedding(nn.Cell):
         vectors = ()
         if self.has_ids:
             ids = columns[1] if self.has_numbers else columns[0]
-            vectors += (self.categories(ids if self.id_columns is None else gather(ids, self.id_columns, 1)),)
+            vectors += (self.categories(ids if self.id_columns is None else ops.gather(ids, self.id_columns, 1)),)
         for index in range(len(self.bag_inputs)):
             ids = columns[self.bag_inputs[index]]
             weights = None if self.weight_inputs[index] < 0 else columns[self.weight_inputs[index]]
             vectors += (ops.expand_dims(self.bags[index](ids, weights), 1),)
         for index in range(len(self.vector_columns)):
-            of_group = gather(columns[0], self.vector_columns[index], 1)
+            of_group = ops.gather(columns[0], self.vector_columns[index], 1)
             vectors += (self.number_vectors[index](of_group),)
         if not vectors:
             dtype = columns[0].dtype if self.has_numbers else mstype.float32
@@ -244,7 +243,7 @@ class FeatureEmbedding(nn.Cell):
         else:
             fields = vectors[0] if len(vectors) == 1 else ops.concat(vectors, 1)
         if self.plain_numbers is not None:
-            numbers = gather(columns[0], self.plain_numbers, 1)
+            numbers = ops.gather(columns[0], self.plain_numbers, 1)
         else:
             numbers = columns[0] if self.has_plain_numbers else ops.zeros((rows, 1), fields.dtype)
         sequences = ()

@@ -35,16 +35,13 @@ from pathlib import Path
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
-from mindspore import log, nn, ops
+from mindspore import log, nn
 from mindspore.graph import api
 from mindspore.graph._parse import parser
 from mindspore.graph.api import _cell_graph_executor
 
 from .cell_structure import cells_and_names
 from .cpu_kernels import fast_max_pooling
-
-# For graph code: the function `ops.gather` brings along checks that take ten times as long to compile.
-gather = ops.Gather()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ from mindspore import dtype as mstype
 from ..checks import whole
 from ..errors import ConfigurationError
 from ..features import FeatureEmbedding, Features
-from ..mindspore_internals.compilation import gather
 from .activations import LeakyReLU
 from .attention import Attention
 from .layers import LayerNorm, Perceptron, flat, flat_width
@@ -107,7 +106,7 @@ class BST(nn.Cell):
         # Histories are padded at the end, so an item's distance to the candidate depends on the history's length.
         count = running_count(mask)
         back = ops.cast(ops.minimum(count[:, -1:] - count + 1, self.last_position), mstype.int32)
-        history = history + gather(self.positions, back, 0)
+        history = history + ops.gather(self.positions, back, 0)
         x = ops.concat((history, ops.expand_dims(candidate + self.positions[0], 1)), 1)
         kept = ops.cast(mask, mstype.float32)
         # A column of zeros, but not as a constant, which would fix the batch size of an exported graph.

@@ -11,7 +11,6 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from ..features import Features
-from ..mindspore_internals.compilation import gather
 from .layers import Perceptron, check_hidden, pooled_embedding
 
 
@@ -28,7 +27,7 @@ class DotInteraction(nn.Cell):
 
     def construct(self, vectors):
         products = ops.matmul(vectors, vectors.swapaxes(1, 2))
-        return gather(products.reshape(vectors.shape[0], -1), self.pairs, 1)
+        return ops.gather(products.reshape(vectors.shape[0], -1), self.pairs, 1)
 
 
 class DLRM(nn.Cell):

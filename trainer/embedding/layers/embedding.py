@@ -15,7 +15,6 @@ from mindspore import dtype as mstype
 from ...checks import choice, refuse, whole
 from ...errors import ConfigurationError, DataError
 from ...mindspore_internals.cell_structure import hide
-from ...mindspore_internals.compilation import gather
 from ...mindspore_internals.shared_memory import Mirror
 from ..tables.hashing import INITIALIZERS, WHOLE, Shards, first_rows, stable_seed, to_ids
 from ..tables.pretrained import read_vectors
@@ -279,15 +278,15 @@ class Embedding(nn.Cell):
         """
         if not self.indirect:
             return positions
-        return gather(self.working_reading_map if self.reading else self.working_step_map, positions, 0)
+        return ops.gather(self.working_reading_map if self.reading else self.working_step_map, positions, 0)
 
     def vectors(self, positions):
         """Return the vectors at `positions` of the working set; graph code."""
         if self.reading:
-            return gather(self.working_reading, positions, 0)
+            return ops.gather(self.working_reading, positions, 0)
         if self.has_reader:
             return self.reader(self.working_rows, positions, self.working_token)
-        return gather(self.working_rows, positions, 0)
+        return ops.gather(self.working_rows, positions, 0)
 
     def construct(self, ids):
         """Return the vectors of `ids`, [*ids.shape, dim]."""
@@ -306,9 +305,9 @@ class Embedding(nn.Cell):
 
     def _dense(self, ids):
         if not self.has_padding:
-            return gather(self.weight, ids, 0)
+            return ops.gather(self.weight, ids, 0)
         present = ids != self.padding
-        vectors = gather(self.weight, ops.select(present, ids, ops.zeros_like(ids)), 0)
+        vectors = ops.gather(self.weight, ops.select(present, ids, ops.zeros_like(ids)), 0)
         return vectors * ops.cast(ops.expand_dims(present, -1), mstype.float32)
 
     def extend_repr(self) -> str:

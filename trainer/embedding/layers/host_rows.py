@@ -20,7 +20,6 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ...mindspore_internals.cell_structure import hide
-from ...mindspore_internals.compilation import gather
 from ...mindspore_internals.python_operators import operator
 from ..planning.sparse_plan import TablePlan
 from ..tables import kernels
@@ -139,7 +138,7 @@ class ReadRows(nn.Cell):
 
         The token, float32 [1], has a gradient in place of the rows; see `collect`.
         """
-        return gather(rows, positions, 0)
+        return ops.gather(rows, positions, 0)
 
     def bprop(self, rows, positions, token, out, dout):
         """Add the gradient to the sums; the rows themselves get none."""

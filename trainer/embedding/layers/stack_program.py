@@ -7,7 +7,6 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ...mindspore_internals.cell_structure import hide
-from ...mindspore_internals.compilation import gather
 from ...mindspore_internals.shared_memory import Mirror
 from ..planning.sparse_plan import TablePlan
 from ..tables.table import SparseTable
@@ -93,7 +92,7 @@ class StackProgram(nn.Cell):
 
     def begin(self, positions, step_map, owned):
         """Load the rows at `positions` (int32 [n]); return what `update` needs."""
-        packed = gather(self.work, positions, 0)
+        packed = ops.gather(self.work, positions, 0)
         ops.assign(self.rows, packed[:, : self.dim])
         if self.indirect:
             ops.assign(self.step_map, step_map)
