@@ -79,7 +79,12 @@ class Mirror:
 def overwrite(parameter: Parameter, value: np.ndarray) -> None:
     """Set the value of `parameter`, visible to compiled graphs too."""
     view = parameter.asnumpy() if views_are_live() else None
-    if view is not None and view.flags.writeable:
+    # A copy is another one at the next call; the value would be lost.
+    if view is not None and view.flags.writeable and _address(view) == _address(parameter.asnumpy()):
         view[...] = value
     else:  # not `set_data`, after which a compiled step that contains a branch keeps the old value
         ops.assign(parameter, Tensor(np.array(value), parameter.dtype))
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]

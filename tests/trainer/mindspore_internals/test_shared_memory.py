@@ -114,3 +114,12 @@ def test_parameters_of_any_kind_take_a_value_of_another_dtype(kind, shared, monk
     overwrite(parameter, values)
     seen = ops.stack((parameter, parameter))[0]  # by an operator
     np.testing.assert_array_equal(seen.asnumpy(), values.astype(dtype))
+
+
+def test_a_parameter_that_is_copied_after_all_takes_a_value_too(request):
+    assert views_are_live()
+    request.getfixturevalue("copying")
+    cell = AddTen()
+    cell.compile_and_run(Tensor(False))
+    overwrite(cell.rows, np.full((4, 2), 5, np.float32))
+    assert float(cell.compile_and_run(Tensor(False))) == 40
