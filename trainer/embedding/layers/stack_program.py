@@ -108,7 +108,7 @@ class StackProgram(nn.Cell):
         ops.scatter_update(self.work, positions, self.optimizer(packed, gradient, rate, step))
 
     def as_vector(self, rate):
-        """Return a learning rate, a float32 scalar, as [1]; a row optimizer may have made it [1] itself."""
+        """Return a learning rate, float32 [] or [1], as [1]."""
         return ops.expand_dims(rate, 0) if rate.ndim == 0 else rate
 
     def next_step(self, lr):
