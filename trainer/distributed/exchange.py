@@ -94,7 +94,10 @@ class Exchange(nn.Cell):
         return self.pick(values, self.index_1, 0)
 
     def begin(self, rows, labels):
-        """Return `rows` followed by the own and the total row counts of each task."""
+        """Return `rows` followed by the own and the total row counts of each task.
+
+        Call it only if the loss is one of several tasks.
+        """
         if not self.tasks.leaves_any_out:
             return ops.concat((rows, ops.tile(rows[:1], (self.count,)), ops.tile(rows[1:], (self.count,))))
         own = self.own(self.tasks.row_numbers(labels), rows)

@@ -1,8 +1,8 @@
 """Exchange rows with a parameter through shared memory, if the device allows it.
 
 Relied on: on CPU, `Parameter.asnumpy()` is a writable view of the memory that operators and graphs use, as long as the
-parameter keeps its shape. `views_are_live` tries that once; if it fails, values are copied by
-`ops.assign` and `asnumpy`.
+parameter keeps its shape. `views_are_live` tries that once; if it fails, values are copied by `ops.assign`
+and `asnumpy`.
 """
 
 from __future__ import annotations
