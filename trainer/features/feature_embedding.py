@@ -142,20 +142,12 @@ class FeatureEmbedding(nn.Cell):
         if not isinstance(features, Features):
             refuse("FeatureEmbedding(features)", "Features", features)
         self.dim = dim
-        inputs = features.inputs
-        all_ids = features.of_kind(Kind.IDS)
-        for name in exclude:
-            choice("FeatureEmbedding(exclude=...)", name, [o.name for o in (*all_ids, *features.of_kind(Kind.LIST))])
-        ids = [output for output in all_ids if output.name not in exclude]
-        lists = [output for output in features.of_kind(Kind.LIST) if output.name not in exclude]
-        for output in (*ids, *lists):
-            if not prefix and output.table.dim not in (None, dim):
-                raise ConfigurationError(
-                    f"feature {output.name!r} has dim={output.table.dim}; a FeatureEmbedding stacks vectors of one "
-                    f"length, here {dim}: leave dim out of the feature, or give it a FeatureEmbedding of its own"
-                )
+        ids, lists = _chosen(features, exclude)
+        if not prefix:
+            _check_dim((*ids, *lists), dim)
         pooled = [output for output in lists if output.pooling is not None]
         sequences = [output for output in lists if output.pooling is None]
+        inputs, all_ids = features.inputs, features.of_kind(Kind.IDS)
         self.has_numbers, self.has_ids = "numbers" in inputs, bool(ids)
         chosen = np.array([index for index, output in enumerate(all_ids) if output in ids], np.int32)
         self.id_columns = Tensor(chosen) if 0 < len(chosen) < len(all_ids) else None
@@ -168,52 +160,52 @@ class FeatureEmbedding(nn.Cell):
             for group in vectors.values()
         ]
         self.number_vectors = nn.CellList(
-            [NumberEmbedding(len(group), dim, options) for options, group in vectors.items()]
+            [NumberEmbedding(len(group), dim, shared) for shared, group in vectors.items()]
         )
         self.field_names = (
             *(output.name for output in (*ids, *pooled)),
             *(name for group in vectors.values() for name, _ in group),
         )
         self.sequence_names = tuple(output.name for output in sequences)
-        options = {"mode": "sparse", "optimizer": optimizer, **options}
+        self._make_tables(ids, pooled, sequences, prefix, {"mode": "sparse", "optimizer": optimizer, **options})
+        self.bag_inputs = tuple(inputs.index(output.name) for output in pooled)
+        self.weight_inputs = tuple(inputs.index(output.weights) if output.weights else -1 for output in pooled)
+        self.row_inputs = tuple(inputs.index(output.name) for output in sequences)
 
-        def own_options(output: Output) -> dict[str, Any]:
-            """Return the arguments of a feature's table."""
-            own = dict(output.table.options or {})
-            if own.get("mode", options["mode"]) == "dense" and own.get("capacity", options.get("capacity")) is None:
-                own["capacity"] = _rows_of(output)
-            if prefix and own.get("path") is not None:
-                own["path"] = Path(own["path"]).with_name(prefix + Path(own["path"]).name)
-            return own
-
+    def _make_tables(
+        self,
+        ids: Sequence[Output],
+        pooled: Sequence[Output],
+        sequences: Sequence[Output],
+        prefix: str,
+        options: dict[str, Any],
+    ) -> None:
+        """Create the cells that read tables; features that share a table read the same one."""
         tables: dict[str, Embedding] = {}
         if ids:
-            shares = {output.table.name for output in ids} & {output.table.name for output in lists}
             columns: dict[str, dict[str, Any]] = {}
             for output in ids:
                 table = f"{prefix}{output.table.name}"
                 if table in columns:
                     columns[f"{table}/{output.name}"] = {"table": table}
                 else:
-                    columns[table] = own_options(output)
+                    columns[table] = _table_options(output, prefix, options)
+            shares = {output.table.name for output in ids} & {output.table.name for output in (*pooled, *sequences)}
             # If one table has a list's padding, all get it: tables that differ in padding cannot be read together.
             more = {"padding": PADDING} if shares else {}
-            self.categories = EmbeddingGroup(dim, columns, **options, **more)
+            self.categories = EmbeddingGroup(self.dim, columns, **options, **more)
             tables = dict(zip(columns, self.categories.members, strict=True))
 
         def listed(kind: type[Embedding], output: Output, **more: Any) -> Embedding:
             """Return the cell that reads a list, of its table or of a new one."""
             table = f"{prefix}{output.table.name}"
             if table in tables:
-                return kind(dim, table=tables[table], **more)
-            own = {**options, **own_options(output), **more, "padding": PADDING, "name": table}
-            return tables.setdefault(table, kind(dim, **own))
+                return kind(self.dim, table=tables[table], **more)
+            own = {**options, **_table_options(output, prefix, options), **more, "padding": PADDING, "name": table}
+            return tables.setdefault(table, kind(self.dim, **own))
 
         self.bags = nn.CellList([listed(EmbeddingBag, output, combiner=output.pooling) for output in pooled])
         self.rows = nn.CellList([listed(SequenceEmbedding, output) for output in sequences])
-        self.bag_inputs = tuple(inputs.index(output.name) for output in pooled)
-        self.weight_inputs = tuple(inputs.index(output.weights) if output.weights else -1 for output in pooled)
-        self.row_inputs = tuple(inputs.index(output.name) for output in sequences)
 
     def field_index(self, name: str) -> int:
         """Return the index of a field.
@@ -250,6 +242,35 @@ class FeatureEmbedding(nn.Cell):
         for index in range(len(self.row_inputs)):
             sequences += (self.rows[index](columns[self.row_inputs[index]]),)
         return fields, numbers, sequences
+
+
+def _chosen(features: Features, exclude: Sequence[str]) -> tuple[list[Output], list[Output]]:
+    """Return the ids and the lists of `features` without those in `exclude`."""
+    ids, lists = features.of_kind(Kind.IDS), features.of_kind(Kind.LIST)
+    for name in exclude:
+        choice("FeatureEmbedding(exclude=...)", name, [output.name for output in (*ids, *lists)])
+    ids = [output for output in ids if output.name not in exclude]
+    return ids, [output for output in lists if output.name not in exclude]
+
+
+def _check_dim(outputs: Sequence[Output], dim: int) -> None:
+    """Raise if a feature's vectors have another length than `dim`."""
+    for output in outputs:
+        if output.table.dim not in (None, dim):
+            raise ConfigurationError(
+                f"feature {output.name!r} has dim={output.table.dim}; a FeatureEmbedding stacks vectors of one "
+                f"length, here {dim}: leave dim out of the feature, or give it a FeatureEmbedding of its own"
+            )
+
+
+def _table_options(output: Output, prefix: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a feature's table that differ from `options`."""
+    own = dict(output.table.options or {})
+    if own.get("mode", options["mode"]) == "dense" and own.get("capacity", options.get("capacity")) is None:
+        own["capacity"] = _rows_of(output)
+    if prefix and own.get("path") is not None:
+        own["path"] = Path(own["path"]).with_name(prefix + Path(own["path"]).name)
+    return own
 
 
 def _rows_of(output: Output) -> int:

@@ -212,29 +212,14 @@ def online_train(
     checks.number("flush_after", flush_after, least=0, what="seconds")
     window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
     tasks, group = trainer.tasks, trainer.group
-    scoring = None
-    if trainer.label_count:
-        loss_fn, activations = trainer.loss_fn, trainer.prediction_activations
-        scoring = Scoring(window, trainer.metrics, loss_fn, trainer.label_count, activations, group.size)
-    elif trainer.metrics:
-        logger.warning("windows count the loss alone: without a loss_fn that takes it the label is not known")
+    scoring = _make_scoring(trainer, window)
     resume = declared_features.restore(trainer, resume, callbacks)
-    features, raw_rows = trainer.features, as_stream(stream)
-    label = window.label if isinstance(window.label, str) else None
-    if features is not None and label is None and len(features.labels) == 1:
-        label = features.labels[0]
-    weight = None if features is None else features.weight
-    transform = declared_features.stream_transform(features, raw_rows, group.size)
+    raw_rows = as_stream(stream)
+    transform = declared_features.stream_transform(trainer.features, raw_rows, group.size)
     rows = StreamSource(
         raw_rows,
         batch_size,
-        inputs=declared_features.arguments_of(trainer.features, trainer.network)[2],
-        labelled=trainer.label_count > 0,
-        label=label,
-        labels=() if tasks is None else tasks.label_names,
-        weight=weight or ("weight" if trainer.label_count > 1 and tasks is None else None),
-        extras=() if scoring is None else scoring.groups,
-        counted=None if tasks is None else tasks.rows,
+        **_column_roles(trainer, window, scoring),
         list_types=trainer.builder.list_types,
         transform=transform,
         flush_after=flush_after,
@@ -279,3 +264,31 @@ def online_train(
     signals.leave(complete=True)
     assert trainer.history is not None  # `call` set it
     return trainer.history
+
+
+def _make_scoring(trainer: TrainerBase, window: Window) -> Scoring | None:
+    """Return what scores the rows of a window, or None where the label is not known."""
+    if trainer.label_count:
+        loss_fn, activations = trainer.loss_fn, trainer.prediction_activations
+        return Scoring(window, trainer.metrics, loss_fn, trainer.label_count, activations, trainer.group.size)
+    if trainer.metrics:
+        logger.warning("windows count the loss alone: without a loss_fn that takes it the label is not known")
+    return None
+
+
+def _column_roles(trainer: TrainerBase, window: Window, scoring: Scoring | None) -> dict[str, Any]:
+    """Return the arguments of a `StreamSource` that say which columns are inputs, labels, weights and extras."""
+    features, tasks = trainer.features, trainer.tasks
+    label = window.label if isinstance(window.label, str) else None
+    if features is not None and label is None and len(features.labels) == 1:
+        label = features.labels[0]
+    weight = None if features is None else features.weight
+    return {
+        "inputs": declared_features.arguments_of(features, trainer.network)[2],
+        "labelled": trainer.label_count > 0,
+        "label": label,
+        "labels": () if tasks is None else tasks.label_names,
+        "weight": weight or ("weight" if trainer.label_count > 1 and tasks is None else None),
+        "extras": () if scoring is None else scoring.groups,
+        "counted": None if tasks is None else tasks.rows,
+    }

@@ -103,7 +103,6 @@ def export_model(
     folder = _new_folder(folder)
     _check(trainer, onnx, tables, data)
     seen = trained_batch(trainer) if data is None else trainer.first_batch(data, batch)
-    half = any(parameter.dtype == ms.float16 for parameter in parameters_of(trainer.network)) or trainer.builder.cast
     network = trainer.tables.tables if trainer.tables is not None else None
     fields = fields_of(network)
     sparse_tables = exported_tables(fields, network.planner.tables) if network is not None else []
@@ -136,24 +135,10 @@ def export_model(
                 by_row=not any("_offsets" in wanted.suffixes for wanted in graph.ragged.values()),
             )
             onnx_inputs = _onnx_inputs(names, fields, columns, sparse_tables)
-            graph_file = onnx_graph.onnx_graph(exported, onnx_inputs, expected, _ALLOWED_HALF if half else _ALLOWED)
-            files.write(ONNX, [graph_file.content])
-            model["onnx"] = {
-                "batch": graph_file.batch,
-                "difference": graph_file.difference,
-                "rows_compared": graph_file.rows,
-            }
-        for file in (NETWORK, ABOUT, f"{FEATURES}.json", f"{FEATURES}.safetensors"):
-            if (graph_folder / file).is_file():
-                files.write(file, [(graph_folder / file).read_bytes()])
-        example: dict[str, Any] = {f"input.{name}": column for name, column in zip(names, columns, strict=True)}
-        np.savez(files.path / EXAMPLE, **example | {f"output.{name}": answer for name, answer in answers.items()})
-        files.adopt(EXAMPLE)
-        for name, rows, vectors_of in (("items", items, item_vectors), ("users", users, user_vectors)):
-            if rows is not None:
-                write_vectors(files.path / f"{name}.parquet", rows[0], vectors_of(trainer, rows[1]))
-                files.adopt(f"{name}.parquet")
-                model[name] = f"{name}.parquet"
+            model["onnx"] = _write_onnx(files, exported, onnx_inputs, expected, _tolerance(trainer))
+        _write_published(files, graph_folder)
+        _write_example(files, dict(zip(names, columns, strict=True)), answers)
+        model |= _write_all_vectors(files, trainer, items, users)
         files.write(MODEL, [strict_json.dumps(model).encode()])
         files.write("README.md", [readme(folder.name, model, features=trainer.features is not None).encode()])
         files.seal("export", {})
@@ -293,3 +278,47 @@ def _write_tables(
             "default": table.default.tolist(),
         }
     return described
+
+
+def _tolerance(trainer: Trainer) -> float:
+    """Return the largest difference allowed between onnxruntime's answers and the network's."""
+    half = any(parameter.dtype == ms.float16 for parameter in parameters_of(trainer.network)) or trainer.builder.cast
+    return _ALLOWED_HALF if half else _ALLOWED
+
+
+def _write_onnx(
+    files: FolderWriter,
+    exported: onnx_graph.Network,
+    inputs: dict[str, np.ndarray],
+    expected: Sequence[np.ndarray],
+    allowed: float,
+) -> dict[str, Any]:
+    """Write the ONNX graph; return how it compares with the network."""
+    graph = onnx_graph.onnx_graph(exported, inputs, expected, allowed)
+    files.write(ONNX, [graph.content])
+    return {"batch": graph.batch, "difference": graph.difference, "rows_compared": graph.rows}
+
+
+def _write_published(files: FolderWriter, graph_folder: Path) -> None:
+    """Copy the files of a published network that another program needs."""
+    for file in (NETWORK, ABOUT, f"{FEATURES}.json", f"{FEATURES}.safetensors"):
+        if (graph_folder / file).is_file():
+            files.write(file, [(graph_folder / file).read_bytes()])
+
+
+def _write_example(files: FolderWriter, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    """Write a batch and the network's answers."""
+    arrays = {f"input.{name}": column for name, column in inputs.items()}
+    np.savez(files.path / EXAMPLE, **arrays | {f"output.{name}": answer for name, answer in outputs.items()})
+    files.adopt(EXAMPLE)
+
+
+def _write_all_vectors(files: FolderWriter, trainer: Trainer, items: Any, users: Any) -> dict[str, str]:
+    """Write the vectors of items and users, each (ids, rows) or None; return the files' names."""
+    written = {}
+    for name, rows, vectors_of in (("items", items, item_vectors), ("users", users, user_vectors)):
+        if rows is not None:
+            written[name] = f"{name}.parquet"
+            write_vectors(files.path / written[name], rows[0], vectors_of(trainer, rows[1]))
+            files.adopt(written[name])
+    return written
