@@ -144,12 +144,13 @@ class StreamSource(Source):
                 if self.ended:
                     break
                 continue
-            if not batch.rows:  # all were set aside
+            read = batch.rows
+            if not read:  # all were set aside
                 continue
-            self._read_rows += batch.rows
+            self._read_rows += read
             self.last_row, idle_reported = time.monotonic(), False
             waiting.append(batch)
-            rows += batch.rows
+            rows += read
             if rows >= self.batch_size or self.whole_items:
                 joined = concat(waiting)
                 position = advance(position, joined)
@@ -309,18 +310,24 @@ class SoundRows:
         self.tasks = tasks
         self.counted = counted
         schema = stream.schema
-        self._declared = () if schema is None else tuple(schema.columns)
+        self._declared = frozenset(() if schema is None else schema.columns)
+        self._names: Sequence[str] = ()
+        self._examined: list[str] = []  # columns of `_names` that may not hold NaN
         self._max_future = stream.max_future if schema is None else schema.max_future
 
     def __call__(self, batch: Batch, names: Sequence[str]) -> Batch:
         """Return the trainable rows; `names` are those of the columns trained on."""
+        if names is not self._names:  # a source's batches all come with the same tuple
+            allowed, declared = self.stream.allow_nan, self._declared
+            allows = (lambda name: allowed) if isinstance(allowed, bool) else allowed.__contains__
+            self._examined = [name for name in names if name not in declared and not allows(name)]
+            self._names = names
         reasons: dict[int, str] = {}
-        for name in names:
-            allowed = self.stream.allow_nan
-            if name not in self._declared and not (allowed if isinstance(allowed, bool) else name in allowed):
-                for row in self._bad_rows(batch, name, names):
-                    reasons.setdefault(int(row), f"column {name!r} holds NaN or an infinite value (see allow_nan)")
-        reasons = {**far_ahead(batch.event_time, self._max_future), **reasons}
+        for name in self._examined:
+            for row in self._bad_rows(batch, name, names):
+                reasons.setdefault(int(row), f"column {name!r} holds NaN or an infinite value (see allow_nan)")
+        if batch.event_time is not None:
+            reasons = {**far_ahead(batch.event_time, self._max_future), **reasons}
         dead_letter = self.stream.dead_letter
         if reasons:
             rows = [
@@ -336,11 +343,13 @@ class SoundRows:
 
     def _bad_rows(self, batch: Batch, name: str, names: Sequence[str]) -> np.ndarray:
         column = batch.columns[name]
-        if not isinstance(column, np.ndarray | Ragged):  # lists, of a user's own stream
+        if type(column) is not np.ndarray and not isinstance(column, Ragged):  # lists, of a user's own stream
             column = as_array(column, name)
         bad = non_finite_rows(column)
+        if not len(bad) or self.counted is None or not isinstance(column, np.ndarray):
+            return bad
         labels = names[len(names) - self.tasks :]
-        if len(bad) and self.counted is not None and name in labels and isinstance(column, np.ndarray):
+        if name in labels:
             counted = self.counted([batch.columns[label] for label in labels])
             of_column = [rows for label, rows in zip(labels, counted, strict=True) if label == name]
             if all(rows is not None for rows in of_column):
