@@ -30,7 +30,7 @@ def groups(quick: bool) -> list[Group]:
         ratios.append(Ratio(names[sizes[-1]], fit, 1.0))
         contenders = dict.fromkeys((*names.values(), fit), OURS)
         options = {"batches": 8 if quick else 64}
-        made.append(Group("reading", f"{verb}, 256 x 8 ids", "reading", contenders, options, tuple(ratios), windows=3))
+        made.append(Group("reading", f"{verb}, 256 x 8 ids", "reading", contenders, options, tuple(ratios), windows=9))
     return made
 
 

@@ -72,8 +72,11 @@ def row_group(file: Any, number: int, columns: Sequence[str]) -> Any:
     return table
 
 
-def convert(schema: Schema, table: Any) -> Decoded:
-    """Convert a pyarrow table or batch; nulls and wrong list lengths make rows bad."""
+def convert(schema: Schema, table: Any, *, read_only: bool = False) -> Decoded:
+    """Convert a pyarrow table or batch; nulls and wrong list lengths make rows bad.
+
+    `read_only` is that of `Schema.convert`.
+    """
     values: dict[str, Any] = {}
     names = table.schema.names
     for name, column in schema.fields.items():
@@ -82,7 +85,11 @@ def convert(schema: Schema, table: Any) -> Decoded:
         if name in names:
             unit = TIME_UNITS[schema.event_time_unit] if name == schema.event_time else None
             values[name] = plain(table.column(name), column, unit)
-    return schema.convert(values, table.num_rows, raw=lambda row: table.slice(row, 1).to_pylist()[0])
+
+    def raw(row: int) -> dict[str, Any]:
+        return table.slice(row, 1).to_pylist()[0]
+
+    return schema.convert(values, table.num_rows, raw=raw, read_only=read_only)
 
 
 def plain(array: Any, column: Column, time_unit: float | None = None) -> Any:

@@ -137,7 +137,7 @@ class Decoder:
 
     def _arrow(self, messages: _Messages, number: int, payload: bytes) -> None:
         try:
-            decoded = arrow.convert(self.schema, arrow_messages.read_payload(payload))
+            decoded = arrow.convert(self.schema, arrow_messages.read_payload(payload), read_only=True)
         except arrow.errors() as error:
             messages.unreadable(number, f"not Arrow: {error}")
             return
@@ -253,7 +253,8 @@ class _Messages:
     def decoded(self) -> Decoded:
         self._convert_rows()
         parts, messages, numbers = zip(*(self._parts or [(self.schema.convert({}, 0), (), ())]), strict=True)
-        return joined(parts).as_rows_of(np.concatenate(messages), np.concatenate(numbers), self.counts, self._bad)
+        whole = self.schema.writable(joined(parts))
+        return whole.as_rows_of(np.concatenate(messages), np.concatenate(numbers), self.counts, self._bad)
 
 
 def _as_text(fields: Mapping[bytes, bytes], errors: str) -> dict[str, str]:

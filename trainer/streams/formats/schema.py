@@ -195,6 +195,7 @@ class Schema:
         text: bool = False,
         refuse_bools: bool = False,
         raw: Callable[[int], Any] = lambda row: None,
+        read_only: bool = False,
     ) -> Decoded:
         """Convert columns of raw values as one message; return unfit rows as bad.
 
@@ -204,6 +205,7 @@ class Schema:
             text: the values are numeric strings (CSV cells).
             refuse_bools: reject True as a number.
             raw: returns the original form of a bad row, by index.
+            read_only: whether arrays may share read-only memory, because they are copied anyway.
         """
         arrays: dict[str, np.ndarray] = {}
         reasons: dict[int, str] = {}
@@ -229,14 +231,17 @@ class Schema:
             good = np.delete(good, list(reasons))
             arrays = {name: array[good] for name, array in arrays.items()}
             times = None if times is None else times[good]
-        columns = {
-            name: arrays[name]
-            if column.ragged or arrays[name].flags.carray
-            else np.require(arrays[name], None, ("C", "W"))
-            for name, column in self.columns.items()
-        }
+        columns = {name: arrays[name] for name in self.columns}
         bad = [BadRow(0, row, reason, raw(row)) for row, reason in sorted(reasons.items())]
-        return Decoded(columns, times, np.zeros_like(good), good, np.array([rows]), bad)
+        decoded = Decoded(columns, times, np.zeros_like(good), good, np.array([rows]), bad)
+        return decoded if read_only else self.writable(decoded)
+
+    def writable(self, decoded: Decoded) -> Decoded:
+        """Copy columns, lists aside, that are not contiguous or that share read-only memory."""
+        for name, column in self.columns.items():
+            if not (column.ragged or decoded.columns[name].flags.carray):
+                decoded.columns[name] = np.require(decoded.columns[name], None, ("C", "W"))
+        return decoded
 
     def _convert_together(self, values: Mapping[str, Any], rows: int) -> dict[str, np.ndarray]:
         """Convert columns of one declaration at once, for the cost of one of them.
