@@ -7,7 +7,9 @@ import numpy as np
 import pyarrow
 import pytest
 
+from trainer.streams import DeadLetter
 from trainer.streams.formats import arrow, arrow_messages
+from trainer.streams.formats.decode import Decoder
 
 TABLES = {
     "texts and lists": {"a": ["x", "yy", None], "c": [[1], [2, 3], []]},
@@ -103,3 +105,21 @@ def test_what_ends_a_stream_early_is_named(tmp_path, field):
     if field != "mark":
         with pytest.raises(arrow.errors()):
             arrow_messages.read_payload(bytes(content))
+
+
+@pytest.mark.parametrize("messages", [1, 2])
+def test_columns_of_messages_are_memory_of_their_own(tmp_path, messages):
+    """Changing a batch changes neither the message nor the batch that is decoded from it again."""
+    fixed = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(np.arange(6, dtype=np.float32)), 2)
+    content = written(pyarrow.table({"x": fixed, "label": np.ones(3, np.float32)}), None, pyarrow.ipc.new_stream)
+    schema = {"columns": {"x": {"dtype": "float32", "shape": [2]}, "label": "float32"}, "label": "label"}
+    decoder = Decoder(schema, DeadLetter(tmp_path / "bad.jsonl"), "test")
+    before = bytes(bytearray(content))
+    for _ in range(2):
+        columns = decoder.decode([content] * messages).columns
+        assert columns["x"].tolist() == [[0, 1], [2, 3], [4, 5]] * messages
+        for column in columns.values():
+            assert column.flags.writeable
+            assert column.flags.c_contiguous
+            column[:] = -1
+    assert content == before
