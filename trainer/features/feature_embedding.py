@@ -180,7 +180,7 @@ class FeatureEmbedding(nn.Cell):
         prefix: str,
         options: dict[str, Any],
     ) -> None:
-        """Create the cells that read tables; features that share a table read the same one."""
+        """Create the cells that read tables, one table per name."""
         tables: dict[str, Embedding] = {}
         if ids:
             columns: dict[str, dict[str, Any]] = {}

@@ -277,7 +277,7 @@ def _make_scoring(trainer: TrainerBase, window: Window) -> Scoring | None:
 
 
 def _column_roles(trainer: TrainerBase, window: Window, scoring: Scoring | None) -> dict[str, Any]:
-    """Return the arguments of a `StreamSource` that say which columns are inputs, labels, weights and extras."""
+    """Return the arguments of a `StreamSource` that say what each column is for."""
     features, tasks = trainer.features, trainer.tasks
     label = window.label if isinstance(window.label, str) else None
     if features is not None and label is None and len(features.labels) == 1:

@@ -281,7 +281,7 @@ def _write_tables(
 
 
 def _tolerance(trainer: Trainer) -> float:
-    """Return the largest difference allowed between onnxruntime's answers and the network's."""
+    """Return how far onnxruntime's answers may differ from the network's."""
     half = any(parameter.dtype == ms.float16 for parameter in parameters_of(trainer.network)) or trainer.builder.cast
     return _ALLOWED_HALF if half else _ALLOWED
 
@@ -314,7 +314,7 @@ def _write_example(files: FolderWriter, inputs: Mapping[str, Any], outputs: Mapp
 
 
 def _write_all_vectors(files: FolderWriter, trainer: Trainer, items: Any, users: Any) -> dict[str, str]:
-    """Write the vectors of items and users, each (ids, rows) or None; return the files' names."""
+    """Write vectors of items and users, each (ids, rows) or None; return file names."""
     written = {}
     for name, rows, vectors_of in (("items", items, item_vectors), ("users", users, user_vectors)):
         if rows is not None:

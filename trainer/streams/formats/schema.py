@@ -237,7 +237,7 @@ class Schema:
         return decoded if read_only else self.writable(decoded)
 
     def writable(self, decoded: Decoded) -> Decoded:
-        """Copy columns, lists aside, that are not contiguous or that share read-only memory."""
+        """Copy columns that are not contiguous or are read-only; lists stay as they are."""
         for name, column in self.columns.items():
             if not (column.ragged or decoded.columns[name].flags.carray):
                 decoded.columns[name] = np.require(decoded.columns[name], None, ("C", "W"))
