@@ -17,7 +17,6 @@ Columns = tuple[Any, ...]  # arrays, or `Ragged`
 _KINDS = "biuf"
 _TEXT_KINDS = "US"
 _NO_ROWS = np.empty(0, np.int64)
-_FEW = 4096
 
 
 def as_array(value: Any, name: str) -> Any:
@@ -159,10 +158,6 @@ def non_finite_rows(column: np.ndarray | Ragged, *, nan_allowed: bool = False) -
     if values.dtype.itemsize > 4:
         with np.errstate(over="ignore"):
             values = values.astype(np.float32)
-    if values.size <= _FEW and values.dtype == np.float32:
-        flat = values.reshape(-1)
-        if math.isfinite(flat.dot(flat)):  # squares never cancel out; for few numbers faster than `isfinite`
-            return _NO_ROWS
     right = ~np.isinf(values) if nan_allowed else np.isfinite(values)
     if np.count_nonzero(right) == right.size:  # faster than `all`
         return _NO_ROWS

@@ -94,9 +94,7 @@ class ListTypes:
         return typed
 
     def _note(self, index: int, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        known = self._known.get(index)
-        if known is None or known.dtype != dtype or known.shape[1:] != shape:
-            self._known[index] = np.empty((0, *shape), dtype)
+        self._known[index] = np.empty((0, *shape), dtype)
         self.assumed.discard(name)
 
 
