@@ -413,3 +413,32 @@ def test_a_segment_that_cannot_be_read_for_too_long_is_an_error_that_names_it(tm
     stream.close()
     with pytest.raises(ConfigurationError, match="give_up_after takes a number > 0 or None"):
         FileStream(tmp_path, schema, give_up_after=0)
+
+
+@pytest.mark.parametrize("laned", [False, True])
+def test_a_folder_is_listed_when_it_changed_and_not_for_each_segment(folder, schema, rows, monkeypatch, laned):
+    listings, scandir = [], os.scandir
+
+    def count(path="."):
+        if os.fspath(path) == str(folder):
+            listings.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", count)
+    for number in range(0, 80, 2):
+        write(folder / f"{number:03d}.jsonl", rows(0, 2))
+    (folder / "_DONE").touch()
+    os.utime(folder, (1e9 + 0.5, 1e9 + 0.5))
+    stream = FileStream(folder, schema)
+    if laned:
+        stream.deal(0, 1)
+    taken = 0
+    for _ in range(10):
+        taken += stream.poll(2, 1.0).rows
+    write(folder / "035.jsonl", rows(0, 2))  # before segments that were listed, after those begun: not late
+    os.utime(folder, (1e9 + 1.5, 1e9 + 1.5))
+    while not stream.exhausted:
+        batch = stream.poll(2, 1.0)
+        taken += 0 if batch is None else batch.rows
+    assert taken == 82  # two each
+    assert len(listings) < 20

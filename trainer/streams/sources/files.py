@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -119,7 +120,9 @@ class FileStream(BufferedStream):
             arrow.require()
         number("give_up_after", give_up_after, above=0, optional=True)
         self._retry = Retry(f"folder {self._where}", give_up_after=give_up_after)
-        self._listing: list[str] = []
+        self._listing: list[str] | None = None  # the segments when last compared; None: before the first listing
+        self._unread: deque[str] = deque()  # those of the listing that remain, and some read since
+        self._sizes: dict[str, int] = {}  # bytes of unread segments that are finished
         self._done = False
         self._finished: dict[str, tuple[int, str]] = {}
         self._ended = False
@@ -145,6 +148,7 @@ class FileStream(BufferedStream):
         if self._lanes is not None and (self._lanes.rank, self._lanes.world) == (rank, world):
             return
         self._lanes = Lanes(rank, world)
+        self._listing = None
         self._start_at(None)
 
     @property
@@ -163,19 +167,25 @@ class FileStream(BufferedStream):
     def _name(self) -> str:
         return self._segment.name if self._segment is not None else ""
 
-    def _list(self) -> None:
-        """List the folder; raise StreamError if a known unread segment is gone."""
-        names, entries = self._segments.look()
-        self._done = self.end == "at_last" or DONE in entries
-        present, known = set(names), {*self._listing, self._name}
-        missing = next((name for name in self._listing if name not in present and self._wants(name)), None)
-        if missing is not None:
-            self._deleted(missing)
-        late = [name for name in names if name not in known and self._is_past(name)] if self._listing else []
-        if late:
-            open_segment = self._name if self._lanes is None else self._lanes.progress(late[0]).name
-            logger.warning("segment %s appeared after %s had been begun and will not be read", late[0], open_segment)
+    def _list(self, now: bool = False) -> None:
+        """List the folder, if it changed or `now`; raise StreamError if an unread segment is gone."""
+        before, segments = self._listing, self._segments
+        segments.look(now or before is None)
+        self._done = self.end == "at_last" or DONE in segments.entries
+        names = segments.names
+        if names is before:
+            return
+        if before:
+            present, known = set(names), {*before, self._name}
+            missing = next((name for name in before if name not in present and self._wants(name)), None)
+            if missing is not None:
+                self._deleted(missing)
+            late = [name for name in names if name not in known and self._is_past(name)]
+            if late:
+                begun = self._name if self._lanes is None else self._lanes.progress(late[0]).name
+                logger.warning("segment %s appeared after %s had been begun and will not be read", late[0], begun)
         self._listing = names
+        self._unread = deque(name for name in names if self._wants(name))
 
     def _deleted(self, name: str) -> NoReturn:
         raise StreamError(f"segment {name} in {self._where} was deleted before it was read") from None
@@ -191,11 +201,13 @@ class FileStream(BufferedStream):
         return self._lanes.reads(lane_of(name)) and not self._lanes.wants(name)
 
     def _later(self) -> str | None:
-        return next((name for name in self._listing if self._wants(name)), None)
+        while self._unread and not self._wants(self._unread[0]):
+            self._unread.popleft()
+        return self._unread[0] if self._unread else None
 
     def _is_finished(self) -> bool:
         """Return whether the current segment will not grow: any lane has a later one."""
-        return self._done or any(name > self._name for name in self._listing)
+        return self._done or (bool(self._listing) and self._listing[-1] > self._name)
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
         deadline = monotonic() + timeout
@@ -231,7 +243,10 @@ class FileStream(BufferedStream):
             begun = progress is not None and progress.name == later and not progress.done
             self._start_at(progress if begun else Progress(later))
             return True
-        self._ended = self._done
+        if self._done:
+            self._list(now=True)
+            self._ended = self._done and self._later() is None
+            return not self._ended
         return False
 
     def _remember_end(self, later: str) -> None:
@@ -288,7 +303,7 @@ class FileStream(BufferedStream):
             StreamError: the position is not one of this stream's, or its segment is gone (see `on_missing`).
         """
         self._clear()
-        self._listing = []
+        self._listing = None
         if self._lanes is None and is_laned(position):
             self._lanes = Lanes()  # several processes have read it; this process continues alone
         if self._lanes is not None:
@@ -352,12 +367,17 @@ class FileStream(BufferedStream):
             return None if self._later() else segment.reader.size() - address + self._ready_rows
         if not self._rows_read:
             return None
-        unread = [name for name in self._listing if name == self._name or self._wants(name)]
+        unread = {name for name in (self._name, *self._unread) if name == self._name or self._wants(name)}
+        unread &= self._segments.entries
+        newest = max(unread, default="")
+        sizes = {name: self._sizes[name] for name in self._sizes.keys() & unread}
         try:
-            size = sum(self._copies.size(n) if self._copies else (self.folder / n).stat().st_size for n in unread)
+            for name in unread - sizes.keys():
+                sizes[name] = self._copies.size(name) if self._copies else (self.folder / name).stat().st_size
         except OSError:
             return None
-        waiting = max(0, size - address)
+        waiting = max(0, sum(sizes.values()) - address)
+        self._sizes = {name: size for name, size in sizes.items() if name != newest}
         return self._ready_rows + round(waiting * self._rows_read / max(1, self._bytes_read))
 
     def close(self) -> None:

@@ -6,9 +6,13 @@ import fnmatch
 import logging
 import os
 import re
+import time
 import zlib
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 from ...errors import ConfigurationError, StreamError
 from ...storage.cached_segments import CachedSegments
@@ -22,6 +26,9 @@ _SUFFIXES = {
     ".parquet": "table", ".arrow": "table", ".arrows": "table", ".feather": "table",
 }  # fmt: skip
 _SHOWN = 5
+_PAUSE = 50  # a folder that seems unchanged is listed again after this many times the duration of the listing
+_LEAST_PAUSE = 0.1  # seconds
+_FINE, _COARSE = 50_000_000, 3_000_000_000  # nanoseconds in which two changes may have the same modification time
 
 
 def kind_of(name: str, format: str | None) -> str | None:
@@ -33,6 +40,10 @@ def kind_of(name: str, format: str | None) -> str | None:
 
 class SegmentNames:
     """Selects the segments of a folder; lists all other entries in one warning.
+
+    Attributes:
+        names: the segments at the last listing, in order; another list object once any came or went.
+        entries: all names in the folder at that time.
 
     Args:
         pattern: shell pattern; None: names with a known suffix (with `format`, one of its suffixes or no suffix).
@@ -49,6 +60,11 @@ class SegmentNames:
     ) -> None:
         self._copies = copies
         self.folder, self.single, self.pattern, self.format = folder, single, pattern, format
+        self.names: list[str] = []
+        self.entries: AbstractSet[str] = frozenset()
+        self._known: set[str] = set()  # those in `names`
+        self._settled: int | None = None  # the folder's modification time at the last listing
+        self._due = 0.0
         self._warned: set[str] = set()
         wanted = single or pattern
         if wanted and kind_of(wanted, format) is None:
@@ -59,23 +75,46 @@ class SegmentNames:
                     f"parquet, arrow (suffixes known: {', '.join(_SUFFIXES)})"
                 )
 
-    def look(self) -> tuple[list[str], AbstractSet[str]]:
-        """Return the names of the segments, in order, and of all entries in the folder."""
+    def look(self, now: bool = True) -> None:
+        """Update `names` and `entries` from the folder.
+
+        Args:
+            now: list the folder in any case; False: only if its modification time has changed, or if listing is due
+                (some file systems, and all stores, do not keep that time).
+        """
+        began = monotonic()
+        if not now and began < self._due and self._settled is not None and self._modified() == self._settled:
+            return
+        self._settled = self._modified()
         if self._copies is not None:
-            present = self._copies.look()
+            present: Mapping[str, object] = self._copies.look()
         else:
             with os.scandir(self.folder) as entries:
-                present = {entry.name: entry.is_file() for entry in entries}
-        if self.single:
-            return [self.single] if present.get(self.single) else [], present.keys()
-        names = sorted(name for name, is_file in present.items() if is_file and self.takes(name))
-        new = sorted({name for name in present if not _private(name)}.difference(names, self._warned))
+                present = {entry.name: entry for entry in entries}
+        known = self._known
+        segments = {name for name in present if name in known or (self.takes(name) and _is_file(present[name]))}
+        if segments != known:
+            self._known, self.names = segments, sorted(segments)
+        self.entries = present.keys()
+        if not self.single:
+            self._warn_of_others(present.keys() - segments)
+        self._due = monotonic() + max(_LEAST_PAUSE, _PAUSE * (monotonic() - began))
+
+    def _modified(self) -> int | None:
+        """Return the folder's modification time; None if a change just now might not alter it."""
+        if self._copies is not None:
+            return 0  # unknown; listing again when due
+        modified = os.stat(self.folder).st_mtime_ns
+        coarse = modified % 1_000_000_000 == 0  # a file system that counts whole seconds, or two
+        return None if abs(time.time_ns() - modified) < (_COARSE if coarse else _FINE) else modified
+
+    def _warn_of_others(self, names: AbstractSet[str]) -> None:
+        new = sorted({name for name in names if not _private(name)} - self._warned)
         if new:
             self._warned.update(new)
             shown = ", ".join(new[:_SHOWN]) + (f" and {len(new) - _SHOWN} more" if len(new) > _SHOWN else "")
             hint = "; pattern= and format= choose what else is read" if self.pattern is None else ""
             logger.warning("ignored in %s, being no segments: %s%s", self.folder, shown, hint)
-        return names, present.keys()
 
     def takes(self, name: str) -> bool:
         """Return whether a file of this name is a segment."""
@@ -88,6 +127,10 @@ class SegmentNames:
         suffix = Path(name).suffix.lower()
         kind = _SUFFIXES.get(suffix)
         return kind is not None if self.format is None else not suffix or kind == kind_of(name, self.format)
+
+
+def _is_file(entry: Any) -> bool:
+    return entry.is_file() if isinstance(entry, os.DirEntry) else bool(entry)
 
 
 def _private(name: str) -> bool:
