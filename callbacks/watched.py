@@ -14,7 +14,7 @@ from .callback import Callback, Trainer
 
 logger = logging.getLogger(__name__)
 
-_STREAM = ("lag", "staleness", "rows_per_second", "queue_depth")
+_STREAM = ("lag", "staleness", "rows_per_second", "queue_depth", "late_rows")
 
 
 def is_window_name(name: str) -> bool:

@@ -93,6 +93,10 @@ class Source:
         """Return the rows that wait upstream, or None where that is not known."""
         return None
 
+    def late_rows(self) -> int | None:
+        """Return how many rows came too late to be read, or None where that cannot happen."""
+        return None
+
     def go_back(self, position: Position, trained: int) -> None:
         """Seek to `position`, from which the next call continues."""
 

@@ -183,7 +183,7 @@ def _windows(runs: Sequence[RunData]) -> list[Any]:
     return [figures.lines(f"{base} by window", runs, [of + base for of in horizons], by_time=True) for base in shown]
 
 
-_STREAM_FIGURES = ("lag", "staleness", "rows_per_second", "queue_depth")
+_STREAM_FIGURES = ("lag", "staleness", "rows_per_second", "queue_depth", "late_rows")
 
 
 def _scores(runs: Sequence[RunData]) -> list[Any]:

@@ -73,6 +73,8 @@ class OnlineMetrics(Stateful):
         losses = [] if self.tasks is None else [f"window_{task}_loss" for task in self.tasks.tasks]
         scored = {} if self.scoring is None else self.scoring.directions()
         figures = {"lag": False, "staleness": False, "rows_per_second": True, "queue_depth": None}
+        if self.feed.source.late_rows() is not None:
+            figures["late_rows"] = False
         drift = {} if self.drift is None else dict.fromkeys(self.drift.value_names, False)
         return {**dict.fromkeys(("window_loss", *losses), False), **scored, **figures, **drift}
 
@@ -110,8 +112,8 @@ class OnlineMetrics(Stateful):
         return float(max(times)) if times else self._restored_event_time
 
     def figures(self, rows_seen: int) -> dict[str, float]:
-        """Return lag (rows), staleness (seconds), rows per second, queued chunks."""
-        lag = self.feed.source.lag()
+        """Return lag and late rows (rows), staleness (seconds), rows per second, queued chunks."""
+        lag, late = self.feed.source.lag(), self.feed.source.late_rows()
         values = [
             float("nan") if lag is None else float(lag),
             time.time() - self._event_time(),
@@ -120,7 +122,8 @@ class OnlineMetrics(Stateful):
         ]
         if self.group.size > 1:
             values = self.group.broadcast(np.array(values)).tolist()
-        return dict(zip(("lag", "staleness", "rows_per_second", "queue_depth"), values, strict=True))
+        figures = dict(zip(("lag", "staleness", "rows_per_second", "queue_depth"), values, strict=True))
+        return figures if late is None else {**figures, "late_rows": float(late)}
 
     def _close_window(self, rows_seen: int) -> dict[str, float]:
         results = self._losses()

@@ -72,6 +72,10 @@ class CachedSegments:
         """Return a segment's listed size in bytes."""
         return self._listed[name].size if name in self._listed else (self.folder / name).stat().st_size
 
+    def listed(self, name: str) -> Entry | None:
+        """Return the last listing's entry of a segment; None without one."""
+        return self._listed.get(name)
+
     def forget(self, name: str) -> None:
         """Remove the copy of a segment."""
         for file in (name, name + CHECKSUM_SUFFIX):

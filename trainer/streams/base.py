@@ -109,6 +109,10 @@ class Stream:
         """Return how many rows (or else messages) wait upstream, or None if unknown."""
         return None
 
+    def late_rows(self) -> int | None:
+        """Return how many rows came too late to be read; None if that cannot happen."""
+        return None
+
     def close(self) -> None:
         """Release files and connections; a running `poll` returns soon."""
 

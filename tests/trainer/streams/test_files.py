@@ -170,7 +170,7 @@ def test_consumed_segments_may_go_unread_ones_may_not(folder, schema, rows, read
     position = advance(stream.position(), stream.poll(3, 0))
     behind = stream.poll(1, 0)
     # Once a later segment has been begun, the end of a segment is the start of the next.
-    assert stream.resolve(position) == {"files": ["1.jsonl@0", 0]}
+    assert stream.resolve(position)["files"] == ["1.jsonl@0", 0]
     position = advance(position, behind)
     (folder / "0.jsonl").unlink()
     (folder / "1.jsonl").write_bytes(b"")
@@ -442,3 +442,64 @@ def test_a_folder_is_listed_when_it_changed_and_not_for_each_segment(folder, sch
         taken += 0 if batch is None else batch.rows
     assert taken == 82  # two each
     assert len(listings) < 20
+
+
+@pytest.mark.parametrize("laned", [False, True], ids=["alone", "laned"])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet", "arrow", "arrows"])
+def test_rows_that_come_after_their_segment_was_left_are_told_of_and_counted(
+    folder, schema, rows, caplog, suffix, laned
+):
+    def names(number):
+        return folder / f"{number:03d}.{suffix}"
+
+    def open_stream():
+        stream = FileStream(folder, schema, poll_interval=0.01)
+        if laned:
+            stream.deal(0, 1)
+        return stream
+
+    def read_to_the_end(stream):
+        (folder / "_DONE").touch()
+        count = 0
+        while not stream.exhausted:
+            batch = stream.poll(1000, 0.1)
+            count += 0 if batch is None else batch.rows
+        return count
+
+    def warnings(name):
+        return [message for message in caplog.messages if name.name in message]
+
+    def grow(name, first, last):
+        """Append where the format can grow; return how many rows are then unread."""
+        if suffix in ("jsonl", "csv"):
+            lines = [json.dumps(row).encode() for row in rows(first, last)]
+            with name.open("ab") as file:
+                file.write(
+                    b"\n".join(lines) + b"\n" if suffix == "jsonl" else csv(rows(first, last)).split(b"\n", 1)[1]
+                )
+            return last - first
+        write(name, rows(0, last))
+        return last
+
+    for number in range(4):
+        write(names(number), rows(number * 8, number * 8 + 8))
+    stream = open_stream()
+    taken = sum(stream.poll(8, 1.0).rows for _ in range(3))
+    late = grow(names(0), 100, 110)
+    taken += read_to_the_end(stream)
+    assert taken == 32
+    assert stream.late_rows() == late
+    assert len(warnings(names(0))) == 1
+    saved = json.loads(json.dumps(stream.resolve(stream.position())))
+
+    # while no process reads: one grows, one is replaced by fewer rows, one was read and may be emptied
+    late = grow(names(0), 110, 115) + 3
+    write(names(1), rows(50, 53))
+    names(2).write_bytes(b"")
+    resumed = open_stream()
+    resumed.seek(saved)
+    caplog.clear()
+    assert read_to_the_end(resumed) == 0
+    assert resumed.late_rows() == late
+    assert len(warnings(names(0))) == len(warnings(names(1))) == 1
+    assert not warnings(names(2))

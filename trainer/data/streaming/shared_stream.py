@@ -79,7 +79,14 @@ class SharedStream(LockstepSource):
 
     def lag(self) -> int | None:
         """Return the rows that wait upstream of all processes, or None; called by all."""
-        own = self.stream.lag()
+        return self._of_all(self.stream.lag())
+
+    def late_rows(self) -> int | None:
+        """Return the rows that came too late on all processes, or None; called by all."""
+        own = self.stream.late_rows()  # None on all processes or on none
+        return None if own is None else self._of_all(own)
+
+    def _of_all(self, own: int | None) -> int | None:
         lags = self.group.gather(np.array([-1 if own is None else own], np.int64))[:, 0]
         if (lags < 0).any():
             return None

@@ -113,6 +113,9 @@ class StreamSource(Source):
     def lag(self) -> int | None:
         return self.stream.lag()
 
+    def late_rows(self) -> int | None:
+        return self.stream.late_rows()
+
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         self._stopped, self.ended, self._finish, self.begun = False, None, None, None
         if state is not None:

@@ -22,6 +22,7 @@ from ..formats.decode import Decoder
 from ..formats.schema import Schema
 from ..formats.segments import CsvReader, Reader, TableReader, TextReader
 from ..retry import Retry
+from .finished_segments import FinishedSegments
 from .folder_segments import LANES, PARTITION, Lanes, SegmentNames, is_laned, kind_of, lane_of
 from .segment import OpenSegment, Progress
 
@@ -44,7 +45,8 @@ class FileStream(BufferedStream):
     far. Segments must only grow: the fingerprint detects a replaced or rewritten segment, while it is followed and on
     resume, and `on_change` decides what happens then. (A change that preserves the first 16 KiB and the last 4 KiB read
     is not detected.) A segment that was read to its end may be emptied or deleted, safely once a later checkpoint
-    exists; deleting an unread segment raises StreamError.
+    exists; deleting an unread segment raises StreamError. Rows added to it later are not read: `late_rows` counts them,
+    and a warning names the segment.
 
     A segment ``NAME`` with a file ``NAME.sha256`` beside it (`trainer.streams.write_checksum`) is verified before its
     first row is read and again on resume; a mismatch raises StreamError.
@@ -124,7 +126,7 @@ class FileStream(BufferedStream):
         self._unread: deque[str] = deque()  # those of the listing that remain, and some read since
         self._sizes: dict[str, int] = {}  # bytes of unread segments that are finished
         self._done = False
-        self._finished: dict[str, tuple[int, str]] = {}
+        self._finished = FinishedSegments(self.folder, self._reader_of, copies)
         self._ended = False
         self._rows_read = self._bytes_read = 0
         self._segment: OpenSegment | None = None
@@ -235,6 +237,7 @@ class FileStream(BufferedStream):
         self._list()
         if self._segment is not None and self._read(finished=self._is_finished()):
             return True
+        self._finished.look(False)
         later = self._later()
         if self._segment is not None and (later is not None or (self._lanes is not None and self._is_finished())):
             self._remember_end(later or "")
@@ -245,16 +248,17 @@ class FileStream(BufferedStream):
             return True
         if self._done:
             self._list(now=True)
-            self._ended = self._done and self._later() is None
-            return not self._ended
+            if self._later() is not None or not self._done:
+                return True
+            if not self._ended:
+                self._finished.look(True)
+            self._ended = True
         return False
 
     def _remember_end(self, later: str) -> None:
-        self._finished[self._name] = (self._segment.address, later)
+        self._finished.add(self._segment, later)
         if self._copies is not None:
             self._copies.forget(self._name)
-        if len(self._finished) > 1000:
-            del self._finished[next(iter(self._finished))]
         if self._lanes is not None:
             self._lanes.finish(self._name)
             self._start_at(None)
@@ -304,6 +308,7 @@ class FileStream(BufferedStream):
         """
         self._clear()
         self._listing = None
+        whole, position = position, {name: at for name, at in position.items() if not FinishedSegments.holds(name)}
         if self._lanes is None and is_laned(position):
             self._lanes = Lanes()  # several processes have read it; this process continues alone
         if self._lanes is not None:
@@ -311,12 +316,14 @@ class FileStream(BufferedStream):
             self._start_at(None)
             for progress in self._lanes.open_segments():
                 self._check_open_segment(progress)
+            self._finished.seek(whole, self._is_past)
             return
         cursors = cursors_of(self, position, (PARTITION,))
         self._position = dict(position)
         self._start_at(None)
         if PARTITION in cursors:
             self._check_open_segment(Progress.of(cursors[PARTITION]))
+        self._finished.seek(whole, self._is_past)
 
     def _check_open_segment(self, progress: Progress) -> None:
         """Check that the segment of a position exists; without lanes, start there."""
@@ -350,10 +357,10 @@ class FileStream(BufferedStream):
             logger.warning("%s; going on with the next one", message)
 
     def resolve(self, position: Position) -> Position:
-        resolved = dict(position)
+        resolved = {**position, **self._finished.position()}
         for partition in [partition for partition in position if not partition.startswith("@")]:
             at = Progress.of(Cursor.of(position[partition]))
-            end, later = self._finished.get(at.name, (None, ""))
+            end, later = self._finished.end_of(at.name) or (None, "")
             if end is not None and not at.done and not at.row and at.address >= end:
                 moved = Progress(later) if partition == PARTITION else Progress(at.name, done=True)
                 resolved[partition] = moved.to_json()
@@ -379,6 +386,9 @@ class FileStream(BufferedStream):
         waiting = max(0, sum(sizes.values()) - address)
         self._sizes = {name: size for name, size in sizes.items() if name != newest}
         return self._ready_rows + round(waiting * self._rows_read / max(1, self._bytes_read))
+
+    def late_rows(self) -> int | None:
+        return self._finished.late_rows
 
     def close(self) -> None:
         super().close()

@@ -353,6 +353,10 @@ class DelayedLabelJoin(BufferedStream):
             return None
         return sum(lags) + sum(side.head.rows for side in self._sides if side.head is not None) + self._ready_rows
 
+    def late_rows(self) -> int | None:
+        counts = [count for side in self._sides if (count := side.stream.late_rows()) is not None]
+        return sum(counts) if counts else None
+
     @property
     def pending(self) -> int:
         """Number of impressions waiting for a label."""
