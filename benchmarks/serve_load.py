@@ -4,7 +4,7 @@
 
 1. The load: `wrk` asks from 16 connections for one row at a time until all requests are answered. Every answer is
    checked afterwards: its status, and that its probability is the one that its version gives that row, computed again
-   from the version's files. The process that runs the model and the one that trains are killed on the way.
+   from the version's files. The process that trains is killed on the way.
 2. Latency and rows a second, without training beside: requests of 1 and 100 rows, from 1 and 16 clients; beside
    LitServe with the same network in PyTorch, where --peer names an interpreter that has litserve and torch. Rounds
    of both alternate; figures are medians of the rounds.
@@ -147,13 +147,11 @@ def load(folder: Path, requests: int, every: float, clients: int = 16) -> dict[s
     published = folder / "published"
     trained = Trained(published, every)
     wait_for_version(published)
-    server = Server(published, "--workers", "1" if clients == 1 else "2")
+    server = Server(published)
     bodies, answers = write_bodies(folder / "bodies-1", 1), folder / "answers"
-    total, failed, rounds, kills = 0, 0, [], []
+    total, failed, rounds = 0, 0, []
     before = server.ask("/readyz")[2]["version"]
     while total < requests:
-        if len(rounds) == 2:  # the model's process, in the middle of the load
-            kills.append(_kill_later(server.model_process()))
         if len(rounds) == 4:
             trained.kill()
             trained = Trained(published, every)
@@ -164,9 +162,6 @@ def load(folder: Path, requests: int, every: float, clients: int = 16) -> dict[s
     after = server.ask("/readyz")[2]["version"]
     trained.kill()
     server.stop()
-    for kill in kills:
-        kill.wait()
-    named = [line.strip() for line in server.lines if "SIGKILL" in line]
     checked, versions, torn = torn_answers(
         published, read_answers(sorted(folder.glob("answers.*"))), serve_model.pool()
     )
@@ -178,17 +173,10 @@ def load(folder: Path, requests: int, every: float, clients: int = 16) -> dict[s
         "torn": torn,
         "first_version": before,
         "last_version": after,
-        "killed": named,
         "rate": statistics.median(r["rate"] for r in rounds),
         "p50_ms": 1e3 * statistics.median(r["p50"] for r in rounds),
         "p99_ms": 1e3 * statistics.median(r["p99"] for r in rounds),
     }
-
-
-def _kill_later(pid: int) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", f"import os, time; time.sleep(3); os.kill({pid}, {int(signal.SIGKILL)})"]
-    )
 
 
 # -- latency -----------------------------------------------------------------------------------------------------------

@@ -22,11 +22,12 @@ class Server:
     Args:
         folder: what is served.
         arguments: further arguments of the command.
+        port: 0 takes a free one.
         environment: further variables.
     """
 
-    def __init__(self, folder, *arguments, **environment):
-        command = [sys.executable, "-m", "trainer", "serve", str(folder), "--port", "0", *arguments]
+    def __init__(self, folder, *arguments, port=0, **environment):
+        command = [sys.executable, "-m", "trainer", "serve", str(folder), "--port", str(port), *arguments]
         variables = {**os.environ, "GLOG_v": "3", **environment}
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=variables, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -51,11 +52,6 @@ class Server:
         content = answer.read()
         is_json = answer.headers.get_content_type() == "application/json"
         return answer.status, answer.headers, json.loads(content) if is_json else content
-
-    def model_process(self):
-        """Return the process that runs the model: of several workers a child, else the server itself."""
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return min(map(int, path.read_text().split()), default=self.process.pid)
 
     def stop(self, number=signal.SIGTERM):
         """End it and return its exit code; what it wrote is in `lines` then."""

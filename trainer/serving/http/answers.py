@@ -61,7 +61,7 @@ def _with_nulls(scored: Scored, values: np.ndarray) -> list[Any]:
     listed = values.tolist()
     if not scored.bad:
         return listed
-    spread: list[Any] = [None] * scored.count
+    spread: list[Any] = [None] * scored.request.count
     for row, value in zip(scored.good.tolist(), listed, strict=True):
         spread[row] = value
     return spread
@@ -76,9 +76,9 @@ def _arrow(scored: Scored, columns: dict[str, np.ndarray], errors: list[dict[str
         for _ in values.shape[1:]:
             kind = pa.list_(kind)
         arrays[name] = pa.array(_with_nulls(scored, values), kind)
-    reasons = {error["row"]: error for error in errors}
+    reasons, rows = {error["row"]: error for error in errors}, range(scored.request.count)
     for key in ("column", "reason"):
-        arrays[f"error_{key}"] = pa.array([reasons.get(row, {}).get(key) for row in range(scored.count)], pa.string())
+        arrays[f"error_{key}"] = pa.array([reasons.get(row, {}).get(key) for row in rows], pa.string())
     table = pa.table(arrays).replace_schema_metadata({key: str(value) for key, value in about(scored.current).items()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:

@@ -1,4 +1,4 @@
-"""Dynamic batching: one thread runs the model on all waiting requests together."""
+"""Dynamic batching: one thread reads requests, another runs the model on those that wait."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ...errors import ConfigurationError, DataError
+from ...streams.formats.schema import Decoded, joined
 from ..published import Current
 from ..served_graph import HeldVersion, ServedGraph
 from ..served_model import ServedModel
@@ -29,7 +31,7 @@ logger = logging.getLogger(__name__)
 class Scored:
     """The answer to one request."""
 
-    count: int  # rows of the request
+    request: RequestRows
     good: np.ndarray  # numbers of the rows that were answered, int64 [g], ascending
     outputs: tuple[np.ndarray, ...]  # the network's outputs for these, [g, ...] each
     probability: np.ndarray | None  # in the unit of the label, [g, ...]; None if the loss does not define it
@@ -39,16 +41,25 @@ class Scored:
 
 @dataclass(eq=False)
 class _Job:
-    rows: RequestRows
+    request: RequestRows
+    version: str  # number of the only version that may answer, or ""
     future: asyncio.Future
+    reader: RowReader  # what made `rows`
+    rows: Decoded
     arrived: float = field(default_factory=time.monotonic)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of the columns' values: requests that differ in one share no array."""
+        return tuple(column.dtype.kind for column in self.rows.columns.values())
 
 
 class Engine:
     """Runs a served model on a thread of its own, for batches of requests.
 
-    A batch is what waits when the batch before is done, up to `batch_rows`; with `batch_delay` its first request waits
-    that long for others. The requests of a batch that fails are retried separately. Callers use the event `loop`.
+    Another thread parses, checks and converts each request alone. A batch is what waits when the batch before is done,
+    up to `batch_rows`; with `batch_delay` its first request waits that long for others. The requests of a batch that
+    fails are retried separately. Callers use the event `loop`.
     """
 
     def __init__(
@@ -60,35 +71,45 @@ class Engine:
         self._wake = threading.Condition()
         self._closing = False
         self._reader_of = functools.lru_cache(maxsize=1)(RowReader)
+        self._reading = ThreadPoolExecutor(1, "requests")
         self.ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="graphs", daemon=True)
         self._thread.start()
 
-    async def score(self, rows: RequestRows) -> Scored:
+    async def score(self, parse: Callable[[], RequestRows], version: str = "") -> Scored:
         """Return the answer to one request.
 
+        Args:
+            parse: returns the rows of the request's body; called on the thread that reads requests.
+            version: number of the only version that may answer, as in a URL, or "".
+
         Raises:
-            RefusalError: 413 for too many rows, 429 when too many wait, 504 when it took too long, 422 for rows that
-                are no rows of this model at all, 503 while the server stops.
+            RefusalError: of `parse`; 413 for too many rows, 429 when too many wait, 404 where another version is
+                served, 422 for rows that are no rows of this model at all, 503 while the server stops.
         """
-        options = self._options
-        if rows.count > options.request_rows:
-            raise RefusalError(413, f"a request takes up to {options.request_rows} rows; received {rows.count}")
-        job = _Job(rows, self._loop.create_future())
+        if self._closing:
+            raise RefusalError(503, "the server is stopping", retry_after=1)
+        future = self._loop.create_future()
+        request, reader, rows = await self._loop.run_in_executor(self._reading, self._read, parse)
+        job, options, count = _Job(request, version, future, reader, rows), self._options, request.count
         with self._wake:
-            if self._closing:
-                raise RefusalError(503, "the server is stopping", retry_after=1)
-            if self.queued + rows.count > options.queue_rows:
+            if self.queued + count > options.queue_rows:
                 raise RefusalError(
                     429, f"{self.queued} rows wait; the queue takes up to {options.queue_rows}", retry_after=1
                 )
-            self.queued += rows.count
+            self.queued += count
             self._jobs.append(job)
             self._wake.notify()
+        return await job.future
+
+    def _read(self, parse: Callable[[], RequestRows]) -> tuple[RequestRows, RowReader, Decoded]:
+        request, most, reader = parse(), self._options.request_rows, self.reader()
+        if request.count > most:
+            raise RefusalError(413, f"a request takes up to {most} rows; received {request.count}")
         try:
-            return await asyncio.wait_for(job.future, options.timeout)
-        except asyncio.TimeoutError:
-            raise RefusalError(504, f"no answer within {options.timeout:g} s", retry_after=1) from None
+            return request, reader, reader.read(request)
+        except Exception as error:
+            raise _refusal(error) from error
 
     def reader(self) -> RowReader:
         """Return the reader of the rows that the model takes now."""
@@ -99,6 +120,7 @@ class Engine:
         with self._wake:
             self._closing = True
             self._wake.notify()
+        self._reading.shutdown()
         self._thread.join()
 
     # -- the thread that runs graphs -----------------------------------------------------------------------------
@@ -108,7 +130,7 @@ class Engine:
         while jobs := self._next_batch():
             began = time.monotonic()
             outcomes = self._outcomes(jobs)
-            self._traffic.batch(sum(job.rows.count for job in jobs), time.monotonic() - began)
+            self._traffic.batch(sum(job.request.count for job in jobs), time.monotonic() - began)
             try:
                 self._loop.call_soon_threadsafe(_deliver, outcomes)
             except RuntimeError:  # the loop has been closed: no caller is left
@@ -134,51 +156,56 @@ class Engine:
             due = self._jobs[0].arrived + options.batch_delay
             while self.queued < options.batch_rows and not self._closing and (left := due - time.monotonic()) > 0:
                 self._wake.wait(left)
-            while self._jobs and (not jobs or rows + self._jobs[0].rows.count <= options.batch_rows):
+            while self._jobs and (not jobs or rows + self._jobs[0].request.count <= options.batch_rows):
                 job = self._jobs.popleft()
-                self.queued -= job.rows.count
+                self.queued -= job.request.count
                 if not job.future.done():  # else it has timed out, or the client has left
                     jobs.append(job)
-                    rows += job.rows.count
+                    rows += job.request.count
         return jobs or self._next_batch()
 
     def _outcomes(self, jobs: Sequence[_Job]) -> list[tuple[asyncio.Future, Scored | Exception]]:
         try:
             with self.model.held() as version:
-                scored = self._score(version, [job.rows for job in jobs])
+                return [(job.future, outcome) for job, outcome in self._score(version, jobs)]
         except Exception as error:
             if len(jobs) > 1:
                 return [outcome for job in jobs for outcome in self._outcomes([job])]
             return [(jobs[0].future, _refusal(error))]
-        return [(job.future, one) for job, one in zip(jobs, scored, strict=True)]
 
-    def _score(self, version: HeldVersion, requests: Sequence[RequestRows]) -> list[Scored]:
-        reader = self._reader_of(version.graph)
-        decoded = reader.read(requests)
-        outputs: tuple[np.ndarray, ...] = ()
-        probability = None if version.graph.activation is None else np.zeros(0, np.float32)
-        if len(decoded.row):
-            outputs = version.run(reader.inputs(decoded))
-            probability = version.probability(outputs)
-        counts = np.array([request.count for request in requests])
-        ends = counts.cumsum()
-        starts = ends - counts
-        bad: list[dict[int, str]] = [{} for _ in requests]
-        for row, reason in decoded.reasons.items():
-            which = int(np.searchsorted(ends, row, side="right"))
-            bad[which][row - int(starts[which])] = reason
-        first, last = np.searchsorted(decoded.row, starts), np.searchsorted(decoded.row, ends)
-        return [
-            Scored(
-                int(counts[i]),
-                decoded.row[a:b] - starts[i],
-                tuple(output[a:b] for output in outputs),
-                None if probability is None else probability[a:b],
-                bad[i],
-                version.current,
-            )
-            for i, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True))
-        ]
+    def _score(self, version: HeldVersion, jobs: Sequence[_Job]) -> Iterable[tuple[_Job, Scored | Exception]]:
+        number, reader = str(version.current.version), self._reader_of(version.graph)
+        together: dict[tuple[str, ...], list[_Job]] = {}
+        for job in jobs:
+            if job.version in ("", number):
+                if job.reader is not reader:  # it was read for another network
+                    job.reader, job.rows = reader, reader.read(job.request)
+                together.setdefault(job.kinds, []).append(job)
+            else:
+                yield job, RefusalError(404, f"version {number} is served; received {job.version!r}")
+        for alike in together.values():
+            yield from zip(alike, _scored(version, reader, alike), strict=True)
+
+
+def _scored(version: HeldVersion, reader: RowReader, jobs: Sequence[_Job]) -> list[Scored]:
+    decoded = joined([job.rows for job in jobs])
+    outputs: tuple[np.ndarray, ...] = ()
+    probability = None if version.graph.activation is None else np.zeros(0, np.float32)
+    if len(decoded.row):
+        outputs = version.run(reader.inputs(decoded))
+        probability = version.probability(outputs)
+    ends = np.cumsum([len(job.rows.row) for job in jobs]).tolist()
+    return [
+        Scored(
+            job.request,
+            job.rows.row,
+            tuple(output[start:end] for output in outputs),
+            None if probability is None else probability[start:end],
+            job.rows.reasons,
+            version.current,
+        )
+        for job, start, end in zip(jobs, [0, *ends[:-1]], ends, strict=True)
+    ]
 
 
 def _blank_rows(graph: ServedGraph, rows: int) -> dict[str, Any]:
@@ -197,7 +224,9 @@ def _deliver(outcomes: Sequence[tuple[asyncio.Future, Scored | Exception]]) -> N
                 future.set_result(outcome)
 
 
-def _refusal(error: Exception) -> Exception:
+def _refusal(error: Exception) -> RefusalError:
+    if isinstance(error, RefusalError):
+        return error
     if isinstance(error, DataError | ConfigurationError):
         return RefusalError(422, str(error))
     logger.error("a request failed", exc_info=error)

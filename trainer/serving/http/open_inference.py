@@ -23,8 +23,8 @@ _TYPES = {
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
-def rows_of_infer(body: bytes) -> tuple[RequestRows, dict[str, Any]]:
-    """Return an inference request's rows, and the request; RefusalError: it is none."""
+def rows_of_infer(body: bytes) -> RequestRows:
+    """Return an inference request's rows; RefusalError: it is none."""
     try:
         request = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -36,13 +36,16 @@ def rows_of_infer(body: bytes) -> tuple[RequestRows, dict[str, Any]]:
     if any(names.count(name) > 1 or not isinstance(name, str) for name in names):
         raise RefusalError(400, f"inputs have different names, which are strings; received {names}")
     outputs = request.get("outputs") or []
-    if not isinstance(outputs, list) or not all(isinstance(one, dict) and "name" in one for one in outputs):
-        raise RefusalError(400, f'"outputs" takes a list of {{"name": ...}}; received {outputs!r}')
+    if not isinstance(outputs, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("name"), str) for one in outputs
+    ):
+        raise RefusalError(400, f'"outputs" takes a list of {{"name": string}}; received {outputs!r}')
     columns = {one["name"]: _tensor(one) for one in inputs}
     counts = {name: len(values) for name, values in columns.items()}
     if len(set(counts.values())) > 1 or 0 in counts.values():
         raise RefusalError(400, f"inputs have one first dimension, at least 1; received {counts}")
-    return RequestRows(next(iter(counts.values())), table=columns), request
+    wanted = tuple(one["name"] for one in outputs)
+    return RequestRows(next(iter(counts.values())), table=columns, outputs=wanted, id=request.get("id"))
 
 
 def _tensor(one: dict[str, Any]) -> Any:
@@ -88,7 +91,7 @@ def _columns_of_one(values: Any) -> Any:
     return [row[0] for row in values] if all(isinstance(row, list) and len(row) == 1 for row in values) else values
 
 
-def infer_reply(scored: Scored, request: dict[str, Any], name: str) -> Reply:
+def infer_reply(scored: Scored, name: str) -> Reply:
     """Return the answer to an inference request.
 
     RefusalError: 422, a row is bad; 400, an unknown output is requested.
@@ -97,7 +100,7 @@ def infer_reply(scored: Scored, request: dict[str, Any], name: str) -> Reply:
         row, text = min(scored.bad.items())
         raise RefusalError(422, f"row {row}: {text}", column=column_and_reason(text)[0])
     outputs = named_outputs(scored)
-    wanted = [one["name"] for one in request.get("outputs") or []] or list(outputs)
+    wanted = scored.request.outputs or tuple(outputs)
     for output in wanted:
         if output not in outputs:
             raise RefusalError(400, f"outputs are {', '.join(outputs)}; received {output!r}")
@@ -111,8 +114,8 @@ def infer_reply(scored: Scored, request: dict[str, Any], name: str) -> Reply:
         for output in wanted
     ]
     body = {"model_name": name, "model_version": str(scored.current.version), "outputs": tensors}
-    if "id" in request:
-        body["id"] = request["id"]
+    if scored.request.id is not None:
+        body["id"] = scored.request.id
     return Reply(200, orjson.dumps(body))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from ...errors import DataError, did_you_mean
 from ...streams.dead_letter import BadRow
 from ...streams.formats.coercion import MISSING
 from ...streams.formats.column import Column
-from ...streams.formats.schema import Decoded, Schema, joined
+from ...streams.formats.schema import Decoded, Schema
 from .service_call import ARROW, JSON, RefusalError
 
 if TYPE_CHECKING:
@@ -33,6 +32,8 @@ class RequestRows:
     rows: Sequence[Any] | None = None  # one mapping a row, or None where `table` has them
     table: Any = None  # a mapping of columns or an Arrow table, or None
     logits: bool = False  # whether the body asks for the network's own outputs
+    outputs: tuple[str, ...] = ()  # names of the outputs that it asks for; () for all
+    id: Any = None  # of the request, which its answer repeats
 
 
 def rows_of_body(body: bytes, media: str) -> RequestRows:
@@ -120,21 +121,15 @@ class RowReader:
         self._schema = graph.features.unlabelled_schema if graph.features is not None else _plain_schema(graph)
         self.fields: dict[str, Column] = self._schema.fields  # the raw columns by name
 
-    def read(self, requests: Sequence[RequestRows]) -> Decoded:
-        """Return the rows of all requests in one numbering; `reasons` has the bad ones."""
-        parts: list[Decoded] = []
-        for by_row, group in itertools.groupby(requests, lambda request: request.rows is not None):
-            if by_row:  # converted together
-                parts.append(self._from_rows(list(itertools.chain.from_iterable(request.rows for request in group))))
-            else:
-                parts += map(self._from_table, group)
-        return joined(parts)
+    def read(self, request: RequestRows) -> Decoded:
+        """Return the rows of a request; `reasons` has the bad ones."""
+        return self._from_table(request) if request.rows is None else self._from_rows(request.rows)
 
     def inputs(self, decoded: Decoded) -> Mapping[str, Any]:
         """Return the network's inputs for the good rows."""
         return decoded.columns if self._features is None else self._features.apply(decoded.columns)
 
-    def _from_rows(self, rows: list[Any]) -> Decoded:
+    def _from_rows(self, rows: Sequence[Any]) -> Decoded:
         known = self.fields.keys()
         odd = {
             number: self._oddity(row)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import orjson
 
-from ...errors import CheckpointNotFoundError
+from ...errors import CheckpointError, CheckpointNotFoundError
+from ..published import Current
 from ..served_model import ServedModel
 from .answers import about, reply_to
-from .batching import Engine
+from .batching import Engine, Scored
 from .open_inference import infer_reply, model_metadata, rows_of_infer
 from .openapi import description
-from .request_rows import rows_of_body
+from .request_rows import RequestRows, rows_of_body
 from .service_call import TEXT, Call, RefusalError, Reply, ServeOptions, refused
 from .traffic import Traffic
+
+logger = logging.getLogger(__name__)
 
 _POLL = 0.2
 
@@ -29,6 +35,7 @@ class Service:
         self._root, self._options = root, options
         self._traffic = Traffic()
         self._engine: Engine | None = None
+        self._problem = f"no model has been published at {root} yet"  # why there is no engine
         self._opening: asyncio.Task | None = None
         self._answers = {
             "predict": self._predict,
@@ -65,7 +72,8 @@ class Service:
         while self._engine is None:
             try:
                 await self._open()
-            except CheckpointNotFoundError:
+            except CheckpointError as error:
+                self._problem = str(error)
                 await asyncio.sleep(_POLL)
 
     async def stop(self) -> None:
@@ -78,42 +86,51 @@ class Service:
             await asyncio.to_thread(engine.model.close)
 
     async def handle(self, call: Call) -> Reply:
-        """Return the answer to a call; errors are replies too."""
-        began = time.monotonic()
+        """Return the answer to a call within `options.timeout`; errors are replies too."""
+        began, longest = time.monotonic(), self._options.timeout
         try:
-            reply = await self._answers[call.operation](call)
+            reply = await asyncio.wait_for(self._answers[call.operation](call), longest)
         except RefusalError as error:
             reply = refused(error)
+        except asyncio.TimeoutError:
+            reply = refused(RefusalError(504, f"no answer within {longest:g} s", retry_after=1))
+        except Exception as error:
+            logger.exception("%s failed", call.operation)
+            reply = refused(RefusalError(500, f"{call.operation} failed: {type(error).__name__}"))
         self._traffic.request(call.operation, reply.status, time.monotonic() - began)
         return reply
 
     def _opened(self, call: Call) -> Engine:
         engine, name = self._engine, self._options.name
         if engine is None:
-            raise RefusalError(503, f"no model has been published at {self._root} yet", retry_after=1)
+            raise RefusalError(503, self._problem, retry_after=1)
         if call.model and call.model != name:
             raise RefusalError(404, f"the model is called {name!r}; received {call.model!r}")
-        if call.version and call.version != str(engine.model.version):
-            raise RefusalError(404, f"version {engine.model.version} is served; received {call.version!r}")
         return engine
 
+    def _current(self, call: Call) -> Current:
+        """Return the record of the served version, which is the one that the call names if it names one."""
+        current = self._opened(call).model.current
+        if call.version and call.version != str(current.version):
+            raise RefusalError(404, f"version {current.version} is served; received {call.version!r}")
+        return current
+
     async def _predict(self, call: Call) -> Reply:
-        engine = self._opened(call)
-        rows = rows_of_body(call.body, call.media)
-        scored = await engine.score(rows)
-        self._traffic.rows(len(scored.good), len(scored.bad))
-        return reply_to(scored, logits=call.logits or rows.logits, accept=call.accept)
+        scored = await self._scored(call, functools.partial(rows_of_body, call.body, call.media))
+        return reply_to(scored, logits=call.logits or scored.request.logits, accept=call.accept)
 
     async def _infer(self, call: Call) -> Reply:
-        engine = self._opened(call)
-        rows, request = rows_of_infer(call.body)
-        scored = await engine.score(rows)
+        scored = await self._scored(call, functools.partial(rows_of_infer, call.body))
+        return infer_reply(scored, self._options.name)
+
+    async def _scored(self, call: Call, parse: Callable[[], RequestRows]) -> Scored:
+        scored = await self._opened(call).score(parse, call.version)
         self._traffic.rows(len(scored.good), len(scored.bad))
-        return infer_reply(scored, request, self._options.name)
+        return scored
 
     async def _ready(self, call: Call) -> Reply:
-        model = self._opened(call).model
-        current, problem, oldest = model.current, model.problem, self._options.max_age
+        current = self._current(call)
+        problem, oldest = self._opened(call).model.problem, self._options.max_age
         age = time.time() - current.time
         ready = oldest is None or age <= oldest
         if not ready:
@@ -133,7 +150,7 @@ class Service:
         return Reply(200, orjson.dumps(body))
 
     async def _model(self, call: Call) -> Reply:
-        engine = self._opened(call)
+        current, engine = self._current(call), self._opened(call)
         outputs = ["probability", "logits"] if engine.model.graph.activation else ["prediction"]
-        body = model_metadata(self._options.name, engine.model.version, engine.reader(), outputs)
+        body = model_metadata(self._options.name, current.version, engine.reader(), outputs)
         return Reply(200, orjson.dumps(body))

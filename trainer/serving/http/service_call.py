@@ -70,14 +70,13 @@ class ServeOptions:
     timeout: float = 10.0  # seconds after which a request is answered with 504
     drain: float = 30.0  # seconds that open requests have to end after SIGTERM
     max_age: float | None = None  # seconds after which a version is too old for ``/readyz``; None for any age
-    workers: int = 1  # processes that speak HTTP; with more than one the model runs in a process of its own
     token: str | None = field(default=None, repr=False)  # bearer token that requests need, or None
     insecure: bool = False  # accept requests without a token from other machines too
     wait: bool = False  # start before anything is published; ``/readyz`` is 503 until then
 
     def __post_init__(self) -> None:
         whole("serve: port", self.port, 0, most=65535)
-        for name in ("batch_rows", "request_rows", "body_bytes", "queue_rows", "workers"):
+        for name in ("batch_rows", "request_rows", "body_bytes", "queue_rows"):
             whole(f"serve: {name}", getattr(self, name))
         number("serve: timeout", self.timeout, above=0, below=math.inf, what="seconds")
         for name in ("batch_delay", "drain"):

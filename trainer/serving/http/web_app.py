@@ -1,40 +1,32 @@
-"""The web application: routes, tokens, size limits; requests become `Call`s."""
+"""The web application: routes, tokens, size limits; requests become calls of a `Service`."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .openapi import page
+from .service import Service
 from .service_call import ARROW, HTML, JSON, Call, RefusalError, Reply, ServeOptions, refused
+
+logger = logging.getLogger(__name__)
 
 OPEN = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")  # for probes, which have no token
 
 
-class Handler(Protocol):
-    """Answers calls: the model in this process, or a link to another process."""
-
-    async def start(self) -> None:
-        """Prepare."""
-
-    async def stop(self) -> None:
-        """Answer waiting requests and release the model."""
-
-    async def handle(self, call: Call) -> Reply:
-        """Return the answer to a call."""
-
-
-def web_app(handler: Handler, options: ServeOptions) -> Starlette:
-    """Return the application of a handler, which is started and stopped elsewhere."""
+def web_app(service: Service, options: ServeOptions) -> Starlette:
+    """Return the application of a service, which is started and stopped elsewhere."""
 
     def on(operation: str) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
@@ -43,7 +35,7 @@ def web_app(handler: Handler, options: ServeOptions) -> Starlette:
                 call = await _call(request, operation, options)
             except RefusalError as error:
                 return _response(refused(error))
-            return _response(await handler.handle(call))
+            return _response(await service.handle(call))
 
         return endpoint
 
@@ -84,7 +76,22 @@ def web_app(handler: Handler, options: ServeOptions) -> Starlette:
             Route(path + "/ready", on("ready")),
             Route(path + "/infer", on("infer"), methods=["POST"]),
         ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: failed, Exception: failed})
+    handlers = {HTTPException: failed, Exception: failed}
+    longest = 3 * options.timeout  # for the body, the answer, and the client to take it
+    return Starlette(routes=routes, middleware=[Middleware(_Bounded, longest)], exception_handlers=handlers)
+
+
+class _Bounded:
+    """Gives an exchange up whose client does not take its answer in time."""
+
+    def __init__(self, app: ASGIApp, seconds: float) -> None:
+        self._app, self._seconds = app, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await asyncio.wait_for(self._app(scope, receive, send), self._seconds)
+        except asyncio.TimeoutError:
+            logger.warning("%s: the client has not taken its answer; its connection is closed", scope["path"])
 
 
 def _check_token(request: Request, options: ServeOptions) -> None:

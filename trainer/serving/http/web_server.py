@@ -1,13 +1,16 @@
-"""Runs the web application in a process, with the model or a link to it."""
+"""Runs the web application and its model in this process until a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import math
+import os
 import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from .service_call import ServeOptions
 
 logger = logging.getLogger(__name__)
 
+_GRACE = 5.0  # seconds for what follows the requests: closing the model
 _NEEDED = ("uvicorn", "starlette", "orjson", "prometheus_client")
 
 
@@ -28,34 +32,38 @@ def check_installed() -> None:
         raise ConfigurationError(f"trainer serve needs {', '.join(missing)}: pip install 'mindspore-trainer[serve]'")
 
 
-def _listening_socket(options: ServeOptions) -> socket.socket:
-    """Return a socket that listens where the options say, or raise ConfigurationError."""
+def _bound_socket(options: ServeOptions) -> socket.socket:
+    """Return a socket bound to the address of the options, not listening yet."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with _address_errors(options):
+        bound.bind((options.host, options.port))
+    bound.setblocking(False)
+    return bound
+
+
+@contextlib.contextmanager
+def _address_errors(options: ServeOptions) -> Iterator[None]:
     try:
-        listening.bind((options.host, options.port))
+        yield
     except OSError as error:
-        listening.close()
         raise ConfigurationError(
             f"serve: {options.host} port {options.port} cannot be listened on: {error.strerror or error}; "
             "port 0 takes a free one"
         ) from None
-    listening.listen(2048)
-    listening.setblocking(False)
-    return listening
 
 
-def server_url(listening: socket.socket) -> str:
-    """Return the URL of a listening socket."""
-    host, port = listening.getsockname()[:2]
+def _url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def serve(root: Path | str, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
-    """Serve a published model until a signal; return its number.
+    """Serve a published model until SIGTERM or SIGINT; return its number.
 
-    Open requests have `options.drain` seconds to end.
+    The server listens once the model is ready. A signal closes the listening socket first; open requests then have
+    `options.drain` seconds to end. A process that has not ended a few seconds later is ended with `os._exit`.
 
     Args:
         root: folder that `Publish` writes to, or the URL of a mirror of it.
@@ -67,46 +75,36 @@ def serve(root: Path | str, options: ServeOptions, *, started: Callable[[str], N
         CheckpointNotFoundError, CheckpointDamagedError: there is no model to serve.
     """
     check_installed()
-    with _listening_socket(options) as listening:
-        if options.workers > 1:
-            from .workers import serve_many
+    with _bound_socket(options) as bound:
+        try:
+            import uvloop
 
-            return serve_many(root, options, listening, started)
-        from .service import Service
-
-        return run_loop(serve_socket(Service(root, options), options, listening, started))
-
-
-def run_loop(main: Any) -> int:
-    """Run a coroutine in uvloop, or in the standard event loop without it."""
-    try:
-        import uvloop
-
-        loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    except ImportError:
-        loop = asyncio.new_event_loop()
-    try:
-        asyncio.set_event_loop(loop)
-        return loop.run_until_complete(main)
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
+            loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        except ImportError:
+            loop = asyncio.new_event_loop()
+        try:
+            asyncio.set_event_loop(loop)
+            return loop.run_until_complete(_serve(root, options, bound, started))
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
 
 
-async def serve_socket(
-    handler: Any, options: ServeOptions, listening: socket.socket, started: Callable[[str], None] | None = None
+async def _serve(
+    root: Path | str, options: ServeOptions, bound: socket.socket, started: Callable[[str], None] | None
 ) -> int:
-    """Serve a handler on a socket until SIGTERM or SIGINT; return the signal's number."""
     import uvicorn
 
+    from .service import Service
     from .web_app import web_app
 
+    service = Service(root, options)
     config = uvicorn.Config(
-        web_app(handler, options),
+        web_app(service, options),
         log_level="warning",
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=max(1, round(options.drain)),
+        timeout_graceful_shutdown=math.ceil(options.drain),
         server_header=False,
         timeout_keep_alive=75,  # clients that keep a connection must not find it closed under their hands
     )
@@ -121,22 +119,35 @@ async def serve_socket(
     received: list[int] = []
     loop = asyncio.get_running_loop()
 
+    def leave() -> None:
+        logger.error("the server has not stopped %g s after signal %d; the process ends now", longest, received[0])
+        os._exit(128 + received[0])
+
+    longest = options.drain + _GRACE
+    last_resort = threading.Timer(longest, leave)
+    last_resort.daemon = True
+
     def stop(number: int) -> None:
         if received:
             server.force_exit = True
+        else:
+            last_resort.start()
         received.append(number)
         server.should_exit = True
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
     try:
-        await handler.start()
+        await service.start()
         if not received:
+            with _address_errors(options):
+                bound.listen(2048)
             if started is not None:
-                started(server_url(listening))
-            await server.serve(sockets=[listening])
+                started(_url(bound))
+            await server.serve(sockets=[bound])
     finally:
-        await handler.stop()
+        await service.stop()
+        last_resort.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
     return received[0] if received else signal.SIGTERM
