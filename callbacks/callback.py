@@ -89,6 +89,13 @@ class Callback:
     def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
         """Receive each monitored metric's direction before training; None: undeclared."""
 
+    def without_monitor(self) -> Callback | None:
+        """Return what is left of this callback where its metric is not measured, or None.
+
+        An experiment's `online_train` has no validation, so `trainer online` drops monitors of its metrics.
+        """
+        return None
+
     def setup(self, trainer: Trainer) -> None:
         """First of all, before the first compile and before a snapshot is restored."""
 

@@ -73,8 +73,7 @@ class EarlyStopping(Patience):
             raise ConfigurationError(
                 "EarlyStopping(restore_best=True) keeps a copy of the network's weights, and rows of its sparse tables "
                 f"({', '.join(trainer.tables.tables.tables)}) would stay as they are at the end; leave it out, and "
-                f"load the best snapshot: ModelCheckpoint(folder, monitor={self.monitor!r}), then "
-                "trainer.load(folder / 'best')"
+                f"add what restores them too: ModelCheckpoint(folder, monitor={self.monitor!r}, restore_best=True)"
             )
 
     def measured(self, trainer: Trainer, value: float, improved: bool) -> None:

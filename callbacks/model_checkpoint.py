@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import re
@@ -39,6 +40,9 @@ class ModelCheckpoint(Callback):
         keep_last: newest snapshots to keep besides, or None for all.
         background: write on a thread; training is held only while tensors are copied.
         save_on_exit: take a snapshot when the run ends for whatever reason but an exception (SIGTERM included).
+        restore_best: load the weights of the best snapshot, sparse tables included, when a limit or a callback ends the
+            run: they are then tested and published. The last snapshot holds the weights that training ended with, so a
+            longer run continues from those.
 
     Attributes:
         root: folder of the snapshots, known from `setup` on.
@@ -62,6 +66,7 @@ class ModelCheckpoint(Callback):
         keep_last: int | None = 2,
         background: bool = False,
         save_on_exit: bool = True,
+        restore_best: bool = False,
     ) -> None:
         self.dirpath = None if dirpath is None else Path(dirpath)
         if isinstance(every, str) and every != "window":
@@ -74,6 +79,9 @@ class ModelCheckpoint(Callback):
         self.keep_last = whole("ModelCheckpoint(keep_last=...)", keep_last, 1, optional=True)
         self.background = bool(background)
         self.save_on_exit = bool(save_on_exit)
+        self.restore_best = bool(restore_best)
+        if self.restore_best and (monitor is None or self.keep_best == 0):
+            raise ConfigurationError("ModelCheckpoint(restore_best=True) needs monitor=... and keep_best of 1 or more")
         self.root: Path | None = None
         self.best_name: str | None = None
         self._records: list[dict[str, Any]] = []
@@ -96,6 +104,13 @@ class ModelCheckpoint(Callback):
 
     def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
         self.watched.use_directions(higher_is_better)
+
+    def without_monitor(self) -> ModelCheckpoint:
+        """Take the same snapshots, and rank none."""
+        other = copy.copy(self)
+        other.watched = other.monitor = None
+        other.restore_best = False
+        return other
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Count from here: what the run begins with needs no snapshot."""
@@ -126,8 +141,21 @@ class ModelCheckpoint(Callback):
             self._save_if_wanted(trainer, self.background)
 
     def on_train_end(self, trainer: Trainer) -> None:
-        self._due = self._due or self.save_on_exit
+        self._due = self._due or self.save_on_exit or self.restore_best
         self._save_if_wanted(trainer, background=False)
+        reason = trainer.state.stop_reason
+        if self.restore_best and reason is not None and reason.kind in ("limit", "callback"):
+            self._restore_best(trainer)
+
+    def _restore_best(self, trainer: Trainer) -> None:
+        trainer.saver.wait()  # for a snapshot written in the background, which may be the best
+        best = [record for record in self._ranked() if record["durable"]]
+        if not best:
+            logger.warning("ModelCheckpoint: %s was never measured; no best weights restored", self.watched.label)
+        elif best[0]["name"] != f"step_{trainer.state.progress.global_step:08d}":
+            trainer.load(self.root / best[0]["name"], weights_only=True, averaged=True)
+            value = f"{self.watched.label} {best[0]['value']:.6g}"
+            logger.info("ModelCheckpoint: the weights of the best snapshot, %s (%s)", best[0]["name"], value)
 
     def _measure(self, hook: str, trainer: Trainer) -> None:
         if self.watched is not None and self.watched.hook(trainer) == hook:

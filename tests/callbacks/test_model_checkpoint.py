@@ -1,5 +1,6 @@
 import os
 import shutil
+import signal
 
 import pytest
 
@@ -43,6 +44,29 @@ def test_the_best_and_the_last_are_kept_and_the_best_is_pointed_at(fit, tmp_path
     fit(scores([0.2, 0.9, 0.8, 0.1, 0.3]), checkpoint, epochs=5)
     assert names(tmp_path / "checkpoints") == ["step_00000016", "step_00000024", "step_00000040"]
     assert (tmp_path / "checkpoints" / "best").read_text().strip() == "step_00000016"
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_finished_run_has_the_best_weights_and_a_longer_one_goes_on_from_the_last(fit, tmp_path, background):
+    def make():
+        return ModelCheckpoint(monitor="val_auc", restore_best=True, background=background)
+
+    seen = []
+    note = LambdaCallback(on_eval_end=lambda trainer: seen.append(weights(trainer)), order=-1)
+    trainer = fit(note, scores([0.2, 0.9, 0.8]), make(), epochs=3)
+    assert weights(trainer) == seen[1] != seen[2]
+    kill = LambdaCallback(on_eval_end=lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):  # a signal: the run is to be continued, so nothing is restored
+        fit(scores([0.5]), kill, make(), epochs=9, resume=tmp_path / "checkpoints")
+    assert weights(trainer) not in seen
+    resumed = fit(scores([0.1]), make(), epochs=5, resume=tmp_path / "checkpoints")
+    assert weights(resumed) == seen[1]
+    with pytest.raises(ConfigurationError, match=r"restore_best=True\) needs monitor"):
+        ModelCheckpoint(restore_best=True)
+
+
+def weights(trainer):
+    return [parameter.asnumpy().tobytes() for parameter in trainer.network.get_parameters()]
 
 
 def test_a_good_validation_between_two_cadences_gets_its_own_snapshot(fit, tmp_path):

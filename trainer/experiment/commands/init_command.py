@@ -79,11 +79,24 @@ def _training(table: TableSummary, proposal: Proposal) -> str:
         loss = {"class_path": "trainer.models.InBatchSoftmax"}
     elif len(proposal.labels) > 1:
         loss = {"class_path": "trainer.graph.multi_task.MultiTaskLoss", "init_args": {"losses": losses}}
-    metrics = ["auc", "log_loss"] if proposal.binary else ["rmse", "mae"]
-    mixed = len(set(kinds.values())) > 1
+    metrics = _metrics(table, proposal)
     text = f"loss: {dump_line(loss)}\n"
     text += "optimizer: {class_path: mindspore.nn.Adam, init_args: {learning_rate: 1e-3}}\n"
-    return text if mixed or proposal.model == "two_tower" else f"{text}metrics: {dump_line(metrics)}\n"
+    return f"{text}metrics: {dump_line(metrics)}\n" if metrics else text
+
+
+def _metrics(table: TableSummary, proposal: Proposal) -> list[str]:
+    """Return the metrics, the one that the best snapshot is chosen by first."""
+    kinds = {table.column(name).is_binary for name in proposal.labels}
+    if proposal.model == "two_tower" or len(kinds) > 1:
+        return []
+    return ["auc", "log_loss"] if proposal.binary else ["rmse", "mae"]
+
+
+def _monitor(table: TableSummary, proposal: Proposal) -> str:
+    """Return the name of the validation metric that decides which weights are best."""
+    metrics = _metrics(table, proposal)
+    return f"val_{metrics[0]}" if metrics and len(proposal.labels) == 1 else "val_loss"
 
 
 def _stream(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
@@ -106,16 +119,21 @@ def _data(table: TableSummary, proposal: Proposal, name: str) -> str:
         sections[part] = {"class_path": "trainer.features.RawFiles", "init_args": arguments}
     sections["stream"] = {"class_path": "trainer.streams.FileStream", "init_args": _stream(table, proposal)}
     parts = "".join(f"  {part}:{_block(value, 4)}" for part, value in sections.items())
+    monitor = _monitor(table, proposal)
     window = {"class_path": "trainer.Window", "init_args": {"rows": max(100, rows // 20)}}
     return f"""
 # 80 % of the rows to train on, 10 % to validate on after every epoch, 10 % to
 # test on; other files: `train: newer.csv`
 data:
-{parts}fit: {{epochs: 3, batch_size: {batch}}}
+{parts}fit: {{epochs: 30, batch_size: {batch}}}  # fewer where {monitor} stops improving
 online:{_block({"batch_size": min(batch, 64), "window": window}, 2)}
 callbacks:
   - callbacks.ProgressBar
-  - callbacks.ModelCheckpoint
+  # the weights that are best by {monitor} are kept, tested and published
+  - class_path: callbacks.EarlyStopping
+    init_args: {{monitor: {monitor}, patience: 3}}
+  - class_path: callbacks.ModelCheckpoint
+    init_args: {{monitor: {monitor}, restore_best: true}}
 {_published(proposal, name)}"""
 
 

@@ -116,6 +116,8 @@ def _train_in(
     if MASK in recorded:
         logger.warning("the configuration holds a credential, which is not written to the run folder: %s", ENV_HINT)
     callbacks = [*(experiment.callbacks or [ProgressBar()]), *([] if mirror is None else [mirror])]
+    if command == "online":
+        callbacks = [left for callback in callbacks for left in _without_validation(callback)]
     for callback in callbacks:
         if isinstance(callback, ProgressBar):
             callback.results = False  # the command's table shows them with those of the test
@@ -160,6 +162,21 @@ def _train_in(
             outcome["report"] = reported
             run_folder.write_json(run_dir / run_folder.METRICS, outcome)
     return run_dir
+
+
+def _without_validation(callback: Any) -> list[Any]:
+    """Return what is left of a callback for a stream, which is not validated."""
+    monitor = getattr(callback, "monitor", None)  # MindSpore's own callbacks have none, or one of theirs
+    if not isinstance(callback, Callback) or not any(name.startswith("val_") for name in _names(monitor)):
+        return [callback]
+    left = callback.without_monitor()
+    what = "is left out" if left is None else "ranks nothing"
+    logger.info("%s(monitor=%r) %s: a stream has no validation", type(callback).__name__, monitor, what)
+    return [] if left is None else [left]
+
+
+def _names(monitor: str | Mapping[str, float] | None) -> tuple[str, ...]:
+    return (monitor,) if isinstance(monitor, str) else tuple(monitor or ())
 
 
 def _drift(experiment: Experiment, split: str) -> dict[str, float]:
