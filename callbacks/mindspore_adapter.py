@@ -67,6 +67,8 @@ class CallbackParams(dict):
             return default
 
     def __getattr__(self, key: str) -> Any:
+        if key.startswith("_"):  # asked by `copy` of an instance without attributes yet
+            raise AttributeError(key)
         try:
             return self[key]
         except KeyError:

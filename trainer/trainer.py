@@ -29,6 +29,7 @@ from .graph.program import StepOptions
 from .metrics.registry import task_activations, task_metrics
 from .metrics.window import Window
 from .mindspore_internals.messages import silence_adams_operator
+from .mindspore_internals.pipelines import current_seed
 from .run import inference, training
 from .run.limits import Trial
 from .run.trainer_base import TrainerBase
@@ -71,7 +72,9 @@ class Trainer(TrainerBase):
             closely (with a warning) where the loss is a mean over class weights, or over some of the rows.
         clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013).
         clip_value: bound of each gradient entry.
-        seed: seed of shuffling and of everything the trainer draws; None is 0.
+        seed: seed of shuffling and of everything the trainer draws. None: that of `mindspore.set_seed` or
+            `mindspore.dataset.config.set_seed`, when a call begins for the order of rows, which is then that of
+            `mindspore.Model`; 0 if none is set, where MindSpore draws one.
         run_dir: folder for checkpoints and logs; None: only callbacks with a folder of their own write files.
         amp_white_list, amp_black_list: Cell classes lowered at O1, kept in float32 at O2.
         exact_resume: replace `nn.Dropout`, whose masks MindSpore cannot restore, by stateless dropout.
@@ -138,7 +141,8 @@ class Trainer(TrainerBase):
         self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes, self.metrics.values())
         self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
         network_checks.check_row_dependence(loss_fn, self.accumulate, self.group.size)
-        self.seed = checks.whole("seed", seed, 0, most=2**32 - 1, optional=True) or 0
+        self.has_own_seed = checks.whole("seed", seed, 0, most=2**32 - 1, optional=True) is not None
+        self.seed = (current_seed() if seed is None else seed) or 0
         self.compiled = network_checks.check_compile(network, compile)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.precision = precision.resolve(amp_level, amp_dtype, keep_batchnorm_fp32, amp_white_list, amp_black_list)

@@ -275,7 +275,8 @@ class Feed:
 
     def _read(self, position: Position, reading: int) -> Iterator[Item | None]:
         epoch, number = position.epoch, position.batch
-        read, most = 0 if self.options.same_batches else epoch, self.options.batches_per_epoch
+        read = self.source.first_epoch if self.options.same_batches else epoch
+        most = self.options.batches_per_epoch
         take = iter(self.source.batches(read, number, position.state)).__next__
         if not (self.source.agrees or self.source.in_memory):
             take = DATA_WAIT.around(take)

@@ -59,6 +59,12 @@ class Source:
     # cannot start again: iterators, pipelines of unknown size
     continues_epochs: bool = False
     set_aside: str | None = None  # how many rows were set aside so far and why, or None
+    takes_seed: bool = False  # whether its attribute `seed` is the trainer's, rather than one of the data
+    seed: int = 0  # of the order of shuffled rows
+    # epochs of this call: a pipeline begins its order again at the first one, as in MindSpore, and reads none after the
+    # last one; a total of the trainer, exclusive, or None
+    first_epoch: int = 0
+    last_epoch: int | None = None
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         """Yield the batches of `epoch` from number `start` on; `state` as saved there.
@@ -69,7 +75,7 @@ class Source:
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns | None:
         """Return the columns of a batch that `batches` delivers too; None without any."""
-        for item in self.batches(0, 0):
+        for item in self.batches(self.first_epoch, 0):
             if item is not None:
                 return item.columns
         return None
@@ -130,7 +136,8 @@ class WrappedSource(Source):
 
     names, one_shot, dataset = _of_other("names"), _of_other("one_shot"), _of_other("dataset")
     thread_bound, set_aside = _of_other("thread_bound"), _of_other("set_aside")
-    continues_epochs = _of_other("continues_epochs")
+    continues_epochs, takes_seed, seed = _of_other("continues_epochs"), _of_other("takes_seed"), _of_other("seed")
+    first_epoch, last_epoch = _of_other("first_epoch"), _of_other("last_epoch")
 
     def __init__(self, rows_of: Source) -> None:
         self.rows_of = rows_of

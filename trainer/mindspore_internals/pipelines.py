@@ -23,6 +23,16 @@ import numpy as np
 
 from . import fall_back, public_only
 
+_UNSET = 5489  # what MindSpore returns before a seed is set, std::mt19937::default_seed; pipelines then draw their own
+
+
+def current_seed() -> int | None:
+    """Return the seed of `mindspore.set_seed` or `dataset.config.set_seed`, or None."""
+    import mindspore.dataset as ms_dataset
+
+    seed = ms_dataset.config.get_seed()
+    return None if seed == _UNSET else seed
+
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
@@ -30,6 +40,9 @@ def seeded(seed: int) -> Iterator[None]:
     import mindspore.dataset as ms_dataset
 
     before = ms_dataset.config.get_seed()
+    if before == seed:  # operations in Python may already draw from the global generators: those stay as they are
+        yield
+        return
     generators = random.getstate(), np.random.get_state()
     ms_dataset.config.set_seed(seed)
     try:

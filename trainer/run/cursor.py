@@ -25,9 +25,15 @@ class Cursor:
     """
 
     def __init__(
-        self, source: Source, progress: Progress, valid_every: Every | None = None, filling: RowFilling | None = None
+        self,
+        source: Source,
+        progress: Progress,
+        valid_every: Every | None = None,
+        filling: RowFilling | None = None,
+        *,
+        any_seed: bool = False,  # whether a resumed run goes on with the seed of its snapshot
     ) -> None:
-        self.source, self.valid_every, self.filling = source, valid_every, filling
+        self.source, self.valid_every, self.filling, self._any_seed = source, valid_every, filling, any_seed
         self.position = Position() if source.endless else Position(progress.epoch)  # after the last row trained on
         self.meter = LossMeter()  # of the current epoch
         self.base = {"epoch": progress.epoch, "step": progress.global_step}  # from which the call's limits count
@@ -50,6 +56,8 @@ class Cursor:
             "meter": self.meter.state_dict(),
             "valid_every": None if self.valid_every is None else self.valid_every.state_dict(),
             "filling": None if self.filling is None else self.filling.state_dict(),
+            "first_epoch": self.source.first_epoch,
+            "seed": self.source.seed if self.source.takes_seed else None,
         }
         return {"limits_base": self.base, "loop": loop}
 
@@ -69,7 +77,12 @@ class Cursor:
             self.valid_every.load_state_dict(loop["valid_every"])
         if self.filling is not None and loop.get("filling") is not None:
             self.filling.load_state_dict(loop["filling"])
-        now, then = self.source.describe(), loop["source"]
+        then = loop["source"]
+        self.source.first_epoch = whole("first_epoch", loop.get("first_epoch", 0), 0)
+        seed = whole("seed", loop.get("seed", then.get("seed")), 0, optional=True)
+        if self._any_seed and self.source.takes_seed and seed is not None:
+            self.source.seed = seed
+        now = self.source.describe()
         self._convert_steps(now, then)
         changed = [f"{key} {then.get(key)!r} -> {now[key]!r}" for key in now if then.get(key) != now[key]]
         if changed:

@@ -103,7 +103,7 @@ def prepare_training(
     files = _large_files(data)
     if files is None:
         return inputs_of(features, data, fit=True)
-    source = RawRowBlocks(features, files, batch_size or DEFAULT_BATCH_SIZE, shuffle, trainer.seed)
+    source = RawRowBlocks(features, files, batch_size or DEFAULT_BATCH_SIZE, shuffle, trainer.order_seed)
     return source if group.size == 1 or sharded else EveryNth(source, group)
 
 
@@ -189,6 +189,7 @@ class RawRowBlocks(BlockSource):
         if self.set_aside is not None:
             logger.warning("features: %s", self.set_aside)
         super().__init__(self._blocks.rows, batch_size, shuffle=shuffle, seed=seed, shuffled_rows=size, ahead=True)
+        self.takes_seed = True
 
     def read(self, numbers: Sequence[int]) -> Columns:
         """Return the columns of all rows of some blocks."""

@@ -161,7 +161,7 @@ def _labels_that_may_be_missing(trainer: TrainedNetwork, source: Source) -> tupl
 
 def inference_source(trainer: TrainedNetwork, dataset: Any, batch_size: int | None) -> Source:
     """Return this process's batches of an evaluation or a prediction."""
-    return make_shard(dataset, trainer.group, batch_size=batch_size, seed=trainer.seed, fitting=True)
+    return make_shard(dataset, trainer.group, batch_size=batch_size, seed=trainer.order_seed, fitting=True)
 
 
 def evaluation_feed(trainer: TrainedNetwork, dataset: Any, batch_size: int | None, trial: Trial = ALL_BATCHES) -> Feed:

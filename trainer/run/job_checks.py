@@ -72,7 +72,7 @@ def _settings_of(trainer: TrainedNetwork) -> dict[str, Any]:
     options, scaler, rate = trainer.step_options, trainer.scaler, trainer.learning_rate
     schedule = getattr(trainer.optimizer, "learning_rate", None) if rate is None else None
     return {
-        "seed": trainer.seed,
+        "seed": trainer.order_seed,
         "amp_level": trainer.precision.level,
         "boost": list(trainer.boost.parts),
         "gradient_accumulation_steps": options.accumulate,

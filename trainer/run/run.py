@@ -316,6 +316,7 @@ def train(
         )
         run = Run(trainer, feed, options, limits, cursor, valid_sets=valid_sets, online=online, **fields)
         trainer.run, state.limits = run, limits
+        feed.source.last_epoch = limits.epochs
         state.total_steps = steps_per_epoch(feed.size, trainer.accumulate)
         if trainer.tasks is not None:
             logger.info("tasks: %s", trainer.tasks.describe())

@@ -31,6 +31,7 @@ from ..metrics.binary import score_table
 from ..metrics.predictions import Activation
 from ..metrics.registry import of_task
 from ..mindspore_internals.cell_structure import children_of, parameters_of
+from ..mindspore_internals.pipelines import current_seed
 from ..state import State, StopReason
 from ..storage.fetch import fetched_snapshot
 from . import loop
@@ -57,6 +58,7 @@ class TrainedNetwork:
     group: Group
     state: State
     seed: int
+    has_own_seed: bool  # whether it was given, rather than MindSpore's
     accumulate: int
     compiled: bool
     precision: Precision
@@ -68,6 +70,11 @@ class TrainedNetwork:
     parts: dict[str, Any]
     sink_mode: str = "not decided yet"
     _loaded_tables: Sequence[dict[str, Any]] = ()  # restored before the first data
+
+    @property
+    def order_seed(self) -> int:
+        """Seed of the order of rows in a call that begins now."""
+        return self.seed if self.has_own_seed else current_seed() or 0
 
     @property
     def boost_parts(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from ..data.finite.shards import make_shard
 from ..errors import ConfigurationError, DataError
 from ..features.feature_data import is_raw
 from ..features.features import Inputs
+from ..mindspore_internals.pipelines import current_seed
 from ..state import Phase
 from . import declared_features
 from .batch_trials import BatchSizeTrials
@@ -82,12 +83,14 @@ def fit(
             hooks=stop_hooks(trainer),
             batch_size=batch_size,
             shuffle=shuffle,
-            seed=trainer.seed,
+            seed=trainer.order_seed,
         )
         every = Every(valid_every) if isinstance(valid_every, int) else valid_every
         progress = trainer.state.progress
         progress.epoch, progress.step_in_epoch = max(progress.epoch, first_epoch), 0
         trainer.state.first_epoch = first_epoch
+        if not trainer.has_own_seed and current_seed() is not None:  # as in MindSpore, where each call begins again
+            source.first_epoch = progress.epoch
         with call(trainer, Phase.FIT, callbacks) as signals, opened:  # closed while signals are listened to
             options = run_options(trainer.step_options, trainer.callbacks)
             feed = training_feed(trainer, source, options, steps_per_call, trial)
@@ -96,19 +99,25 @@ def fit(
                 data = train_dataset
                 if not is_arrays(data):  # a source of batches of one size
                     data = declared_features.prepare_training(trainer, given_dataset, rows, shuffle, sharded)
-                other = make_shard(data, trainer.group, batch_size=rows, shuffle=shuffle, seed=trainer.seed)
+                other = make_shard(data, trainer.group, batch_size=rows, shuffle=shuffle, seed=source.seed)
                 return training_feed(trainer, other, options, steps_per_call, trial)
+
+            def try_validation() -> None:
+                for valid_feed in valid.values():  # a random split of one dataset is the training's
+                    if source.takes_seed and valid_feed.source.takes_seed:
+                        valid_feed.source.seed = source.seed
+                try_metrics(trainer, valid.values())
 
             train(
                 trainer,
                 feed,
                 options,
-                Cursor(source, trainer.state.progress, every, feed.options.filling),
+                Cursor(source, trainer.state.progress, every, feed.options.filling, any_seed=not trainer.has_own_seed),
                 resume=resume,
                 epochs=epochs,
                 **limits,
                 evaluate=(lambda: _validate(trainer, valid)) if valid else None,
-                before_first_step=lambda: try_metrics(trainer, valid.values()),
+                before_first_step=try_validation,
                 valid_sets=tuple(valid),
                 set_aside=lambda: train_dataset.set_aside if isinstance(train_dataset, Inputs) else source.set_aside,
                 batch_trials=BatchSizeTrials(trainer, options, first_batch_size, feed_of),
@@ -154,7 +163,7 @@ def compile_program(
     trainer: TrainerBase, sample: Any, callbacks: Any, steps_per_call: int | None, batch_size: int | None
 ) -> None:
     """Implement `Trainer.compile`."""
-    source = make_source(sample, batch_size=batch_size, seed=trainer.seed)
+    source = make_source(sample, batch_size=batch_size, seed=trainer.order_seed)
     if source.one_shot:
         raise ConfigurationError("compile: would use up the generator; pass a function that returns a fresh one")
     if trainer.tables is not None:

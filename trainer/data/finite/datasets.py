@@ -74,7 +74,8 @@ class WrappedArrays(ArraySource):
         super().__init__(columns, batch_size, shuffle=shuffle, seed=seed)
         self.dataset = dataset
         self._all_rows = self.rows
-        self._epoch, self._order = -1, np.arange(self.rows)
+        self._pass, self._order = -1, np.arange(self.rows)
+        self._ordered_by = self.seed, self.first_epoch
         if dataset.drop_remainder:
             self.rows -= self.rows % batch_size
             self.size = self.rows // batch_size
@@ -82,11 +83,12 @@ class WrappedArrays(ArraySource):
     def order(self, epoch: int) -> np.ndarray | None:
         if not self.shuffle:
             return None
-        if epoch < self._epoch:
-            self._epoch, self._order = -1, np.arange(self._all_rows)
-        while self._epoch < epoch:
-            self._epoch += 1
-            self._order = reshuffled(self._order, self.seed + self._epoch)
+        if epoch - self.first_epoch < self._pass or self._ordered_by != (self.seed, self.first_epoch):
+            self._pass, self._order = -1, np.arange(self._all_rows)
+            self._ordered_by = self.seed, self.first_epoch
+        while self._pass < epoch - self.first_epoch:
+            self._pass += 1
+            self._order = reshuffled(self._order, self.seed + self._pass)
         return self._order
 
 

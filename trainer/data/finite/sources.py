@@ -42,6 +42,7 @@ class ArraySource(Source):
     kind = "ArraySource"
     described: tuple[str, ...] = ("rows", "batch_size", "shuffle", "seed")
     in_memory = True
+    takes_seed = True
 
     def __init__(
         self,
@@ -136,6 +137,7 @@ class PipelineSource(Source):
     described = ("size", "seed")
     thread_bound = True
     any_size = True
+    takes_seed = True
 
     def __init__(self, dataset: Any, *, seed: int = 0) -> None:
         self.dataset = dataset
@@ -146,12 +148,14 @@ class PipelineSource(Source):
         self.seed = seed
         self._iterator: Any = None
         self._next: tuple[int, int] | None = None
+        self._opened: tuple[int, int, int | None] | None = None  # seed and epochs of the iterator
         self._read = 0  # batches of a pipeline without a size, from its beginning
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         continues_epochs = self.continues_epochs and self.size is None
         following = self._next is not None and continues_epochs and (epoch, start) == (self._next[0] + 1, 0)
-        if self._iterator is None or not (self._next == (epoch, start) or following):
+        current = self._iterator is not None and self._opened == (self.seed, self.first_epoch, self.last_epoch)
+        if not current or not (self._next == (epoch, start) or following):
             self._open(epoch, _read_before(state, start) if continues_epochs else start)
         count = start
         for _ in range(2 if continues_epochs else 1):  # the epoch before may have ended with the pipeline's last batch
@@ -174,15 +178,18 @@ class PipelineSource(Source):
 
     def _open(self, epoch: int, start: int) -> None:
         self.close()
-        skipped = start if self.size is None else epoch * self.size + start
-        if self.size is None and epoch and not self.continues_epochs:
+        passes = epoch - self.first_epoch
+        skipped = start if self.size is None else passes * self.size + start
+        if self.size is None and passes and not self.continues_epochs:
             raise DataError(f"the pipeline has no known size, so epoch {epoch} cannot be reached; give it a length")
+        self._opened = self.seed, self.first_epoch, self.last_epoch
+        total = _MANY_EPOCHS if self.last_epoch is None else max(self.last_epoch - self.first_epoch, passes + 1)
         with seeded(self.seed):
             try:
                 if self.size is not None:
                     self.dataset.set_init_step(skipped)
                 self._iterator = self.dataset.create_tuple_iterator(
-                    num_epochs=_MANY_EPOCHS if self.size is not None else -1, output_numpy=True, do_copy=True
+                    num_epochs=total if self.size is not None else -1, output_numpy=True, do_copy=True
                 )
             finally:
                 self.dataset.set_init_step(0)
