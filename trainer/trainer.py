@@ -68,8 +68,10 @@ class Trainer(TrainerBase):
             as `loss_scale_manager`, its name in `mindspore.Model`.
         keep_batchnorm_fp32: whether BatchNorm stays float32; None: as the level says.
         boost_config: `trainer.graph.boost.BoostConfig` or a dict of its fields.
-        gradient_accumulation_steps: micro-batches per optimizer update; k of them equal one batch of k times the size,
-            closely (with a warning) where the loss is a mean over class weights, or over some of the rows.
+        gradient_accumulation_steps: micro-batches per optimizer update; k of them equal one batch of k times the size.
+            A `loss_fn` of your own, or a network that returns its loss, names what the loss divides by: an attribute
+            ``denominator``, "rows" for a mean over rows, 1 for a sum, or a method that returns it for the label columns
+            of a batch (all columns without `loss_fn`). Several processes need it too.
         clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013).
         clip_value: bound of each gradient entry.
         seed: seed of shuffling and of everything the trainer draws. None: that of `mindspore.set_seed` or
@@ -140,7 +142,7 @@ class Trainer(TrainerBase):
         self.prediction_activations = task_activations(prediction_activation, task_names)
         self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes, self.metrics.values())
         self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
-        network_checks.check_row_dependence(loss_fn, self.accumulate, self.group.size)
+        denominator = network_checks.check_denominator(network, loss_fn, optimizer, self.accumulate, self.group.size)
         self.has_own_seed = checks.whole("seed", seed, 0, most=2**32 - 1, optional=True) is not None
         self.seed = (current_seed() if seed is None else seed) or 0
         self.compiled = network_checks.check_compile(network, compile)
@@ -166,7 +168,7 @@ class Trainer(TrainerBase):
             clip_norm=checks.number("clip_norm", clip_norm, above=0, optional=True),
             clip_value=checks.number("clip_value", clip_value, above=0, optional=True),
             transform=self.boost.transform(),
-            exchange=make_exchange(self.group, self.boost.combine, self.tasks),
+            exchange=make_exchange(self.group, self.boost.combine, self.tasks, denominator),
         )
         self.builder = StepBuilder(
             network,

@@ -18,17 +18,19 @@ from .group import Group
 BUCKET_ENTRIES = 1 << 22  # float32 entries of one message, which costs at least 0.7 ms
 BEFORE = "trainer.before."  # prefix of parameters that snapshots leave out
 _HEAD = 2
+_TINY = 1e-30
 
 
 class Exchange(nn.Cell):
     """Sum of gradients and losses over all processes: the same bits on every process.
 
-    `rows` below is float32 [2]: the number of rows of this process in a batch, and of all processes. A process without
-    rows takes part with a dummy batch. The loss is weighted by the share of rows before the backward pass, so that the
-    gradients have the size they have in one process, in float16 too, and only need to be added.
+    `rows` below is float32 [2]: what the loss of this process divides by, and that of all processes
+    (`trainer.graph.denominators`). `begin` makes it from the numbers of rows. A process without rows takes part with a
+    dummy batch. The loss is weighted by its share before the backward pass, so that the gradients have the size they
+    have in one process, in float16 too, and only need to be added.
 
-    With several tasks the loss is float32 [T], one mean per task, and each task has its own row counts, which `begin`
-    appends to `rows`.
+    With several tasks the loss is float32 [T], one value per task, and `begin` appends to the numbers of rows what each
+    divides by, on this process and on all.
 
     On CPU `DenseSum` computes the sums. A token, passed from each sum to the next, keeps their order the same on all
     processes.
@@ -41,12 +43,16 @@ class Exchange(nn.Cell):
         buffers: Sequence[Parameter] = (),  # that a forward pass updates
         combine: nn.Cell | None = None,  # combines the mean gradients of processes (Adasum), instead of the mean
         tasks: nn.Cell | None = None,  # the loss of several tasks (`trainer.graph.multi_task.MultiTaskLoss`)
+        denominator: str = "rows",  # its kind, see `trainer.graph.denominators`
     ) -> None:
         super().__init__(auto_prefix=False)
+        self.adds, self.counts = denominator == "one", denominator == "counted"
         self.processes, self.is_main = group.size, group.is_main
         self.combine = combine
         self.tasks = tasks
         self.count = 0 if tasks is None else len(tasks.tasks)
+        self.has_sums = tasks is not None and any(tasks.sums)
+        self.sums = Tensor(np.array(tasks.sums if self.has_sums else [0], np.float32))  # 1 for a task that is a sum
         self.on_host = mindspore.get_context("device_target") == "CPU"
         self.sums_on_host = False
         if self.on_host:
@@ -79,8 +85,10 @@ class Exchange(nn.Cell):
         ops.assign(self.token, self.pick(total, self.only_index_0, 0))
         return total
 
-    def total_rows(self, rows):
-        """Return the number of rows of all processes, float32 []."""
+    def denominator(self, rows):
+        """Return what the loss of all processes divides by, float32 []; not for tasks that differ in it."""
+        if self.tasks is not None and self.counts:
+            return ops.reshape(self._all_of_tasks(rows), ())
         return self._second(rows)
 
     def own_of(self, rows, part):
@@ -93,15 +101,24 @@ class Exchange(nn.Cell):
     def _second(self, values):
         return self.pick(values, self.index_1, 0)
 
-    def begin(self, rows, labels):
-        """Return `rows` followed by the own and the total row counts of each task.
+    def begin(self, rows, own):
+        """Return `rows` of the loss, given the numbers of rows of this process and of all.
 
-        Call it only if the loss is one of several tasks.
+        Args:
+            rows: float32 [2].
+            own: what the loss of this process divides by, a number or float32 []; of tasks float32 [T].
         """
-        if not self.tasks.leaves_any_out:
-            return ops.concat((rows, ops.tile(rows[:1], (self.count,)), ops.tile(rows[1:], (self.count,))))
-        own = self.own(self.tasks.row_numbers(labels), rows)
-        return ops.concat((rows, own, self.add(own)))
+        if self.counts:
+            own = self.own(ops.reshape(own, (-1,)), rows)
+            total = self.add(own)
+            if self.has_sums:
+                total = ops.select(self.sums > 0, ops.ones_like(total), total)
+            return ops.concat((own, total) if self.tasks is None else (rows, own, total))
+        if self.adds:
+            rows = ops.minimum(rows, 1.0)
+        if self.tasks is None:
+            return rows
+        return ops.concat((rows, ops.tile(rows[:1], (self.count,)), ops.tile(rows[1:], (self.count,))))
 
     def save_buffers(self):
         """Copy the buffers before a forward pass."""
@@ -116,15 +133,15 @@ class Exchange(nn.Cell):
             ops.assign(buffer, ops.select(no_rows, self.before[index], buffer))
 
     def weigh(self, loss, rows):
-        """Return this process's contribution to the mean loss over all rows."""
+        """Return this process's contribution to the loss over all rows."""
         if self.tasks is None:
             return loss * (self._first(rows) / self._second(rows))
-        return self.tasks.weighted_sum(loss * (self._own_task_rows(rows) / ops.maximum(self._all_task_rows(rows), 1.0)))
+        return self.tasks.weighted_sum(loss * (self._own_of_tasks(rows) / ops.maximum(self._all_of_tasks(rows), _TINY)))
 
-    def _own_task_rows(self, rows):
+    def _own_of_tasks(self, rows):
         return rows[_HEAD : _HEAD + self.count]
 
-    def _all_task_rows(self, rows):
+    def _all_of_tasks(self, rows):
         return rows[_HEAD + self.count :]
 
     def own(self, part, rows):
@@ -148,7 +165,7 @@ class Exchange(nn.Cell):
                 parts += (self.own(gradient, rows),)
             totals, head = self._total(parts, head, self._first(rows) / self._second(rows))
         self._note_tasks(head, rows)
-        return self._cast_like(totals, gradients), self._first(head), self._second(head) == 0
+        return self._cast_like(totals, gradients), self._loss(head, rows), self._second(head) == 0
 
     def _cast_like(self, totals, gradients):
         return self.map(_cast_as, totals, (*gradients,))  # a user's step may pass a list
@@ -195,21 +212,26 @@ class Exchange(nn.Cell):
         return means, self._second(head) == 0
 
     def mean_loss(self, loss, rows):
-        """Return the mean loss over the rows of all processes."""
+        """Return the loss over the rows of all processes."""
         own = self.own(self.weigh(loss, rows), rows)
         head = self.add(self._with_tasks(ops.stack((own, ops.zeros_like(own))), loss, rows))
         self._note_tasks(head, rows)
+        return self._loss(head, rows)
+
+    def _loss(self, head, rows):
+        if self.counts and self.tasks is None:  # NaN if nothing counts, as in one process
+            return self._first(head) * (self._second(rows) / self._second(rows))
         return self._first(head)
 
     def _with_tasks(self, head, loss, rows):
         """Return `head` followed by the loss sums of the tasks."""
         if self.tasks is None:
             return head
-        return ops.concat((head, self.own(loss * self._own_task_rows(rows), rows)))
+        return ops.concat((head, self.own(loss * self._own_of_tasks(rows), rows)))
 
     def _note_tasks(self, head, rows):
         if self.tasks is not None:
-            self.tasks.add(head[_HEAD:], self._all_task_rows(rows))
+            self.tasks.add(head[_HEAD:], self._all_of_tasks(rows))
 
     def _bad(self, rows, statistics_finite, rows_finite):
         own_rows = self._first(rows)
@@ -261,10 +283,12 @@ def _cast_as(value, other):
 
 
 def make_exchange(
-    group: Group, combine: nn.Cell | None, tasks: nn.Cell | None = None
+    group: Group, combine: nn.Cell | None, tasks: nn.Cell | None = None, denominator: str = "rows"
 ) -> Callable[..., Exchange] | None:
     """Return a factory of `Exchange` from a step's gradients and buffers, or None."""
-    return functools.partial(Exchange, group, combine=combine, tasks=tasks) if group.size > 1 else None
+    if group.size == 1:
+        return None
+    return functools.partial(Exchange, group, combine=combine, tasks=tasks, denominator=denominator)
 
 
 def buckets(sizes):

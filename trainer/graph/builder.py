@@ -44,7 +44,7 @@ from .graph_call import (
     runner,
 )
 from .inference_programs import InferencePrograms
-from .labels import ClassRange
+from .labels import CLASSES, ClassRange
 from .multi_task import MultiTaskLoss
 from .norms import NormRecorder
 from .program import StepOptions, TrainStep
@@ -89,7 +89,11 @@ class StepBuilder:
         self.inference = InferencePrograms(self, eval_network)
         self.filled = FilledPrograms(self)
         of_tasks = (loss_fn.losses, loss_fn.label_casts) if several else ([loss_fn], [self.forward.label_cast])
-        self.class_range = ClassRange(*of_tasks) if self.label_count == len(of_tasks[0]) else None
+        for cast in of_tasks[1]:
+            parts = self.options.accumulate > 1 or self.options.exchange is not None
+            cast.only_numbers = parts and cast.kind == CLASSES
+        ignores = not several or loss_fn.ignores_labels
+        self.class_range = ClassRange(*of_tasks, ignores=ignores) if self.label_count == len(of_tasks[0]) else None
 
     @property
     def training_program(self) -> nn.Cell | None:

@@ -11,13 +11,15 @@ from mindspore import dtype as mstype
 from ..distributed.step_reducer import replace_reducers
 from ..mindspore_internals.cell_structure import hide, moving_statistics
 from ..mindspore_internals.dict_networks import by_position
+from .denominators import ROWS, RowCount, denominator_of
 
 
 class CustomStep(nn.Cell):
     """A user's training step (`nn.TrainOneStepCell`) with `TrainStep`'s interface.
 
     The user's step returns the loss, or a tuple that begins with it. On several processes its reducers weigh the
-    gradients by rows, and the returned loss is the mean over all rows; `exchange` is that of `StepOptions`.
+    gradients by what its loss divides by (rows, unless it is known to be something else), and the returned loss is that
+    of all rows; `exchange` is that of `StepOptions`.
     """
 
     def __init__(self, step: nn.Cell, exchange: Callable[..., nn.Cell] | None = None) -> None:
@@ -28,6 +30,8 @@ class CustomStep(nn.Cell):
             self.exchange = exchange(0, moving_statistics(step))
             for name, value in (("rows", np.ones(2, np.float32)), ("loss", np.float32(0))):
                 hide(self, name, Parameter(Tensor(value), name=f"trainer.step_{name}", requires_grad=False))
+            self.denominator = denominator_of(step) or RowCount()
+            self.kind = self.denominator.kind
             replace_reducers(step, self.exchange, self.rows)
 
     def construct(self, flush, *columns):
@@ -39,6 +43,8 @@ class CustomStep(nn.Cell):
         return ops.mean(loss), outputs
 
     def _apply_together(self, columns, rows):
+        if self.kind != ROWS:
+            rows = self.exchange.begin(rows, self.denominator(columns[-1:]))
         ops.assign(self.rows, rows)
         self.exchange.save_buffers()
         outputs = self._apply_step(columns)

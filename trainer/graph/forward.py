@@ -10,6 +10,7 @@ from mindspore import Parameter, nn, ops
 from mindspore import dtype as mstype
 
 from ..mindspore_internals.dict_networks import by_position
+from .denominators import RowCount, denominator_of
 from .labels import LabelCast
 from .losses import fused_loss, row_loss
 from .multi_task import MultiTaskLoss
@@ -34,6 +35,10 @@ class Forward(nn.Cell):
         self.apart = False  # return the losses of the tasks, [T], instead of their weighted sum while training
         self.labels = labels
         self.label = -max(1, labels)
+        counted = loss_fn if self.several else denominator_of(network if loss_fn is None else loss_fn) or RowCount()
+        self.kind = counted.kind  # of the loss's denominator
+        if not self.several:
+            self.divisor = counted
         self.cast_outputs = cast
 
     def construct(self, *columns):
@@ -79,10 +84,17 @@ class Forward(nn.Cell):
     def _apply_loss(self, prediction, labels):
         return self.loss_fn(prediction, *labels)
 
-    def rows(self, columns):
-        """Return the number of rows; graph code."""
-        counted = columns[-self.labels] if self.has_loss_fn else columns[0]
-        return counted.shape[0] if counted.ndim > 0 else 1
+    def denominator(self, columns):
+        """Return what the loss divides by, a number or float32 [], of several tasks [T]; graph code."""
+        labels = columns
+        if self.has_loss_fn and self.labels > 0:
+            labels = columns[-self.labels :]
+        if self.several:
+            return self._of_tasks(labels)
+        return self.divisor(labels)
+
+    def _of_tasks(self, labels):
+        return self.loss_fn.denominator(*labels)
 
 
 def kept_output(prediction, output):
@@ -132,6 +144,7 @@ class FilledForward(nn.Cell):
 
     def __init__(self, forward: Forward, rows_loss: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
+        self.divisor, self.kind = forward.divisor, forward.kind
         self.network = forward.network
         self.label_cast = forward.label_cast
         self.cast_outputs = forward.cast_outputs
@@ -149,9 +162,9 @@ class FilledForward(nn.Cell):
     def _apply_network(self, inputs):
         return self.network(*inputs)
 
-    def rows(self, columns):
-        """Return the number of rows without padding; graph code."""
-        return ops.sum(columns[-1])
+    def denominator(self, columns):
+        """Return what the loss of the rows without padding divides by; graph code."""
+        return self.divisor((columns[-2],), columns[-1])
 
 
 def filled_forward(forward: Forward, loss_fn: Any) -> FilledForward | None:

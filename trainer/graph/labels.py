@@ -66,6 +66,9 @@ class LabelCast(nn.Cell):
         self.values = self.kind == VALUES
         self.loss = type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else getattr(loss_fn, "__name__", "the loss")
         self.number = next(_numbers)
+        self.only_numbers = (
+            False  # refuse integers [rows, classes] as probabilities: they were counted as class numbers
+        )
         object.__setattr__(self, "loss_fn", loss_fn)  # not a child: another cell owns its parameters
         _casts[self.number] = self
         weakref.finalize(self, _shapes.pop, self.number, None)
@@ -123,6 +126,11 @@ def _wanted_dtype(kind, number, loss, dtypes, shapes):
     if received in _FLOATS:
         return received
     if kind == VALUES or len(label) == len(prediction):
+        if _casts[number].only_numbers:
+            raise TypeError(
+                f"{loss} is given integers of the shape {list(label)} as probabilities of classes; give them as "
+                "float32, or give class numbers: rows of several processes or micro-batches are added up by them"
+            )
         wanted = predicted
     else:
         wanted = mstype.int32 if len(label) < len(prediction) else received
@@ -201,7 +209,8 @@ class ClassRange:
     numbers too high. After an operator refused a number, MindSpore runs no other program in the process.
     """
 
-    def __init__(self, losses: Sequence[Any], casts: Sequence[LabelCast]) -> None:
+    def __init__(self, losses: Sequence[Any], casts: Sequence[LabelCast], *, ignores: bool = True) -> None:
+        self.ignores = ignores  # whether the losses may ignore the class number that they name
         pairs = enumerate(zip(losses, casts, strict=True))
         self.columns = [(n - len(losses), loss, cast) for n, (loss, cast) in pairs if _takes_classes(loss)]
         self._compiled = not self.columns
@@ -222,16 +231,17 @@ class ClassRange:
                 continue
             classes = prediction[min(1, len(prediction) - 1)]
             if labels.min() < 0 or labels.max() >= classes:
-                _refuse(chunk, column, loss, classes)
+                _refuse(chunk, column, loss, classes, self.ignores)
 
 
 def _takes_classes(loss: Any) -> bool:
     return type(loss) is nn.CrossEntropyLoss or (type(loss) is nn.SoftmaxCrossEntropyWithLogits and loss.sparse)
 
 
-def _refuse(chunk: Chunk, column: int, loss: nn.Cell, classes: int) -> None:
+def _refuse(chunk: Chunk, column: int, loss: nn.Cell, classes: int, ignores: bool) -> None:
     labels = chunk.arrays[column]
-    wrong = np.argwhere(((labels < 0) | (labels >= classes)) & (labels != getattr(loss, "ignore_index", np.nan)))
+    ignored = getattr(loss, "ignore_index", np.nan)
+    wrong = np.argwhere(((labels < 0) | (labels >= classes)) & (labels != (ignored if ignores else np.nan)))
     if not len(wrong):
         return
     first = tuple(wrong[0])

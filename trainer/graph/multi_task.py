@@ -11,6 +11,7 @@ from mindspore import dtype as mstype
 
 from ..checks import choice, number, refuse
 from ..errors import ConfigurationError
+from .denominators import COUNTED, ONE, ROWS, ClassWeights, RowCount, denominator_of
 from .labels import LabelCast
 
 
@@ -78,6 +79,11 @@ class MultiTaskLoss(nn.Cell):
         self.losses = nn.CellList([_as_cell(task, loss) for task, loss in losses.items()])
         self.label_casts = nn.CellList([LabelCast(loss) for loss in losses.values()])
         self.leaves_any_out = any(self.leaves_out(place) for place in range(len(self.tasks)))
+        denominators = [denominator_of(loss) for loss in losses.values()]
+        places = [place for place, known in enumerate(denominators) if known is None and not self.leaves_out(place)]
+        self.unknown = [list(losses.values())[place] for place in places]  # losses that may divide by anything
+        self.ignores_labels = True  # False: class numbers to ignore are refused
+        self._set_denominators([denominator or RowCount() for denominator in denominators])
         for place, (task, loss) in enumerate(losses.items()):
             reduction = getattr(loss, "reduction", None)
             if self.leaves_out(place) and reduction not in (None, "none"):
@@ -92,6 +98,28 @@ class MultiTaskLoss(nn.Cell):
     def leaves_out(self, place: int) -> bool:
         """Return whether the task at `place` may ignore rows."""
         return self.mask_places[place] >= 0 or self.ignores_nan[place]
+
+    def _set_denominators(self, denominators: Sequence[nn.Cell]) -> None:
+        self.denominators = nn.CellList(denominators)
+        kinds = [self.kind_of(place) for place in range(len(self.tasks))]
+        self.kind = kinds[0] if len({*kinds}) == 1 and kinds[0] != COUNTED else COUNTED
+        self.sums = tuple(float(kind == ONE) for kind in kinds)
+
+    def divide_alike(self) -> bool:
+        """Return whether the losses of all tasks divide by one number.
+
+        Class numbers to ignore are refused then, because each task may ignore others.
+        """
+        if self.kind == COUNTED and len(self.tasks) > 1:
+            plain = [isinstance(d, ClassWeights) and not d.has_classes and d.ignored < 0 for d in self.denominators]
+            self.ignores_labels = not any(plain)
+            pairs = zip(plain, self.denominators, strict=True)
+            self._set_denominators([RowCount() if is_plain else given for is_plain, given in pairs])
+        return self.kind != COUNTED or len(self.tasks) == 1
+
+    def kind_of(self, place: int) -> str:
+        """Return the kind of denominator of the task at `place`; see `trainer.graph.denominators`."""
+        return COUNTED if self.leaves_out(place) else self.denominators[place].kind
 
     def in_order(self, predictions):
         """Return the predictions as a tuple, in the order of the tasks; graph code."""
@@ -131,9 +159,9 @@ class MultiTaskLoss(nn.Cell):
         ops.assign_add(self.row_counts, counts)
 
     def task_losses(self, predictions, labels):
-        """Return each task's mean loss and its number of rows, float32 [T]; graph code."""
+        """Return each task's loss and its denominator, float32 [T]; graph code."""
         losses = ()
-        counts = ()
+        counts = self.denominator(*labels)
         for place in range(len(self.tasks)):
             prediction = predictions[place]
             label = self.label_casts[place](_fitted(labels[place], prediction), prediction)
@@ -144,19 +172,25 @@ class MultiTaskLoss(nn.Cell):
                 kept = ops.reshape(counted, (rows,) + (1,) * (label.ndim - 1)) > 0
                 label = ops.select(ops.broadcast_to(kept, label.shape), label, ops.zeros_like(label))
                 each = ops.reshape(self.losses[place](prediction, label), (rows, -1)).mean(axis=1)
-                count = counted.sum()
-                losses += (ops.sum(ops.cast(each, mstype.float32) * counted) / ops.maximum(count, 1.0),)
-                counts += (count,)
+                losses += (ops.sum(ops.cast(each, mstype.float32) * counted) / ops.maximum(counted.sum(), 1.0),)
             else:
-                losses += (ops.cast(ops.mean(self.losses[place](prediction, label)), mstype.float32),)
-                counts += (ops.full((), rows, dtype=mstype.float32),)
-        return ops.stack(losses), ops.stack(counts)
+                loss = ops.cast(ops.mean(self.losses[place](prediction, label)), mstype.float32)
+                if self.kind_of(place) == COUNTED:  # NaN if no label counts
+                    loss = ops.select(counts[place] > 0, loss, ops.zeros_like(loss))
+                losses += (loss,)
+        return ops.stack(losses), counts
 
-    def row_numbers(self, labels):
-        """Return how many rows of each task count, float32 [T]; graph code."""
+    def denominator(self, *labels):
+        """Return what the loss of each task divides by, float32 [T]; graph code."""
         counts = ()
         for place in range(len(self.tasks)):
-            counts += (self._counted(place, labels).sum(),)
+            if self.leaves_out(place):
+                counts += (self._counted(place, labels).sum(),)
+            elif self.kind_of(place) == COUNTED:
+                counts += (self.denominators[place]((labels[place],)),)
+            else:
+                count = labels[place].shape[0] if self.kind_of(place) == ROWS else 1
+                counts += (ops.full((), count, dtype=mstype.float32),)
         return ops.stack(counts)
 
     def _counted(self, place, labels):

@@ -13,10 +13,10 @@ from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import ConfigurationError
 from ..metrics.loss import Loss
 from ..mindspore_internals.cell_structure import cells_and_names, children_of, parameters_of, trainable_parameters
+from .denominators import ROWS, denominator_of, name_of
+from .multi_task import MultiTaskLoss
 from .optimizers import PLACEHOLDER
 from .precision import device_target
-
-IGNORED_LABEL = -100  # the default of MindSpore's losses, a label that data rarely have
 
 logger = logging.getLogger(__name__)
 
@@ -127,45 +127,48 @@ def check_custom_step(network: nn.Cell, **options: Any) -> None:
         )
 
 
-def check_row_dependence(loss_fn: Any, accumulate: int, processes: int) -> None:
-    """Check that a loss that compares the rows of a batch gets undivided batches.
+def check_denominator(network: nn.Cell, loss_fn: Any, optimizer: Any, accumulate: int, processes: int) -> str:
+    """Return the kind of denominator of the loss; check that parts of a batch can be added up.
 
-    Such a loss class has ``rows_depend = True``. Warns if parts of a batch are weighted by their rows although the loss
-    is a mean over other weights.
+    Parts are micro-batches and the rows of processes. See `trainer.graph.denominators`.
+
+    Raises:
+        ConfigurationError: there are several parts, and the loss compares rows (a class with ``rows_depend = True``),
+            or it is unknown what it divides by, or the micro-batches of its tasks divide by different numbers.
     """
-    name = type(loss_fn).__name__
-    uneven = _uneven_mean(loss_fn)
+    own = network if loss_fn is None else loss_fn
+    tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
+    denominator = denominator_of(own) if tasks is None else tasks
+    kind = ROWS if denominator is None else denominator.kind
+    if accumulate == 1 and processes == 1:
+        return kind
     divided = f"gradient_accumulation_steps={accumulate}" if accumulate > 1 else f"{processes} processes"
-    if uneven and (accumulate > 1 or (processes > 1 and not getattr(loss_fn, "leaves_any_out", False))):
-        logger.warning(
-            "%s: %s takes the mean over %s, and the parts of a batch are weighed by their rows, so an update is close "
-            "to that of the whole batch, but not equal to it",
-            divided,
-            name,
-            uneven,
-        )
-    if getattr(type(loss_fn), "rows_depend", False) and (accumulate > 1 or processes > 1):
+    if getattr(type(loss_fn), "rows_depend", False):
         accumulated = (
             "and accumulated batches are not compared with each other, so the update is not that of one large batch; "
             "use a larger batch_size with gradient_accumulation_steps=1"
         )
         shared = "of which each process has a part; train it in one process"
         raise ConfigurationError(
-            f"{divided}: {name} compares each row with the others of its batch, "
+            f"{divided}: {name_of(loss_fn)} compares each row with the others of its batch, "
             f"{accumulated if accumulate > 1 else shared}"
         )
-
-
-def _uneven_mean(loss_fn: Any) -> str:
-    """Describe a loss's divisor if it is not the number of rows; empty otherwise."""
-    if getattr(loss_fn, "leaves_any_out", False):
-        return "the rows of each task that count"
-    ignored = getattr(loss_fn, "ignore_index", None)  # an attribute of losses over class numbers
-    if not isinstance(ignored, int) or getattr(loss_fn, "reduction", None) != "mean":
-        return ""
-    if getattr(loss_fn, "weight", None) is not None:
-        return "the weights of the classes"
-    return "" if ignored == IGNORED_LABEL else f"the rows whose label is not {ignored}"
+    unknown = [own] if denominator is None else []
+    if tasks is not None:
+        unknown = tasks.unknown
+        if accumulate > 1 and not tasks.divide_alike():
+            raise ConfigurationError(
+                f"{divided}: the tasks of {name_of(loss_fn)} divide by different numbers of rows, class weights or "
+                "sums, which are known at the end of an update only; use a larger batch_size with "
+                "gradient_accumulation_steps=1"
+            )
+    if unknown and (loss_fn is not None or optimizer is not None):  # a training step reduces by itself
+        raise ConfigurationError(
+            f"{divided}: it is not known what {name_of(unknown[0])} divides by, so parts of a batch cannot be added "
+            "up; give it an attribute denominator: 'rows' for a mean over rows, 1 for a sum, or a method that returns "
+            "it for a batch's label columns. MindSpore's losses need none, but RMSELoss and Dice losses are no means"
+        )
+    return tasks.kind if tasks is not None else kind
 
 
 def check_eval_indexes(

@@ -25,6 +25,7 @@ from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 
 from .averaging import AverageRule, WeightAverage
+from .denominators import COUNTED, ONE, ROWS
 from .forward import kept_output
 from .norms import NormRecorder
 from .precision import AllFinite
@@ -74,6 +75,7 @@ class TrainStep(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         self.forward = forward
+        self.kind = forward.kind
         self.optimizer = optimizer
         self.scaler = options.scaler
         self.guard = options.guard or options.scaler is not None
@@ -116,6 +118,7 @@ class TrainStep(nn.Cell):
             for buffer in self.buffers
         )
         if self.accumulate > 1:
+            self.pick, self.first = ops.Gather(), Tensor(0, mstype.int32)
             self.micro_step = _scalar(0, mstype.int32, "micro_step")
             self.weight_sum = _scalar(0.0, mstype.float32, "weight_sum")
             self.gradient_sum = tuple(
@@ -154,8 +157,8 @@ class TrainStep(nn.Cell):
         if self.exchange is not None:
             if self.by_owner:  # after the exchange of rows: the two exchanges never overtake each other
                 rows_of_all = ops.depend(rows_of_all, self.tables.token)
-            if self.exchange.tasks is not None:
-                rows_of_all = self.exchange.begin(rows_of_all, columns[-self.forward.labels :])
+            if self.kind != ROWS or self.exchange.tasks is not None:
+                rows_of_all = self.exchange.begin(rows_of_all, self.forward.denominator(columns))
         if self.accumulate > 1:
             return self._accumulate(flush, columns, rows, rows_of_all)
         if self.has_buffers:
@@ -208,13 +211,19 @@ class TrainStep(nn.Cell):
         if self.has_buffers and self.micro_step == 0:
             self._save_buffers()
         (_, loss, prediction), gradients = self._forward_and_backward(columns, rows_of_all, table_rows)
-        rows = self.forward.rows(columns)
         if self.exchange is not None:
-            rows = self.exchange.total_rows(rows_of_all)
+            weight = self.exchange.denominator(rows_of_all)
             loss = self.exchange.mean_loss(loss, rows_of_all)
             gradients = self.map(ops.partial(self.exchange.own_of, rows_of_all), gradients)
-        self.map(ops.partial(self._add_gradient, rows), self.gradient_sum, gradients)
-        ops.assign_add(self.weight_sum, ops.cast(rows, mstype.float32))
+        else:
+            weight = self._micro_weight(columns)
+        if self.kind == COUNTED:  # NaN where no label counts
+            gradients = self.map(ops.partial(self._counted, weight), gradients)
+        self.map(ops.partial(self._add_gradient, weight), self.gradient_sum, gradients)
+        if self.kind == ONE:
+            ops.assign(self.weight_sum, ops.ones_like(self.weight_sum))
+        else:
+            ops.assign_add(self.weight_sum, ops.cast(weight, mstype.float32))
         done = self.micro_step + 1
         if ops.logical_or(done >= self.accumulate, flush):
             statistics_finite = self._statistics_are_finite()
@@ -226,14 +235,26 @@ class TrainStep(nn.Cell):
                 )
             else:
                 means = self.map(ops.partial(self._mean_of, self.weight_sum), self.gradient_sum)
-            self._update(means, ops.isfinite(loss), statistics_finite, table_rows)
+            loss_is_finite = ops.isfinite(loss)
+            if self.kind == COUNTED:
+                loss_is_finite = ops.logical_or(loss_is_finite, weight == 0)
+            self._update(means, loss_is_finite, statistics_finite, table_rows)
             self.map(self._clear, (*self.gradient_sum, self.weight_sum, self.micro_step))
         else:
             ops.assign(self.micro_step, done)
         return loss, kept_output(prediction, self.output)
 
-    def _add_gradient(self, rows, total, gradient):
-        return ops.assign_add(total, ops.cast(gradient, mstype.float32) * rows)
+    def _micro_weight(self, columns):
+        weight = self.forward.denominator(columns)
+        if not self.forward.several:
+            return weight
+        return self.pick(weight, self.first, 0)  # the tasks have the same: `check_denominator`
+
+    def _counted(self, weight, gradient):
+        return ops.select(ops.broadcast_to(weight > 0, gradient.shape), gradient, ops.zeros_like(gradient))
+
+    def _add_gradient(self, weight, total, gradient):
+        return ops.assign_add(total, ops.cast(gradient, mstype.float32) * weight)
 
     def _mean_of(self, weight, total):
         return total / weight

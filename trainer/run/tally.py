@@ -10,6 +10,7 @@ import mindspore
 import numpy as np
 
 from ..data.chunk import Chunk
+from ..graph.denominators import COUNTED
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.defaults import expect, meaning_of
 from ..metrics.loss import Loss, WeightedMean
@@ -70,7 +71,7 @@ class Tally:
         "loss" is the mean over samples, or the weighted sum of the tasks.
         """
         results = read_metrics(self._metrics)
-        if self._tasks is not None and self._tasks.leaves_any_out:  # rows of a task are not those of the batch
+        if self._tasks is not None and self._tasks.kind == COUNTED:  # rows of a task are not those of the batch
             total = self._tasks.total(*np.transpose([self._task_sums[task] for task in self._tasks.tasks]))
             results = {"loss": total} | {
                 name: total if isinstance(self._metrics.get(name), Loss) else value for name, value in results.items()
@@ -90,7 +91,7 @@ def mean_losses(
     loss = meter.value()
     if tasks is None:
         return loss, {}
-    if tasks.leaves_any_out and loss is not None:
+    if tasks.kind == COUNTED and loss is not None:
         loss = tasks.read_total()  # rows of a task are not those of the batch
     return loss, tasks.read_losses(keep=keep)
 

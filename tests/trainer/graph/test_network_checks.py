@@ -4,12 +4,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from mindspore import Tensor, mint, nn
+from mindspore import mint, nn
 from mindspore.train import MAE
 
-from trainer import MultiTaskLoss, Trainer
+from trainer import Trainer
 from trainer.errors import ConfigurationError
-from trainer.graph.network_checks import check_row_dependence, is_training_step
+from trainer.graph.network_checks import is_training_step
 
 
 @pytest.mark.parametrize(
@@ -95,24 +95,6 @@ def test_labels_are_part_of_the_dataset(linear, cancer):
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
     with pytest.raises(ConfigurationError, match=r"epochs received data; .* fit\(\(x, y\), epochs, batch_size=...\)"):
         trainer.fit(cancer["x"], cancer["y"], batch_size=64)
-
-
-@pytest.mark.parametrize(
-    ("loss", "said"),
-    [
-        (nn.CrossEntropyLoss(), ""),
-        (nn.BCEWithLogitsLoss(weight=Tensor(np.ones(1, np.float32))), ""),
-        (nn.CrossEntropyLoss(weight=Tensor(np.ones(2, np.float32))), "the mean over the weights of the classes"),
-        (nn.CrossEntropyLoss(ignore_index=1), "the mean over the rows whose label is not 1"),
-        (MultiTaskLoss({"a": nn.BCEWithLogitsLoss(), "b": nn.BCELoss(reduction="none")}, masks={"b": "a"}), "task"),
-    ],
-)
-def test_a_loss_whose_mean_is_not_over_all_rows_is_named_when_batches_are_divided(loss, said, caplog):
-    check_row_dependence(loss, 1, 1)
-    assert not caplog.text
-    check_row_dependence(loss, 2, 1)
-    assert said in caplog.text
-    assert ("gradient_accumulation_steps=2" in caplog.text) == bool(said)
 
 
 def test_an_evaluation_cell_of_mindspore_needs_positions_where_a_metric_would_read_its_loss():

@@ -1,0 +1,139 @@
+"""What a loss divides by, so that the losses of parts of a batch add up to that of the whole.
+
+A mean loss is a total divided by a denominator: rows, weights of classes, labels that count. For parts of a batch (the
+rows of processes, the micro-batches of an update)
+
+    loss(batch) = sum(loss(part) * denominator(part)) / sum(denominator(part)),
+
+and the same holds for gradients. A sum divides by 1, so its parts are only added.
+
+A denominator is a cell of (labels, weights): `labels` is the tuple of the loss's label columns, `weights` float32
+[rows] or None. Its `kind` is ROWS (the number of rows, known before the step), ONE (of a sum) or COUNTED (computed in
+the graph).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..errors import ConfigurationError
+
+ROWS, ONE, COUNTED = "rows", "one", "counted"
+_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+_NOT_MEANS = (nn.RMSELoss, nn.DiceLoss, nn.MultiClassDiceLoss)  # a root or a ratio of sums over the batch
+
+
+class RowCount(nn.Cell):
+    """The number of rows, or the sum of their weights."""
+
+    kind = ROWS
+
+    def construct(self, labels, weights=None):
+        """Return the denominator; graph code."""
+        if weights is not None:
+            return ops.sum(weights)
+        return labels[0].shape[0] if labels[0].ndim > 0 else 1
+
+
+class One(nn.Cell):
+    """1, for a loss that is a sum."""
+
+    kind = ONE
+
+    def construct(self, labels, weights=None):
+        """Return the denominator; graph code."""
+        return 1
+
+
+class ClassWeights(nn.Cell):
+    """The weights of the labels' classes; an ignored label counts 0. Probabilities as labels count by rows."""
+
+    kind = COUNTED
+
+    def __init__(self, ignored: int, classes: Tensor | None) -> None:
+        super().__init__(auto_prefix=False)
+        self.ignored = ignored
+        self.has_classes = classes is not None
+        self.classes = Tensor(np.ones(1, np.float32) if classes is None else classes.asnumpy().astype(np.float32))
+
+    def construct(self, labels, weights=None):
+        """Return the denominator, float32 []; graph code."""
+        label = labels[0]
+        rows = label.shape[0] if label.ndim > 0 else 1
+        if weights is None:
+            weights = ops.ones((rows,), mstype.float32)
+        if ops.is_floating_point(label):
+            return ops.sum(weights)
+        label = ops.reshape(label, (rows, -1))
+        known = label != self.ignored
+        counted = ops.reshape(weights, (rows, 1)) * ops.cast(known, mstype.float32)
+        if self.has_classes:
+            counted = counted * ops.gather(self.classes, ops.select(known, label, ops.zeros_like(label)), 0)
+        return ops.sum(counted)
+
+
+class Declared(nn.Cell):
+    """What the method ``denominator`` of a user's loss returns for its label columns."""
+
+    kind = COUNTED
+
+    def __init__(self, loss_fn: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.loss_fn = loss_fn
+
+    def construct(self, labels, weights=None):
+        """Return the denominator, float32 []; graph code."""
+        return ops.reshape(ops.cast(self._apply(labels), mstype.float32), ())
+
+    def _apply(self, labels):
+        return self.loss_fn.denominator(*labels)
+
+
+def denominator_of(loss_fn: Any) -> nn.Cell | None:
+    """Return the denominator of a loss, or of a cell that returns its loss; None if unknown.
+
+    A user's own loss names it by an attribute ``denominator``: "rows" of a mean over rows, 1 of a sum, or a method
+    that returns it for a batch's label columns.
+
+    Raises:
+        ConfigurationError: the attribute is something else.
+    """
+    while isinstance(loss_fn, nn.WithLossCell | nn.TrainOneStepCell) and not hasattr(loss_fn, "denominator"):
+        loss_fn = loss_fn.network if isinstance(loss_fn, nn.TrainOneStepCell) else loss_fn._loss_fn
+    declared = getattr(loss_fn, "denominator", None)
+    if declared is not None:
+        if callable(declared):
+            return Declared(loss_fn)
+        if declared in (ROWS, 1):
+            return RowCount() if declared == ROWS else One()
+        raise ConfigurationError(
+            f"{name_of(loss_fn)}.denominator = {declared!r}: expected 'rows' of a mean over rows, 1 of a sum, or a "
+            "method that returns the denominator of a batch from its label columns"
+        )
+    kind, reduction = type(loss_fn), reduction_of(loss_fn)
+    if reduction == "none":
+        return RowCount()
+    if kind.__module__ != nn.MSELoss.__module__ or kind in _NOT_MEANS:
+        return None
+    if reduction == "sum":
+        return One()
+    return ClassWeights(loss_fn.ignore_index, loss_fn.weight) if kind in _CLASSES else RowCount()
+
+
+def reduction_of(loss_fn: Any) -> str | None:
+    """Return "mean", "sum", "none" or another reduction that a loss names; None if it names none."""
+    reduction = getattr(loss_fn, "reduction", None)
+    if isinstance(reduction, str):
+        return reduction
+    if not isinstance(loss_fn, nn.LossBase):
+        return None
+    return "none" if not loss_fn.reduce else "mean" if loss_fn.average else "sum"
+
+
+def name_of(loss_fn: Any) -> str:
+    """Return the name of a loss for messages."""
+    return type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else getattr(loss_fn, "__name__", str(loss_fn))
