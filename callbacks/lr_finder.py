@@ -54,7 +54,7 @@ class LRFinder(Callback):
         self.suggestion: float | None = None
 
     def setup(self, trainer: Trainer) -> None:
-        if trainer.read_tables():
+        if trainer.tables is not None:
             raise ConfigurationError(
                 "LRFinder puts back weights, not rows of sparse tables; try the rates on dense ones"
             )

@@ -207,6 +207,7 @@ class Trainer(TrainerBase):
         batch_size: int | None = None,
         shuffle: bool = True,
         sharded: bool | None = None,
+        valid_sharded: bool | None = None,
         max_steps: int | None = None,
         max_seconds: float | None = None,
         resume: str | Path | None = None,
@@ -233,6 +234,7 @@ class Trainer(TrainerBase):
             sharded: whether the dataset holds the rows of this process alone, of several; None: as the pipeline's
                 num_shards says. Parts may differ in length. Otherwise every process is given the whole dataset and
                 takes its part of each step.
+            valid_sharded: the same of `valid_dataset`.
             max_steps: bound of the optimizer steps of this call.
             max_seconds: bound of the wall time of this call.
             resume: a snapshot, a folder of snapshots or a run folder to continue, or the URL of a mirrored one;
@@ -256,22 +258,24 @@ class Trainer(TrainerBase):
                 f"fit takes the data first and the epochs second; received {train_dataset!r} as the data. "
                 "`trainer.Model` takes the arguments of mindspore.Model.fit in its order"
             )
-        return training.fit(
-            self,
-            train_dataset,
-            epochs,
-            valid_dataset,
-            valid_every,
-            callbacks,
-            checks.steps_per_call(dataset_sink_mode, sink_size),
-            batch_size=batch_size,
-            shuffle=shuffle,
-            sharded=sharded,
-            max_steps=max_steps,
-            max_seconds=checks.time_limit(max_seconds, max_time),
-            resume=resume,
-            trial=Trial(fast_dev_run, overfit_batches, limit_train_batches, limit_valid_batches),
-        )
+        with self.group.inside("fit"):
+            return training.fit(
+                self,
+                train_dataset,
+                epochs,
+                valid_dataset,
+                valid_every,
+                callbacks,
+                checks.steps_per_call(dataset_sink_mode, sink_size),
+                batch_size=batch_size,
+                shuffle=shuffle,
+                sharded=sharded,
+                valid_sharded=valid_sharded,
+                max_steps=max_steps,
+                max_seconds=checks.time_limit(max_seconds, max_time),
+                resume=resume,
+                trial=Trial(fast_dev_run, overfit_batches, limit_train_batches, limit_valid_batches),
+            )
 
     def compile(
         self,
@@ -342,40 +346,49 @@ class Trainer(TrainerBase):
         checks.whole("sink_size", sink_size)  # rows wait until a call is full, so the size is not chosen automatically
         from .run import online  # imports stream code, which `fit` does not need
 
-        return online.online_train(
-            self,
-            stream,
-            callbacks,
-            sink_size if dataset_sink_mode else 1,
-            batch_size=batch_size,
-            window=window,
-            max_steps=max_steps,
-            max_seconds=checks.time_limit(max_seconds, max_time),
-            idle_timeout=idle_timeout,
-            flush_after=flush_after,
-            resume=resume,
-        )
+        with self.group.inside("online_train"):
+            return online.online_train(
+                self,
+                stream,
+                callbacks,
+                sink_size if dataset_sink_mode else 1,
+                batch_size=batch_size,
+                window=window,
+                max_steps=max_steps,
+                max_seconds=checks.time_limit(max_seconds, max_time),
+                idle_timeout=idle_timeout,
+                flush_after=flush_after,
+                resume=resume,
+            )
 
     @keywords.translated()
     def evaluate(
-        self, dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = True, *, batch_size: int | None = None
+        self,
+        dataset: Any,
+        callbacks: Any = None,
+        dataset_sink_mode: bool = True,
+        *,
+        batch_size: int | None = None,
+        sharded: bool | None = None,
     ) -> dict[str, float]:
         """Evaluate and return "loss" (mean over samples) and the metrics.
 
-        With several processes, all call it, each evaluates its share of the batches, and all get the global results. A
-        callback may call it during training without affecting it.
+        With several processes, all call it on the same data, each evaluates its share of the batches, and all get the
+        global results. A callback may call it during training without affecting it.
 
         Args:
             dataset: as in `fit`; not shuffled.
             callbacks: their on_eval_* hooks run; those of a current training do not.
             dataset_sink_mode: accepted for compatibility with `mindspore.Model`; has no effect.
             batch_size: rows per batch, for arrays; None: 4,096, fewer where those would be more than 1 MB.
+            sharded: as in `fit`; the results are those of the rows of all processes.
 
         Raises:
+            ConfigurationError: the processes are given different data, and `sharded` does not say so.
             DataError, GraphError: see these classes; TypeError: `dataset_sink_mode` is not a bool.
         """
         checks.boolean("dataset_sink_mode", dataset_sink_mode)
-        return inference.evaluate(self, dataset, callbacks, batch_size)
+        return inference.evaluate(self, dataset, callbacks, batch_size, sharded)
 
     @keywords.translated()
     def predict(
@@ -385,10 +398,11 @@ class Trainer(TrainerBase):
         stream: bool = False,
         keep: bool = False,
         set_aside: bool = False,
+        sharded: bool | None = None,
     ) -> Any:
         """Apply the network.
 
-        With several processes, all call it, share the work, and get all predictions.
+        With several processes, all call it on the same data, share the work, and get all predictions.
 
         Args:
             data: the input arrays themselves (one call, as `mindspore.Model.predict`), or one dataset, or one dict or
@@ -398,13 +412,14 @@ class Trainer(TrainerBase):
             keep: of raw rows, return a dict with the columns of `Features(keep=...)` behind the "prediction".
             set_aside: of raw rows, leave those out that the declaration forbids, and log how many, why and which is the
                 first; otherwise one such row is a `DataError`.
+            sharded: as in `fit`; each process gets the predictions of its own rows.
 
         Returns:
             The network's output itself (logits stay logits), float32 arrays with the rows on axis 0; a tuple of them
             when the network returns a tuple. If predictions of batches have different row shapes, a list of arrays, one
             per batch.
         """
-        return inference.predict(self, data, batch_size, stream, keep, set_aside)
+        return inference.predict(self, data, batch_size, stream, keep, set_aside, sharded)
 
     def first_batch(self, data: Any, batch_size: int | None = None) -> InputBatch:
         """Return the network's input for the first batch of `data` in `predict`.

@@ -4,6 +4,8 @@ Between processes of one machine the connection carries the heads of messages, a
 map (`machine_memory`): the end of a process is noticed as on the connection.
 
 MindSpore has no AlltoAll on CPU. A device that has one would use it behind `AllToAll.exchange`.
+
+Each message names the purpose of its exchange, so that processes in different calls end with an error that says so.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ..errors import TrainerError
-from .group import Group, Sent
 from .launched import enable_keepalive, own_address
 from .machine_memory import Outbox, open_inboxes
 
@@ -28,11 +30,33 @@ CONNECT_SECONDS = 20.0  # below the limit of the collective in which the others 
 DEADLINE_SECONDS = 1800.0  # limit for one process to compile longer than another
 TIMEOUT_VARIABLE = "MS_CPU_COMM_OP_TIMEOUT"  # of MindSpore's own collectives; `trainer launch` sets it
 _RANK_BYTES = 8  # of the rank with which a connection begins
-_HEAD = struct.Struct("<3Q")  # number of the exchange, bytes of the message, its offset in the sender's memory or 0
+_PURPOSE_BYTES = 40
+# number of the exchange, bytes of the message, its offset in the sender's memory or 0, purpose of the exchange
+_HEAD = struct.Struct(f"<3Q{_PURPOSE_BYTES}s")
+_MISMATCH_SECONDS = 5.0  # to learn where the other processes are, once one is elsewhere
 _MOST_PIECES = 1000  # of one system call, which takes 1,024
 _HANDSHAKE_SECONDS = 5.0
 _KEEPALIVE_PROBES = 4
 _LONGEST_SELECT = 3600.0  # seconds; a deadline may be infinite
+
+
+@dataclass(slots=True)
+class Sent:
+    """Bytes, with the heads of messages, and messages that connections have sent."""
+
+    bytes: int = 0
+    messages: int = 0
+
+
+class Members(Protocol):
+    """The processes that open connections together."""
+
+    rank: int
+    size: int
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Return the values of all processes in rank order."""
+        ...
 
 
 def _introduced(connection: socket.socket, word: bytes) -> int:
@@ -65,7 +89,7 @@ class AllToAll:
     """
 
     def __init__(
-        self, group: Group, deadline: float | None = None, address: str | None = None, sent: Sent | None = None
+        self, group: Members, deadline: float | None = None, address: str | None = None, sent: Sent | None = None
     ) -> None:
         self.rank, self.size = group.rank, group.size
         self.deadline = float(os.environ.get(TIMEOUT_VARIABLE, DEADLINE_SECONDS)) if deadline is None else deadline
@@ -85,6 +109,7 @@ class AllToAll:
                 raise TrainerError(f"rank {peer} does not reach the others: {given}")
         self._readers = {peer for peer, (_, read) in enumerate(readers) if self.rank in read}
         self.is_open, self._number = True, 0
+        self._purpose, self._purposes = b"", dict[int, bytes]()  # of the exchange: here, and of other ranks
         for connection in self._connections.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             enable_keepalive(connection)
@@ -115,30 +140,40 @@ class AllToAll:
             return f"no connection with ranks {missing} ({error})"
         return None
 
-    def exchange(self, parts: Sequence[Any], *, keep: bool = True) -> list[Any]:
+    def exchange(
+        self, parts: Sequence[Any], *, keep: bool = True, purpose: str = "", deadline: float | None = None
+    ) -> list[Any]:
         """Send `parts[r]` to each rank r; return the received parts in rank order.
 
         Args:
             parts: contiguous buffers of any lengths, or lists of such, whose bytes follow each other. A part for
                 several ranks is the same object for all.
             keep: whether the received parts stay valid when the next exchange begins.
+            purpose: what the exchange is for, the same on all processes.
+            deadline: time limit in seconds, instead of that of the connections.
 
         Returns:
             buffers, with this rank's own part unchanged.
 
         Raises:
-            TrainerError: a process is gone, the deadline has passed, or another thread has called `interrupt`; the
-                message names the ranks.
+            TrainerError: a process is gone or exchanges for another purpose, the deadline has passed, or another thread
+                has called `interrupt`; the message names the ranks.
         """
         if not self.is_open:
             raise TrainerError(f"rank {self.rank} cannot exchange rows: an earlier exchange has failed")
         try:
-            received = self._exchange(parts)
+            received = self._exchange(parts, purpose, self.deadline if deadline is None else deadline)
+            apart = self._apart()
         except _InterruptedError:  # the others keep waiting: whether they stop too is not decided here
             raise
-        except BaseException:  # a partial message may be in flight, which makes the rest unreadable
+        except BaseException as error:  # a partial message may be in flight, which makes the rest unreadable
             self.close()
+            if isinstance(error, TrainerError) and (apart := self._apart()):  # a process that was elsewhere is gone
+                raise TrainerError(apart) from None
             raise
+        if apart:
+            self.is_open = False  # not closed: that would hide from the others where this process is
+            raise TrainerError(apart)
         # views are of the sender's memory
         return [bytearray(part) if keep and isinstance(part, memoryview) else part for part in received]
 
@@ -151,8 +186,10 @@ class AllToAll:
         with contextlib.suppress(OSError):  # closed by a failure
             self._wake_up.send(b".")
 
-    def _exchange(self, parts: Sequence[Any]) -> list[Any]:
+    def _exchange(self, parts: Sequence[Any], purpose: str, deadline: float) -> list[Any]:
         self._number += 1
+        self._purpose = purpose.encode()[:_PURPOSE_BYTES].ljust(_PURPOSE_BYTES, b"\0")
+        self._purposes: dict[int, bytes] = {}
         received: list[Any] = [b""] * self.size
         received[self.rank] = parts[self.rank]
         # Each process begins with the next rank, to spread the load.
@@ -163,8 +200,21 @@ class AllToAll:
             if self._receive(peer, arriving[peer]):
                 received[peer] = arriving.pop(peer).content
         if arriving or unsent:
-            self._finish(received, unsent, arriving)
+            self._finish(received, unsent, arriving, deadline)
         return received
+
+    def _apart(self) -> str:
+        """Describe which processes exchange for which purpose; empty if all do for the same."""
+        if all(purpose == self._purpose for purpose in self._purposes.values()):
+            return ""
+        ranks: dict[str, list[int]] = {}
+        for rank, purpose in sorted({**self._purposes, self.rank: self._purpose}.items()):
+            ranks.setdefault(purpose.rstrip(b"\0").decode(errors="replace"), []).append(rank)
+        where = "; ".join(f"ranks {there} are in {purpose}" for purpose, there in ranks.items())
+        return (
+            f"the processes do not do the same: {where}. All of them call the same verbs in the same order, on the "
+            "same data or on rows of their own (sharded=True)"
+        )
 
     def _begin_sending(self, parts: Sequence[Any], peers: Sequence[int]) -> dict[int, list[Any]]:
         """Send what can be sent without blocking; return the unsent pieces of each rank."""
@@ -180,7 +230,7 @@ class AllToAll:
                 if id(part) not in offsets:
                     offsets[id(part)] = self._outbox.write(self._number, pieces)
                 offset = offsets[id(part)]
-            head = _HEAD.pack(self._number, length, offset)
+            head = _HEAD.pack(self._number, length, offset, self._purpose)
             self.sent.bytes += len(head) + length
             self.sent.messages += 1
             left = self._send(peer, [memoryview(head)] if offset else [memoryview(head), *pieces])
@@ -188,18 +238,26 @@ class AllToAll:
                 unsent[peer] = left
         return unsent
 
-    def _finish(self, received: list[Any], unsent: dict[int, list[Any]], arriving: dict[int, _Arriving]) -> None:
-        """Wait until all is sent and has arrived."""
-        ends = time.monotonic() + self.deadline
+    def _finish(
+        self, received: list[Any], unsent: dict[int, list[Any]], arriving: dict[int, _Arriving], deadline: float
+    ) -> None:
+        """Wait until all is sent and has arrived, or all others have said that they are elsewhere."""
+        ends, agree = time.monotonic() + deadline, True
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ, self.rank)
             for peer in {*unsent, *arriving}:
                 selector.register(self._connections[peer], self._events(peer, unsent, arriving), peer)
             while arriving or unsent:
+                if agree and any(purpose != self._purpose for purpose in self._purposes.values()):
+                    agree, ends = False, min(ends, time.monotonic() + _MISMATCH_SECONDS)
+                if not agree and (len(self._purposes) == self.size - 1 or time.monotonic() >= ends):
+                    return
                 ready = selector.select(min(max(0.0, ends - time.monotonic()), _LONGEST_SELECT))
                 if not ready and time.monotonic() >= ends:
+                    if not agree:
+                        return
                     raise TrainerError(
-                        f"rank {self.rank} has waited {self.deadline:g} s for ranks {sorted({*arriving, *unsent})}"
+                        f"rank {self.rank} has waited {deadline:g} s for ranks {sorted({*arriving, *unsent})}"
                     )
                 for key, events in ready:
                     peer = key.data
@@ -249,6 +307,10 @@ class AllToAll:
             if count == 0:
                 raise TrainerError(f"rank {peer} is gone: it has closed the connection")
             message.advance(count)
+            if message.number is not None:
+                self._purposes[peer] = message.purpose
+                if message.purpose != self._purpose:
+                    return False
             if message.number not in (None, self._number):
                 raise TrainerError(
                     f"rank {peer} is at its exchange {message.number}, rank {self.rank} at {self._number}: they do not "
@@ -279,7 +341,7 @@ class Channel:
         seconds: time spent in exchanges so far, waiting for other processes included.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Any) -> None:
         self._group = group
         self.seconds = 0.0
         self._sent = Sent()
@@ -302,7 +364,7 @@ class Channel:
         if self._exchange is None:
             raise TrainerError(f"rank {self._group.rank} has opened no connections for exchanges of this thread")
         began = time.perf_counter()
-        received = self._exchange.exchange(parts)
+        received = self._exchange.exchange(parts, purpose="preparing ids of tables")
         self.seconds += time.perf_counter() - began
         return received
 
@@ -318,6 +380,7 @@ class _Arriving:
     def __init__(self) -> None:
         self.number: int | None = None  # until the head is known
         self.length = self.offset = 0
+        self.purpose = b""
         self._head: bytearray | None = bytearray(_HEAD.size)
         self.content: Any = bytearray()  # not bytes: kernels take writable arrays
         self.rest = memoryview(self._head)  # buffer for the next bytes
@@ -329,7 +392,7 @@ class _Arriving:
         if len(self.rest):
             return
         if self._head is not None:
-            self.number, self.length, self.offset = _HEAD.unpack(self._head)
+            self.number, self.length, self.offset, self.purpose = _HEAD.unpack(self._head)
             self._head = None
             self.complete = self.length == 0 or self.offset > 0
             if not self.complete:

@@ -1,32 +1,32 @@
-"""Define the group of processes; `world` implements it for more than one."""
+"""The group of processes: collectives on NumPy arrays.
+
+MindSpore introduces the processes to each other; after that, what they tell each other goes over their own connections
+(`all_to_all`), where every message names its purpose: the verb and the collective. On CPU MindSpore has AllReduce,
+AllGather and Broadcast inside graphs only, each size of message another program, and no AlltoAll. Gradients of a device
+that has collectives are summed there (`exchange`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import math
 import os
+import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..errors import CheckpointError, ConfigurationError
-from ..native.memory import bucket
+from ..errors import CheckpointError, ConfigurationError, TrainerError
+from .all_to_all import AllToAll, Sent
 from .launched import STAGE, communication_error, is_launched, process_count
 
 logger = logging.getLogger(__name__)
 
-SMALLEST_FRAME = 256  # bytes; messages are padded to few frame sizes, because each size needs a compiled graph
-
-
-@dataclass(slots=True)
-class Sent:
-    """Bytes, with the heads of messages, and messages that connections have sent."""
-
-    bytes: int = 0
-    messages: int = 0
+_FRAME_BYTES = 4096  # of an introduction
 
 
 class Group:
@@ -36,6 +36,16 @@ class Group:
     size = 1
     bytes_sent = 0  # to other processes so far, by `all_to_all` and what is tracked (`track`)
     messages_sent = 0
+    verb = "a call between verbs"
+
+    @contextlib.contextmanager
+    def inside(self, verb: str) -> Iterator[None]:
+        """Name the verb that collectives are for, in errors of processes in different ones."""
+        before, self.verb = self.verb, verb
+        try:
+            yield
+        finally:
+            self.verb = before
 
     @property
     def is_main(self) -> bool:
@@ -71,7 +81,7 @@ class Group:
         return array
 
     def wait_for_all(self) -> None:
-        """Block until all processes call this, without a collective's 30 s limit."""
+        """Block until all processes call this, without the time limit of a collective."""
 
     # -- derived collectives -------------------------------------------------------------------------------------------
 
@@ -120,17 +130,11 @@ class Group:
     def gather_known(self, array: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
         """Return the 1-D arrays of all ranks, whose `lengths` every rank knows.
 
-        All are padded to the longest, rounded up to one of 16 sizes per octave, because each size needs a compiled
-        graph; see `all_to_all` for parts that single processes need.
+        See `all_to_all` for parts that single processes need.
         """
         if self.size == 1:
             return [array]
-        longest = max(lengths)
-        if longest == 0:
-            return [array[:0]] * self.size
-        frame = np.zeros(bucket(longest, 16, least=SMALLEST_FRAME // 4), array.dtype)
-        frame[: len(array)] = array
-        return [part[:length] for part, length in zip(self.gather(frame), lengths, strict=True)]
+        return [part[:length] for part, length in zip(self.gather_rows(array), lengths, strict=True)]
 
     def check_same(self, what: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Check that named arrays are the same on all processes, bit for bit.
@@ -154,6 +158,75 @@ class Group:
 SINGLE = Group()
 
 
+class World(Group):
+    """Group of launched processes; all of them call its methods in the same order."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._thread = threading.get_ident()
+        self._connections: AllToAll | None = None
+        self._tracked: list[Sent] = []
+
+    def gather(self, array: np.ndarray) -> np.ndarray:  # noqa: D102 - `Group` documents the collectives
+        parts = self._tell_all(np.ascontiguousarray(array), f"gather {array.dtype.str} {[*array.shape]}")
+        return np.stack([np.frombuffer(part, array.dtype).reshape(array.shape) for part in parts])
+
+    def gather_bytes(self, message: bytes) -> list[bytes]:  # noqa: D102
+        return [bytes(part) for part in self._tell_all(message, "gather bytes")]
+
+    def broadcast(self, array: np.ndarray) -> np.ndarray:  # noqa: D102
+        own = np.ascontiguousarray(array) if self.is_main else b""
+        received = self._tell_all(own, f"broadcast {array.dtype.str} {[*array.shape]}")[0]
+        return np.frombuffer(received, array.dtype).reshape(array.shape).copy()
+
+    def all_to_all(self, parts: Sequence[Any], *, in_graph: bool = False) -> list[Any]:  # noqa: D102
+        if not in_graph:
+            self.connect()
+        return self._exchange(parts, "all to all", keep=not in_graph)
+
+    def wait_for_all(self) -> None:  # noqa: D102
+        self.connect()
+        self._exchange([b""] * self.size, "wait", deadline=math.inf)
+
+    def track(self, sent: Sent) -> None:  # noqa: D102
+        self._tracked.append(sent)
+
+    def connect(self) -> None:  # noqa: D102
+        if threading.get_ident() != self._thread:  # its messages would mix with those of the steps
+            raise TrainerError("collectives belong to the thread that runs graphs; this is another one")
+        if self._connections is None:
+            self._connections = AllToAll(Introduction(self.rank, self.size))
+            self.track(self._connections.sent)
+
+    def _tell_all(self, message: Any, collective: str) -> list[Any]:
+        self.connect()
+        return self._exchange([message] * self.size, collective)
+
+    def _exchange(self, parts: Sequence[Any], collective: str, **options: Any) -> list[Any]:
+        assert self._connections is not None, "a collective of the graph thread connects"
+        received = self._connections.exchange(parts, purpose=f"{self.verb}: {collective}", **options)
+        self.bytes_sent = sum([sent.bytes for sent in self._tracked])
+        self.messages_sent = sum([sent.messages for sent in self._tracked])
+        return received
+
+
+class Introduction:
+    """The only collective before the processes are connected: one of MindSpore's."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Return the JSON-able values of all processes in rank order."""
+        from .introduction import gather
+
+        message = json.dumps(value).encode()
+        frame = np.zeros(_FRAME_BYTES, np.uint8)
+        frame[: len(message)] = np.frombuffer(message, np.uint8)
+        frames = gather(frame.view(np.int32)).view(np.uint8).reshape(self.size, -1)
+        return [json.loads(part.tobytes().rstrip(b"\0")) for part in frames]
+
+
 _world: Group | None = None
 
 
@@ -175,8 +248,6 @@ def join() -> Group:
         if "MS_ROLE" in os.environ:
             raise communication_error(count, "MS_SCHED_HOST and MS_SCHED_PORT are not set")
     from mindspore import communication
-
-    from .world import World
 
     if not communication.GlobalComm.INITED:
         try:

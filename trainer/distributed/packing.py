@@ -48,7 +48,7 @@ def gather_states(group: Group, state: Mapping[str, Any]) -> list[dict[str, Any]
 
 
 def lockstep_outputs(
-    group: Group, own: Iterable[tuple[Any, int]], join_exchange: Callable[[str], None]
+    group: Group, own: Iterable[tuple[Any, int]], join_exchange: Callable[[str], None], *, share: bool = True
 ) -> Iterator[tuple[Any, int]]:
     """Yield (outputs, rows) of all processes' batches on every process.
 
@@ -61,6 +61,7 @@ def lockstep_outputs(
             0 for dummy rows.
         join_exchange: called after each batch, and after the end of `own`, to take part in the exchanges of the other
             processes; its argument is the problem with this process's batch, or "".
+        share: whether each process yields the batches of all, not only its own.
 
     Raises:
         DataError, GraphError: on all processes, if a batch is invalid or does not fit the network; names the rank.
@@ -80,12 +81,14 @@ def lockstep_outputs(
             problem, failed = str(error), _FAILED + isinstance(error, GraphError)
         join_exchange(problem)
         kind = failed if problem else _ENDED if batch is None else _BATCH
-        message = problem.encode() if batch is None else _pack(*batch) if batch[1] else b""
+        message = problem.encode() if batch is None else _pack(*batch) if batch[1] and share else b""
         group.wait_for_all()  # a process may wait for its data
         parts = group.gather_bytes(bytes([kind]) + message)
         for rank, part in enumerate(parts):
             if part[0] >= _FAILED:
                 raise _FAILURES[part[0] - _FAILED].of_rank(rank, part[1:].decode())
+        if batch is not None and batch[1] and not share:
+            yield batch
         for part in parts:
             if len(part) > 1:
                 (described, rows), arrays = unpack(part[1:])

@@ -40,7 +40,11 @@ def call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOnS
     """
     nested = phase not in _TRAINING and trainer.state.phase in _TRAINING
     together = trainer.group.size > 1 and not nested
-    with only_thread(phase.value), STAGE.track_call() if together else contextlib.nullcontext():
+    with (
+        only_thread(phase.value),
+        trainer.group.inside(phase.value),
+        STAGE.track_call() if together else contextlib.nullcontext(),
+    ):
         yield from (_nested if nested else _call)(trainer, phase, callbacks)
 
 

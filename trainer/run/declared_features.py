@@ -70,6 +70,7 @@ def prepare(
     labelled: bool = True,
     kept: KeptColumns | None = None,
     set_aside: bool = False,
+    sharded: bool | None = None,
 ) -> Any:
     """Return the network's inputs for raw rows to evaluate or predict.
 
@@ -78,13 +79,13 @@ def prepare(
     if features is None:
         return data
     if is_named(features, data):
-        options: dict[str, Any] = {"labelled": labelled, "set_aside": set_aside}
+        options: dict[str, Any] = {"labelled": labelled, "set_aside": set_aside, "sharded": sharded}
         return {name: prepare(features, group, part, batch_size, **options) for name, part in data.items()}
     files = _large_files(data)
     if files is None:
         return inputs_of(features, data, labelled=labelled, kept=kept, set_aside=set_aside)
     source = RawRowsInOrder(features, files, batch_size or DEFAULT_BATCH_SIZE, labelled, kept, set_aside)
-    return source if group.size == 1 else EveryNth(source, group)
+    return source if group.size == 1 or sharded else EveryNth(source, group)
 
 
 def prepare_training(

@@ -18,7 +18,7 @@ from ..data import column_checks
 from ..data.as_columns import ColumnOrder, describe_non_finite
 from ..data.chunk import Chunk, ChunkTransform, FeedOptions
 from ..data.feed import Feed, peek
-from ..data.finite.shards import make_shard
+from ..data.finite.shards import is_sharded, make_shard
 from ..data.finite.sources import ArraySource, PipelineSource
 from ..data.position import Position
 from ..data.source import Item, Source
@@ -33,7 +33,7 @@ from ..graph.program import StepOptions
 from ..metrics.registry import group_of
 from ..mindspore_internals.dict_networks import batch_keys
 from .declared_features import arguments_of
-from .job_checks import check_training
+from .job_checks import check_data, check_training
 from .limits import Trial
 
 if TYPE_CHECKING:
@@ -159,14 +159,31 @@ def _labels_that_may_be_missing(trainer: TrainedNetwork, source: Source) -> tupl
     return tuple(name for name, ignored in zip(columns, trainer.tasks.ignores_nan, strict=False) if ignored)
 
 
-def inference_source(trainer: TrainedNetwork, dataset: Any, batch_size: int | None) -> Source:
-    """Return this process's batches of an evaluation or a prediction."""
-    return make_shard(dataset, trainer.group, batch_size=batch_size, seed=trainer.order_seed, fitting=True)
+def inference_source(
+    trainer: TrainedNetwork, dataset: Any, batch_size: int | None, sharded: bool | None = None
+) -> Source:
+    """Return this process's batches of an evaluation or a prediction.
+
+    Raises:
+        ConfigurationError: processes are given different data, and `sharded` does not say so.
+    """
+    own = is_sharded(dataset) if sharded is None else sharded
+    source = make_shard(
+        dataset, trainer.group, sharded=own, batch_size=batch_size, seed=trainer.order_seed, fitting=True
+    )
+    check_data(trainer.group, source, own=own)
+    return source
 
 
-def evaluation_feed(trainer: TrainedNetwork, dataset: Any, batch_size: int | None, trial: Trial = ALL_BATCHES) -> Feed:
+def evaluation_feed(
+    trainer: TrainedNetwork,
+    dataset: Any,
+    batch_size: int | None,
+    trial: Trial = ALL_BATCHES,
+    sharded: bool | None = None,
+) -> Feed:
     """Return the feed of an evaluation."""
-    source = inference_source(trainer, dataset, batch_size)
+    source = inference_source(trainer, dataset, batch_size, sharded)
     filling = None if trainer.group.size > 1 else trainer.builder.filled.evaluation
     if filling is not None and isinstance(source, ArraySource) and source.size > 1:
         filling.keep(source.batch_size)

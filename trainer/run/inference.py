@@ -12,6 +12,7 @@ from ..data.as_columns import as_array
 from ..data.batch_sizes import RowPadding, padded_size
 from ..data.chunk import InputBatch
 from ..data.feed import Feed
+from ..data.finite.shards import is_sharded
 from ..data.finite.sources import ArraySource
 from ..distributed.dense_state import average_statistics
 from ..errors import DataError
@@ -29,10 +30,19 @@ if TYPE_CHECKING:
 MAX_TRIED = 4096  # rows that are computed a second time, once, to see whether rows depend on each other
 
 
-def evaluate(trainer: TrainerBase, dataset: Any, callbacks: Any, batch_size: int | None) -> dict[str, float]:
+def evaluate(
+    trainer: TrainerBase, dataset: Any, callbacks: Any, batch_size: int | None, sharded: bool | None
+) -> dict[str, float]:
     """Implement `Trainer.evaluate`."""
-    dataset = declared_features.prepare(trainer.features, trainer.group, dataset, batch_size)
-    feed = evaluation_feed(trainer, dataset, batch_size)
+    with trainer.group.inside("evaluate"):
+        return _evaluate(trainer, dataset, callbacks, batch_size, sharded)
+
+
+def _evaluate(
+    trainer: TrainerBase, dataset: Any, callbacks: Any, batch_size: int | None, sharded: bool | None
+) -> dict[str, float]:
+    dataset = declared_features.prepare(trainer.features, trainer.group, dataset, batch_size, sharded=sharded)
+    feed = evaluation_feed(trainer, dataset, batch_size, sharded=sharded)
     alone = trainer.state.phase is Phase.IDLE  # a callback gets its results even after a stop signal
     with call(trainer, Phase.EVALUATE, callbacks if callbacks is not None else []) as signals:
         loop.setup(trainer)
@@ -95,28 +105,33 @@ def predict(
     stream: bool,
     keep: bool = False,
     set_aside: bool = False,
+    sharded: bool | None = None,
 ) -> Any:
     """Implement `Trainer.predict`."""
     features = trainer.features
     kept = declared_features.kept_columns(features, data) if keep else None
-    options: dict[str, Any] = {"labelled": False, "kept": kept, "set_aside": set_aside}
-    data = tuple([declared_features.prepare(features, trainer.group, item, batch_size, **options) for item in data])
-    predictions = _predict(trainer, data, batch_size, stream)
+    options: dict[str, Any] = {"labelled": False, "kept": kept, "set_aside": set_aside, "sharded": sharded}
+    with trainer.group.inside("predict"):
+        data = tuple([declared_features.prepare(features, trainer.group, item, batch_size, **options) for item in data])
+        predictions = _predict(trainer, data, batch_size, stream, sharded)
     if kept is None:
         return predictions
     return (kept.beside(part) for part in predictions) if stream else kept.beside(predictions)
 
 
-def _predict(trainer: TrainerBase, data: tuple[Any, ...], batch_size: int | None, stream: bool) -> Any:
+def _predict(
+    trainer: TrainerBase, data: tuple[Any, ...], batch_size: int | None, stream: bool, sharded: bool | None
+) -> Any:
     if batch_size is None and (all(map(_is_array, data)) or (len(data) > 1 and all(map(_is_list, data)))):
         data = (tuple([as_array(item, f"column_{index}") for index, item in enumerate(data)]),)
         batch_size = max(1, len(data[0][0]))
     if len(data) != 1:
         raise DataError("predict: takes arrays, or one dataset; received a mixture")
-    padding, source = trainer.builder.inference.row_padding, inference_source(trainer, data[0], batch_size)
+    padding, source = trainer.builder.inference.row_padding, inference_source(trainer, data[0], batch_size, sharded)
+    own = is_sharded(data[0]) if sharded is None else sharded
     size = _choose_size(padding, source) if isinstance(source, ArraySource) and trainer.group.size == 1 else None
     fill_up_to = (lambda rows: size) if size is not None and padding.exact else None
-    batches = _predictions(trainer, prediction_feed(trainer, source, fill_up_to))
+    batches = _predictions(trainer, prediction_feed(trainer, source, fill_up_to), own=own)
     if stream:
         return batches
     predictions = _concatenate(list(batches))
@@ -161,14 +176,14 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
     return None if size == rows else size
 
 
-def _predictions(trainer: TrainerBase, feed: Feed) -> Iterator[Any]:
+def _predictions(trainer: TrainerBase, feed: Feed, *, own: bool = False) -> Iterator[Any]:
     programs = trainer.builder.inference
     with contextlib.closing(feed):
         find_tables(trainer, feed.source, feed.options)
         average_statistics(trainer.group, trainer.network)
         cell = programs.predict_cell()
         with call(trainer, Phase.PREDICT, []) as signals, programs.mode(cell), contextlib.closing(feed):
-            yield from loop.predict(trainer, feed, cell)
+            yield from loop.predict(trainer, feed, cell, own=own)
     signals.leave()
 
 

@@ -37,7 +37,20 @@ def check_settings(trainer: TrainedNetwork, source: Source, limits: Mapping[str,
     group = trainer.group
     if group.size == 1:
         return
-    settings_by_rank = group.gather_json({**_settings_of(trainer), **limits, **_data_of(source)})
+    _compare(group, {**_settings_of(trainer), **limits, **_data_of(source)})
+
+
+def check_data(group: Group, source: Source, *, own: bool) -> None:
+    """Check that all processes evaluate or predict the same data, or rows of their `own`.
+
+    A collective call. All processes raise the same error.
+    """
+    if group.size > 1:
+        _compare(group, {"sharded": own, **({} if own else _data_of(source))})
+
+
+def _compare(group: Group, settings: Mapping[str, Any]) -> None:
+    settings_by_rank = group.gather_json(settings)
     first = settings_by_rank[0]
     for rank, settings in enumerate(settings_by_rank):
         differences = "; ".join(

@@ -65,6 +65,7 @@ def end(run: Run) -> None:
         warn_of_loss(
             trainer, run.cursor.meter.value() if run.online is None else (state.window or {}).get("window_loss")
         )
+    trainer.add_up_tables()
     logger.info("training ended (%s)", state.stop_reason)
     call("on_train_end", trainer)
     trainer.saver.wait()
@@ -109,6 +110,7 @@ def _after_step(run: Run, chunk: Chunk, outputs: StepOutputs) -> None:
         window = run.online.after_step(chunk, outputs, state.progress.samples_seen)
         if window is not None:
             state.window = window
+            trainer.add_up_tables()
             if not run.options.guard:
                 warn_of_loss(trainer, window["window_loss"])
             call("on_window_end", trainer)
@@ -117,6 +119,7 @@ def _after_step(run: Run, chunk: Chunk, outputs: StepOutputs) -> None:
     call("on_train_step_end", trainer)
     if chunk.ends_epoch:
         run.end_epoch()
+        trainer.add_up_tables()
         if not run.options.guard:
             warn_of_loss(trainer, state.train_loss)
     if run.evaluate is not None and run.validation_due(chunk):
@@ -180,8 +183,11 @@ def evaluated(trainer: TrainerBase, results: dict[str, float]) -> None:
     trainer.callbacks.call("on_eval_end", trainer)
 
 
-def predict(trainer: TrainerBase, feed: Feed, cell: Any) -> Iterator[Any]:
-    """Yield the output for each batch as host arrays, until a stop signal."""
+def predict(trainer: TrainerBase, feed: Feed, cell: Any, *, own: bool = False) -> Iterator[Any]:
+    """Yield the output for each batch as host arrays, until a stop signal.
+
+    `own` leaves out the batches of other processes.
+    """
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)
     filled = feed.options.fill_up_to is not None
@@ -194,7 +200,7 @@ def predict(trainer: TrainerBase, feed: Feed, cell: Any) -> Iterator[Any]:
             call("on_predict_step_end", trainer)
 
     with contextlib.suppress(Interrupted):
-        for outputs, rows in lockstep_outputs(trainer.group, own_outputs(), feed.join_exchange):
+        for outputs, rows in lockstep_outputs(trainer.group, own_outputs(), feed.join_exchange, share=not own):
             predictions = _host(outputs, rows if filled else None)
             for part in predictions if isinstance(predictions, tuple) else (predictions,):
                 if not isinstance(part, tuple) and part.dtype.kind == "f" and not np.isfinite(part).all():

@@ -6,8 +6,10 @@ import contextlib
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from mindspore import nn
 
 from callbacks import CallbackList, History
@@ -67,6 +69,7 @@ class TrainedNetwork:
     boost: Boost
     builder: StepBuilder
     tables: TableFeed | None = None
+    _tables_of_all: dict[str, dict[str, int]] = MappingProxyType({})  # type: ignore[assignment]
     parts: dict[str, Any]
     sink_mode: str = "not decided yet"
     _loaded_tables: Sequence[dict[str, Any]] = ()  # restored before the first data
@@ -130,9 +133,26 @@ class TrainedNetwork:
             self.tables.load_states(states)
 
     def read_tables(self) -> dict[str, dict[str, int]]:
-        """Return rows, bytes and counters of this process's sparse tables, by name."""
+        """Return rows, bytes and counters of the sparse tables, by name.
+
+        With several processes, those of all at the last end of an epoch, a window or a training.
+        """
+        return self._tables_of_all if self.group.size > 1 else self._own_tables()
+
+    def _own_tables(self) -> dict[str, dict[str, int]]:
         tables = {} if self.tables is None else self.tables.tables.tables
         return {name: {"rows": len(table), "bytes": table.nbytes, **table.counters} for name, table in tables.items()}
+
+    def add_up_tables(self) -> None:
+        """Add up what `read_tables` returns over all processes; a collective call."""
+        if self.tables is None or self.group.size == 1:
+            return
+        own = self._own_tables()
+        totals = self.group.total(np.array([list(figures.values()) for figures in own.values()], np.int64)).tolist()
+        self._tables_of_all = {
+            name: dict(zip(figures, sums, strict=True))
+            for (name, figures), sums in zip(own.items(), totals, strict=True)
+        }
 
     def read_bad_steps(self) -> list[int]:
         """Return the latest skipped steps, at most 16, as `global_step` after them."""
@@ -233,7 +253,8 @@ class TrainerBase(TrainedNetwork):
                 "save: the sparse tables of the loaded snapshot are restored with the first data, which shows the "
                 "columns that feed them; call fit, evaluate or predict first"
             )
-        return self.saver.save(Path(root), background=background)
+        with self.group.inside("save"):
+            return self.saver.save(Path(root), background=background)
 
     def load(
         self, path: str | Path, strict: bool = True, weights_only: bool = False, *, averaged: bool = False
@@ -251,8 +272,9 @@ class TrainerBase(TrainedNetwork):
         """
         if self.builder.step is None and self.optimizer is not None:  # the snapshot holds its counters
             self.builder.train_step(self.step_options)
-        path = fetched_snapshot(path, self.group) or path
-        snapshot = self.saver.load(path, strict=strict, weights_only=weights_only, averaged=averaged)
+        with self.group.inside("load"):
+            path = fetched_snapshot(path, self.group) or path
+            snapshot = self.saver.load(path, strict=strict, weights_only=weights_only, averaged=averaged)
         if snapshot is not None and not weights_only:
             loop.restored(self, snapshot.path)
 

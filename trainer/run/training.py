@@ -45,6 +45,7 @@ def fit(
     batch_size: int | None = None,
     shuffle: bool = True,
     sharded: bool | None = None,
+    valid_sharded: bool | None = None,
     resume: str | Path | None = None,
     trial: Trial = ALL_BATCHES,
     first_epoch: int = 0,
@@ -67,12 +68,14 @@ def fit(
     train_dataset = declared_features.prepare_training(trainer, train_dataset, batch_size, shuffle, sharded)
     cut = is_arrays(train_dataset) or train_dataset is not given_dataset  # into batches of `batch_size` rows
     first_batch_size = batch_size if cut else None
-    valid_sets = named_sets(declared_features.prepare(trainer.features, trainer.group, valid_dataset, batch_size))
+    valid_sets = named_sets(
+        declared_features.prepare(trainer.features, trainer.group, valid_dataset, batch_size, sharded=valid_sharded)
+    )
     with contextlib.ExitStack() as opened:
         valid = {}
         for name, data in valid_sets.items():
             data = column_checks.in_order_of(train_dataset, data)
-            valid[name] = evaluation_feed(trainer, data, batch_size if is_arrays(data) else None, trial)
+            valid[name] = evaluation_feed(trainer, data, batch_size if is_arrays(data) else None, trial, valid_sharded)
             opened.callback(valid[name].close)
         if any(map(is_arrays, valid_sets.values())) and not is_arrays(train_dataset):
             batch_size = None  # it was for the validation arrays

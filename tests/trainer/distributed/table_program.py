@@ -176,6 +176,8 @@ def main(folder):
     publish = Publish(f"{folder}/served_{group.size}", every=Every(steps=7), batch=100)
     trainer, one = train(folder, group, "plain", whole, callbacks=[held, publish], sink_size=1)
     found |= one
+    figures = trainer.read_tables()["users"]
+    found["plain/figures"] = np.array([figures["rows"], figures["bytes"]])
     found["plain/held"] = np.array([held.rows, len(trainer.tables.tables.tables["users"])])
     short = {name: column[:480] for name, column in data.items()}  # ten batches, the last of 30 rows
     found["plain/evaluated"] = np.array(sorted(trainer.evaluate(short, batch_size=50).items()))

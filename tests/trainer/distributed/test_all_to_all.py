@@ -45,7 +45,7 @@ def test_every_process_receives_the_parts_meant_for_it_in_the_order_of_ranks(mem
                 assert (content == 10 * source + rank + 100 * (turn % 2)).all()
 
     run(one)
-    sent = [length * rank * (6 - rank) + 24 * (SIZE - 1) for rank in range(SIZE)]
+    sent = [length * rank * (6 - rank) + 64 * (SIZE - 1) for rank in range(SIZE)]
     assert [member.sent.bytes for member in members] == [3 * count for count in sent]
     assert all(member.sent.messages == 3 * (SIZE - 1) for member in members)
 

@@ -11,7 +11,7 @@ from trainer import checkpoint
 from trainer.checkpoint import block_arrays, tensor_file
 from trainer.checkpoint.block_arrays import VerifiedFile
 from trainer.checkpoint.durable import write_file
-from trainer.distributed.world import Gather, World
+from trainer.distributed.group import World
 from trainer.embedding import Eviction, MinSightings
 from trainer.embedding.planning import sharded_state
 from trainer.embedding.planning.sharded_state import gather_table, joined_json, own_part, own_states, renumbered
@@ -31,10 +31,13 @@ class Rank(World):
         super().__init__(rank, size)
         self.barrier, self.slots = shared
 
-    def _run(self, kind, array):
-        self.slots[self.rank] = array
+    def connect(self):
+        pass
+
+    def _exchange(self, parts, collective, **options):
+        self.slots[self.rank] = [bytes(part) for part in parts]
         self.barrier.wait(timeout=30)
-        found = np.concatenate(self.slots) if kind is Gather else self.slots[0]
+        found = [parts[self.rank] for parts in self.slots]
         self.barrier.wait(timeout=30)
         return found
 
