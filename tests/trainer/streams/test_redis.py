@@ -66,6 +66,24 @@ def test_several_keys_are_merged_in_one_order(redis_server, stream, rows, read, 
     resumes(lambda: stream(["a", "b"], count=3), order, max_rows=4, every=3)
 
 
+def test_a_message_above_the_declared_size_is_set_aside(redis_server, stream, rows, read, tmp_path):
+    client = redis_server.client()
+    long = json.dumps({**rows(1, 2)[0], "note": "x" * 5000})
+    for key, messages in {
+        "clicks": [{"data": json.dumps(rows(0, 1)[0])}, {"data": long}],
+        "plain": [{"user": long}],
+    }.items():
+        for fields in messages:
+            client.xadd(key, fields)
+    opened = stream(dead_letter=tmp_path / "letters", max_record_bytes=5000)
+    assert read(opened).columns["user"].tolist() == [0]
+    plain = stream("plain", dead_letter=tmp_path / "letters", max_record_bytes=5000, field=None)
+    assert read(plain) is None
+    told = [json.loads(line)["reason"] for line in (tmp_path / "letters").read_text().splitlines()]
+    size = len(long)
+    assert told == [f"takes a record of at most max_record_bytes=5000; received one of {size} bytes"] * 2
+
+
 def test_plain_fields_are_columns(redis_server, tmp_path):
     client = redis_server.client()
     client.xadd("clicks", {"user": 1, "ids": "1 2 3", "price": 0.5, "kind": "new"})

@@ -1,9 +1,10 @@
-"""Blocks parsed as a whole by pyarrow or a kernel give what lines one by one give: rows, positions, dead letters."""
+"""Blocks parsed as a whole by pyarrow give what lines one by one give: rows, positions, dead letters."""
 
 import json
 import random
 import re
-import struct
+import subprocess
+import sys
 
 import pytest
 
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainer.streams import Column, DeadLetter, FileStream, Schema
-from trainer.streams.formats import number_lines, segments, text_blocks
+from trainer.streams.formats import segments, text_blocks
 from trainer.streams.formats.decode import Decoder
 
 SCHEMA = Schema(
@@ -63,8 +64,8 @@ def both(tmp_path, monkeypatch):
         for number, by_blocks in enumerate((True, False)):
             with monkeypatch.context() as patch:
                 if not by_blocks:
-                    for parsers in ("json_parsers", "csv_parsers"):
-                        patch.setattr(text_blocks, parsers, lambda *described: [])
+                    for parser in ("json_parser", "csv_parser"):
+                        patch.setattr(text_blocks, parser, lambda *described: None)
                 folder, letters = tmp_path / name, tmp_path / f"letters-{number}.jsonl"
                 folder.mkdir(exist_ok=True)
                 (folder / f"part.{name}").write_bytes(data)
@@ -211,11 +212,11 @@ def spelled(kind, places):
     return "\n".join(lines).encode()
 
 
+@pytest.mark.parametrize("field", ["user", "age", "note", "price"])
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-@pytest.mark.parametrize("text", SPELLINGS)
-def test_a_number_in_another_spelling_among_many_lines(both, kind, text):
+def test_a_number_in_another_spelling_among_many_lines(both, kind, field):
     names = {"names": ["at", "user", "age", "note", "ids", "price", "label"]} if kind == "csv" else {}
-    for field in ("user", "age", "note", "price"):
+    for text in SPELLINGS:
         blocks, lines = both(kind, spelled(kind, {(0, field): text, (161, field): text}), NUMBERS, **names)
         assert blocks == lines
 
@@ -226,23 +227,6 @@ def test_lines_of_numbers_without_a_fault(both, kind, line_end):
     names = {"names": ["at", "user", "age", "note", "ids", "price", "label"]} if kind == "csv" else {}
     blocks, lines = both(kind, spelled(kind, {}).replace(b"\n", line_end), NUMBERS, **names)
     assert blocks == lines
-
-
-decimals = st.builds(
-    "{}{}.{}e{}".format, st.sampled_from(["", "-"]), st.integers(0, 10**9), st.integers(0, 10**8), st.integers(-50, 6)
-)
-
-
-@settings(max_examples=500, deadline=None)
-@given(text=st.one_of(st.floats(-(2**53), 2**53, exclude_min=True, exclude_max=True).map(repr), decimals))
-def test_the_kernel_reads_numbers_to_the_bit_or_leaves_them(text):
-    shape = number_lines.json_shape(b'{"x": [0, 1], "y": 2}', {"x": (2,), "y": ()})
-    found = shape.read(f'{{"x": [3, {text}], "y": 4}}\n'.encode(), ["y"])
-    usual = text.lstrip("-") == "0.0" or 1e-30 < abs(float(text)) < 2**53
-    assert found is not None or not usual
-    if found is not None:
-        assert found["x"].tobytes() == struct.pack("2d", 3, float(text))
-        assert found["y"].tolist() == [4]
 
 
 @pytest.mark.parametrize("odd", ["5.5", "1e300", "9223372036854775808", "-9223372036854775809", "nan"])
@@ -270,3 +254,69 @@ def test_what_only_python_takes_for_a_number_is_a_bad_cell(both, odd, name):
     decoded = Decoder(ragged, DeadLetter(), "test").decode_fields(fields, " ")
     assert decoded.message.tolist() == [0, 2]
     assert [item.message for item in decoded.bad] == [1]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+@pytest.mark.parametrize("limit", [300, 2_000_000], ids=["within a block", "beyond a block"])
+def test_a_record_above_the_declared_size_is_set_aside_by_place_and_size(tmp_path, kind, limit):
+    line = json_line if kind == "jsonl" else csv_line
+    long = json_with(note="x" * limit) if kind == "jsonl" else csv_with(note="x" * limit)
+    fits = json_with(note="x" * (limit // 8))
+    lines = [line(row) for row in GOOD]
+    if kind == "jsonl":
+        lines.insert(500, fits)
+    place = sum(map(len, lines)) + len(lines)
+    folder, letters = tmp_path / "in", tmp_path / "letters.jsonl"
+    folder.mkdir()
+    data = b"\n".join([*lines, long, *lines]) + b"\n" + long  # the last one without a line end
+    (folder / f"part.{kind}").write_bytes(data)
+    names = CSV_NAMES if kind == "csv" else None
+    stream = FileStream(
+        folder, SCHEMA, end="at_last", dead_letter=letters, max_bad_share=1.0, max_record_bytes=limit, names=names
+    )
+    rows = 0
+    while not stream.exhausted:
+        batch = stream.poll(1 << 20, 0)
+        rows += 0 if batch is None else batch.rows
+    assert rows == 2 * len(lines)
+    told = [json.loads(text) for text in letters.read_text().splitlines()]
+    assert [f"max_record_bytes={limit}; received one of {len(long)} bytes" in row["reason"] for row in told] == [
+        True
+    ] * 2
+    assert all(len(row["raw"]) <= 65_536 for row in told)
+    if limit > 1_000_000:
+        assert [row["offset"] for row in told] == [f"part.{kind}@{place}", f"part.{kind}@{len(data) - len(long)}"]
+
+
+LONG_LINE = """
+import resource, sys
+import numpy, pyarrow.json, orjson
+from trainer.streams import DeadLetter, FileStream, Schema
+def read(folder):
+    stream, ids = FileStream(folder, Schema({"id": "int64"}), end="at_last", dead_letter=DeadLetter(None, 1.0)), []
+    while not stream.exhausted:
+        batch = stream.poll(100, 1)
+        ids += [] if batch is None else batch.columns["id"].tolist()
+    return ids
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+read(sys.argv[1])
+before = peak()
+print(read(sys.argv[2]), (peak() - before) / 12e6)
+"""
+
+
+@pytest.mark.parametrize("kind", ["text", "numbers", "broken"])
+def test_a_long_line_is_read_in_a_few_times_its_size(tmp_path, kind):
+    middle = {
+        "text": b'{"id": 5, "pad": "%s"}' % (b"y" * 12_000_000),
+        "numbers": b'{"id": 5, "pad": [%s0.125]}' % (b"0.125, " * 1_700_000),
+        "broken": b"z" * 12_000_000,
+    }[kind]
+    for name, lines in (("short", [b'{"id": 1}'] * 50_000), ("long", [b'{"id": 1}', middle, b'{"id": 2}'])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    arguments = [sys.executable, "-c", LONG_LINE, tmp_path / "short", tmp_path / "long"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120)
+    ids, times = done.stdout.rsplit(maxsplit=1)
+    assert ids == ("[1, 2]" if kind == "broken" else "[1, 5, 2]")
+    assert float(times) <= 8

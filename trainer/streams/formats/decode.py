@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...checks import choice
+from ...checks import choice, whole
 from ...errors import ConfigurationError
 from ..batch import Batch, Span
 from ..dead_letter import BadRow, DeadLetter
@@ -16,6 +16,8 @@ from . import arrow, arrow_messages
 from .column import MISSING
 from .schema import Decoded, Schema, as_schema, joined
 
+MAX_RECORD_BYTES = 16 << 20
+_SHOWN = 1 << 16  # bytes of a record that dead letters show
 FORMATS = ("auto", "json", "arrow")
 # First bytes of Arrow's stream and file formats.
 _ARROW = (b"\xff\xff\xff\xff", b"ARROW1")
@@ -57,9 +59,15 @@ class Decoder:
     """Decodes payloads to batches by a schema, or that of `declare`; reports bad rows."""
 
     def __init__(
-        self, schema: Schema | Mapping[str, Any] | None, dead_letter: DeadLetter, source: str, format: str = "auto"
+        self,
+        schema: Schema | Mapping[str, Any] | None,
+        dead_letter: DeadLetter,
+        source: str,
+        format: str = "auto",
+        max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
         choice("format", format, FORMATS)
+        self.max_record_bytes = whole("max_record_bytes", max_record_bytes)
         if format == "arrow":
             arrow.require()
         self.declared = None if schema is None else as_schema(schema)
@@ -90,7 +98,9 @@ class Decoder:
         # searching for the words is faster than checking every value
         messages = _Messages(self.schema, payloads, any(b"true" in text or b"false" in text for text in texts))
         for number, (payload, is_arrow) in enumerate(zip(payloads, binary, strict=True)):
-            if is_arrow:
+            if len(payload) > self.max_record_bytes:
+                messages.unreadable(number, self.reason(len(payload)))
+            elif is_arrow:
                 self._arrow(messages, number, payload)
             else:
                 self._json(messages, number, payload)
@@ -101,6 +111,10 @@ class Decoder:
         bad: list[BadRow] = []
         rows: dict[int, dict[str, str]] = {}  # by message
         for number, message in enumerate(messages):
+            size = sum(map(len, message.values()))
+            if size > self.max_record_bytes:
+                bad.append(BadRow(number, 0, self.reason(size), b" ".join(message.values())[:_SHOWN]))
+                continue
             try:
                 rows[number] = _as_text(message, "strict")
             except UnicodeDecodeError as error:
@@ -113,6 +127,15 @@ class Decoder:
             values[name] = cells
         decoded = self.schema.convert(values, len(rows), text=True, raw=list(rows.values()).__getitem__)
         return decoded.as_rows_of(list(rows), [0] * len(rows), np.ones(len(messages), np.int64), bad)
+
+    def reason(self, size: int) -> str:
+        """Return why a record of `size` bytes is bad."""
+        return f"takes a record of at most max_record_bytes={self.max_record_bytes}; received one of {size} bytes"
+
+    def too_long(self, size: int, head: bytes) -> Decoded:
+        """Return one message of one bad row, of which the first bytes are `head`."""
+        bad = [BadRow(0, 0, self.reason(size), head[:_SHOWN])]
+        return self.schema.convert({}, 0).as_rows_of([], [], np.ones(1, np.int64), bad)
 
     def _json(self, messages: _Messages, number: int, payload: bytes) -> None:
         try:

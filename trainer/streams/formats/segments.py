@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,45 +46,62 @@ class TextReader:
         self.path = path
         self.decoder = decoder
         self._file = path.open("rb")
-        self._parsers: Sequence[BlockParser] | None = None
+        self._parser: BlockParser | None = None
+        self._prepared = False  # whether `_parser` is known; a CSV header must be read before
+        self._skipped = (-1, 0)  # an address, and how far its too long line has been searched for its end
         self._halves = True  # whether to try halves of a block: some part of the last block could be parsed
 
     def read(self, address: int, finished: bool) -> Piece | None:
         """Return the lines of about one block from byte `address` on."""
-        want, data, end = BLOCK_BYTES, b"", 0
+        limit, want, data, end = self.decoder.max_record_bytes, BLOCK_BYTES, b"", 0
         while not end:
             self._file.seek(address)
             data = self._file.read(want)
-            end = data.rfind(b"\n") + 1
+            # A line that is longer than a block is read alone.
+            end = (data.rfind(b"\n") if want == BLOCK_BYTES else data.find(b"\n")) + 1
+            if not end and len(data) > limit:
+                return self._too_long(address, data, finished)
             end = self._records_end(data, end, finished and end == len(data) < want)
             if not end and len(data) < want:
                 if not data or not finished:
                     return None
                 end = self._records_end(data, len(data), True)
-            want *= 2
+            want = min(2 * want, max(limit, BLOCK_BYTES) + 1)
         data = data[:end]
-        if self._parsers is None:
-            self._parsers = self._block_parsers()
+        if not self._prepared:
+            self._parser, self._prepared = self._block_parser(), True
         parts: list[Decoded] = []
         self._halves = self._parse(data, parts, self._halves)
         return Piece(joined(parts), address + len(data))
+
+    def _too_long(self, address: int, head: bytes, finished: bool) -> Piece | None:
+        """Set aside the line at `address`; None while it has no end."""
+        at = max(address + len(head), self._skipped[1] if self._skipped[0] == address else 0)
+        self._file.seek(at)
+        while block := self._file.read(BLOCK_BYTES):
+            line_end = block.find(b"\n")
+            at += len(block) if line_end < 0 else line_end + 1
+            if line_end >= 0:
+                return Piece(self.decoder.too_long(at - address - 1, head), at)
+        self._skipped = (address, at)
+        return Piece(self.decoder.too_long(at - address, head), at) if finished else None
 
     def _records_end(self, data: bytes, end: int, last: bool) -> int:
         """Return the end of the last whole record of data[:end]; `last`: no data follow."""
         return end
 
-    def _block_parsers(self) -> Sequence[BlockParser]:
-        return text_blocks.json_parsers(self.decoder.schema)
+    def _block_parser(self) -> BlockParser | None:
+        return text_blocks.json_parser(self.decoder.schema)
 
     def _parse(self, data: bytes, parts: list[Decoded], halves: bool) -> bool:
         """Parse a block, else its halves, else lines; return whether any block parsed."""
-        for parse in self._parsers:
-            decoded = parse(data)
-            if decoded is not None:
-                parts.append(decoded)
-                return True
+        limited = len(data) > self.decoder.max_record_bytes and _longest_line(data) > self.decoder.max_record_bytes
+        decoded = None if self._parser is None or limited else self._parser(data)
+        if decoded is not None:
+            parts.append(decoded)
+            return True
         cut = data.rfind(b"\n", 0, len(data) // 2) + 1
-        if not (halves and cut and len(data) >= _LEAST_BYTES and self._parsers):
+        if not (halves and cut and len(data) >= _LEAST_BYTES and self._parser):
             parts.append(self.decode([line for line in data.split(b"\n") if line.strip()]))
             return False
         return self._parse(data[:cut], parts, True) | self._parse(data[cut:], parts, True)
@@ -104,6 +121,10 @@ class TextReader:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _longest_line(data: bytes) -> int:
+    return int(np.diff(np.flatnonzero(np.frombuffer(data, np.uint8) == 10), prepend=-1, append=len(data)).max()) - 1
 
 
 class CsvReader(TextReader):
@@ -149,8 +170,8 @@ class CsvReader(TextReader):
             self._read_header = False
         return super().read(max(address, self._header_bytes), finished)
 
-    def _block_parsers(self) -> Sequence[BlockParser]:
-        return text_blocks.csv_parsers(self.decoder.schema, self._names, self.delimiter, self.list_delimiter)
+    def _block_parser(self) -> BlockParser | None:
+        return text_blocks.csv_parser(self.decoder.schema, self._names, self.delimiter, self.list_delimiter)
 
     def _records_end(self, data: bytes, end: int, last: bool) -> int:
         self._records = None
@@ -231,6 +252,8 @@ class CsvReader(TextReader):
 
     def _cells(self, record: bytes) -> list[str] | str:
         """Return the cells of a record, or why it is bad."""
+        if len(record) > self.decoder.max_record_bytes:
+            return self.decoder.reason(len(record))
         reason = f"takes a line of {len(self._names)} fields of UTF-8 text"
         try:
             *inner, final = record.decode("utf-8").rstrip("\r").split("\n")

@@ -1,9 +1,9 @@
-"""Parses blocks of CSV or JSON lines: numeric ones compiled, others by pyarrow.
+"""Parses blocks of CSV or JSON lines with pyarrow.
 
-For text, pyarrow reads blocks 2.4 to 2.9 times as fast as orjson reads lines, including the checks below.
+Pyarrow reads blocks 2.4 to 2.9 times as fast as orjson reads lines, including the checks below.
 
-A parser here returns exactly what reading line by line gives, or None; the block is then split, and finally read line
-by line. So input that pyarrow reads differently from Python is rejected first: invalid UTF-8, quotes, lone carriage
+A parser returns exactly what reading line by line gives, or None; the block is then split, and finally read line by
+line. So input that pyarrow reads differently from Python is rejected first: invalid UTF-8, quotes, lone carriage
 returns, hexadecimal integers, and lines that do not hold exactly one row.
 """
 
@@ -24,28 +24,23 @@ _LONGEST_FIELD = 131_072  # bytes; Python's csv module rejects longer fields
 _EXACT = float(2**53)  # float64 cannot represent every larger integer
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LEAST_THREADED = 1 << 18  # bytes; smaller blocks are parsed by one thread
-_LEAST_SHAPED = 1 << 14  # bytes; smaller blocks do not justify compiling a kernel
-_LONGEST_LIST = 2000  # numbers; such a field never exceeds _LONGEST_FIELD
 _MINUS_0 = re.compile(rb"-0[^.eE]")
 _AFTER_BRACE = re.compile(rb"\}[ \t\r\n]*[^ \t\r\n,}\]]")
-_IN_NUMBERS = b"+-.0123456789eE"
 
 
 class UnusualError(ValueError):
     """The block must be read line by line."""
 
 
-def json_parsers(schema: Schema) -> list[BlockParser]:
-    """Return the parsers of JSON lines, fastest first."""
-    shapes = {name: column.shape for name, column in schema.fields.items()}
-    if any(len(shape) > 1 for shape in shapes.values()):
-        return []
-    parsers = _number_parser(schema, lambda kernel, line: kernel.json_shape(line, shapes))
+def json_parser(schema: Schema) -> BlockParser | None:
+    """Return the parser of JSON lines; None if they can only be read one by one."""
+    if any(len(column.shape) > 1 for column in schema.fields.values()):
+        return None
     try:
         import pyarrow as pa
         import pyarrow.json as pa_json
     except ImportError:
-        return parsers
+        return None
     wanted = pa.schema([(name, _type_of(column)) for name, column in schema.fields.items()])
     options = pa_json.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore")
 
@@ -54,16 +49,16 @@ def json_parsers(schema: Schema) -> list[BlockParser]:
         rows = data.count(b"\n")
         if not _objects(data, rows):
             raise UnusualError
-        threaded = len(data) > _LEAST_THREADED
+        threaded = len(data) > _LEAST_THREADED and rows > 1
         reading = pa_json.ReadOptions(threaded, len(data) // 2 + 1 if threaded else len(data) + 1)
         table = pa_json.read_json(pa.BufferReader(data), reading, options)
         return _decoded(schema, {name: table.column(name) for name in schema.fields}, rows, data)
 
-    return [*parsers, _or_none(parse)]
+    return _or_none(parse)
 
 
-def csv_parsers(schema: Schema, names: Sequence[str], delimiter: str, list_delimiter: str) -> list[BlockParser]:
-    """Return the parsers of CSV lines with these fields, fastest first."""
+def csv_parser(schema: Schema, names: Sequence[str], delimiter: str, list_delimiter: str) -> BlockParser | None:
+    """Return the parser of CSV lines with these fields; None if there can be none."""
     fields = schema.fields
     between, within = delimiter.encode(), list_delimiter.encode()
     required = any(column.dtype.kind != "U" and column.default is None for column in fields.values())
@@ -76,18 +71,12 @@ def csv_parsers(schema: Schema, names: Sequence[str], delimiter: str, list_delim
         or any(column.shape and column.dtype.kind in "Ub" for column in fields.values())
         or (delimiter.isspace() and not required)  # a line of only delimiters is not a row
     ):
-        return []
-    shapes = {name: column.shape for name, column in fields.items()}
-    parsers: list[BlockParser] = []
-    if not any(part in _IN_NUMBERS for part in (between, within)) and not any(
-        count > _LONGEST_LIST for shape in shapes.values() for count in shape
-    ):
-        parsers = _number_parser(schema, lambda kernel, line: kernel.csv_shape(line, names, shapes, between, within))
+        return None
     try:
         import pyarrow as pa
         import pyarrow.csv as pa_csv
     except ImportError:
-        return parsers
+        return None
     cells, expected = _cells_of(fields, names, between, within)
     listed = any(column.shape for column in fields.values())
     types = {
@@ -132,7 +121,7 @@ def csv_parsers(schema: Schema, names: Sequence[str], delimiter: str, list_delim
         }
         return _decoded(schema, values, rows)
 
-    return [*parsers, _or_none(parse)]
+    return _or_none(parse)
 
 
 def _or_none(parse: Callable[[bytes], Decoded]) -> BlockParser:
@@ -160,31 +149,6 @@ def _objects(data: bytes, rows: int) -> bool:
     if data.count(b"}\n{") != rows - 1 and data.count(b"}\r\n{") != rows - 1:
         return False
     return len(_AFTER_BRACE.findall(data)) == rows - 1
-
-
-def _number_parser(schema: Schema, shape_of: Callable[[Any, bytes], Any]) -> list[BlockParser]:
-    """Return the parser of lines that differ only in numbers, if all columns do."""
-    fields = schema.fields
-    if any(column.dtype.kind not in "iuf" or column.ragged for column in fields.values()):
-        return []
-    integers = [name for name, column in fields.items() if column.dtype.kind in "iu"]
-
-    def parse(data: bytes) -> Decoded | None:
-        if len(data) < _LEAST_SHAPED:
-            return None
-        from . import number_lines  # imports Numba
-
-        data = data if data.endswith(b"\n") else data + b"\n"
-        shape = shape_of(number_lines, data[: data.index(b"\n")])
-        if shape is None or any(name not in shape.indices and fields[name].default is None for name in fields):
-            return None
-        arrays = shape.read(data, integers)
-        if not arrays:
-            return None
-        decoded = schema.convert(arrays, len(next(iter(arrays.values()))))
-        return None if decoded.bad else decoded
-
-    return [parse]
 
 
 def _lines(data: bytes) -> bytes:

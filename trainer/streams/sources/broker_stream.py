@@ -51,13 +51,14 @@ class BrokerStream(BufferedStream):
         on_missing: str,
         dead_letter: DeadLetter | str | Path | None,
         max_bad_share: float | None,
+        max_record_bytes: int,
         give_up_after: float | None,
     ) -> None:
         super().__init__()
         choice("on_missing", on_missing, ("error", "skip"))
         self.on_missing = on_missing
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
-        self._decoder = Decoder(schema, self.dead_letter, source, format)
+        self._decoder = Decoder(schema, self.dead_letter, source, format, max_record_bytes)
         self.schema = self._decoder.declared
         self._retry = Retry(server, cap=_MAX_WAIT, give_up_after=give_up_after)
         self._lock = Lock()

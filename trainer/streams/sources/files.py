@@ -18,7 +18,7 @@ from ..base import BufferedStream, Sharing
 from ..batch import Cursor, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
 from ..formats import arrow
-from ..formats.decode import Decoder
+from ..formats.decode import MAX_RECORD_BYTES, Decoder
 from ..formats.schema import Schema
 from ..formats.segments import CsvReader, Reader, TableReader, TextReader
 from ..retry import Retry
@@ -65,6 +65,8 @@ class FileStream(BufferedStream):
         poll_interval: seconds between looks at a folder that has nothing new.
         dead_letter: file for records that do not fit, or a `DeadLetter`.
         max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
+        max_record_bytes: bytes of the longest line of text; a longer one is a bad row. Reading a line takes up to 8
+            times its size in memory; more for a JSON line that pyarrow refuses and that lists many small values.
         on_missing: what to do at a resume when the segment of the position is gone or empty: "error", or "skip" to
             go on with the next one.
         on_change: what to do with a segment that is not the one that was begun: "error", or "restart" to read what
@@ -95,6 +97,7 @@ class FileStream(BufferedStream):
         poll_interval: float = 0.1,
         dead_letter: DeadLetter | str | Path | None = None,
         max_bad_share: float | None = None,
+        max_record_bytes: int = MAX_RECORD_BYTES,
         on_missing: str = "error",
         on_change: str = "error",
         give_up_after: float | None = 300.0,
@@ -116,7 +119,7 @@ class FileStream(BufferedStream):
         self.names, self.delimiter, self.list_delimiter = names, delimiter, list_delimiter
         self.poll_interval = poll_interval
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
-        self._decoder = Decoder(schema, self.dead_letter, f"files {path}", "json")
+        self._decoder = Decoder(schema, self.dead_letter, f"files {path}", "json", max_record_bytes)
         self.schema = self._decoder.declared
         if format in ("parquet", "arrow"):
             arrow.require()

@@ -12,6 +12,7 @@ from ...checks import choice, whole
 from ...errors import StreamError
 from ..batch import Cursor, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
+from ..formats.decode import MAX_RECORD_BYTES
 from ..formats.schema import Schema
 from . import kafka_client as client
 from .broker_stream import BrokerStream, Mark, ReadMarks, checksum, indices_to_mark
@@ -62,6 +63,7 @@ class KafkaStream(BrokerStream):
             "error", or "skip" to warn and go on with the first available.
         dead_letter: file for records that do not fit, or a `DeadLetter`.
         max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
+        max_record_bytes: bytes of the longest message; a longer one is a bad row.
         give_up_after: seconds of unbroken failure after which StreamError is raised; None: never.
 
     Raises:
@@ -85,13 +87,16 @@ class KafkaStream(BrokerStream):
         on_missing: str = "error",
         dead_letter: DeadLetter | str | Path | None = None,
         max_bad_share: float | None = None,
+        max_record_bytes: int = MAX_RECORD_BYTES,
         give_up_after: float | None = None,
     ) -> None:
         choice("start", start, _STARTS)
         choice("order", order, _ORDERS)
         whole("quota", quota)
         source, server = f"kafka {topic}", f"Kafka at {servers}"
-        super().__init__(source, server, schema, format, on_missing, dead_letter, max_bad_share, give_up_after)
+        super().__init__(
+            source, server, schema, format, on_missing, dead_letter, max_bad_share, max_record_bytes, give_up_after
+        )
         self.topic, self.start, self.order, self.quota, self.turn_timeout = topic, start, order, quota, turn_timeout
         self._partitions = None if partitions is None else sorted(partitions)
         self._share = slice(None)

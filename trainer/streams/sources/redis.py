@@ -15,6 +15,7 @@ from ...errors import ConfigurationError, StreamError
 from ...masking import mask_text, remember_secret
 from ..batch import Cursor, Offset, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
+from ..formats.decode import MAX_RECORD_BYTES
 from ..formats.schema import Schema
 from .broker_stream import BrokerStream, ReadMarks, checksum, indices_to_mark
 from .redis_removals import Id, Removals, parse, text
@@ -61,6 +62,7 @@ class RedisStream(BrokerStream):
             key created again, its first).
         dead_letter: file for records that do not fit, or a `DeadLetter`.
         max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
+        max_record_bytes: bytes of the longest message; a longer one is a bad row.
         give_up_after: seconds of unbroken failure after which StreamError is raised; None: never.
 
     Raises:
@@ -83,6 +85,7 @@ class RedisStream(BrokerStream):
         on_missing: str = "error",
         dead_letter: DeadLetter | str | Path | None = None,
         max_bad_share: float | None = None,
+        max_record_bytes: int = MAX_RECORD_BYTES,
         give_up_after: float | None = None,
     ) -> None:
         self.keys = [keys] if isinstance(keys, str) else list(keys)
@@ -90,7 +93,9 @@ class RedisStream(BrokerStream):
             raise ConfigurationError(f"keys takes one or several different names; received {keys!r}")
         whole("count", count)
         source, server = f"redis {', '.join(self.keys)}", f"Redis at {mask_text(url)}"
-        super().__init__(source, server, schema, format, on_missing, dead_letter, max_bad_share, give_up_after)
+        super().__init__(
+            source, server, schema, format, on_missing, dead_letter, max_bad_share, max_record_bytes, give_up_after
+        )
         self.start = start if start == "$" else text(parse(start, "start"))
         self.field, self.list_delimiter, self.count = field, list_delimiter, count
         self.commit_key = commit_key or f"{self.keys[0]}:position"
