@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+import_module(".mindspore_internals.gpu_libraries", __name__).prepare()
+
 _HOMES = declared_imports(__file__)
 _HOMES |= dict.fromkeys(set(import_module(home_of("callbacks")).__all__) - {"HOOKS", "adapt"}, "callbacks")
 __all__ = ["__version__", *sorted(_HOMES)]

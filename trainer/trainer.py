@@ -28,6 +28,7 @@ from .graph.optimizers import make_optimizer
 from .graph.program import StepOptions
 from .metrics.registry import task_activations, task_metrics
 from .metrics.window import Window
+from .mindspore_internals.device import choose
 from .mindspore_internals.messages import silence_adams_operator
 from .mindspore_internals.pipelines import current_seed
 from .run import inference, training
@@ -89,8 +90,11 @@ class Trainer(TrainerBase):
             says, by its class (`BCEWithLogitsLoss`, `CrossEntropyLoss`, `PoissonNLLLoss`) or by an attribute
             ``prediction_activation`` of your own. It changes neither training nor `predict`; MindSpore's metrics and
             those with `clear`, `update` and `eval` alone read the output itself.
+        device: "cpu", "gpu" or "ascend": where this process computes; "auto": where MindSpore says. None: as
+            `mindspore.set_device` was told, else on the CPU; a device that MindSpore has taken by itself is refused.
 
     Attributes:
+        device: what the device can do (`trainer.mindspore_internals.device.Device`).
         group: the processes that train together (`trainer.distributed.group.Group`); one without a launcher.
         state: progress, latest outputs and metrics, why the run ended.
         callbacks, history: those of the current run, or of the last training.
@@ -103,6 +107,8 @@ class Trainer(TrainerBase):
     Raises:
         ConfigurationError: an invalid argument, before anything is compiled.
     """
+
+    default_device: str | None = None  # of a Trainer without `device`
 
     @keywords.translated()
     def __init__(
@@ -131,8 +137,10 @@ class Trainer(TrainerBase):
         compile: bool = True,
         features: Features | None = None,
         prediction_activation: Any = None,
+        device: str | None = None,
     ) -> None:
-        self.group = join()  # first: under msrun a scheduler process runs the same script and never returns from here
+        self.device = choose(device if device is not None else self.default_device)  # before anything is computed
+        self.group = join()  # early: under msrun a scheduler process runs the same script and never returns from here
         optimizer = make_optimizer(optimizer, network)
         network_checks.check_network(network, loss_fn, optimizer, eval_network)
         self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer

@@ -39,7 +39,7 @@ HINTS = {
     **dict.fromkeys(("gradient_clip_val", "max_grad_norm"), "is Trainer(clip_norm=...)"),
     "accumulate_grad_batches": "is Trainer(gradient_accumulation_steps=k)",
     "precision": "is Trainer(amp_level='O2')",
-    "accelerator": "is MindSpore's device_target",
+    "accelerator": "is Trainer(device=...)",
     "devices": "are processes: trainer launch -n N",
     "loss": "is Trainer(loss_fn=...)",
     "learning_rate": "is the optimizer's: nn.Adam(network.trainable_params(), learning_rate=...)",

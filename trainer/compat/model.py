@@ -39,6 +39,8 @@ class MindSporeMae(Mae):
 class Model(Trainer):
     """A `Trainer` with the `fit` and `predict` of `mindspore.Model`."""
 
+    default_device = "auto"  # as in MindSpore, its context decides
+
     def fit(self, *args: Any, **kwargs: Any) -> History:
         """Train as `mindspore.Model.fit` does; with the data first, as `Trainer.fit` does."""
         if (isinstance(args[0], int) and len(args) + len(kwargs) > 1) if args else "epoch" in kwargs:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from ..mindspore_internals import device
 from ..mindspore_internals.cell_structure import hide
 from ..mindspore_internals.python_operators import operator, operator_of_many
 from .dense_sum import DenseSum
@@ -53,7 +53,7 @@ class Exchange(nn.Cell):
         self.count = 0 if tasks is None else len(tasks.tasks)
         self.has_sums = tasks is not None and any(tasks.sums)
         self.sums = Tensor(np.array(tasks.sums if self.has_sums else [0], np.float32))  # 1 for a task that is a sum
-        self.on_host = mindspore.get_context("device_target") == "CPU"
+        self.on_host = device.current().runs_python
         self.sums_on_host = False
         if self.on_host:
             hide(self, "dense_sum", DenseSum(group))

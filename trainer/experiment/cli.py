@@ -77,6 +77,14 @@ def _parser() -> argparse.ArgumentParser:
         parsers[name].add_argument(
             "--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="override a value (YAML)"
         )
+        parsers[name].add_argument(
+            "--device",
+            metavar="NAME",
+            action="append",
+            dest="overrides",
+            type="trainer.device={}".format,
+            help="cpu, gpu, ascend or auto (where MindSpore says); the same as --set trainer.device=NAME",
+        )
     export_command.add_arguments(parsers["export"])
     table_commands.init_arguments(parsers["init"])
     table_commands.features_arguments(parsers["features"])
@@ -89,7 +97,10 @@ def _parser() -> argparse.ArgumentParser:
     report_command.watch_arguments(parsers["watch"])
     parsers["compare"].add_argument("runs", metavar="RUN", nargs="+", help="run folder; two or more")
     parsers["runs"].add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="default: runs")
-    parsers["doctor"].add_argument("--quick", action="store_true", help="leave out compiling and running a tiny graph")
+    doctor = parsers["doctor"].add_argument
+    doctor("--quick", action="store_true", help="leave out compiling and running a tiny graph")
+    doctor("--device", metavar="NAME", help="try what MindSpore can do on cpu, gpu or ascend, in some minutes")
+    doctor("--report", metavar="FILE", type=Path, help="write what --device found as a table; default: print it")
     for subparser in parsers.values():
         subparser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
     return parser
@@ -297,8 +308,10 @@ def _models(args: argparse.Namespace) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from .commands import doctor_command
+    from .commands import device_report, doctor_command
 
+    if args.device is not None or args.report is not None:
+        return device_report.run(args.device, args.report)
     findings = doctor_command.examine(run_a_graph=not args.quick)
     print(doctor_command.report(findings))
     return 1 if any(finding.state == doctor_command.WRONG for finding in findings) else 0

@@ -18,9 +18,10 @@ from ..data.column_checks import label_columns
 from ..data.ragged import ListTypes
 from ..embedding.layers.embedding_cells import reads_ids
 from ..errors import ConfigurationError
-from ..mindspore_internals.cell_structure import finite_check_on_cpu, moving_statistics, share_parameters
+from ..mindspore_internals.cell_structure import moving_statistics, own_overflow_status, share_parameters
 from ..mindspore_internals.compilation import count_programs, drop_programs, drop_with
 from ..mindspore_internals.cpu_kernels import limit_for_convolutions
+from ..mindspore_internals.device import claim_training
 from ..mindspore_internals.execution import operator_by_operator
 from ..mindspore_internals.shared_memory import overwrite
 from ..state import StepOutputs
@@ -126,6 +127,7 @@ class StepBuilder:
             self.step = CustomStep(self.network, options.exchange)
         else:
             self._use_recorders(options)
+            claim_training(self)
             self.step = self.make_step(self.forward, self.optimizer, options, tables=self.tables)
             if isinstance(previous, TrainStep):
                 self._continue_counting(previous, self.step)
@@ -312,6 +314,6 @@ class StepBuilder:
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Set training mode; restore the network's own modes on exit."""
-        with finite_check_on_cpu(self.network if self.optimizer is None else None), modes_put_back(self.network):
+        with own_overflow_status(self.network if self.optimizer is None else None), modes_put_back(self.network):
             (self.step or self.network).set_train(True)
             yield

@@ -18,7 +18,14 @@ from ..errors import GraphError, TrainerError
 from ..mindspore_internals import execution
 from ..mindspore_internals.compilation import compiling
 from ..mindspore_internals.execution import await_operators, operator_by_operator
-from ..mindspore_internals.messages import LAMBDA, cannot_be_compiled, gist, is_of_lambda, place_in_network
+from ..mindspore_internals.messages import (
+    LAMBDA,
+    cannot_be_compiled,
+    failed_assertion,
+    gist,
+    is_of_lambda,
+    place_in_network,
+)
 from ..state import StepOutputs
 from .program import StepOptions
 
@@ -182,7 +189,7 @@ def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
     location = place_in_network(text)
     where = f" [{location}]" if location else ""
     of_lambda = is_of_lambda(error)
-    reason = LAMBDA if of_lambda else gist(text) or type(error).__name__
+    reason = LAMBDA if of_lambda else failed_assertion(text) or gist(text) or type(error).__name__
     hint = _UNCOMPILED if of_lambda or cannot_be_compiled(text) else _integers(text, chunk, shapes)
     return GraphError(f"MindSpore could not compile or run the network on columns ({fed}): {reason}{where}{hint}")
 

@@ -12,11 +12,11 @@ from .. import checks
 from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import ConfigurationError
 from ..metrics.loss import Loss
+from ..mindspore_internals import device
 from ..mindspore_internals.cell_structure import cells_and_names, children_of, parameters_of, trainable_parameters
 from .denominators import ROWS, denominator_of, name_of
 from .multi_task import MultiTaskLoss
 from .optimizers import PLACEHOLDER
-from .precision import device_target
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +40,11 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
             "optimizer takes a MindSpore optimizer such as nn.Adam(network.trainable_params()); received "
             f"{_kind(optimizer)}"
         )
-    if type(optimizer).__module__.startswith("mindspore.mint.optim") and device_target() == "CPU":
+    if type(optimizer).__module__.startswith("mindspore.mint.optim") and not device.current().trains_with_mint:
+        name = type(optimizer).__name__
         raise ConfigurationError(
-            f"optimizer: mint.optim.{type(optimizer).__name__} updates nothing on CPU, and says so nowhere; use "
-            f"mindspore.experimental.optim.{type(optimizer).__name__}, which takes the same arguments, or one of nn"
+            f"optimizer: mint.optim.{name} updates nothing on {device.current().name}, and says so nowhere; use "
+            f"mindspore.experimental.optim.{name}, which takes the same arguments, or one of nn"
         )
     if isinstance(network, nn.TrainOneStepCell):
         raise ConfigurationError(
@@ -89,11 +90,15 @@ def _kind(value: Any) -> str:
 
 
 def check_compile(network: nn.Cell, compile: Any) -> bool:
-    """Return whether programs are compiled; warn of the cost if not."""
+    """Return whether programs are compiled; warn of the cost if not.
+
+    Checks too that the device can hold the network's tables.
+    """
     if not isinstance(compile, bool):
         checks.refuse("compile", "True or False", compile)
+    sparse = [cell.spec.name for cell in embedding_cells(network) if not cell.is_dense]
+    device.check_sparse_tables(sparse)
     if not compile:
-        sparse = [cell.spec.name for cell in embedding_cells(network) if not cell.is_dense]
         if sparse:
             raise ConfigurationError(
                 f"compile=False: sparse tables ({', '.join(sparse)}) are read within compiled programs; a table with a "

@@ -12,18 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mindspore
 from mindspore import amp, nn, ops
 from mindspore import dtype as mstype
 
 from ..checks import choice, is_number, number, refuse
 from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import ConfigurationError
+from ..mindspore_internals import device
 from ..mindspore_internals.cell_structure import cells_and_names, children_of, foreign_conversion, hide, replace_child
 
 logger = logging.getLogger(__name__)
 
-AUTO_LEVEL = {"CPU": "O0", "GPU": "O2", "Ascend": "O3"}
 WHITE_LIST: tuple[type[nn.Cell], ...] = (
     nn.Conv1d,
     nn.Conv2d,
@@ -57,11 +56,6 @@ class Precision:
         return self.level != "O0"
 
 
-def device_target() -> str:
-    """Return the device that runs the graphs: "CPU", "GPU" or "Ascend"."""
-    return mindspore.get_context("device_target")
-
-
 def resolve(
     level: str,
     dtype: Any = "float16",
@@ -72,18 +66,22 @@ def resolve(
     """Check the arguments of a trainer and return its `Precision`."""
     choice("amp_level", level, ("O0", "O1", "O2", "O3", "auto"))
     name = choice("amp_dtype", str(dtype).lower(), _DTYPES)
-    device = device_target()
+    here = device.current()
     if level == "auto":
-        level = AUTO_LEVEL.get(device, "O0")
-        logger.info("amp_level='auto' means %s on %s", level, device)
-    if name == "bfloat16" and device == "CPU" and level != "O0":
+        level = here.auto_level
+        logger.info("amp_level='auto' means %s on %s", level, here.name)
+    if name == "bfloat16" and not here.has_bfloat16 and level != "O0":
         raise ConfigurationError(
-            "amp_dtype='bfloat16' does not run on CPU: MindSpore has no bfloat16 kernels there; "
+            f"amp_dtype='bfloat16' does not run on {here.name}: MindSpore has no bfloat16 kernels there; "
             "use amp_dtype='float16' or amp_level='O0'"
+        )
+    if keep_batchnorm_fp32 is False and level in ("O2", "O3") and not here.lowers_batch_norm:
+        raise ConfigurationError(
+            f"keep_batchnorm_fp32=False: MindSpore's BatchNorm on {here.name} takes float32 alone; leave it out"
         )
     black = _cell_classes("black_list", black_list, BLACK_LIST)
     if level == "O3":
-        black = _BATCH_NORMS if keep_batchnorm_fp32 else ()
+        black = _BATCH_NORMS if keep_batchnorm_fp32 or not here.lowers_batch_norm else ()
     elif keep_batchnorm_fp32 is False:
         black = tuple(cls for cls in black if cls not in _BATCH_NORMS)
     return Precision(level, _DTYPES[name], _cell_classes("white_list", white_list, WHITE_LIST), black)
@@ -212,17 +210,17 @@ def make_scaler(loss_scale: Any, precision: Precision) -> amp.LossScaler | None:
 class AllFinite(nn.Cell):
     """Check whether all entries of some tensors are finite.
 
-    `amp.all_finite`, used on devices other than CPU, takes as long to compile as a layer.
+    `amp.all_finite` takes as long to compile as a layer; it is used where the device has a kernel for it.
     """
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        self.on_cpu = device_target() == "CPU"
+        self.by_tensor = not device.current().has_all_finite
         self.is_finite, self.all, self.both = ops.IsFinite(), ops.ReduceAll(), ops.LogicalAnd()
 
     def construct(self, tensors, others):
         """Return whether all are finite."""
-        if not self.on_cpu:
+        if not self.by_tensor:
             return self.both(amp.all_finite(tensors), others)
         for tensor in tensors:
             others = self.both(others, self.all(self.is_finite(tensor)))

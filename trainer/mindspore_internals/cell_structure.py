@@ -21,8 +21,9 @@ import copy
 import types
 from collections.abc import Callable, Iterable, Iterator
 
-import mindspore
 from mindspore import Parameter, Tensor, amp, nn, ops
+
+from . import device
 
 
 def cells_and_names(root: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
@@ -73,12 +74,12 @@ def share_parameters(cell: nn.Cell, other: nn.Cell) -> None:
 
 
 @contextlib.contextmanager
-def finite_check_on_cpu(step: nn.Cell | None) -> Iterator[None]:
-    """Give `nn.TrainOneStepWithLossScaleCell` an overflow check that runs on CPU."""
+def own_overflow_status(step: nn.Cell | None) -> Iterator[None]:
+    """Give `nn.TrainOneStepWithLossScaleCell` an overflow check where its own has no kernel."""
     kind = nn.TrainOneStepWithLossScaleCell
     ours = (
         isinstance(step, kind)
-        and mindspore.get_context("device_target") == "CPU"
+        and not device.current().has_overflow_status
         and type(step).get_overflow_status is kind.get_overflow_status
         and "get_overflow_status" not in vars(step)
     )

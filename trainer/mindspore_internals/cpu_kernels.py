@@ -27,6 +27,7 @@ import numpy as np
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 
+from . import device
 from .cell_structure import cells_and_names, hide
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ def limit_for_convolutions(network: nn.Cell) -> None:
 
 def is_affected() -> bool:
     """Return whether this MindSpore's convolutions are slow on this CPU's AVX-512."""
-    if mindspore.get_context("device_target") != "CPU" or not _library_path().exists():
+    if not device.current().uses_onednn or not _library_path().exists():
         return False
     with contextlib.suppress(OSError):
         return " avx512bw" in Path("/proc/cpuinfo").read_text()
@@ -103,7 +104,7 @@ def _library() -> ctypes.CDLL | None:
 @contextlib.contextmanager
 def fast_max_pooling(network: nn.Cell) -> Iterator[None]:
     """Compile training with `AdaptiveMaxPool2D` where it gives the same maxima."""
-    cells = _replaceable(network) if mindspore.get_context("device_target") == "CPU" else []
+    cells = [] if device.current().fast_max_pooling else _replaceable(network)
     for cell in cells:
         hide(cell, "window", _pair(cell.kernel_size))
         hide(cell, "construct", types.MethodType(_construct, cell))

@@ -44,6 +44,28 @@ def cannot_be_compiled(message: str) -> bool:
     return _NO_GRAPH.search(message) is not None
 
 
+_ASSERTED = re.compile(r"\[710\]|\b710\b.*assert|device-side assert|CUDA_ERROR_ASSERT", re.IGNORECASE)
+_OPERATOR = re.compile(
+    r"(?:kernel|op(?:erator)?)[ _](?:full[ _])?name[: ]*\[?(?P<name>[\w./-]+)|(?P<full>[\w./-]+-op\d+)", re.IGNORECASE
+)
+
+
+def failed_assertion(message: str) -> str | None:
+    """Explain an assertion that failed on a GPU (CUDA's error 710), or return None.
+
+    The driver reports it with a later call, and refuses all calls after it.
+    """
+    if _ASSERTED.search(message) is None:
+        return None
+    found = _OPERATOR.search(message)
+    operator = f"operator {found['name'] or found['full']}" if found else "an operator that MindSpore does not name"
+    return (
+        f"an assertion failed on the GPU (error 710), reported by {operator}; usually an index, such as an id of an "
+        "embedding or a class number, is out of range. The GPU computes nothing more in this process: start it again, "
+        "with device='cpu' to be told the value"
+    )
+
+
 def gist(message: str) -> str:
     """Return a message without headings and stacks."""
     for part in _RULE.split(message):

@@ -56,12 +56,13 @@ class OperatorProfile:
 
     @classmethod
     def begin(cls) -> OperatorProfile | None:
-        """Start timing operators; None off the CPU or while another profile runs."""
-        import mindspore
+        """Start timing operators; None while a profile runs or without such times."""
         from mindspore import profiler
         from mindspore.profiler.profiler_interface import ProfilerInterface
 
-        if ProfilerInterface.is_initialized or mindspore.get_context("device_target") != "CPU":
+        from . import device
+
+        if ProfilerInterface.is_initialized or not device.current().times_operators:
             return None
         folder = tempfile.mkdtemp(prefix="mindspore-trainer-profile-")
         try:

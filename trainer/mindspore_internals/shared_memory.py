@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import functools
 
-import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from . import fall_back, public_only
+from . import device, fall_back, public_only
 
 
 def views_are_live() -> bool:
-    """Return whether `asnumpy()` is the memory of operators; False off the CPU."""
-    return ms.get_context("device_target") == "CPU" and not public_only() and try_view()
+    """Return whether `asnumpy()` is the memory of operators; False where the device has its own."""
+    return device.current().shares_memory and not public_only() and try_view()
 
 
 @functools.cache

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import mindspore
 import numpy as np
 
 from ..data.chunk import Chunk
@@ -16,6 +15,7 @@ from ..metrics.defaults import expect, meaning_of
 from ..metrics.loss import Loss, WeightedMean
 from ..metrics.predictions import Activation
 from ..metrics.registry import clear_metrics, group_of, of_task, read_metrics, update_metrics
+from ..mindspore_internals import device
 from ..state import NUMPY_DTYPES, StepOutputs, host_copy
 
 
@@ -115,12 +115,13 @@ HELD_CALLS = 1024
 class OutputBuffer:
     """Collects one output of many calls of a program.
 
-    On CPU the bytes are copied at once, in a microsecond. Keeping the tensor would cost more, because the memory pool
-    then allocates new memory for the next call. On a device a copy would wait for the call to end, so tensors are kept.
+    Where memory is shared the bytes are copied at once, in a microsecond. Keeping the tensor would cost more, because
+    the memory pool then allocates new memory for the next call. Elsewhere a copy would wait for the call to end, so
+    tensors are kept.
     """
 
     def __init__(self) -> None:
-        self._at_once = mindspore.get_context("device_target") == "CPU"
+        self._at_once = device.current().shares_memory
         self._parts: list[Any] = []
         self._dtype: type[np.floating[Any]] | None = None
         self._size = 0

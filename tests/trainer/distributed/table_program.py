@@ -4,6 +4,7 @@ python table_program.py FOLDER
 """
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from tests.trainer.distributed import jobs
 from trainer import Trainer, Window
 from trainer.data import table_feed
 from trainer.embedding import Embedding, EmbeddingBag, Eviction, MinSightings, RowAdagrad, RowSGD
-from trainer.embedding.layers.network_tables import SparseTables
 from trainer.errors import DataError
+from trainer.mindspore_internals import device
 from trainer.serving.publisher import Publish
 from trainer.streams import ReplayStream
 
@@ -210,7 +211,7 @@ def main(folder):
     found["stream/loss"] = np.array([trainer.state.window["window_loss"], trainer.state.window["window_auc"]])
     options = {"network": Pairs(DoubledSGD()), "gradient_accumulation_steps": 2, "amp_level": "O2", "epochs": 1}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SparseTables, "on_host", False)  # as on a device
+        patch.setitem(device.DEVICES, "CPU", replace(device.CPU, runs_python=False))
         trainer, one = train(folder, group, "in graph", whole, **options)
     found |= one
     found["in graph/by_owner"] = np.array(trainer.tables.tables.by_owner)

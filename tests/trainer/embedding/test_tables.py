@@ -1,5 +1,7 @@
 """Sparse tables inside a training graph: identical to dense training, whatever the number of steps per call."""
 
+from dataclasses import replace
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from trainer.embedding import (
     SparseTables,
 )
 from trainer.errors import ConfigurationError, DataError
+from trainer.mindspore_internals import device
 
 BATCH, FIELDS, DIM, STEPS = 32, 4, 3, 12
 LR = 0.1
@@ -232,7 +235,7 @@ def test_rows_trained_in_place_equal_those_trained_in_the_graph(monkeypatch):
     _, ids, labels = data()
     found = {}
     for on_host in (True, False):
-        monkeypatch.setattr(SparseTables, "on_host", on_host)
+        monkeypatch.setitem(device.DEVICES, "CPU", replace(device.CPU, runs_python=on_host))
         losses, _, tables = trained(None, 5, (ids, labels), build=EachOptimizer)
         found[on_host] = losses, {name: rows(tables, ids, name) for name in OPTIMIZERS}
     assert found[True][0][-1] < found[True][0][0]
@@ -310,7 +313,7 @@ def test_many_tables_accumulate_as_one():
 
 
 def test_tables_grouped_in_the_graph_train_as_those_on_the_host(monkeypatch, one_by_one):
-    monkeypatch.setattr(SparseTables, "on_host", False)
+    monkeypatch.setitem(device.DEVICES, "CPU", replace(device.CPU, runs_python=False))
     (_, network, tables), found = fields_trained(RowSGD, 5)
     for name, values in one_by_one[1].items():
         np.testing.assert_allclose(found[name], values, atol=1e-6)

@@ -17,7 +17,7 @@ def test_this_installation_is_found_sound(capsys):
     assert main(["doctor"]) == 0, capsys.readouterr().out
     shown = capsys.readouterr().out
     assert "compiled and ran" in shown
-    assert "runs use" in shown
+    assert "MindSpore uses CPU" in shown
 
 
 def test_a_module_that_hides_the_package_is_reported(tmp_path, monkeypatch):

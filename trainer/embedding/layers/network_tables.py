@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ...distributed.group import SINGLE, Group
 from ...errors import ConfigurationError
+from ...mindspore_internals import device
 from ...mindspore_internals.cell_structure import cells_and_names, hide
 from ...mindspore_internals.shared_memory import Mirror
 from ..planning.layout import Bundle, FieldMap, Layout, stack_tables
@@ -49,9 +49,6 @@ class SparseTables(nn.Cell):
         ConfigurationError: two tables have the same name, or an error of `find_fields`.
     """
 
-    # Whether kernels train rows in the host tables, for row optimizers that have a kernel; None: on CPU. Otherwise the
-    # graph holds a chunk's rows while they are trained.
-    on_host: bool | None = None
     by_owner = False  # whether row gradients are summed by `ShardedTables.sums_at_owners`
 
     def __init__(
@@ -76,6 +73,7 @@ class SparseTables(nn.Cell):
         for component in fields.components:
             component.specs = [sparse.index(index) for index in component.specs]
         heads = [heads[index] for index in sparse]
+        device.check_sparse_tables([cell.spec.name for cell in heads])
         hide(self, "tables", {})
         optimizers: list[RowOptimizer | None] = []
         for cell in heads:
@@ -181,11 +179,13 @@ class SparseTables(nn.Cell):
         return HostStackProgram if self._has_kernel(optimizer) else StackProgram
 
     def _has_kernel(self, optimizer: RowOptimizer | None) -> bool:
-        """Return whether kernels train an optimizer's rows in place; None: read only."""
+        """Return whether kernels train an optimizer's rows in the host tables; None: read only.
+
+        Otherwise the graph holds a chunk's rows while they are trained.
+        """
         from .host_rows import find_kernel  # brings Numba along
 
-        on_host = self.on_host if self.on_host is not None else mindspore.get_context("device_target") == "CPU"
-        return on_host and (optimizer is None or find_kernel(optimizer) is not None)
+        return device.current().runs_python and (optimizer is None or find_kernel(optimizer) is not None)
 
     # -- host side -----------------------------------------------------------------------------------------------
 

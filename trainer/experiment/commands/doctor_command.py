@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from ...checks import installed
 from ...distributed.launched import is_launched, process_count
 from ...errors import ConfigurationError, TrainerError
+from ...mindspore_internals import gpu_libraries
 
 if TYPE_CHECKING:
     from ...distributed.group import Group
@@ -55,7 +56,7 @@ class Finding:
 def examine(run_a_graph: bool = True) -> list[Finding]:
     """Run all checks and return the findings."""
     checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _job, _architecture, _cpus, _threads]
-    checks += [_graph_cache, _convolutions, _devices]
+    checks += [_graph_cache, _convolutions, _devices, _gpu]
     if run_a_graph:
         checks.append(_graph)
     checks += [_extras, _shadow]
@@ -267,18 +268,42 @@ def _convolutions() -> Iterator[Finding]:
 def _devices() -> Iterator[Finding]:
     import mindspore
 
+    from ...mindspore_internals import device
+
     findings = []
     for name in ("cpu", "gpu", "ascend"):
-        device = getattr(getattr(mindspore, "device_context", None), name, None)
+        kind = getattr(getattr(mindspore, "device_context", None), name, None)
         try:
-            if device is not None and device.is_available():
-                findings.append(f"{name} ({device.device_count()})")
+            if kind is not None and kind.is_available():
+                findings.append(f"{name} ({kind.device_count()})")
         except RuntimeError:  # raised by MindSpore if there is no such device
             continue
-    target = mindspore.get_context("device_target")
-    yield Finding("devices", f"{', '.join(findings) or 'not told'}; runs use {target}")
-    if target == "CPU":
-        yield Finding("precision", "float32, float16 (emulated, slower); MindSpore has no bfloat16 on CPU")
+    used = device.current()
+    yield Finding("devices", f"{', '.join(findings) or 'not told'}; MindSpore uses {used.name} where nothing is chosen")
+    lowest = "bfloat16" if used.has_bfloat16 else f"MindSpore has no bfloat16 on {used.name}"
+    yield Finding("precision", f"float32, float16{' (emulated, slower)' if used.uses_onednn else ''}; {lowest}")
+
+
+def _gpu() -> Iterator[Finding]:
+    """Yield findings about MindSpore's GPU plugin, its libraries, the driver and the cards."""
+    plugin = gpu_libraries.plugin()
+    if plugin is None or not gpu_libraries.driver_loads():
+        reason = "MindSpore's wheel has no plugin" if plugin is None else f"no driver ({gpu_libraries.DRIVER})"
+        yield Finding("gpu", f"cannot be used: {reason}")
+        return
+    for library, package in gpu_libraries.missing().items():
+        advice = f"pip install '{_OWN}[gpu]' brings {package}, which has it"
+        yield Finding("gpu library", f"{library} cannot be loaded, which {plugin.name} needs", NOTE, advice)
+    yield Finding("gpu driver", f"supports CUDA {gpu_libraries.driver_version() or '(not told)'}")
+    for card in gpu_libraries.cards():
+        capability = "{}.{}".format(*card.capability)
+        slow = card.compiles_at_first_use
+        code = "the driver compiles MindSpore's operators at first use" if slow else "runs MindSpore's machine code"
+        advice = "allow some minutes once; CUDA_CACHE_PATH keeps the result" if slow else ""
+        yield Finding("gpu", f"{card.name}, compute capability {capability}: {code}", NOTE if slow else OK, advice)
+    loaded = gpu_libraries.plugin_is_loaded()
+    advice = "" if loaded else "import trainer before mindspore, which loads the plugin while it is imported"
+    yield Finding("gpu plugin", f"{plugin.name} {'' if loaded else 'not '}loaded", OK if loaded else NOTE, advice)
 
 
 def _graph() -> Iterator[Finding]:
@@ -296,7 +321,7 @@ def _graph() -> Iterator[Finding]:
 
 def _extras() -> Iterator[Finding]:
     for extra, requirements in _requirements().items():
-        if extra in ("", *_FOR_DEVELOPERS):
+        if extra in ("", "gpu", *_FOR_DEVELOPERS):  # `_gpu` tells of its libraries
             continue
         have = {requirement.name: installed(requirement.name) for requirement in requirements}
         missing = None in have.values()

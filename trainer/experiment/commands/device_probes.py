@@ -1,0 +1,234 @@
+"""What MindSpore really does on a device: one short trial for each ability, each run in a process of its own.
+
+    python -m trainer.experiment.commands.device_probes DEVICE PROBE
+
+prints the answer as JSON. `device_report` runs them all and writes the table.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, amp, mint, nn, ops
+from mindspore import dtype as mstype
+
+from ...mindspore_internals import device, python_operators, shared_memory
+from ...mindspore_internals.messages import gist
+from ...trainer import Trainer
+
+ROWS, BATCH, EPOCHS, RATE = 256, 32, 4, 0.05
+
+
+def main() -> None:
+    """Choose the device, run a probe and print what it returns."""
+    name, probe = sys.argv[1:]
+    try:
+        device.choose(name)
+        answer = PROBES[probe]()
+    except Exception as error:
+        answer = {"failed": gist(str(error)).partition("\n")[0] or type(error).__name__}
+    print(json.dumps(answer), flush=True)
+
+
+class Linear(nn.Cell):
+    """A linear regression that begins at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Dense(4, 1, weight_init="zeros", bias_init="zeros")
+
+    def construct(self, x):
+        """Return the prediction [batch, 1]."""
+        return self.dense(x)
+
+
+class Product(nn.Cell):
+    """A matrix product."""
+
+    def construct(self, x):
+        """Return x x'."""
+        return ops.matmul(x, x.T)
+
+
+class FromPython(nn.Cell):
+    """An operator written in Python."""
+
+    def __init__(self, doubler: Doubler) -> None:
+        super().__init__()
+        self.operator = python_operators.operator(doubler.double, lambda shape: shape)
+
+    def construct(self, x):
+        """Return what Python returns."""
+        return self.operator(x)
+
+
+class Doubler:
+    """Holds the Python function."""
+
+    def double(self, values: np.ndarray) -> np.ndarray:
+        """Return twice the values."""
+        return 2 * values
+
+
+def _data() -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
+    return x, (x @ np.array([[1.0], [-2.0], [0.5], [0.0]], np.float32)).astype(np.float32)
+
+
+def _trainer(network: nn.Cell | None = None, optimizer: Any = nn.SGD, **options: Any) -> Trainer:
+    network = network or Linear()
+    trainable = network.trainable_params()
+    return Trainer(network, nn.MSELoss(), optimizer(trainable, RATE), device="auto", **options)
+
+
+def _losses(trainer: Trainer, **options: Any) -> list[float]:
+    history = trainer.fit(_data(), EPOCHS, batch_size=BATCH, shuffle=False, callbacks=[], **options)
+    return [float(loss) for loss in history.history["loss"]]
+
+
+def _expected() -> list[float]:
+    """Return the mean loss of each epoch, by NumPy in float64."""
+    x, y = (array.astype(np.float64) for array in _data())
+    weight, bias, losses = np.zeros((4, 1)), 0.0, []
+    for _ in range(EPOCHS):
+        total = 0.0
+        for first in range(0, ROWS, BATCH):
+            part, error = x[first : first + BATCH], x[first : first + BATCH] @ weight + bias - y[first : first + BATCH]
+            total += float((error**2).mean()) * BATCH / ROWS
+            weight, bias = weight - RATE * 2 * part.T @ error / BATCH, bias - RATE * 2 * float(error.mean())
+        losses.append(total)
+    return losses
+
+
+def losses_are_right() -> bool:
+    """Train a linear regression and compare the losses with NumPy's."""
+    return bool(np.allclose(_losses(_trainer()), _expected(), rtol=1e-5))
+
+
+def sinks_agree() -> bool:
+    """Train with 1, 8 and 32 steps per call."""
+    return all(np.allclose(_losses(_trainer(), sink_size=size), _expected(), rtol=1e-5) for size in (1, 8, 32))
+
+
+def resumes_to_the_bit() -> bool:
+    """Train in one go, and with a copy of weights and optimizer in between."""
+    whole, first, second = _trainer(optimizer=nn.Adam), _trainer(optimizer=nn.Adam), _trainer(optimizer=nn.Adam)
+    whole.fit(_data(), 2, batch_size=BATCH, shuffle=False, callbacks=[])
+    first.fit(_data(), 1, batch_size=BATCH, shuffle=False, callbacks=[])
+    values = {parameter.name: parameter.asnumpy().copy() for parameter in first.optimizer.get_parameters()}
+    for parameter in second.optimizer.get_parameters():
+        shared_memory.overwrite(parameter, values[parameter.name])
+    second.fit(_data(), 1, batch_size=BATCH, shuffle=False, callbacks=[])
+    one, other = (trainer.network.dense.weight.asnumpy().tobytes() for trainer in (whole, second))
+    return one == other
+
+
+def shares_memory() -> bool:
+    """See whether a parameter's NumPy array is its memory."""
+    return shared_memory.try_view()
+
+
+def runs_python() -> bool:
+    """Call Python from a graph."""
+    doubler = Doubler()
+    output = FromPython(doubler).compile_and_run(Tensor(np.ones(3, np.float32)))
+    return bool((output.asnumpy() == 2).all())
+
+
+def has_bfloat16() -> bool:
+    """Multiply matrices in bfloat16."""
+    output = Product().compile_and_run(Tensor(np.ones((4, 4), np.float32), mstype.bfloat16))
+    return bool((output.float().asnumpy() == 4).all())
+
+
+def lowers_batch_norm() -> bool:
+    """Apply BatchNorm at O3, in training and in evaluation."""
+    network = nn.SequentialCell(nn.Dense(4, 4), nn.BatchNorm1d(4), nn.Dense(4, 1))
+    trainer = _trainer(network, amp_level="O3", keep_batchnorm_fp32=False)
+    trainer.fit(_data(), 1, batch_size=BATCH, callbacks=[])
+    return bool(np.isfinite(trainer.evaluate(_data(), batch_size=BATCH)["loss"]))
+
+
+def has_overflow_status() -> bool:
+    """Run a step of MindSpore's cell for loss scales, with its own overflow check."""
+    network = Linear()
+    step = nn.TrainOneStepWithLossScaleCell(
+        nn.WithLossCell(network, nn.MSELoss()), nn.SGD(network.trainable_params(), RATE), Tensor(8.0)
+    )
+    step.set_train()
+    step.compile_and_run(*(Tensor(array[:BATCH]) for array in _data()))
+    return bool(np.abs(network.dense.weight.asnumpy()).max() > 0)
+
+
+def trains_with_mint() -> bool:
+    """Take an eager step with `mint.optim.SGD`."""
+    weight = Parameter(Tensor(np.ones(3, np.float32)), name="weight")
+    mint.optim.SGD([weight], lr=0.5)((Tensor(np.ones(3, np.float32)),))
+    return bool((weight.asnumpy() != 1).all())
+
+
+def keeps_programs_apart() -> bool:
+    """Train twice in one process, with the first Trainer kept."""
+    first, second = _trainer(optimizer=_momentum), _trainer(optimizer=_momentum)
+    losses = [_losses(trainer, sink_size=1) for trainer in (first, second)]
+    return losses[0] == losses[1]
+
+
+def _momentum(parameters: Any, rate: float) -> nn.Cell:
+    return nn.Momentum(parameters, rate, 0.9)
+
+
+def scales_the_loss() -> bool:
+    """Train at O2 from a loss scale that overflows."""
+    trainer = _trainer(amp_level="O2", loss_scale=amp.DynamicLossScaler(2.0**40, 2, 1000))
+    losses = _losses(trainer)
+    return losses[-1] < losses[0] and float(trainer.scaler.scale_value.asnumpy()) < 2.0**40
+
+
+def microseconds_per_step() -> dict[str, int]:
+    """Measure a step of the linear regression, by steps per call; the least of three."""
+    found = {}
+    for size in (1, 32):
+        trainer = _trainer()
+        _losses(trainer, sink_size=size)
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            _losses(trainer, sink_size=size)
+            times.append(time.perf_counter() - began)
+        found[f"{size} per call"] = round(1e6 * min(times) / (EPOCHS * ROWS / BATCH))
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Return MindSpore's version and the device that it names."""
+    return {"mindspore": mindspore.__version__, "device": device.current().name}
+
+
+PROBES: dict[str, Callable[[], Any]] = {
+    probe.__name__: probe
+    for probe in (
+        versions,
+        losses_are_right,
+        sinks_agree,
+        resumes_to_the_bit,
+        scales_the_loss,
+        shares_memory,
+        runs_python,
+        has_bfloat16,
+        lowers_batch_norm,
+        has_overflow_status,
+        trains_with_mint,
+        keeps_programs_apart,
+        microseconds_per_step,
+    )
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""``trainer doctor --device NAME --report FILE``: a table of what MindSpore does on a device."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from ...checks import choice
+from ...errors import ConfigurationError
+from ...mindspore_internals.device import CHOICES, DEVICES, UNSAFE
+from .device_probes import PROBES
+
+_SECONDS = 600  # of one probe: on a new chip the driver compiles operators first
+_FAILED = "failed: "
+
+
+def run(name: str | None, path: Path | None) -> int:
+    """Try the device `name`, write or print the table; return the exit code.
+
+    Raises:
+        ConfigurationError: the device does not exist here.
+    """
+    if name is None:
+        raise ConfigurationError("trainer doctor --report FILE takes --device too: cpu, gpu or ascend")
+    name = choice("--device", name, [each for each in CHOICES if each != "auto"])
+    results = try_all(name)
+    lines = table(name, results, asdict(DEVICES[CHOICES[name]]))
+    text = "\n".join(lines) + "\n"
+    if path is None:
+        print(text, end="")
+    else:
+        path.write_text(text, "utf-8")
+        print(f"written to {path}")
+    return 1 if results["losses_are_right"] is not True else 0
+
+
+def try_all(name: str) -> dict[str, Any]:
+    """Run each probe in a process of its own; return probe -> answer or failure.
+
+    Raises:
+        ConfigurationError: MindSpore has no such device here.
+    """
+    first = _try(name, "versions")
+    if isinstance(first, str):
+        raise ConfigurationError(first.removeprefix(_FAILED))
+    with ThreadPoolExecutor(2) as pool:
+        rest = [probe for probe in PROBES if probe not in ("versions", "microseconds_per_step")]
+        results = dict(zip(rest, pool.map(lambda probe: _try(name, probe), rest), strict=True))
+    return {"versions": first, **results, "microseconds_per_step": _try(name, "microseconds_per_step")}
+
+
+def _try(name: str, probe: str) -> Any:
+    spec = importlib.util.find_spec(".device_probes", __package__)
+    assert spec is not None
+    command = [sys.executable, "-m", spec.name, name, probe]
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, UNSAFE: "1"}, capture_output=True, text=True, timeout=_SECONDS, check=True
+        )
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return f"{_FAILED}no answer after {_SECONDS} s"
+    except (subprocess.CalledProcessError, ValueError, IndexError) as error:
+        return f"{_FAILED}the process ended without an answer ({type(error).__name__}: {error})"
+    return f"{_FAILED}{answer['failed']}" if isinstance(answer, dict) and "failed" in answer else answer
+
+
+def table(name: str, results: dict[str, Any], assumed: dict[str, Any]) -> list[str]:
+    """Return the table in Markdown: what was seen, and what the trainer assumes."""
+    of = results["versions"]
+    lines = [
+        f"# {of['device']}, {date.today()}",
+        "",
+        f"MindSpore {of['mindspore']}, Python {platform.python_version()}, {platform.platform()}",
+        "",
+        "| | seen | assumed |",
+        "| --- | --- | --- |",
+    ]
+    for probe, answer in results.items():
+        if probe != "versions":
+            expected = assumed.get(probe)
+            lines.append(
+                f"| {probe.replace('_', ' ')} | {_text(answer)} | {'' if expected is None else _text(expected)} |"
+            )
+    return lines
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {each}" for key, each in value.items())
+    text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    return text.replace("|", "/")

@@ -1,0 +1,165 @@
+"""NVIDIA's libraries that MindSpore's GPU plugin needs: find them, load them, describe the card.
+
+Relied on (2.10.0):
+- While it is imported, MindSpore loads `lib/plugin/libmindspore_gpu.so.11.6` if ``$CUDA_HOME/bin/nvcc --version``
+  prints that release. The plugin needs `LIBRARIES` and the driver's `DRIVER`. A library that the process has already
+  loaded satisfies it, so `LD_LIBRARY_PATH` need not be set.
+- Its operators, `libcuda_ops.so.11`, hold machine code for the compute capabilities 6.0, 6.1, 7.0, 7.5 and 8.0, which
+  newer ones of the same major number run too, and PTX of 6.0 and 8.6, which the driver compiles for all later ones.
+
+This module imports no MindSpore.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+DRIVER = "libcuda.so.1"
+_PLUGIN = "libmindspore_gpu.so.11.6"
+# library: (the package that has it, its folder below the package `nvidia`), each after those that it needs
+LIBRARIES = {
+    "libcudart.so.11.0": ("nvidia-cuda-runtime-cu11", "cuda_runtime"),
+    "libcublasLt.so.11": ("nvidia-cublas-cu11", "cublas"),
+    "libcublas.so.11": ("nvidia-cublas-cu11", "cublas"),
+    "libnvrtc.so.11.2": ("nvidia-cuda-nvrtc-cu11", "cuda_nvrtc"),
+    "libcurand.so.10": ("nvidia-curand-cu11", "curand"),
+    "libcufft.so.10": ("nvidia-cufft-cu11", "cufft"),
+    "libcusparse.so.11": ("nvidia-cusparse-cu11", "cusparse"),
+    "libcusolver.so.11": ("nvidia-cusolver-cu11", "cusolver"),
+    "libcudnn.so.8": ("nvidia-cudnn-cu11", "cudnn"),
+}
+_RELEASE = "Cuda compilation tools, release 11.6, V11.6.0"
+_NEWEST_MACHINE_CODE = 8  # major number of a compute capability
+_CAPABILITY = (75, 76)  # cuDeviceGetAttribute: its major and its minor number
+
+
+@dataclass(frozen=True)
+class Card:
+    """An NVIDIA card as its driver describes it."""
+
+    name: str
+    capability: tuple[int, int]
+
+    @property
+    def compiles_at_first_use(self) -> bool:
+        """Whether the driver compiles MindSpore's operators before the first one runs."""
+        return self.capability[0] > _NEWEST_MACHINE_CODE
+
+
+def prepare() -> None:
+    """Import MindSpore with its GPU plugin, if the package index's libraries are installed.
+
+    Does nothing without them or without a driver, and if MindSpore has been imported before.
+    """
+    if "mindspore" in sys.modules or not any(map(_packaged, LIBRARIES)) or not _loads(DRIVER):
+        return
+    if not missing():
+        with _release_for_mindspore():
+            importlib.import_module("mindspore")
+
+
+def plugin() -> Path | None:
+    """Return MindSpore's GPU plugin, if its wheel has one."""
+    spec = importlib.util.find_spec("mindspore")
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    path = folder / "lib" / "plugin" / _PLUGIN if folder else None
+    return path if path is not None and path.is_file() else None
+
+
+def plugin_is_loaded() -> bool:
+    """Return whether this process has the plugin."""
+    try:
+        return _PLUGIN in Path("/proc/self/maps").read_text()
+    except OSError:
+        return False
+
+
+def missing() -> dict[str, str]:
+    """Load the libraries; return those that cannot be, each with the package that has it."""
+    absent = {}
+    for library, (package, _) in LIBRARIES.items():
+        if not _loads(str(_packaged(library) or library)):
+            absent[library] = package
+    return absent
+
+
+def _packaged(library: str) -> Path | None:
+    """Return the path of a library in its package, if that is installed."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        path = Path(folder) / LIBRARIES[library][1] / "lib" / library
+        if path.is_file():
+            return path
+    return None
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library, mode=os.RTLD_LAZY)
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _release_for_mindspore() -> Iterator[None]:
+    """Name the release of CUDA to MindSpore, unless the user has set CUDA_HOME."""
+    if os.environ.get("CUDA_HOME"):
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        nvcc = Path(folder) / "bin" / "nvcc"
+        nvcc.parent.mkdir()
+        nvcc.write_text(f"#!/bin/sh\necho '{_RELEASE}'\n")
+        nvcc.chmod(0o755)
+        os.environ["CUDA_HOME"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["CUDA_HOME"]
+
+
+def driver_loads() -> bool:
+    """Return whether the driver's library is there."""
+    return _loads(DRIVER)
+
+
+def driver_version() -> str | None:
+    """Return the CUDA release that the driver supports, such as "12.4"."""
+    version = ctypes.c_int()
+    try:
+        code = ctypes.CDLL(DRIVER).cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return None if code else f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def cards() -> list[Card]:
+    """Return the cards that the driver sees."""
+    try:
+        driver = ctypes.CDLL(DRIVER)
+        count = ctypes.c_int()
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+            return []
+        return [_card(driver, index) for index in range(count.value)]
+    except (OSError, AttributeError):
+        return []
+
+
+def _card(driver: ctypes.CDLL, index: int) -> Card:
+    name, device = ctypes.create_string_buffer(128), ctypes.c_int()
+    driver.cuDeviceGet(ctypes.byref(device), index)
+    driver.cuDeviceGetName(name, len(name), device)
+    numbers = [ctypes.c_int(), ctypes.c_int()]
+    for number, attribute in zip(numbers, _CAPABILITY, strict=True):
+        driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+    return Card(name.value.decode(errors="replace"), (numbers[0].value, numbers[1].value))
