@@ -1,4 +1,4 @@
-"""NVIDIA's libraries that MindSpore's GPU plugin needs: find them, load them, describe the card.
+"""Find and load the libraries of MindSpore's GPU plugin; describe the card.
 
 Relied on (2.10.0):
 - While it is imported, MindSpore loads `lib/plugin/libmindspore_gpu.so.11.6` if ``$CUDA_HOME/bin/nvcc --version``
@@ -84,7 +84,7 @@ def plugin_is_loaded() -> bool:
 
 
 def missing() -> dict[str, str]:
-    """Load the libraries; return those that cannot be, each with the package that has it."""
+    """Load the libraries; return those that are missing, with their packages."""
     absent = {}
     for library, (package, _) in LIBRARIES.items():
         if not _loads(str(_packaged(library) or library)):

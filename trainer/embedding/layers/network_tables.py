@@ -179,7 +179,7 @@ class SparseTables(nn.Cell):
         return HostStackProgram if self._has_kernel(optimizer) else StackProgram
 
     def _has_kernel(self, optimizer: RowOptimizer | None) -> bool:
-        """Return whether kernels train an optimizer's rows in the host tables; None: read only.
+        """Return whether kernels train an optimizer's rows on the host; None: read.
 
         Otherwise the graph holds a chunk's rows while they are trained.
         """

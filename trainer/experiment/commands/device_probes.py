@@ -1,8 +1,8 @@
-"""What MindSpore really does on a device: one short trial for each ability, each run in a process of its own.
+"""Try what MindSpore does on a device: one short probe for each ability.
 
     python -m trainer.experiment.commands.device_probes DEVICE PROBE
 
-prints the answer as JSON. `device_report` runs them all and writes the table.
+prints the answer as JSON. `device_report` runs each in a process of its own and writes the table.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mindspore import Parameter, Tensor, amp, mint, nn, ops
 from mindspore import dtype as mstype
 
 from ...mindspore_internals import device, python_operators, shared_memory
+from ...mindspore_internals.cell_structure import parameters_of, trainable_parameters
 from ...mindspore_internals.messages import gist
 from ...trainer import Trainer
 
@@ -83,7 +84,7 @@ def _data() -> tuple[np.ndarray, np.ndarray]:
 
 def _trainer(network: nn.Cell | None = None, optimizer: Any = nn.SGD, **options: Any) -> Trainer:
     network = network or Linear()
-    trainable = network.trainable_params()
+    trainable = trainable_parameters(network)
     return Trainer(network, nn.MSELoss(), optimizer(trainable, RATE), device="auto", **options)
 
 
@@ -121,8 +122,8 @@ def resumes_to_the_bit() -> bool:
     whole, first, second = _trainer(optimizer=nn.Adam), _trainer(optimizer=nn.Adam), _trainer(optimizer=nn.Adam)
     whole.fit(_data(), 2, batch_size=BATCH, shuffle=False, callbacks=[])
     first.fit(_data(), 1, batch_size=BATCH, shuffle=False, callbacks=[])
-    values = {parameter.name: parameter.asnumpy().copy() for parameter in first.optimizer.get_parameters()}
-    for parameter in second.optimizer.get_parameters():
+    values = {parameter.name: parameter.asnumpy().copy() for parameter in parameters_of(first.optimizer)}
+    for parameter in parameters_of(second.optimizer):
         shared_memory.overwrite(parameter, values[parameter.name])
     second.fit(_data(), 1, batch_size=BATCH, shuffle=False, callbacks=[])
     one, other = (trainer.network.dense.weight.asnumpy().tobytes() for trainer in (whole, second))
@@ -159,7 +160,7 @@ def has_overflow_status() -> bool:
     """Run a step of MindSpore's cell for loss scales, with its own overflow check."""
     network = Linear()
     step = nn.TrainOneStepWithLossScaleCell(
-        nn.WithLossCell(network, nn.MSELoss()), nn.SGD(network.trainable_params(), RATE), Tensor(8.0)
+        nn.WithLossCell(network, nn.MSELoss()), nn.SGD(trainable_parameters(network), RATE), Tensor(8.0)
     )
     step.set_train()
     step.compile_and_run(*(Tensor(array[:BATCH]) for array in _data()))

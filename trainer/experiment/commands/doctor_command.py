@@ -285,7 +285,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _gpu() -> Iterator[Finding]:
-    """Yield findings about MindSpore's GPU plugin, its libraries, the driver and the cards."""
+    """Yield findings about MindSpore's GPU plugin, the driver and the cards."""
     plugin = gpu_libraries.plugin()
     if plugin is None or not gpu_libraries.driver_loads():
         reason = "MindSpore's wheel has no plugin" if plugin is None else f"no driver ({gpu_libraries.DRIVER})"
