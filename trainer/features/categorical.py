@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +14,8 @@ import numpy as np
 from ..checks import choice, refuse, whole
 from ..embedding.tables.hashing import mix64, to_ids
 from ..errors import ConfigurationError
-from ..streams.formats.coercion import lower_truth
 from ..streams.formats.column import Column
+from ..streams.formats.times import TIME_UNITS
 from .feature import FIRST_ROW, MISSING_ROW, NO_ID, Feature, Kind, Output, RawColumns, Table, id_column, time_column
 from .statistics import KnownIds, ValueCounts
 
@@ -80,15 +80,10 @@ class IdFeature(Feature):
         """The ids of a given vocabulary; None without one."""
         if self.vocabulary is None or self.learns:
             return None
-        values = self._given_values()
-        kind = np.str_ if self.dtype == "str" else np.int64
-        try:
-            ids = np.asarray(values).astype(kind)
-            return KnownIds(np.unique(to_ids(lower_truth(ids) if self.dtype == "str" else ids)))
-        except (ValueError, OverflowError) as error:
-            raise ConfigurationError(
-                f"{type(self).__name__}(vocabulary=...): a value is no {self.dtype}: {error}"
-            ) from None
+        ids, bad = id_column(self.dtype, required=True).convert(self._given_values())
+        if bad:
+            raise ConfigurationError(f"{type(self).__name__}(vocabulary=...): a value {next(iter(bad.values()))}")
+        return KnownIds(np.unique(to_ids(ids)))
 
     def id_sources(self) -> dict[str, dict[str, Any]]:
         """Return dtype, vocabulary and buckets, alike for single and listed ids.
@@ -170,15 +165,6 @@ class Categorical(IdFeature):
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         return [self.ids_of(raw[self.source], statistic)]
 
-    @property
-    def alike(self) -> Hashable | None:
-        """Equal for categories without a vocabulary."""
-        return None if self.vocabulary is not None else (self.dtype, self.hash_buckets)
-
-    def apply_alike(self, features: Sequence[Any], raw: RawColumns, statistics: Sequence[Any]) -> list[list[Any]]:
-        ids = self.ids_of(np.stack([raw[feature.source] for feature in features]), None)
-        return [[row] for row in ids]
-
 
 _DAY = 86_400
 _PARTS = {  # name -> (number of values, function of whole seconds since the epoch, UTC)
@@ -199,8 +185,9 @@ def _date(seconds: np.ndarray, unit: str, then: str | None = None) -> np.ndarray
 class Time(Feature):
     """Parts of a time as categories, and the age relative to another time as a number.
 
-    The raw column holds seconds since the epoch, timestamps of a data frame or an Arrow table, or text such as
-    "2024-05-01 09:30" (ISO 8601; UTC if it names no zone). Parts are in UTC plus `offset`.
+    The raw column holds numbers, timestamps of a data frame or an Arrow table, or text such as "2024-05-01 09:30" or
+    "20240501" (UTC if it names no zone; `trainer.streams.formats.times.seconds_of` lists the forms). Parts are in UTC
+    plus `offset`.
 
     Args:
         parts: any of "hour", "weekday" (Monday is 0), "hour_of_week", "day" (of the month) and "month"; each is an
@@ -208,6 +195,9 @@ class Time(Feature):
         since: name of another column with a time; the age is log(1 + hours) between the two, float32 [N, 1], named
             "<name>_age"; 0 where either is missing or it is negative.
         offset: hours that are added to UTC.
+        unit: of numbers, "s", "ms", "us" or "ns" since the epoch, or "yyyymmdd"; None: seconds, or the unit that the
+            number of digits shows; a number that shows none is refused by name.
+        day_first: whether "03/02/2024" is the third of February; None: such a date is refused by name.
         dim: length of a part's vector; None: that of the `FeatureEmbedding`.
         options: further arguments of `trainer.embedding.Embedding`; see `IdFeature`.
     """
@@ -215,6 +205,8 @@ class Time(Feature):
     parts: Sequence[str] = ("hour", "weekday")
     since: str | None = None
     offset: float = 0.0
+    unit: str | None = None
+    day_first: bool | None = None
     dim: int | None = None
     options: Mapping[str, Any] | None = None
 
@@ -224,13 +216,14 @@ class Time(Feature):
         parts = (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
         for part in parts:
             choice("Time(parts=...)", part, _PARTS)
+        choice("Time(unit=...)", self.unit, TIME_UNITS, optional=True)
         if not parts and self.since is None:
             refuse("Time(parts=...)", f"some of {', '.join(_PARTS)}, or since=", self.parts)
         object.__setattr__(self, "parts", parts)
 
     def raw(self) -> dict[str, Column]:
         names = [self.source, *([] if self.since is None else [self.since])]
-        return {name: time_column(self.required and name == self.source) for name in names}
+        return {name: time_column(self.required and name == self.source, self.unit, self.day_first) for name in names}
 
     def outputs(self) -> list[Output]:
         parts = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, ClassVar
@@ -17,11 +17,12 @@ from ..streams.formats.column import Column
 
 RawColumns = Mapping[str, Any]  # name -> array [N] or `Ragged`, as returned by `Schema.convert`
 NO_ID = MISSING_NUMBER  # a missing integer id
+PADDING = NO_ID + 1  # the id that pads lists
+LEAST_ID = NO_ID + 2  # the least integer that is an id; the two below it are refused as values
 
 NUMBERS, IDS = "numbers", "ids"  # inputs of the network
 PREDICTION, SET_ASIDE = "prediction", "set_aside"  # names beside the columns kept for output
 MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2  # rows of tables with a vocabulary
-FEW_ROWS = 32  # up to which features are applied together
 
 
 class Kind(Enum):
@@ -173,15 +174,6 @@ class Feature:
         """Return the arguments that decide the scale of its numbers, or None."""
         return None
 
-    @property
-    def alike(self) -> Hashable | None:
-        """Return a key equal for features that `apply_alike` can apply together, or None."""
-        return None
-
-    def apply_alike(self, features: Sequence[Any], raw: RawColumns, statistics: Sequence[Any]) -> list[list[Any]]:
-        """Return what `apply` returns for each of several `alike` features, self first."""
-        raise NotImplementedError
-
     def declaration(self) -> dict[str, Any]:
         """Return the non-default arguments as JSON, without table training options.
 
@@ -203,9 +195,9 @@ def number_column(required: bool) -> Column:
     return Column(np.float64, default=None if required else float("nan"), allow_nan=not required, coerce=True)
 
 
-def time_column(required: bool) -> Column:
+def time_column(required: bool, unit: str | None = None, day_first: bool | None = None) -> Column:
     """Return a raw column of times, as numbers or text; NaN if absent and optional."""
-    return replace(number_column(required), times=True)
+    return replace(number_column(required), times=True, time_unit=unit, day_first=day_first)
 
 
 def to_float32(values: np.ndarray) -> np.ndarray:
@@ -221,9 +213,9 @@ def text_column(required: bool) -> Column:
 
 def id_column(dtype: str, required: bool) -> Column:
     """Return a raw column of ids, "str" or "int64"; "" or `NO_ID` if optional."""
-    return (
-        text_column(required) if dtype == "str" else Column(np.int64, default=None if required else NO_ID, coerce=True)
-    )
+    if dtype == "str":
+        return text_column(required)
+    return Column(np.int64, default=None if required else NO_ID, minimum=LEAST_ID, coerce=True)
 
 
 def list_column(dtype: str, required: bool = False) -> Column:
@@ -233,6 +225,7 @@ def list_column(dtype: str, required: bool = False) -> Column:
         (None,),
         default=None if required else [],
         allow_nan=dtype == "float64",
+        minimum=LEAST_ID if dtype == "int64" else None,
         coerce=True,
     )
 
@@ -260,6 +253,11 @@ def weight_column(name: str, read: Column | None) -> Column:
     return replace(read, default=None, minimum=0, allow_nan=False)
 
 
+def event_time_column(name: str, declared: Column, read: Column | None) -> Column:
+    """Return the column of event times; one that features read as times too is read the same way."""
+    return declared if read is None else replace(declared, **_time_options(name, declared, read))
+
+
 def raw_columns(features: Iterable[Feature]) -> dict[str, Column]:
     """Return the raw columns of all features, each in its strictest declaration.
 
@@ -276,37 +274,21 @@ def raw_columns(features: Iterable[Feature]) -> dict[str, Column]:
                     f"another feature reads it as {other.dtype} {list(other.shape)}"
                 )
             strictest = column if column.default is None else other
-            columns[name] = replace(strictest, times=column.times or other.times)
+            columns[name] = replace(strictest, times=column.times or other.times, **_time_options(name, column, other))
     return columns
 
 
-def alike_features(features: Sequence[Feature]) -> list[list[int]]:
-    """Return the indices of features that can be applied together, as lists."""
-    groups: dict[Hashable, list[int]] = {}
-    for index, feature in enumerate(features):
-        groups.setdefault(index if feature.alike is None else (type(feature), feature.alike), []).append(index)
-    return list(groups.values())
-
-
-def apply_features(
-    features: Sequence[Feature], groups: Sequence[Sequence[int]], raw: RawColumns, statistics: Mapping[str, Statistic]
-) -> list[list[Any]]:
-    """Return the arrays of each feature's outputs, in the order of the features.
-
-    A feature costs some microseconds whatever the number of rows, which is most of the time of one row. So features
-    that differ only in columns and statistics are applied to one array of a few rows, with bit-identical results.
-    """
-    if not raw or len(next(iter(raw.values()))) > FEW_ROWS:
-        return [feature.apply(raw, statistics.get(feature.name)) for feature in features]
-    applied: dict[int, list[Any]] = {}
-    for group in groups:
-        members = [features[index] for index in group]
-        learned = [statistics.get(feature.name) for feature in members]
-        if len(group) == 1:
-            applied[group[0]] = members[0].apply(raw, learned[0])
-        else:
-            applied |= zip(group, members[0].apply_alike(members, raw, learned), strict=True)
-    return [applied[index] for index in range(len(features))]
+def _time_options(name: str, column: Column, other: Column) -> dict[str, Any]:
+    """Return how two readers of a column read its times; an option that one leaves open is the other's."""
+    options = {}
+    for option in ("time_unit", "day_first"):
+        found = {value for value in (getattr(column, option), getattr(other, option)) if value is not None}
+        if len(found) > 1:
+            raise ConfigurationError(
+                f"column {name!r}: one feature declares {option} {found.pop()!r}, another {found.pop()!r}"
+            )
+        options[option] = found.pop() if found else None
+    return options
 
 
 def id_sources(features: Iterable[Feature]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -26,11 +26,10 @@ from .feature import (
     Output,
     RawColumns,
     Statistic,
-    alike_features,
-    apply_features,
     as_feature,
     check_numbers,
     check_unique,
+    event_time_column,
     id_problems,
     id_sources,
     label_column,
@@ -71,7 +70,9 @@ class Features(Stateful):
             hashed: what `trainer.models.InBatchSoftmax` compares.
         weight: name of the column of loss weights, or None.
         group: name of the column that ranking metrics group rows by, or None.
-        event_time: name of the column with the time of an event, in seconds since the epoch or as text, or None.
+        event_time: name of the column with the time of an event, a number, a timestamp or a text, or None.
+        event_time_unit, event_time_day_first: how its numbers and its dates are read, see `Time`; None: recognised,
+            or as a `Time` feature of the column says.
         label_dtype: "float32", or "int32" for class numbers.
         keep: names of columns that predictions come with where asked, `predict(rows, keep=True)`; those that nothing
             else reads are texts.
@@ -98,6 +99,8 @@ class Features(Stateful):
         weight: str | None = None,
         group: str | None = None,
         event_time: str | None = None,
+        event_time_unit: str | None = None,
+        event_time_day_first: bool | None = None,
         label_dtype: str = "float32",
         keep: Sequence[str] = (),
         update_every: int | None = None,
@@ -108,11 +111,11 @@ class Features(Stateful):
         self.features = tuple(feature if isinstance(feature, Feature) else as_feature(feature) for feature in features)
         self.labels = () if label is None else (label,) if isinstance(label, str) else tuple(label)
         self.weight, self.group, self.event_time = weight, group, event_time
+        self.event_time_unit, self.event_time_day_first = event_time_unit, event_time_day_first
         self.label_dtype = np.dtype(label_dtype)
         self.keep = names_kept(keep)
         self.outputs: tuple[Output, ...] = tuple(output for feature in self.features for output in feature.outputs())
         self._outputs_of = [feature.outputs() for feature in self.features]
-        self._alike = alike_features(self.features)
         check_unique("feature", [feature.name for feature in self.features])
         check_unique("output", [output.name for output in self.outputs])
         self.columns = raw_columns(self.features)
@@ -138,7 +141,8 @@ class Features(Stateful):
         if self.group is not None:
             columns.setdefault(self.group, text_column(required=False))
         if self.event_time is not None:
-            columns[self.event_time] = time_column(required=True)
+            options = time_column(True, self.event_time_unit, self.event_time_day_first)
+            columns[self.event_time] = event_time_column(self.event_time, options, self.columns.get(self.event_time))
         label = self.labels[0] if len(self.labels) == 1 else None
         return Schema(columns, label=label, event_time=self.event_time, max_future=None)
 
@@ -296,8 +300,8 @@ class Features(Stateful):
             )
         packed: dict[Kind, list[Any]] = {Kind.NUMBERS: [], Kind.IDS: []}
         lists: dict[str, Any] = {}
-        applied = apply_features(self.features, self._alike, raw, self.statistics)
-        for outputs, arrays in zip(self._outputs_of, applied, strict=True):
+        for feature, outputs in zip(self.features, self._outputs_of, strict=True):
+            arrays = feature.apply(raw, self.statistics.get(feature.name))
             for output, array in zip(outputs, arrays, strict=True):
                 if output.kind in packed:
                     packed[output.kind].append(array)
@@ -348,6 +352,11 @@ class Features(Stateful):
             if type(feature) not in kinds:
                 raise ConfigurationError(f"feature {feature.name!r} is of a kind of your own; use Custom instead")
         roles = {"label": list(self.labels), "weight": self.weight, "group": self.group, "event_time": self.event_time}
+        roles |= {
+            name: getattr(self, name)
+            for name in ("event_time_unit", "event_time_day_first")
+            if getattr(self, name) is not None
+        }
         features = [{"kind": kinds[type(feature)], **feature.declaration()} for feature in self.features]
         return {"features": features, **roles, "label_dtype": self.label_dtype.name, "keep": list(self.keep)}
 

@@ -11,14 +11,13 @@ import numpy as np
 
 from ..checks import choice, nonempty_text, whole
 from ..errors import ConfigurationError
-from ..streams.formats.coercion import lower_truth
+from ..streams.formats.coercion import MISSING, MisfitError, as_integer, lower_truth
 from ..streams.formats.column import Column
 from ..streams.formats.ragged_column import Ragged
 from .categorical import IdFeature, missing_ids
-from .feature import NO_ID, Feature, Kind, Output, RawColumns, list_column, text_column, to_float32
+from .feature import LEAST_ID, NO_ID, PADDING, Feature, Kind, Output, RawColumns, list_column, text_column, to_float32
 
 POOLINGS = ("mean", "sum", "sqrtn")
-PADDING = np.iinfo(np.int64).min + 1  # the id that pads lists
 
 
 @dataclass(frozen=True)
@@ -209,8 +208,11 @@ def split(texts: np.ndarray, separator: str | None, dtype: str, keep_empty: bool
 
 
 def _whole(text: str) -> int:
-    digits = text.removeprefix("-")
-    return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 19 else NO_ID
+    try:
+        number = as_integer(text)
+    except MisfitError:
+        return NO_ID
+    return number if number is not MISSING and LEAST_ID <= number < 2**63 else NO_ID
 
 
 def without(lists: Ragged, left_out: np.ndarray) -> Ragged:

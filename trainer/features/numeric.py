@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -92,56 +92,27 @@ class Numeric(Feature):
         return values if self.transform is None else TRANSFORMS[self.transform](values)
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        return [self._normalized(self.observed(raw), None if statistic is None else _Scale.of(statistic))]
+        return [self._normalized(self.observed(raw), statistic)]
 
-    @property
-    def alike(self) -> Hashable | None:
-        return repr((self.clip, self.transform, self.normalize, self.missing, self._has_indicator))
-
-    def apply_alike(self, features: Sequence[Any], raw: RawColumns, statistics: Sequence[Any]) -> list[list[Any]]:
-        values = self._transformed(np.stack([np.asarray(raw[feature.source], np.float64) for feature in features]))
-        scale = None
-        if statistics[0] is not None:
-            scales = np.array([_Scale.of(statistic) for statistic in statistics])
-            scale = _Scale(*scales.T[:, :, None])
-        return [[array] for array in self._normalized(values, scale)]
-
-    def _normalized(self, values: np.ndarray, scale: _Scale | None) -> np.ndarray:
-        """Return float32 [..., N, 1 or 2] of transformed values, [..., N]."""
+    def _normalized(self, values: np.ndarray, moments: Moments | None) -> np.ndarray:
+        """Return float32 [N, 1 or 2] of transformed values, [N]."""
         fill: Any = self.missing
-        if scale is not None:
+        if moments is not None:
+            least = moments.least if moments.count else 0.0
+            extent = moments.greatest - moments.least
+            extent = extent if 0 < extent < np.inf else 1.0  # neutral where the numbers do not vary
             if self.missing == "mean":
-                fill = scale.mean
+                fill = moments.mean
             if self.normalize == "standard":
-                values = (values - scale.mean) / scale.deviation
+                values = (values - moments.mean) / moments.deviation
                 fill = 0.0 if self.missing == "mean" else fill
             elif self.normalize == "min_max":
-                values = (values - scale.least) / scale.extent
-                fill = (scale.mean - scale.least) / scale.extent if self.missing == "mean" else fill
+                values = (values - least) / extent
+                fill = (moments.mean - least) / extent if self.missing == "mean" else fill
         values = to_float32(values)
         missing = ~np.isfinite(values)
         values = np.where(missing, fill, values).astype(np.float32)
-        return np.stack([values, missing.astype(np.float32)], -1) if self._has_indicator else values[..., None]
-
-
-class _Scale(NamedTuple):
-    """What numbers are normalized by: scalars, or float64 [features, 1]."""
-
-    mean: Any
-    deviation: Any
-    least: Any
-    extent: Any
-
-    @classmethod
-    def of(cls, moments: Moments) -> _Scale:
-        """Return the scale of numbers with these moments; neutral where they do not vary."""
-        extent = moments.greatest - moments.least
-        return cls(
-            moments.mean,
-            moments.deviation,
-            moments.least if moments.count else 0.0,
-            extent if 0 < extent < np.inf else 1.0,
-        )
+        return np.stack([values, missing.astype(np.float32)], -1) if self._has_indicator else values[:, None]
 
 
 def _number_vector(embedding: Any) -> NumberVector | None:

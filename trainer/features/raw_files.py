@@ -20,7 +20,6 @@ from ..errors import ConfigurationError, DataError, StreamError
 from ..storage.cached_segments import local_files
 from ..streams.formats.schema import Schema
 from ..streams.sources.files import FileStream
-from .feature import time_column
 from .features import Features, Inputs
 from .raw_rows import AbsentColumns, Rows, SetAside
 
@@ -130,12 +129,12 @@ class RawFiles:
 
             return drawn
         column = features.event_time
-        edges = self._times(column)
+        edges = self._times(features, column)
         return lambda rows, first: _chosen(rows, np.searchsorted(edges, rows.columns[column], side="right") == index)
 
-    def _times(self, column: str) -> np.ndarray:
+    def _times(self, features: Features, column: str) -> np.ndarray:
         """Return the times at which the parts "valid" and "test" start."""
-        schema = Schema({column: time_column(required=True)})
+        schema = Schema({column: features.schema.fields[column]})
         with contextlib.closing(FileStream(self.path, schema, end="at_last", dead_letter=SetAside())) as stream:
             times = [rows.columns[column] for rows in parts_of(stream)]
         if not times:

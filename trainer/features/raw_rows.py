@@ -96,10 +96,6 @@ def raw_values(data: Any, schema: Schema) -> tuple[dict[str, Any], int]:
 
 def _columns(data: Any, schema: Schema) -> dict[str, Any]:
     if is_frame(data):
-        names = list(getattr(data, "column_names", None) or data.columns)  # the columns of Arrow are arrays
-        for name in schema.fields:
-            if names.count(name) > 1:
-                raise DataError(f"the data have the column {name!r} {names.count(name)} times; give each its own name")
         data = columns_of(data)
     if isinstance(data, Mapping):
         present = {name: data[name] for name in schema.fields if name in data}
@@ -125,16 +121,37 @@ def _is_single(value: Any, column: Column) -> bool:
 
 
 def _plain(values: Any, column: Column) -> Any:
-    """Convert a library's column to a NumPy array or a list."""
-    if isinstance(values, Ragged | list | tuple):
+    """Return a library's column as `Column.convert` takes it, every value exact."""
+    if isinstance(values, Ragged | list | np.ndarray):
         return values
-    if hasattr(values, "to_pylist"):  # Arrow
+    if hasattr(values, "isna"):
+        return _of_pandas(values, column)
+    if hasattr(values, "__arrow_c_stream__") and not hasattr(values, "to_pylist"):
+        values = arrow.require().chunked_array(values)
+    if hasattr(values, "__arrow_c_array__") and not hasattr(values, "to_pylist"):
+        values = arrow.require().array(values)
+    if hasattr(values, "to_pylist"):
         return arrow.plain(values, column)
-    if hasattr(values, "isna"):  # pandas
-        return values.to_numpy()
-    if hasattr(values, "to_list"):  # polars
-        return values.to_list() if column.shape or column.dtype.kind == "U" else values.to_numpy()
+    if isinstance(values, Sequence):
+        return list(values)
     return np.asarray(values)
+
+
+def _of_pandas(values: Any, column: Column) -> Any:
+    dtype = values.dtype
+    if hasattr(dtype, "categories"):
+        known = _plain(dtype.categories, column)
+        codes = np.asarray(values.cat.codes if hasattr(values, "cat") else values.codes)
+        if isinstance(known, np.ndarray) and len(known) and known.dtype != object:
+            return np.ma.MaskedArray(known[np.maximum(codes, 0)], codes < 0)
+        return [None if code < 0 else known[code] for code in codes.tolist()]
+    if hasattr(dtype, "pyarrow_dtype"):
+        return arrow.plain(arrow.require().array(values.array, from_pandas=False), column)
+    if hasattr(dtype, "numpy_dtype") and dtype.kind in "biuf":  # with a mask
+        return np.ma.MaskedArray(values.to_numpy(dtype.numpy_dtype, na_value=0), np.asarray(values.isna()))
+    if getattr(dtype, "tz", None) is not None:
+        return values.to_numpy(f"datetime64[{dtype.unit}]")
+    return values.to_numpy()
 
 
 logger = logging.getLogger(__name__)

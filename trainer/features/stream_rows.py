@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from ..state import Stateful
 from ..streams.base import Stream
 from ..streams.batch import Batch
 from ..streams.dead_letter import BadRow, DeadLetter
+from ..streams.formats.times import datetimes
 from .feature import RawColumns
 from .features import Features
 from .learned import Learned, Recent
 from .profiles import ColumnProfile, ProfileBuckets, stability_index
+from .raw_rows import Rows
 
 _RAW = "@raw."  # prefix of the names of raw columns carried along with the inputs
 
@@ -41,6 +44,8 @@ class BatchTransform:
             stream.dead_letter = DeadLetter()
         self.dead_letter = stream.dead_letter
         self.drift: WindowDrift | None = None
+        # Rows that the features' own schema has decoded are not converted again.
+        self._decoded = stream.counts_rows and stream.schema == replace(features.schema, max_future=stream.max_future)
         self._versions: deque[tuple[Any, Learned, Recent, Keys | None]] = deque()
         self._ahead = features
 
@@ -56,9 +61,12 @@ class BatchTransform:
             features.learned, features.recent = features.learned.updated(features.recent), Recent()
         event_time = features.event_time
         raw: dict[str, Any] = dict(batch.columns)
-        if event_time is not None and batch.event_time is not None:
-            raw.setdefault(event_time, batch.event_time)
-        rows = features.read(raw)
+        if self._decoded:
+            rows = Rows(raw, batch.rows)
+        else:
+            if event_time is not None and batch.event_time is not None:
+                raw.setdefault(event_time, datetimes(batch.event_time))
+            rows = features.read(raw)
         if rows.bad:
             bad = [
                 BadRow(*batch.origin_of(row), reason, {name: str(column[row]) for name, column in raw.items()})

@@ -197,14 +197,41 @@ def cursors_of(stream: object, position: Position, known: Collection[str]) -> di
     return {name: Cursor.of(value) for name, value in position.items() if not name.startswith("@")}
 
 
+_INTERCHANGE = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__")
+
+
 def is_frame(data: Any) -> bool:
-    """Return whether `data` is a pandas or polars frame, or an Arrow table."""
-    return hasattr(data, "columns") and any(hasattr(data, name) for name in ("column_names", "iloc", "lazy"))
+    """Return whether `data` is a pandas frame, an Arrow table, or a frame of another library.
+
+    Other libraries' frames have Arrow's PyCapsule methods or those of the dataframe interchange, as polars' have.
+    """
+    return (hasattr(data, "columns") and (hasattr(data, "column_names") or hasattr(data, "iloc"))) or _interchanges(
+        data
+    )
+
+
+def _interchanges(data: Any) -> bool:
+    return (
+        not isinstance(data, type) and any(hasattr(data, name) for name in _INTERCHANGE) and not hasattr(data, "dtype")
+    )
 
 
 def columns_of(frame: Any) -> dict[str, Any]:
-    """Return the columns of a frame by name."""
-    return {str(name): frame[name] for name in getattr(frame, "column_names", None) or list(frame.columns)}
+    """Return the columns of a frame by name: pandas series, or Arrow arrays.
+
+    Raises:
+        DataError: two columns have one name.
+    """
+    if not hasattr(frame, "iloc"):
+        from .formats.arrow import as_table
+
+        frame = as_table(frame)
+    keys = getattr(frame, "column_names", None) or list(frame.columns)
+    names = [str(key) for key in keys]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"the data have the column {twice!r} {names.count(twice)} times; give each its own name")
+    return {name: frame[key] for name, key in zip(names, keys, strict=True)}
 
 
 MAX_FUTURE = 86_400.0  # seconds; tolerates clock skew and local times read as UTC

@@ -81,8 +81,14 @@ def test_a_row_from_the_far_future_is_bad_closes_no_window_and_expires_nothing(k
     assert trainer.tables.tables.tables["users"].counters["expired"] == 0
 
 
-def test_times_in_another_unit_end_a_stream_by_name(tmp_path):
-    records = [{**row, "time": row["time"] * 1000} for row in rows(time.time())]
+def test_times_in_other_units_are_recognised_or_refused_by_name(tmp_path):
+    now = time.time()
+    right = FileStream(files(tmp_path / "seconds", rows(now)), SCHEMA, end="at_last").poll(40, 1.0).event_time
+    for scale in (10**3, 10**6, 10**9):
+        records = [{**row, "time": int(row["time"]) * scale} for row in rows(now)]
+        stream = FileStream(files(tmp_path / str(scale), records), SCHEMA, end="at_last")
+        assert stream.poll(40, 1.0).event_time.tolist() == right.tolist()
+    records = [{**row, "time": row["time"] * 10} for row in rows(now)]
     stream = FileStream(files(tmp_path / "in", records), SCHEMA, end="at_last", dead_letter=DeadLetter(min_rows=10))
     with pytest.raises(StreamError, match="event_time_unit"):
         read_all(stream)

@@ -85,7 +85,7 @@ def test_only_the_rows_at_fault_are_set_aside(tmp_path):
     stream = FileStream(tmp_path, SCHEMA, end="at_last", dead_letter=tmp_path / "bad.json")
     assert drained(stream, 100) == [[1], [2, 2]]
     reasons = (tmp_path / "bad.json").read_text()
-    assert "takes lists of int32; received int64: 3" in reasons
+    assert "takes lists of int32; received int: 3" in reasons
     assert "is missing" in reasons
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from ...errors import DataError, did_you_mean
 from ...streams.dead_letter import BadRow
 from ...streams.formats.coercion import MISSING
 from ...streams.formats.column import Column
+from ...streams.formats.decode import has_long_number
 from ...streams.formats.schema import Decoded, Schema
 from .service_call import ARROW, JSON, RefusalError
 
@@ -51,6 +53,8 @@ def rows_of_body(body: bytes, media: str) -> RequestRows:
 def _json_rows(body: bytes) -> RequestRows:
     try:
         value = orjson.loads(body)
+        if has_long_number(body):
+            value = json.loads(body)
     except orjson.JSONDecodeError as error:
         raise RefusalError(400, f"the body is no JSON: {error}") from None
     logits = False

@@ -11,9 +11,9 @@ import numpy as np
 
 from ...errors import ConfigurationError
 from ...storage.location import RemoteFile
-from .column import MISSING, Column
+from .column import Column
 from .ragged_column import Ragged
-from .schema import TIME_UNITS, Decoded, Schema
+from .schema import Decoded, Schema
 
 _SHORT, _ASCII_END = 32, 128  # maximum characters of text worth padding; first non-ASCII code point
 
@@ -33,6 +33,18 @@ def require() -> Any:
 def errors() -> tuple[type[BaseException], ...]:
     """Return the exceptions that damaged Arrow data raise."""
     return (require().ArrowException, OSError, ValueError)
+
+
+def as_table(frame: Any) -> Any:
+    """Return a frame of any library that speaks Arrow or the dataframe interchange."""
+    pyarrow = require()
+    if isinstance(frame, pyarrow.Table | pyarrow.RecordBatch):
+        return frame
+    if hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "__arrow_c_array__"):
+        return pyarrow.table(frame)
+    from pyarrow import interchange
+
+    return interchange.from_dataframe(frame)
 
 
 def validated(table: Any) -> Any:
@@ -83,8 +95,7 @@ def convert(schema: Schema, table: Any, *, read_only: bool = False) -> Decoded:
         if names.count(name) > 1:
             raise ValueError(f"column {name!r} is there {names.count(name)} times")
         if name in names:
-            unit = TIME_UNITS[schema.event_time_unit] if name == schema.event_time else None
-            values[name] = plain(table.column(name), column, unit)
+            values[name] = plain(table.column(name), column)
 
     def raw(row: int) -> dict[str, Any]:
         return table.slice(row, 1).to_pylist()[0]
@@ -92,66 +103,44 @@ def convert(schema: Schema, table: Any, *, read_only: bool = False) -> Decoded:
     return schema.convert(values, table.num_rows, raw=raw, read_only=read_only)
 
 
-def plain(array: Any, column: Column, time_unit: float | None = None) -> Any:
-    """Return values for `Column.convert`, with nulls as the default or `MISSING`.
+def plain(array: Any, column: Column) -> Any:
+    """Return the values of an Arrow array as `Column.convert` takes them, bit by bit.
 
-    Args:
-        time_unit: seconds per unit of the column, for converting timestamps to numbers.
+    Single values are an array, masked where some are null; lists are an array or `Ragged`. What neither holds, such as
+    decimals and lists of nulls, is a list of Python values.
     """
     pyarrow = require()
     if isinstance(array, pyarrow.ChunkedArray):
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     if pyarrow.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if pyarrow.types.is_date(array.type) and column.dtype.kind == "f":
-        array = array.cast(pyarrow.timestamp("ms"))
-    if pyarrow.types.is_timestamp(array.type) and (time_unit or column.coerce) and column.dtype.kind == "f":
-        if column.coerce:
-            return array.cast(pyarrow.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
-        if array.null_count == 0:
-            factor = TIME_UNITS[array.type.unit] / time_unit
-            return array.cast(pyarrow.int64()).to_numpy(zero_copy_only=False) * factor
-    if array.null_count and column.default is not None:
-        array = _filled(array, column)
-    if array.null_count == 0:
-        values = shaped(array, column.shape)
-        if values is not None:
-            return values
-    return [MISSING if value is None else value for value in array.to_pylist()]
+    if pyarrow.types.is_string_view(array.type):
+        array = array.cast(pyarrow.large_string())
+    if column.shape:
+        empty = column.ragged and column.default is not None and not len(column.default)  # what a null list becomes
+        values = shaped(array, column.shape) if empty or not array.null_count else None
+        return array.to_pylist() if values is None else values
+    found = _leaves(array)
+    if found is None:
+        return array.to_pylist()
+    return np.ma.MaskedArray(found, array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else found
 
 
-def seconds(array: Any) -> Any:
-    """Convert numbers, or strings all numbers or all times, to float64 seconds.
-
-    Raises:
-        ArrowException: they are neither, or only some have a time zone.
-    """
-    pyarrow = require()
-    if not pyarrow.types.is_string(array.type):
-        return array
-    import pyarrow.compute as compute
-
-    array = compute.if_else(compute.equal(array, ""), None, array)
-    try:
-        return array.cast(pyarrow.float64())
-    except pyarrow.ArrowException:
-        pass
-    try:
-        times = array.cast(pyarrow.timestamp("us"))
-    except pyarrow.ArrowException:
-        times = array.cast(pyarrow.timestamp("us", "UTC"))
-    return compute.divide(times.cast(pyarrow.int64()).cast(pyarrow.float64()), 1e6)
-
-
-def _filled(array: Any, column: Column) -> Any:
-    """Replace nulls by the column's default, if Arrow can do it."""
-    pyarrow = require()
-    try:
-        if column.dtype.kind == "f" and pyarrow.types.is_integer(array.type):
-            array = array.cast(pyarrow.float64())
-        return array.fill_null(pyarrow.scalar(column.default, array.type))
-    except (pyarrow.ArrowException, TypeError):
-        return array
+def _leaves(array: Any) -> np.ndarray | None:
+    """Return single values as NumPy holds them exactly, null or not; None if it cannot."""
+    types = require().types
+    if types.is_string(array.type) or types.is_large_string(array.type):
+        return text(array.fill_null("") if array.null_count else array)
+    if types.is_date64(array.type):
+        array = array.cast(require().date32())
+    if types.is_date(array.type) or types.is_timestamp(array.type):
+        times = array.to_numpy(zero_copy_only=False)
+        return times.astype("datetime64[D]") if types.is_date(array.type) else times
+    if types.is_boolean(array.type) or types.is_integer(array.type) or types.is_floating(array.type):
+        if array.null_count:
+            array = array.fill_null(require().scalar(False if types.is_boolean(array.type) else 0, array.type))
+        return array.to_numpy(zero_copy_only=False)
+    return None
 
 
 def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
@@ -161,9 +150,11 @@ def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
         return None if values is None else values.reshape(len(array), *shape)
     types = require().types
     if types.is_fixed_size_list(array.type):
+        if array.null_count:
+            return None
         lengths = np.full(len(array), array.type.list_size)
     elif types.is_list(array.type) or types.is_large_list(array.type):
-        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+        lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     else:
         return None
     within = array.flatten()

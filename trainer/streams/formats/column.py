@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
 
+from ...checks import choice
 from ...errors import ConfigurationError, did_you_mean
+from . import coercion, conversion
 from .coercion import MISSING as MISSING
-from .coercion import coerced, is_missing
+from .conversion import Misfits
 from .ragged_column import Ragged
-
-# Above this float64 cannot represent every integer.
-_EXACT = float(2**53)
-
-
-class MisfitError(Exception):
-    """Values do not fit their column; the message says why."""
+from .times import TIME_UNITS
 
 
 @dataclass(frozen=True)
@@ -32,14 +28,16 @@ class Column:
             (None, 3) for one of triples.
         minimum: smallest value accepted, or None.
         maximum: largest value accepted, or None.
-        default: value of a row that lacks the column; None: such a row is bad.
+        default: value of a row that lacks the column, within `minimum` and `maximum` or not; None: such a row is bad.
         allow_nan: accept NaN and infinities in a float column.
         padding, max_length, per_octave: of lists of any length, how they are filled up and cut on their way to the
             network; see `trainer.data.ragged.Ragged`.
         coerce: take numbers as text, text that spells numbers, times as seconds, and None or NaN as a missing value;
             an empty text is missing.
-        times: with `coerce`, in a float column: take text as a time too, "2024-05-01", "2024-05-01 09:30" or ISO 8601
-            with a zone (UTC without one), as seconds since the epoch.
+        times: with `coerce`, in a float column: the values are times, and become seconds since the epoch; see
+            `trainer.streams.formats.times.seconds_of` for the texts and numbers that are accepted.
+        time_unit: of times given as numbers, "s", "ms", "us", "ns" or "yyyymmdd"; None: recognised by their size.
+        day_first: whether the time "03/02/2024" is the third of February; None: such a row is bad.
 
     Raises:
         ConfigurationError: a dtype that is not one of those, a shape that is not one, or an unusable default.
@@ -56,6 +54,8 @@ class Column:
     per_octave: int = 1
     coerce: bool = False
     times: bool = False
+    time_unit: Any = None
+    day_first: bool | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -75,6 +75,7 @@ class Column:
             )
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "shape", shape)
+        choice("time_unit", self.time_unit, TIME_UNITS, optional=True)
         self.blank(0)
         if not self.ragged and (self.max_length is not None or self.per_octave != 1 or self.padding is not None):
             raise ConfigurationError(
@@ -82,12 +83,10 @@ class Column:
                 f"shape={self.shape!r}"
             )
         if self.default is not None:
-            try:
-                _, bad = self.convert([self.default])
-            except MisfitError as error:
-                raise ConfigurationError(f"default={self.default!r} does not fit the column: {error}") from None
-            if bad is not None:
-                raise ConfigurationError(f"default={self.default!r}: {self.reason(self.default)}")
+            bare = Column(self.dtype, self.shape, allow_nan=True, coerce=self.ragged or bool(self.shape))
+            _, bad = bare.convert([self.default])
+            if bad:
+                raise ConfigurationError(f"default={self.default!r} does not fit the column: {bad[0]}")
 
     @property
     def ragged(self) -> bool:
@@ -108,112 +107,64 @@ class Column:
             return [] if self.ragged else MISSING
         return cell.split(delimiter)
 
-    def convert(self, values: Any, text: bool = False, refuse_bools: bool = False) -> tuple[Any, np.ndarray | None]:
-        """Convert the values of n rows.
+    def convert(self, values: Any, text: bool = False, refuse_bools: bool = False) -> tuple[Any, Misfits]:
+        """Convert the values of n rows; the same value gives the same bits in every form.
 
         Args:
-            values: a list or array of n values.
-            text: the values are numeric strings, or lists of them (CSV cells).
+            values: n values: a list of Python values, an array, masked where values are missing, or `Ragged`.
+            text: text may spell numbers (CSV cells).
             refuse_bools: reject True as a number (as in JSON, which distinguishes true from 1).
 
         Returns:
-            An array, shape [n, *shape], of the column's dtype (`Ragged` for lists of any length), and a mask of bad
-            rows, shape [n], or None if all are good.
-
-        Raises:
-            MisfitError: a value has the wrong type or shape.
+            An array, shape [n, *shape], of the column's dtype (`Ragged` for lists of any length), and why rows do not
+            fit, by row.
         """
-        if self.coerce:
-            values = coerced(self, values, text, MISSING if self.default is None else self.default)
-            refuse_bools = False
-        if self.ragged:
-            return self._convert_lists(values, text, refuse_bools)
-        try:
-            array = np.asarray(values)
-        except ValueError:
-            raise MisfitError(f"takes rows of shape {list(self.shape)}; received lists of other lengths") from None
-        if array.shape[1:] != self.shape:
-            raise MisfitError(f"takes rows of shape {list(self.shape)}; received {_kind(array)}")
-        if text and self.dtype.kind != "U":
-            array = self._parse(array)
-        if refuse_bools and self.dtype.kind in "iuf" and _holds_bool(values):
-            raise MisfitError(f"takes {self.dtype}; received true or false")
-        return self._cast(array, values)
+        strict = refuse_bools and not self.coerce
+        if not len(values):
+            return self.blank(0), {}
+        convert: Any = conversion.lists if self.ragged else conversion.fixed if self.shape else conversion.single
+        array, bad = convert(self, values, text, strict)
+        return array, {
+            row: reason + short(values[row]) if reason.endswith(" ") else reason for row, reason in bad.items()
+        }
 
-    def _convert_lists(self, rows: Any, text: bool, refuse_bools: bool) -> tuple[Ragged, np.ndarray | None]:
-        if isinstance(rows, Ragged):
-            lengths, values = rows.lengths, rows[:].values
-        else:
-            for row in rows:
-                # np.ndim raises for nested lists of unequal length
-                if not isinstance(row, list | tuple | np.ndarray) or (isinstance(row, np.ndarray) and not row.ndim):
-                    raise MisfitError(f"takes lists of {self.dtype}; received {_kind(np.asarray(row))}")
-            lengths = np.array([len(row) for row in rows], np.int64)
-            values = [value for row in rows for value in row]
-        blank = self.blank(len(lengths))
-        if len(values) == 0:
-            return blank, None
-        element = Column(self.dtype, self.shape[1:], self.minimum, self.maximum, allow_nan=self.allow_nan)
-        array, bad = element.convert(values, text, refuse_bools)
-        if bad is not None:
-            bad = np.bincount(np.repeat(np.arange(len(lengths)), lengths)[bad], minlength=len(lengths)) > 0
-        return Ragged(array, np.concatenate([[0], np.cumsum(lengths)]), **blank.options), bad
+    def absent(self, rows: int) -> tuple[Any, Misfits]:
+        """Return the column of rows that lack it."""
+        if self.default is None:
+            return self.blank(rows), dict.fromkeys(range(rows), "is missing")
+        if self.ragged or self.shape:
+            return self.convert([self.default] * rows)
+        return np.full(rows, self.default, None if self.dtype.kind == "U" else self.dtype), {}
 
-    def _parse(self, array: np.ndarray) -> np.ndarray:
-        if array.dtype.kind != "U":
-            raise MisfitError(f"takes {self.dtype}; received {_kind(array)}")
-        plain = _is_plain_number_text(array)
-        if plain and self.dtype.kind == "b":
-            lowered = np.char.lower(array)
-            array = np.where(lowered == "true", "1", np.where(lowered == "false", "0", array))
-        dtypes = (np.float64,) if self.dtype.kind == "f" else (np.int64, np.float64)
-        for dtype in dtypes if plain else ():
-            with contextlib.suppress(ValueError, OverflowError):
-                return array.astype(dtype)
-        raise MisfitError(f"takes {self.dtype}; received text that is no number")
+    @cached_property
+    def element(self) -> Column:
+        """The column of the values within rows; missing ones keep their place."""
+        default: Any = {"U": "", "f": float("nan")}.get(self.dtype.kind, coercion.MISSING_NUMBER)
+        shape = self.shape[1:] if self.ragged else ()
+        if not self.coerce or shape or (self.dtype.kind == "f" and not self.allow_nan):
+            default = None
+        return replace(self, shape=shape, default=default, padding=None, max_length=None, per_octave=1)
 
-    def _cast(self, array: np.ndarray, values: Any) -> tuple[np.ndarray, np.ndarray | None]:
-        kind = array.dtype.kind
-        if self.dtype.kind == "U":
-            if kind != "U":
-                raise MisfitError(f"takes text; received {_kind(array)}")
-            # NumPy converts numbers among strings to strings.
-            if isinstance(values, list) and not all(isinstance(v, str) for v in np.array(values, dtype=object).flat):
-                raise MisfitError("takes text; received text among other values")
-            return array, _unless(array != "") if self.coerce and self.default is None else None
-        if kind not in "biuf":
-            raise MisfitError(f"takes {self.dtype}; received {_kind(array)}")
-        if self.dtype.kind == "f":
-            with np.errstate(over="ignore"):
-                result = array.astype(self.dtype, copy=False)
-            bad = None if self.allow_nan else _unless(np.isfinite(result))
-        else:
-            if kind == "f" and array.size and np.abs(array).max() >= _EXACT:
-                raise MisfitError(f"takes {self.dtype}; received a float too large to be an exact integer")
-            bad = None if kind != "f" else _unless(np.floor(array) == array)
-            bad = _or(bad, _outside(array, *self._integer_range()))
-            with np.errstate(invalid="ignore"):
-                result = array.astype(self.dtype, copy=False)
-        bad = _or(bad, _outside(array, self.minimum, self.maximum))
-        if bad is not None and bad.ndim > 1:
-            bad = bad.reshape(len(bad), -1).any(axis=1)
-        return result, bad
+    @property
+    def named(self) -> str:
+        """What the column takes, in words."""
+        return "a time" if self.times else "text" if self.dtype.kind == "U" else str(self.dtype)
 
-    def _integer_range(self) -> tuple[int, int]:
+    def integer_range(self) -> tuple[int, int]:
+        """Return the least and the greatest integer of the dtype."""
         return (0, 1) if self.dtype.kind == "b" else (int(np.iinfo(self.dtype).min), int(np.iinfo(self.dtype).max))
 
-    def reason(self, value: Any) -> str:
-        """Return why `value`, masked by `convert`, does not fit."""
-        if self.coerce and (value == "" if isinstance(value, str) else is_missing(value)):
-            return "is missing"
+    @property
+    def out_of_range(self) -> str:
+        """Why a number outside of the range does not fit; the number follows."""
         low, high = self.minimum, self.maximum
         finite = "finite " if self.dtype.kind == "f" and not self.allow_nan else ""
         if self.dtype.kind != "f":
-            minimum, maximum = self._integer_range()
+            minimum, maximum = self.integer_range()
             low = minimum if low is None else max(minimum, low)
             high = maximum if high is None else min(maximum, high)
         within = "" if low is None and high is None else f" from {low} to {high}"
-        return f"takes {finite}{self.dtype}{within}; received {short(value)}"
+        return f"takes {finite}{self.dtype}{within}; received "
 
 
 def as_column(value: Any) -> Column:
@@ -239,44 +190,6 @@ def known_arguments(owner: str, value: Mapping[str, Any], accepted: list[str], n
     if needed not in value:
         raise ConfigurationError(f"{owner} needs {needed}; received {dict(value)!r}")
     return value
-
-
-def _is_plain_number_text(array: np.ndarray) -> bool:
-    """Return whether text lacks number forms of Python: 1_0, non-ASCII digits."""
-    codes = np.ascontiguousarray(array).view(np.uint32)
-    return not ((codes == ord("_")) | (codes > ord("~")) | ((codes < ord(" ")) & (codes != 0) & (codes != 9))).any()
-
-
-def _holds_bool(values: Any) -> bool:
-    return any(type(value) is bool or (type(value) is list and _holds_bool(value)) for value in values)
-
-
-def _unless(good: np.ndarray) -> np.ndarray | None:
-    return None if good.all() else ~good
-
-
-def _or(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return first | second
-
-
-def _outside(array: np.ndarray, low: float | None, high: float | None) -> np.ndarray | None:
-    if array.size == 0 or array.dtype.kind == "b":
-        return None
-    bad = None
-    if low is not None and not array.min() >= low:
-        bad = ~(array >= low)
-    if high is not None and not array.max() <= high:
-        bad = _or(bad, ~(array <= high))
-    return bad
-
-
-def _kind(array: np.ndarray) -> str:
-    if array.dtype.kind == "O":
-        return "mixed or nested values"
-    name = {"U": "text", "b": "bool"}.get(array.dtype.kind, str(array.dtype))
-    return f"{name} of shape {list(array.shape[1:])}" if array.ndim > 1 else name
 
 
 def short(value: Any) -> str:

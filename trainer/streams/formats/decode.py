@@ -36,11 +36,21 @@ def json_loader() -> Callable[[bytes], Any]:
 
     def load(payload: bytes) -> Any:
         try:
-            return orjson.loads(payload)
+            value = orjson.loads(payload)
         except orjson.JSONDecodeError:
             return _loads(payload)
+        return _loads(payload) if has_long_number(payload) else value
 
     return load
+
+
+_DIGITS = bytes(ord("0") if chr(byte).isdigit() else ord(" ") for byte in range(128)) + b" " * 128
+_LONG = b"0" * 19  # digits of the shortest integer that orjson reads as a float
+
+
+def has_long_number(payload: bytes) -> bool:
+    """Return whether JSON may hold an integer that orjson would round."""
+    return _LONG in payload.translate(_DIGITS)
 
 
 _scan = json.JSONDecoder().raw_decode

@@ -12,8 +12,9 @@ from ...checks import choice, number
 from ...errors import ConfigurationError
 from ..batch import MAX_FUTURE, far_ahead
 from ..dead_letter import BadRow
-from .column import MISSING, Column, MisfitError, absent_column, as_column, known_arguments, short
+from .column import MISSING, Column, absent_column, as_column, known_arguments
 from .ragged_column import Ragged
+from .times import TIME_UNITS, UNITS, seconds_of_array
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,6 @@ def as_aligned(value: Any, columns: Mapping[str, Column]) -> tuple[AlignedLists,
                 )
         sequences.append(AlignedLists(str(sequence), separators))
     return tuple(sequences)
-
-
-FEW_ROWS = 32  # up to this the cost of a column exceeds that of its values
-_PLAIN = {str, int, float, type(None), type(MISSING)}
-TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # in seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +139,10 @@ class Schema:
     Args:
         columns: name -> `Column`, a dtype, or a mapping of `Column`'s arguments; batches keep this order.
         label: name of the label column, or None.
-        event_time: name of the field with the event's time; it becomes `Batch.event_time` and is a column
-            only when `columns` lists it.
-        event_time_unit: "s", "ms", "us" or "ns".
+        event_time: name of the field with the event's time, a number, a timestamp or a text; it becomes
+            `Batch.event_time` and is a column only when `columns` lists it.
+        event_time_unit: of event times that are numbers, "s", "ms", "us", "ns" or "yyyymmdd"; None: recognised by
+            their size, as `trainer.streams.formats.times` describes.
         max_future: seconds that an event time may lie ahead of this machine's clock; a row beyond is bad, for windows
             and times to live would follow it. None: any number.
         key: name of the column by which streams are joined, or None.
@@ -159,13 +156,12 @@ class Schema:
     columns: Mapping[str, Any]
     label: str | None = None
     event_time: str | None = None
-    event_time_unit: str = "s"
+    event_time_unit: str | None = None
     max_future: float | None = MAX_FUTURE
     key: str | None = None
     aligned: Mapping[str, Any] = field(default_factory=dict)
     fields: dict[str, Column] = field(init=False, repr=False)
     sequences: tuple[AlignedLists, ...] = field(init=False, repr=False)
-    alike: tuple[tuple[Column, tuple[str, ...]], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.columns, Mapping) or not self.columns:
@@ -179,14 +175,13 @@ class Schema:
             name = getattr(self, role)
             if name is not None and name not in columns:
                 absent_column(f"{role}={name!r}", name, columns)
-        choice("event_time_unit", self.event_time_unit, TIME_UNITS)
+        choice("event_time_unit", self.event_time_unit, TIME_UNITS, optional=True)
         number("max_future", self.max_future, least=0, optional=True, what="seconds")
         fields = dict(columns)
         if self.event_time is not None and self.event_time not in fields:
-            fields[self.event_time] = Column(np.float64)
+            fields[self.event_time] = Column(np.float64, coerce=True, times=True, time_unit=self.event_time_unit)
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "sequences", as_aligned(self.aligned, fields))
-        object.__setattr__(self, "alike", _alike(fields))
 
     def convert(
         self,
@@ -209,23 +204,20 @@ class Schema:
         """
         arrays: dict[str, np.ndarray] = {}
         reasons: dict[int, str] = {}
-        together = self._convert_together(values, rows) if rows <= FEW_ROWS and not text else {}
         for name, column in self.fields.items():
-            if name in together:
-                arrays[name] = together[name]
-                continue
-            column_values, absent = values.get(name), values.get(name) is None
-            if absent:
-                column_values = [MISSING if column.default is None else column.default] * rows
-            arrays[name], misfits = _convert(column, column_values, text and not absent, refuse_bools)
+            own = values.get(name)
+            if own is None:
+                arrays[name], misfits = column.absent(rows)
+            else:
+                arrays[name], misfits = column.convert(self._in_unit(name, own), text, refuse_bools)
             for row, reason in misfits.items():
                 reasons.setdefault(row, f"column {name!r} {reason}")
         for lists in self.sequences:
             reasons = {**lists.misfits(arrays), **reasons}
         times = None
         if self.event_time is not None:
-            times = arrays[self.event_time].astype(np.float64) * TIME_UNITS[self.event_time_unit]
-            reasons = {**far_ahead(times, self.max_future), **reasons}
+            times, unclear = self._event_times(arrays[self.event_time])
+            reasons = {**far_ahead(times, self.max_future), **unclear, **reasons}
         good = np.arange(rows, dtype=np.int64)
         if reasons:
             good = np.delete(good, list(reasons))
@@ -243,47 +235,26 @@ class Schema:
                 decoded.columns[name] = np.require(decoded.columns[name], None, ("C", "W"))
         return decoded
 
-    def _convert_together(self, values: Mapping[str, Any], rows: int) -> dict[str, np.ndarray]:
-        """Convert columns of one declaration at once, for the cost of one of them.
+    def _in_unit(self, name: str, values: Any) -> Any:
+        """Return values, timestamps as numbers for a plain column of event times."""
+        if name != self.event_time or self.fields[name].times or getattr(values, "dtype", np.dtype(bool)).kind != "M":
+            return values
+        seconds: Any = seconds_of_array(values)
+        return seconds * UNITS.get(self.event_time_unit or "s", 1.0)
 
-        Only lists of plain values, which NumPy reads the same together. Columns that do not all fit are left out.
-        """
-        arrays: dict[str, np.ndarray] = {}
-        for column, names in self.alike:
-            absent = [MISSING if column.default is None else column.default] * rows
-            joined_values: list[Any] = []
-            for name in names:
-                own = values.get(name, absent)
-                if type(own) is not list or len(own) != rows:
-                    break
-                joined_values += own
-            if len(joined_values) < rows * len(names) or not _PLAIN.issuperset(map(type, joined_values)):
-                continue
-            try:
-                array, bad = column.convert(joined_values)
-            except MisfitError:  # the columns are converted one by one, to name what does not fit
-                continue
-            if bad is None:
-                arrays |= zip(names, array.reshape(len(names), rows), strict=True)
-        return arrays
+    def _event_times(self, values: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
+        """Return event times in seconds, float64, and why rows have none."""
+        assert self.event_time is not None
+        if self.fields[self.event_time].times:
+            return values, {}
+        column = Column(np.float64, default=float("nan"), coerce=True, times=True, time_unit=self.event_time_unit)
+        times, unclear = column.convert(values)
+        return times, {row: f"column {self.event_time!r} {reason}" for row, reason in unclear.items()}
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]], refuse_bools: bool = False) -> Decoded:
         """Convert rows given as mappings from field name to value."""
-        try:
-            values = {name: [row[name] for row in rows] for name in self.fields}
-        except KeyError:
-            absent = {name: MISSING if c.default is None else c.default for name, c in self.fields.items()}
-            values = {name: [row.get(name, default) for row in rows] for name, default in absent.items()}
+        values = {name: [row.get(name, MISSING) for row in rows] for name in self.fields}
         return self.convert(values, len(rows), refuse_bools=refuse_bools, raw=rows.__getitem__)
-
-
-def _alike(fields: Mapping[str, Column]) -> tuple[tuple[Column, tuple[str, ...]], ...]:
-    """Return single-value columns that can be converted together, by declaration."""
-    groups: dict[str, list[str]] = {}
-    for name, column in fields.items():
-        if column.coerce and not column.shape and not column.times:
-            groups.setdefault(repr(column), []).append(name)  # NaN, a default, equals nothing
-    return tuple((fields[names[0]], tuple(names)) for names in groups.values() if len(names) > 1)
 
 
 def as_schema(value: Any) -> Schema:
@@ -294,29 +265,3 @@ def as_schema(value: Any) -> Schema:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"schema takes a Schema or a mapping of {accepted}; received {value!r}")
     return Schema(**known_arguments("a schema", value, accepted, "columns"))
-
-
-def _convert(column: Column, values: Any, text: bool, refuse_bools: bool) -> tuple[np.ndarray, dict[int, str]]:
-    """Convert as a whole; on failure in halves: k bad rows of n cost k log n calls."""
-    if len(values) == 0:
-        return column.blank(0), {}
-    try:
-        array, mask = column.convert(values, text, refuse_bools)
-    except MisfitError as error:
-        if len(values) == 1:
-            return _convert_value(column, values[0], text, str(error))
-        half = len(values) // 2
-        first, first_bad = _convert(column, values[:half], text, refuse_bools)
-        second, second_bad = _convert(column, values[half:], text, refuse_bools)
-        first_bad.update({row + half: reason for row, reason in second_bad.items()})
-        return np.concatenate([first, second]), first_bad
-    if mask is None:
-        return array, {}
-    return array, {int(row): column.reason(values[row]) for row in np.flatnonzero(mask)}
-
-
-def _convert_value(column: Column, value: Any, text: bool, reason: str) -> tuple[np.ndarray, dict[int, str]]:
-    absent = value is None or value is MISSING or (text and value == "")
-    if absent and column.default is not None:
-        return column.convert([column.default])[0], {}
-    return column.blank(1), {0: "is missing" if absent else f"{reason}: {short(value)}"}

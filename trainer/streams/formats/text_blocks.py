@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from . import arrow
+from .coercion import EXACT
 from .column import Column
 from .schema import Decoded, Schema
 
 BlockParser = Callable[[bytes], Decoded | None]
 _LONGEST_FIELD = 131_072  # bytes; Python's csv module rejects longer fields
-_EXACT = float(2**53)  # float64 cannot represent every larger integer
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LEAST_THREADED = 1 << 18  # bytes; smaller blocks are parsed by one thread
 _MINUS_0 = re.compile(rb"-0[^.eE]")
@@ -190,8 +190,8 @@ def _decoded(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes =
         else:
             arrays[name] = _array(value, column, rows)
         numbers = arrays[name].values if column.ragged else arrays[name]
-        if column.dtype.kind == "f" and np.abs(numbers).max(initial=0) >= _EXACT:
-            raise UnusualError  # JSON integers, which Python reads as integers
+        if column.times and numbers.dtype.kind == "f" and np.abs(numbers).max(initial=0) >= EXACT:
+            raise UnusualError  # nanoseconds in JSON, which Python reads as exact integers
         if json and column.dtype.kind == "f" and np.signbit(numbers[numbers == 0]).any() and _MINUS_0.search(json):
             raise UnusualError  # an integer as well, which Python reads without the sign
     decoded = schema.convert(arrays, rows)
@@ -204,13 +204,11 @@ def _array(chunked: Any, column: Column, rows: int) -> Any:
     array = chunked.combine_chunks()
     if len(array) != rows:
         raise UnusualError
-    if column.times:
-        array = arrow.seconds(array)
     if array.null_count and column.default is not None and not column.shape:
         array = array.fill_null(column.default)
     if array.null_count:
         raise UnusualError
-    if column.dtype.kind == "U" and not column.shape:
+    if (column.dtype.kind == "U" or arrow.require().types.is_string(array.type)) and not column.shape:
         return arrow.text(array)
     rows_of_shape = arrow.shaped(array, column.shape)
     if rows_of_shape is None:

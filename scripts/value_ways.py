@@ -1,0 +1,257 @@
+"""The ways in which a column of values reaches features, each as a function of the same Python values.
+
+Used by `scripts/reliability_tables.py` and by the property test of the features.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
+
+from trainer.features.feature_data import rows_of
+from trainer.features.features import Features
+
+COLUMN = "x"
+Outcome = tuple[Any, ...]  # for each row: the network's inputs, or None where the row is set aside
+
+
+class UnsupportedError(Exception):
+    """The way has no form for these values."""
+
+
+class CapsuleFrame:
+    """A frame of another library, which speaks Arrow's PyCapsule protocol alone."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(schema)
+
+
+class CapsuleBatch:
+    """A record batch of another library."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._batch = table.combine_chunks().to_batches()[0]
+
+    def __arrow_c_array__(self, schema: Any = None) -> Any:
+        return self._batch.__arrow_c_array__(schema)
+
+
+class InterchangeFrame:
+    """A frame of another library, which speaks the dataframe interchange alone."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __dataframe__(self, **options: Any) -> Any:
+        return self._table.__dataframe__(**options)
+
+
+def _types(values: Sequence[Any]) -> set[type]:
+    return {type(value) for value in values if value is not None}
+
+
+def _arrow(values: Sequence[Any]) -> pa.Table:
+    kinds = _types(values)
+    if len(kinds) > 1:
+        raise UnsupportedError
+    try:
+        unsigned = kinds == {int} and max((v for v in values if v is not None), default=0) >= 2**63
+        return pa.table({COLUMN: pa.array(values, pa.uint64() if unsigned else None)})
+    except (pa.ArrowException, OverflowError):
+        raise UnsupportedError from None
+
+
+def _pandas(values: Sequence[Any], dtypes: dict[type, Any]) -> pd.DataFrame:
+    kinds = _types(values)
+    if len(kinds) != 1 or next(iter(kinds)) not in dtypes:
+        raise UnsupportedError
+    try:
+        return pd.DataFrame({COLUMN: pd.array(list(values), dtype=dtypes[next(iter(kinds))])})
+    except (OverflowError, TypeError, ValueError):
+        raise UnsupportedError from None
+
+
+def _numpy(values: Sequence[Any]) -> dict[str, Any]:
+    if len(_types(values)) != 1 or None in values:
+        raise UnsupportedError
+    if list in _types(values):
+        raise UnsupportedError
+    array = np.array(values)
+    if array.dtype.kind not in "biufUM" or (array.dtype.kind == "f") != (_types(values) == {float}):
+        raise UnsupportedError
+    return {COLUMN: array}
+
+
+def _masked(values: Sequence[Any]) -> dict[str, Any]:
+    known = [value for value in values if value is not None]
+    if list in _types(values):
+        raise UnsupportedError
+    filled = _numpy([known[0] if value is None else value for value in values] if known else [])[COLUMN]
+    return {COLUMN: np.ma.MaskedArray(filled, [value is None for value in values])}
+
+
+def _in_memory(form: Callable[[Sequence[Any]], Any]) -> Callable[[Features, Sequence[Any], Path], Outcome]:
+    def outcome(features: Features, values: Sequence[Any], folder: Path) -> Outcome:
+        rows = features.read(form(values), labelled=False)
+        return _outcome(features, rows.columns, [row for row in range(rows.count) if row not in rows.bad], rows.count)
+
+    return outcome
+
+
+def _outcome(features: Features, columns: dict[str, Any], good: Sequence[int], count: int) -> Outcome:
+    inputs = features.apply(columns)
+    rows: list[Any] = [None] * count
+    for number, row in enumerate(good):
+        parts = [column[np.array([number])] for column in inputs.values()]
+        rows[row] = tuple(getattr(part, "values", part).tobytes() for part in parts)
+    return tuple(rows)
+
+
+def _one_row(features: Features, values: Sequence[Any], folder: Path) -> Outcome:
+    if list in _types(values) and not next(iter(features.columns.values())).shape:
+        raise UnsupportedError  # a dict of lists, that is
+    return tuple(_in_memory(lambda own: {COLUMN: own[0]})(features, [value], folder)[0] for value in values)
+
+
+def _many_rows(features: Features, values: Sequence[Any], folder: Path) -> Outcome:
+    times = 1 + 1000 // len(values)
+    found = _in_memory(lambda own: [{COLUMN: value} for value in own])(features, list(values) * times, folder)
+    assert found == found[: len(values)] * times
+    return found[: len(values)]
+
+
+def _file(suffix: str, write: Callable[[Path, Sequence[Any]], None], times: int = 1) -> Any:
+    def outcome(features: Features, values: Sequence[Any], folder: Path) -> Outcome:
+        path = folder / f"values.{suffix}"
+        write(path, list(values) * times)
+        kept: Any = Features(features.features, keep=["row"])
+        kept.learned, kept.is_fitted = features.learned, True
+        good, parts = [], []
+        for rows in rows_of(kept, path, labelled=False, kept=True):
+            good += [int(row) for row in rows.columns["row"]]
+            parts.append(rows.columns)
+        if not parts:
+            return (None,) * len(values)
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        found = _outcome(features, columns, good, len(values) * times)
+        assert found == found[: len(values)] * times
+        return found[: len(values)]
+
+    return outcome
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        raise UnsupportedError
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    return "" if value is None else str(value)
+
+
+def _write_csv(path: Path, values: Sequence[Any]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["row", COLUMN], *([row, _cell(value)] for row, value in enumerate(values))])
+
+
+def _write_lines(path: Path, values: Sequence[Any]) -> None:
+    path.write_text("".join(_json({"row": row, COLUMN: value}) + "\n" for row, value in enumerate(values)), "utf-8")
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except TypeError:
+        raise UnsupportedError from None
+
+
+def _write_parquet(path: Path, values: Sequence[Any]) -> None:
+    pyarrow.parquet.write_table(_arrow(values).append_column("row", pa.array(range(len(values)))), path)
+
+
+def _request(body: Callable[[Sequence[Any]], tuple[bytes, str]]) -> Any:
+    def outcome(features: Features, values: Sequence[Any], folder: Path) -> Outcome:
+        from trainer.serving.http.request_rows import rows_of_body
+
+        rows = rows_of_body(*body(values))
+        if rows.rows is None:
+            return _in_memory(lambda own: rows.table)(features, values, folder)
+        schema = features.unlabelled_schema
+        decoded = schema.convert({COLUMN: [row[COLUMN] for row in rows.rows]}, rows.count, refuse_bools=True)
+        return _outcome(features, decoded.columns, decoded.row.tolist(), rows.count)
+
+    return outcome
+
+
+def _ipc(values: Sequence[Any]) -> tuple[bytes, str]:
+    table, sink = _arrow(values), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes(), "application/vnd.apache.arrow.stream"
+
+
+_NULLABLE = {int: "Int64", float: "Float64", bool: "boolean", str: "string", datetime.datetime: "datetime64[ns]"}
+_UNSIGNED = {int: "UInt64"}
+_OF_ARROW = {
+    int: pd.ArrowDtype(pa.int64()),
+    float: pd.ArrowDtype(pa.float64()),
+    bool: pd.ArrowDtype(pa.bool_()),
+    str: pd.ArrowDtype(pa.string()),
+    datetime.datetime: pd.ArrowDtype(pa.timestamp("us")),
+    datetime.date: pd.ArrowDtype(pa.date32()),
+    Decimal: pd.ArrowDtype(pa.decimal128(38, 10)),
+}
+
+WAYS: dict[str, Callable[[Features, Sequence[Any], Path], Outcome]] = {
+    "a list of rows": _in_memory(lambda values: [{COLUMN: value} for value in values]),
+    "one row at a time": _one_row,
+    "a thousand rows": _many_rows,
+    "a dict of lists": _in_memory(lambda values: {COLUMN: list(values)}),
+    "NumPy": _in_memory(_numpy),
+    "NumPy, masked": _in_memory(_masked),
+    "pandas, object": _in_memory(lambda values: pd.DataFrame({COLUMN: pd.Series(list(values), dtype=object)})),
+    "pandas, nullable": _in_memory(lambda values: _pandas(values, _NULLABLE)),
+    "pandas, UInt64": _in_memory(lambda values: _pandas(values, _UNSIGNED)),
+    "pandas, Arrow": _in_memory(lambda values: _pandas(values, _OF_ARROW)),
+    "pandas, category": _in_memory(lambda values: _pandas(values, _NULLABLE | _OF_ARROW).astype("category")),
+    "Arrow": _in_memory(_arrow),
+    "Arrow dictionary": _in_memory(lambda values: _dictionary(_arrow(values))),
+    "PyCapsule stream": _in_memory(lambda values: CapsuleFrame(_arrow(values))),
+    "PyCapsule array": _in_memory(lambda values: CapsuleBatch(_arrow(values))),
+    "interchange": _in_memory(lambda values: _interchange(_arrow(values))),
+    "CSV": _file("csv", _write_csv),
+    "CSV, in blocks": _file("csv", _write_csv, 400),
+    "JSON lines": _file("jsonl", _write_lines),
+    "JSON lines, in blocks": _file("jsonl", _write_lines, 400),
+    "Parquet": _file("parquet", _write_parquet),
+    "HTTP JSON": _request(lambda values: (_json({"rows": [{COLUMN: v} for v in values]}).encode(), "application/json")),
+    "HTTP JSON columns": _request(lambda values: (_json({"columns": {COLUMN: values}}).encode(), "application/json")),
+    "HTTP Arrow": _request(_ipc),
+}
+
+
+def _dictionary(table: pa.Table) -> pa.Table:
+    try:
+        return pa.table({COLUMN: table.column(COLUMN).dictionary_encode()})
+    except pa.ArrowException:
+        raise UnsupportedError from None
+
+
+def _interchange(table: pa.Table) -> InterchangeFrame:
+    if pa.types.is_decimal(table.schema.field(0).type) or pa.types.is_date(table.schema.field(0).type):
+        raise UnsupportedError
+    if pa.types.is_nested(table.schema.field(0).type) or pa.types.is_null(table.schema.field(0).type):
+        raise UnsupportedError
+    return InterchangeFrame(table)

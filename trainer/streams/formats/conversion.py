@@ -1,0 +1,293 @@
+"""Converts the values of a column: exact values and which are missing, then dtype and range.
+
+This is the only conversion: rows of dicts, frames, Arrow data, files and requests all end here, one row or many.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import coercion
+from .coercion import MISSING, MisfitError, is_missing, lower_truth
+from .ragged_column import Ragged
+from .times import seconds_of_array
+
+if TYPE_CHECKING:
+    from .column import Column
+
+Misfits = dict[int, str]  # row -> why it does not fit; the value is added to a reason that ends in a space
+
+# types that NumPy reads as they are
+_PLAIN: dict[str, set[type]] = {"f": {float, int}, "i": {int}, "u": {int}, "U": {str}, "b": {bool}}
+_EXACT_DTYPES: dict[str, Any] = {"f": np.float64, "i": np.int64, "u": np.int64, "U": np.str_, "b": np.bool_}
+
+
+class RangeError(Exception):
+    """A number that no value of the dtype equals."""
+
+
+def single(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, Misfits]:
+    """Read exact values and which are missing, then fit them to dtype and range."""
+    if isinstance(values, Ragged):
+        rows: Any = values
+        values = [row if len(row) else MISSING for row in rows]
+    hidden = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    read = None
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        array = values if hidden is None else np.asarray(values)
+        read = _exact_array(column, array, strict)
+        if read is None:
+            values = list(array) if array.dtype.kind in "mM" else array.tolist()
+            if hidden is not None:
+                values = [MISSING if gone else value for value, gone in zip(values, hidden, strict=True)]
+        elif hidden is not None:
+            read = (read[0], hidden if read[1] is None else hidden | read[1])
+    if read is not None:
+        return _fitted(column, *read, {})
+    return _fitted(column, *_exact_list(column, values, text, strict))
+
+
+def _exact_array(column: Column, array: np.ndarray, strict: bool) -> tuple[np.ndarray, np.ndarray | None] | None:
+    """Return exact values and which are missing; None if they are read one by one."""
+    kind, source = column.dtype.kind, array.dtype.kind
+    if kind == "U":
+        if source == "U":
+            return _texts(column, array)
+        if not column.coerce:
+            return None
+        if source == "b":
+            return np.where(array, "true", "false"), None
+        if source in "iu":
+            return array.astype(np.str_), None
+        whole = coercion.whole_numbers(array) if source == "f" else None
+        return None if whole is None else (whole[0].astype(np.str_), whole[1])
+    if column.times:
+        return _exact_times(column, array)
+    if source == "b" and strict and kind != "b":
+        return None
+    if kind == "f":
+        if source == "M" and column.coerce:
+            seconds = seconds_of_array(array)
+            return seconds, np.isnan(seconds)
+        if source not in "biuf":
+            return None
+        array = array.astype(np.float64) if source != "f" else array
+        return array, np.isnan(array) if column.coerce and source == "f" else None
+    if source == "f":
+        whole = coercion.whole_numbers(array)
+        return whole if whole is not None and (column.coerce or not whole[1].any()) else None
+    return (array, None) if source in "biu" else None
+
+
+def _texts(column: Column, array: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    if not column.coerce:
+        return array, None
+    return lower_truth(array), None if column.default == "" else array == ""
+
+
+def _exact_times(column: Column, array: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    if array.dtype.kind == "U":
+        try:
+            numbers = array.astype(np.float64)
+        except ValueError:
+            return None
+        # digits that no float64 holds are read one by one, and what Python alone takes for a number
+        if not (np.abs(numbers) < coercion.EXACT).all() or (np.char.find(array, "_") >= 0).any():
+            return None
+        array = numbers
+    seconds = seconds_of_array(array, column.time_unit) if array.dtype.kind in "iufM" else None
+    return None if seconds is None else (seconds, np.isnan(seconds))
+
+
+def _exact_list(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, np.ndarray | None, Misfits]:
+    """Read Python values: those of one plain type at once, others one by one."""
+    kind = column.dtype.kind
+    if not column.times and _PLAIN[kind].issuperset(map(type, values)):
+        try:
+            array = np.array(values, _EXACT_DTYPES[kind])
+            if kind == "U":
+                return *_texts(column, array), {}
+            return array, np.isnan(array) if kind == "f" and column.coerce else None, {}
+        except OverflowError:
+            pass  # the integer is named
+    exact: list[Any] = [column.dtype.type()] * len(values)
+    absent = np.zeros(len(values), bool)
+    bad: Misfits = {}
+    for row, value in enumerate(values):
+        try:
+            read = _read(column, value, text, strict)
+            if read is MISSING:
+                absent[row] = True
+            else:
+                exact[row] = read
+        except MisfitError as misfit:
+            bad[row] = f"takes {column.named}; {misfit}: "
+        except RangeError:
+            bad[row] = column.out_of_range
+    return np.array(exact, column.dtype if kind in "iu" else _EXACT_DTYPES[kind]), absent, bad
+
+
+def _read(column: Column, value: Any, text: bool, strict: bool) -> Any:
+    """Return the exact value of one row, or MISSING."""
+    kind = column.dtype.kind
+    if is_missing(value) and (column.coerce or not isinstance(value, float | np.floating)):
+        return MISSING
+    if kind == "U":
+        if not column.coerce:
+            if isinstance(value, str):
+                return value
+            raise MisfitError(coercion.received(value))
+        return coercion.as_text(value) or MISSING
+    if not column.coerce:
+        if isinstance(value, str) and not text:
+            raise MisfitError(coercion.received(value))
+        if isinstance(value, datetime.date | np.datetime64) or (
+            strict and kind != "b" and isinstance(value, bool | np.bool_)
+        ):
+            raise MisfitError(coercion.received(value))
+    if column.times:
+        return coercion.as_seconds(value, column.time_unit, column.day_first)
+    if kind == "f":
+        return coercion.as_float(value)
+    if isinstance(value, float | np.floating) and not float(value).is_integer():
+        raise RangeError
+    number = coercion.as_integer(value)
+    low, high = column.integer_range()
+    if number is not MISSING and not low <= number <= high:
+        raise RangeError
+    return number
+
+
+def _fitted(column: Column, exact: np.ndarray, absent: np.ndarray | None, bad: Misfits) -> tuple[np.ndarray, Misfits]:
+    """Return exact values in the column's dtype, with the default for missing ones."""
+    if column.dtype.kind == "U":
+        array = exact
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):
+            array = exact.astype(column.dtype, copy=False)
+        wrong = None
+        if column.dtype.kind != "f":
+            wrong = _outside(exact, *column.integer_range())
+        elif not column.allow_nan:
+            wrong = _unless(np.isfinite(array))
+        wrong = _or(wrong, _outside(exact, column.minimum, column.maximum))
+        if wrong is not None:
+            wrong = wrong if absent is None else wrong & ~absent
+            for row in np.flatnonzero(wrong):
+                bad.setdefault(int(row), column.out_of_range)
+    if absent is not None and absent.any():
+        if column.default is not None:
+            array = np.where(
+                absent, np.asarray(column.default, None if column.dtype.kind == "U" else column.dtype), array
+            )
+        else:
+            bad = {**bad, **dict.fromkeys(np.flatnonzero(absent).tolist(), "is missing")}
+    return array, bad
+
+
+def fixed(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, Misfits]:
+    """Convert rows of a fixed shape; a row of another shape does not fit."""
+    size = math.prod(column.shape)
+    if isinstance(values, np.ndarray) and values.shape[1:] == column.shape and values.dtype != object:
+        array, within = _within(column.element, values.reshape(-1), text, strict)
+        return array.reshape(len(values), *column.shape), _of_rows(within, np.repeat(np.arange(len(values)), size))
+    flat: list[Any] = []
+    bad: Misfits = {}
+    blank = ["" if column.dtype.kind == "U" else 0] * size
+    for row, value in enumerate(values):
+        if is_missing(value) and column.default is None:
+            bad[row] = "is missing"
+        try:
+            flat += blank if row in bad else _flat(column.default if is_missing(value) else value, column.shape)
+        except MisfitError as misfit:
+            bad[row] = f"takes rows of shape {list(column.shape)}; {misfit}: "
+            flat += blank
+    array, within = _within(column.element, flat, text, strict)
+    found = _of_rows(within, np.repeat(np.arange(len(values)), size))
+    return array.reshape(len(values), *column.shape), {**found, **bad}
+
+
+def lists(column: Column, values: Any, text: bool, strict: bool) -> tuple[Ragged, Misfits]:
+    """Convert rows that are lists of any length."""
+    bad: Misfits = {}
+    flat: Any
+    if isinstance(values, Ragged):
+        lengths, flat = values.lengths, values[:].values
+    elif isinstance(values, np.ndarray) and values.ndim > 1 and values.dtype != object:
+        lengths, flat = np.full(len(values), values.shape[1]), values.reshape(-1, *values.shape[2:])
+    else:
+        flat, counts = [], []
+        for row, value in enumerate(values):
+            if is_missing(value):
+                if column.default is None:
+                    bad[row] = "is missing"
+                value = column.default or ()
+            if not isinstance(value, list | tuple | np.ndarray) or (isinstance(value, np.ndarray) and not value.ndim):
+                bad[row] = f"takes lists of {column.named}; {coercion.received(value)}: "
+                value = ()
+            counts.append(len(value))
+            flat.extend(value)
+        lengths = np.array(counts, np.int64)
+    array, within = _within(column.element, flat, text, strict)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    found = _of_rows(within, np.repeat(np.arange(len(lengths)), lengths))
+    return Ragged(array, offsets, **column.blank(0).options), {**found, **bad}
+
+
+def _within(column: Column, values: Any, text: bool, strict: bool) -> tuple[Any, Misfits]:
+    """Convert the values within rows; reasons leave the value to the row's."""
+    if not len(values):
+        return column.blank(0), {}
+    array, bad = fixed(column, values, text, strict) if column.shape else single(column, values, text, strict)
+    return array, {row: "holds a missing value: " if why == "is missing" else why for row, why in bad.items()}
+
+
+def _flat(value: Any, shape: Sequence[Any]) -> list[Any]:
+    """Return the values of a row of this shape; MisfitError for another shape."""
+    if not isinstance(value, list | tuple | np.ndarray):
+        raise MisfitError(coercion.received(value))
+    if len(value) != shape[0]:
+        raise MisfitError(f"received {len(value)} values where {shape[0]} belong")
+    if len(shape) == 1:
+        return list(value)
+    return [inner for part in value for inner in _flat(part, shape[1:])]
+
+
+def _of_rows(within: Misfits, row: np.ndarray) -> Misfits:
+    """Return the first reason of each row, of reasons by value; `row` is the row of each."""
+    found: Misfits = {}
+    for number, reason in within.items():
+        found.setdefault(int(row[number]), reason)
+    return found
+
+
+def _unless(good: np.ndarray) -> np.ndarray | None:
+    return None if good.all() else ~good
+
+
+def _or(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first | second
+
+
+def _outside(array: np.ndarray, low: float | None, high: float | None) -> np.ndarray | None:
+    if array.size == 0 or array.dtype.kind == "b":
+        return None
+    if array.dtype.kind == "u":  # NumPy 1 compares uint64 with other integers as floats
+        array, low, high = array.astype(np.uint64), _unsigned(low), _unsigned(high)
+    bad = None
+    if low is not None and not array.min() >= low:
+        bad = ~(array >= low)
+    if high is not None and not array.max() <= high:
+        bad = _or(bad, ~(array <= high))
+    return bad
+
+
+def _unsigned(bound: float | None) -> Any:
+    return bound if bound is None or not float(bound).is_integer() else np.uint64(min(max(int(bound), 0), 2**64 - 1))

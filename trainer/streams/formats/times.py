@@ -1,0 +1,206 @@
+"""Times as seconds since the epoch: the one place where numbers and texts become times.
+
+A number is in a declared unit, or in the one that its magnitude shows: seconds, milliseconds, microseconds and
+nanoseconds between 2001 and 2286 have 10, 13, 16 and 19 digits. A number that could be in two units is refused by name,
+as is a date whose day and month could be swapped. Each value is judged alone, so that it is the same time in every row.
+"""
+
+from __future__ import annotations
+
+import calendar
+import datetime
+import re
+from typing import Any
+
+import numpy as np
+
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # of them in a second
+DATE_UNIT = "yyyymmdd"
+TIME_UNITS = (*UNITS, DATE_UNIT)
+_ARGUMENTS = "Time(unit=...), event_time_unit of Features or Schema, time_unit of Column"
+_PLAIN = {"ms": (1e12, 1e13), "us": (1e15, 1e16), "ns": (1e18, 1e19)}  # magnitudes of the years 2001 to 2286
+_SECONDS_END = 1e10
+_DATES = (19_000_101, 21_991_231)  # the eight-digit dates that are recognised
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+_MONTHS = {name.lower(): number for number, name in enumerate(calendar.month_abbr) if number}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_TIME = re.compile(
+    r"(?:(?P<year>\d{4})(?P<s1>[-/.])(?P<month>\d{1,2})(?P=s1)(?P<day>\d{1,2})"
+    r"|(?P<first>\d{1,2})(?P<s2>[-/.])(?P<second>\d{1,2})(?P=s2)(?P<year2>\d{4})"
+    r"|(?P<day3>\d{1,2})[ .-]+(?P<name3>[A-Za-z]{3,9})[ .,-]+(?P<year3>\d{4})"
+    r"|(?P<name4>[A-Za-z]{3,9})\.? (?P<day4>\d{1,2}),? (?P<year4>\d{4})"
+    r"|(?P<packed>\d{8})(?=T))"
+    r"(?:(?:[T ]|, ?)(?P<hour>\d{1,2})(?::?(?P<minute>\d\d)(?::?(?P<sec>\d\d)(?:[.,](?P<fraction>\d+))?)?)?"
+    r"(?: ?(?P<half>[AaPp][Mm]))?(?: ?(?P<zone>[Zz]|UTC|GMT|[+-]\d\d(?::?\d\d)?))?)?"
+)
+
+
+class UnclearTimeError(ValueError):
+    """A value that could be several times; the message says which, and what to declare."""
+
+
+def seconds_of(text: str, unit: str | None = None, day_first: bool | None = None) -> float | None:
+    """Return the time that a text tells as seconds since the epoch, or None.
+
+    Everything that reads times from text calls this function: features, schemas, event times and `trainer init`.
+
+    Args:
+        text: ISO 8601 and its relatives ("2024-02-03T17:18:00.5+02:00", "2024/2/3", "3 Feb 2024 5:18 PM",
+            "03.02.2024 17:18"), an eight-digit date ("20240203"), or a number as `seconds_of_number` takes it. UTC
+            where it names no zone; digits below a microsecond are dropped.
+        unit: of numbers, one of `TIME_UNITS`; None: recognised.
+        day_first: whether "03/02/2024" is the third of February; None: such a date is refused unless one of its
+            numbers is above 12 or both are equal.
+
+    Raises:
+        UnclearTimeError: it could be several times.
+    """
+    text = text.strip()
+    if _NUMBER.fullmatch(text):
+        if unit is None and len(text) in (8, 14) and text.isdigit() and _DATES[0] <= int(text[:8]) <= _DATES[1]:
+            return _packed(text)
+        return seconds_of_number(int(text) if text.lstrip("+-").isdigit() else float(text), unit)
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return None
+    try:
+        day = _date_of(match, day_first)
+        return None if day is None else _seconds(day, match)
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, UnclearTimeError):
+            raise
+        return None
+
+
+def seconds_of_number(value: int | float, unit: str | None = None) -> float:
+    """Return a number of `unit` as seconds since the epoch; None: recognised.
+
+    Raises:
+        UnclearTimeError: no unit is declared, and the magnitude does not show one; or no date has these digits.
+    """
+    if value != value or value in (float("inf"), -float("inf")):
+        return float(value)
+    unit = _recognised(value) if unit is None else unit
+    if unit == DATE_UNIT:
+        return _packed(str(int(value)) if value == int(value) else str(value))
+    if unit == "ns":
+        return int(value // 1000) / 1e6
+    return float(value) if unit == "s" else float(value) / UNITS[unit]
+
+
+def seconds_of_array(values: np.ndarray, unit: str | None = None) -> np.ndarray | None:
+    """Return numbers or datetime64 [n] as float64 [n] seconds; None if one is unclear.
+
+    The result is that of `seconds_of_number` for each of them; NaN and NaT are NaN.
+    """
+    if values.dtype.kind == "M":
+        seconds = values.astype("datetime64[us]").astype(np.int64) / 1e6
+        return np.where(np.isnat(values), np.nan, seconds)
+    if unit == DATE_UNIT:
+        return None
+    if unit is None:
+        size = np.abs(values.astype(np.float64))
+        if ((size >= _DATES[0]) & (size <= _DATES[1])).any():
+            return None
+        rest = size >= _SECONDS_END
+        if not rest.any():
+            return values.astype(np.float64)
+        seconds = values.astype(np.float64)
+        for name, (low, high) in _PLAIN.items():
+            own = (size >= low) & (size < high)
+            rest &= ~own
+            if own.any():
+                found = seconds_of_array(values[own], name)
+                assert found is not None
+                seconds[own] = found
+        return None if (rest & np.isfinite(size)).any() else seconds
+    if unit == "ns":
+        return np.floor_divide(values, 1000) / 1e6
+    return values.astype(np.float64) / UNITS[unit]
+
+
+def datetimes(seconds: np.ndarray) -> np.ndarray:
+    """Return seconds since the epoch as datetime64, of which nothing has to be recognised; NaN is NaT."""
+    known = np.isfinite(seconds)
+    times = np.round(np.where(known, seconds, 0) * 1e6).astype(np.int64).astype("datetime64[us]")
+    times[~known] = "NaT"
+    return times
+
+
+def text_of(value: Any) -> str:
+    """Return the text of a date or time as a category: ISO 8601, UTC, no zeros at the end."""
+    if isinstance(value, datetime.datetime):
+        if value.tzinfo is not None:
+            value = value.astimezone(datetime.timezone.utc).replace(tzinfo=None)
+        text = value.isoformat()
+        return text.rstrip("0") if "." in text else text
+    return value.isoformat()
+
+
+def seconds_of_datetime(value: datetime.datetime | datetime.date) -> float:
+    """Return a datetime (UTC without a zone) or a date as seconds since the epoch."""
+    if not isinstance(value, datetime.datetime):
+        value = datetime.datetime(value.year, value.month, value.day)
+    if value.tzinfo is None:
+        value = value.replace(tzinfo=datetime.timezone.utc)
+    return (value - _EPOCH) // _MICROSECOND / 1e6
+
+
+def _recognised(value: int | float) -> str:
+    size = abs(value)
+    if _DATES[0] <= size <= _DATES[1]:
+        raise UnclearTimeError(
+            f"a number that is a date, or seconds in 1970: declare {DATE_UNIT!r} or 's' as its unit, {_ARGUMENTS}"
+        )
+    if size < _SECONDS_END:
+        return "s"
+    for unit, (low, high) in _PLAIN.items():
+        if low <= size < high:
+            return unit
+    raise UnclearTimeError(
+        f"a number whose unit is unclear: declare one of {', '.join(map(repr, TIME_UNITS))} as its unit, {_ARGUMENTS}"
+    )
+
+
+def _packed(digits: str) -> float:
+    try:
+        time = datetime.datetime.strptime(digits, {8: "%Y%m%d", 14: "%Y%m%d%H%M%S"}.get(len(digits), ""))
+    except ValueError:
+        raise UnclearTimeError("digits that are no date: declare the unit of such numbers") from None
+    return seconds_of_datetime(time)
+
+
+def _date_of(match: re.Match[str], day_first: bool | None) -> datetime.date | None:
+    found = match.groupdict()
+    if found["packed"]:
+        return datetime.datetime.strptime(found["packed"], "%Y%m%d").date()
+    if found["year"]:
+        return datetime.date(int(found["year"]), int(found["month"]), int(found["day"]))
+    if found["year2"]:
+        first, second, year = int(found["first"]), int(found["second"]), int(found["year2"])
+        if first > 12 or second > 12 or first == second:
+            day_first = first > 12 or (day_first and second <= 12)
+        elif day_first is None:
+            readings = datetime.date(year, second, first), datetime.date(year, first, second)
+            raise UnclearTimeError(f"a date that is {readings[0]} or {readings[1]}: declare day_first=True or False")
+        return datetime.date(year, second, first) if day_first else datetime.date(year, first, second)
+    suffix = "3" if found["year3"] else "4"
+    month = _MONTHS.get(found["name" + suffix][:3].lower())
+    return None if month is None else datetime.date(int(found["year" + suffix]), month, int(found["day" + suffix]))
+
+
+def _seconds(day: datetime.date, match: re.Match[str]) -> float:
+    hour, minute, second = (int(match[name] or 0) for name in ("hour", "minute", "sec"))
+    if match["half"]:
+        if not 1 <= hour <= 12:
+            raise ValueError("no such hour")
+        hour = hour % 12 + 12 * (match["half"].lower() == "pm")
+    microsecond = int((match["fraction"] or "0")[:6].ljust(6, "0"))
+    time = datetime.datetime(day.year, day.month, day.day, hour, minute, second, microsecond)
+    zone = match["zone"] or ""
+    shift = 0
+    if zone[:1] in ("+", "-"):
+        shift = int(zone[1:3]) * 60 + int(zone[-2:] if len(zone) > 3 else 0)
+        shift = -shift if zone[0] == "-" else shift
+    return seconds_of_datetime(time - datetime.timedelta(minutes=shift))
