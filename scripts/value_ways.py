@@ -84,6 +84,12 @@ def _pandas(values: Sequence[Any], dtypes: dict[type, Any]) -> pd.DataFrame:
         raise UnsupportedError from None
 
 
+def _unsigned(values: Sequence[Any]) -> Sequence[Any]:
+    if _types(values) != {int} or min(value for value in values if value is not None) < 0:
+        raise UnsupportedError
+    return values
+
+
 def _numpy(values: Sequence[Any]) -> dict[str, Any]:
     if len(_types(values)) != 1 or None in values:
         raise UnsupportedError
@@ -223,7 +229,7 @@ WAYS: dict[str, Callable[[Features, Sequence[Any], Path], Outcome]] = {
     "NumPy, masked": _in_memory(_masked),
     "pandas, object": _in_memory(lambda values: pd.DataFrame({COLUMN: pd.Series(list(values), dtype=object)})),
     "pandas, nullable": _in_memory(lambda values: _pandas(values, _NULLABLE)),
-    "pandas, UInt64": _in_memory(lambda values: _pandas(values, _UNSIGNED)),
+    "pandas, UInt64": _in_memory(lambda values: _pandas(_unsigned(values), _UNSIGNED)),
     "pandas, Arrow": _in_memory(lambda values: _pandas(values, _OF_ARROW)),
     "pandas, category": _in_memory(lambda values: _pandas(values, _NULLABLE | _OF_ARROW).astype("category")),
     "Arrow": _in_memory(_arrow),
