@@ -76,7 +76,8 @@ class History(Callback):
     """Records losses per epoch, validations, windows, and a loss curve in between.
 
     Args:
-        every: cadence of the loss curve (one host copy per point); a number of optimizer steps or an `Every`.
+        every: cadence of the loss curve (one host copy per point); a number of optimizer steps or an `Every`. None:
+            after the calls that cross a multiple of 50 steps.
         max_points: bound of the loss curve and of each window series; beyond it they are thinned evenly.
 
     Attributes:
@@ -89,8 +90,8 @@ class History(Callback):
         ConfigurationError: an argument is invalid.
     """
 
-    def __init__(self, every: Every | int = 50, max_points: int = 1000) -> None:
-        self.every = cadence("History", every)
+    def __init__(self, every: Every | int | None = None, max_points: int = 1000) -> None:
+        self.every = cadence("History", every, Every(steps=50))
         self.max_points = whole("History(max_points=...)", max_points, 2)
         self._clear()
 

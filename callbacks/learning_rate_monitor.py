@@ -21,7 +21,8 @@ class LearningRateMonitor(Callback):
     """Records the learning rate of the latest step at a cadence, in bounded memory.
 
     Args:
-        every: cadence or number of optimizer steps; reading the rate is a host copy.
+        every: cadence or number of optimizer steps; reading the rate is a host copy. None: after the calls
+            that cross a multiple of 50 steps.
         verbose: print a line when the rate has changed since the last record.
         max_points: bound of the record; beyond it points are thinned evenly.
 
@@ -34,8 +35,8 @@ class LearningRateMonitor(Callback):
 
     reports_only = True
 
-    def __init__(self, every: Every | int = 50, verbose: bool = False, max_points: int = 1000) -> None:
-        self.every = cadence("LearningRateMonitor", every)
+    def __init__(self, every: Every | int | None = None, verbose: bool = False, max_points: int = 1000) -> None:
+        self.every = cadence("LearningRateMonitor", every, Every(steps=50))
         self.verbose = bool(verbose)
         self.max_points = whole("LearningRateMonitor(max_points=...)", max_points, 2)
         self.curve = Curve(self.max_points)

@@ -13,6 +13,7 @@ class LossMonitor(Callback):
 
     Args:
         every: cadence, or a number of optimizer steps. The loss is copied to the host only when a line is due.
+            None: after every call, of one step or many.
 
     Raises:
         ConfigurationError: `every` is not a cadence or a positive whole number.
@@ -21,8 +22,8 @@ class LossMonitor(Callback):
     main_only = True
     reports_only = True
 
-    def __init__(self, every: Every | int = 1) -> None:
-        self.every = cadence("LossMonitor", every)
+    def __init__(self, every: Every | int | None = None) -> None:
+        self.every = cadence("LossMonitor", every, Every(steps=1))
 
     def on_train_begin(self, trainer: Trainer) -> None:
         self.every.start(trainer.state.progress)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .checks import is_number, is_whole, number, refuse, whole
@@ -18,15 +19,26 @@ class Counters(Protocol):
     samples_seen: int
 
 
+class Gathers(Protocol):
+    """The processes that train together; `trainer.distributed.group.Group` is one."""
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Return the values of all processes."""
+
+
 _UNITS = {"steps": "global_step", "samples": "samples_seen", "epochs": "epoch"}
 
 
 class Every:
     """A cadence: every n optimizer steps, samples, finished epochs or seconds.
 
-    With steps, samples and epochs it is due when a multiple of n was *crossed* since the last check, so a call that
-    trains 8 steps at once fires `Every(steps=5)` once, not never. With seconds it is due n seconds after it last fired.
-    Check once per step: a check moves the mark.
+    With steps it is due at multiples of n: calls that train several steps end there, so `Every(steps=2)` means calls of
+    2 steps at most. With samples, and in default cadences of callbacks, which cut no calls, it is due after the call
+    that *crosses* a multiple of n. With seconds it is due n seconds after it last fired. Check once per call: a check
+    moves the mark.
+
+    Attributes:
+        cuts_calls: whether calls end at the multiples of n steps; False in default cadences.
 
     Raises:
         ConfigurationError: not exactly one unit was given, or it is not positive.
@@ -49,6 +61,7 @@ class Every:
         self.unit, n = next(iter(given.items()))
         argument = f"Every({self.unit}=...)"
         self.n = number(argument, n, above=0) if self.unit == "seconds" else whole(argument, n)
+        self.cuts_calls = self.unit == "steps"
         self._counter = _UNITS.get(self.unit)
         self._mark: float | None = None
 
@@ -87,16 +100,49 @@ class Every:
 def cadence(owner: str, value: Any, default: Every | None = None) -> Every:
     """Return a copy of `value`: an `Every`, a number of optimizer steps, or None.
 
-    None means `default`. A copy, so that two callbacks sharing one do not move each other's mark.
+    None means `default`, which cuts no calls. A copy, so that two callbacks sharing one do not move each other's mark.
 
     Raises:
         ConfigurationError: `value` is neither, or the number is not positive.
     """
-    value = default if value is None else value
+    by_default = value is None and default is not None
+    value = default if by_default else value
     if isinstance(value, Every):
-        return Every(**{value.unit: value.n})
+        copy = Every(**{value.unit: value.n})
+        copy.cuts_calls = value.cuts_calls and not by_default
+        return copy
     argument = f"{owner}(every=...)"
     if not is_whole(value):
         optional = " or None" if default is not None else ""
         refuse(argument, f"an Every, a whole number of optimizer steps{optional}", value)
     return Every(steps=whole(argument, value))
+
+
+@dataclass(frozen=True)
+class StepMarks:
+    """The steps at which calls of several steps end: multiples of any of `every`."""
+
+    every: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, cadences: Iterable[Any]) -> StepMarks:
+        """Return the marks of those `cadences` that cut calls; other values are ignored."""
+        cutting = {each.n for each in cadences if isinstance(each, Every) and each.cuts_calls}
+        return cls(tuple(sorted(map(int, cutting))))
+
+    def of_all(self, group: Gathers) -> StepMarks:
+        """Return the marks of all processes, which make the same calls; a collective call."""
+        return StepMarks(tuple(sorted({n for every in group.gather_json(self.every) for n in every})))
+
+    def call_size(self, step: int, most: int) -> int:
+        """Return the steps of a call after `step`, at most `most`.
+
+        Calls up to the next mark have about the same size, because one of few steps costs nearly what a full one does.
+        """
+        if not self.every:
+            return most
+        left = min(n - step % n for n in self.every)
+        return -(-left // -(-left // most))
+
+
+NO_MARKS = StepMarks()

@@ -233,7 +233,8 @@ class Trainer(TrainerBase):
             epochs: epochs to train in this call; with `resume`, the total of the resumed run.
             valid_dataset: evaluated when `valid_every` is due; results are named "val_*". A dict of datasets (a dict of
                 columns is one dataset) gives "val_<name>_*" for each.
-            valid_every: an `Every`, a number of optimizer steps, or None for the end of each epoch.
+            valid_every: an `Every`, a number of optimizer steps, or None for the end of each epoch. Calls of several
+                steps end where a cadence in steps is due, also a callback's: 2 means calls of 2 steps at most.
             callbacks: a callback, or a list of them; MindSpore's own work too. None shows a progress bar.
             dataset_sink_mode: train several steps in one graph call, bit-identical to single steps.
             sink_size: steps per call; -1 chooses (up to 32, by size). Hooks run once per call.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mindspore import Tensor
 
+from ..cadence import NO_MARKS, StepMarks
 from ..errors import DataError
 from .as_columns import ColumnOrder, Columns, common_dtype
 from .batch_sizes import RowFilling
@@ -136,6 +137,7 @@ class FeedOptions:
     inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
     alike: bool = False  # whether lists are padded to the length that those of the step have on any process
     batches_per_epoch: int | None = None  # how many batches of the source make an epoch, at most; None for all
+    marks: StepMarks = NO_MARKS  # where calls of several steps end
     same_batches: bool = False  # whether all epochs have the batches of the first one
 
 

@@ -71,6 +71,7 @@ class Feed:
         should_stop: Callable[[], bool] = lambda: False,  # asked during a wait for data; True ends the chunks
         gate: Callable[[bool], bool] | None = None,
         *,
+        step: int = 0,  # optimizer updates done before `position`
         inline: bool = False,  # whether to read on the caller's thread, as is done for a source that is bound to it
     ) -> Generator[Chunk, None, None]:
         """Yield the chunks from `position` to its epoch's end or `max_steps` updates.
@@ -82,7 +83,7 @@ class Feed:
         clock.worked += time.perf_counter() - clock.since
         clock.since = time.perf_counter()
         self._reading += 1
-        chunks: Any = self._read_chunks(position, max_steps, self._reading)
+        chunks: Any = self._read_chunks(position, max_steps, step, self._reading)
         few = source.in_memory and source.size <= (MAX_QUEUED if transform is None else 1)
         inline = inline or source.thread_bound or few  # so few batches are cut sooner than a thread is started
         if transform is not None:
@@ -188,11 +189,18 @@ class Feed:
         if not self._left_behind:
             self.source.go_back(position, trained)
 
-    def _read_chunks(self, position: Position, max_steps: int | None, reading: int) -> Generator[Chunk]:
+    def _read_chunks(self, position: Position, max_steps: int | None, step: int, reading: int) -> Generator[Chunk]:
         """Yield chunks without arrays; whatever depends on reading order is decided here."""
-        accumulate = self.options.accumulate
-        limit = None if max_steps is None else max_steps * accumulate - position.micro_batches
-        for items, last in self._groups(self._read(position, reading), limit):
+        accumulate, opened = self.options.accumulate, position.micro_batches
+        limit = None if max_steps is None else max_steps * accumulate - opened
+
+        def room(taken: int) -> int:
+            """Return the batches of a call after `taken` ones."""
+            steps, batches = divmod(opened + taken, accumulate)
+            most = max(1, self._batches_per_call // accumulate)
+            return self.options.marks.call_size(step + steps, most) * accumulate - batches
+
+        for items, last in self._groups(self._read(position, reading), limit, room):
             start, first = position, items[0]
             steps, open_batches = divmod(start.micro_batches + len(items), accumulate)
             flush = last and open_batches > 0
@@ -219,14 +227,18 @@ class Feed:
                 agreed=items[-1].agreed,
             )
 
-    def _groups(self, items: Iterator[Item | None], limit: int | None) -> Iterator[tuple[list[Item], bool]]:
+    def _groups(
+        self, items: Iterator[Item | None], limit: int | None, room: Callable[[int], int]
+    ) -> Iterator[tuple[list[Item], bool]]:
         """Group up to `limit` batches of one shape; yield (group, source has ended).
+
+        `room` says how many batches a group has at most that begins after so many ones.
 
         Shapes that change before the last batch of an epoch keep changing: from there on a group is one batch.
         """
         look_ahead = not self.source.endless or self.options.accumulate > 1
         group: list[Item] = []
-        taken = 0
+        taken = size = 0
         varies = False
         for item in items:
             if item is None:
@@ -239,7 +251,7 @@ class Feed:
                 self._batches_per_call = self.source.ahead = steps_for(item) * self.options.accumulate
             self._vary = self._vary or varies
             odd = self.options.filling is not None and self._is_odd(item)
-            most = 1 if self._vary or odd else self._batches_per_call
+            most = 1 if self._vary or odd else size
             same_kind = not group or group[-1].kind == item.kind
             changed = bool(group) and not (same_kind and group[-1].form == item.form)
             # The kinds of a source that agrees say how many rows each process has, and change when one has no more.
@@ -250,10 +262,12 @@ class Feed:
             if limit is not None and taken >= limit:
                 # the limit lies inside the epoch: the group is delivered, this batch stays unread
                 break
+            if not group:
+                size = room(taken)
             group.append(item)
             taken += 1
             limited = limit is not None and taken >= limit
-            if not look_ahead and (limited or len(group) >= most):
+            if not look_ahead and (limited or len(group) >= (1 if self._vary or odd else size)):
                 yield group, False
                 group = []
                 if limited:

@@ -14,6 +14,7 @@ import numpy as np
 
 from callbacks import Callback
 
+from ..cadence import NO_MARKS, Every, StepMarks
 from ..data import column_checks
 from ..data.as_columns import ColumnOrder, describe_non_finite
 from ..data.chunk import Chunk, ChunkTransform, FeedOptions
@@ -74,17 +75,24 @@ def run_options(
     )
 
 
+def step_marks(callbacks: Iterable[Callback], valid_every: Every | None = None) -> StepMarks:
+    """Return the steps at which cadences in steps are due: calls end there."""
+    return StepMarks.of([valid_every, *(value for callback in callbacks for value in vars(callback).values())])
+
+
 def training_feed(
     trainer: TrainedNetwork,
     source: Source,
     options: StepOptions,
     steps_per_call: int | None,
     trial: Trial = ALL_BATCHES,
+    *,
+    marks: StepMarks = NO_MARKS,
 ) -> Feed:
     """Return the feed of a training.
 
-    `steps_per_call` None chooses by the size of the first batch. With a guard in `options`, the log names the batches
-    with non-finite values.
+    `steps_per_call` None chooses by the size of the first batch. Calls end at `marks`. With a guard in `options`, the
+    log names the batches with non-finite values.
 
     Raises:
         ConfigurationError: the network's sparse tables cannot be trained.
@@ -105,6 +113,7 @@ def training_feed(
             steps = max(1, min(most, MAX_BYTES_PER_CALL // nbytes, steps_per_epoch(size, trainer.accumulate) or most))
             if source.agrees:  # the batches of other processes may have other sizes
                 steps = int(trainer.group.gather(np.array([steps], np.int64)).min())
+        steps = min([steps, *(StepMarks((n,)).call_size(0, steps) for n in marks.every)])
         trainer.sink_mode = f"graph loop of {steps} steps" if steps > 1 else "off: one step per call"
         logger.info("sink mode: %s", trainer.sink_mode)
         return steps
@@ -120,6 +129,7 @@ def training_feed(
         counted=-trainer.label_count,
         alike=True,
         batches_per_epoch=batches,
+        marks=marks,
         same_batches=trial.overfit_batches is not None,
     )
     try:

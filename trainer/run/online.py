@@ -31,7 +31,7 @@ from ..streams import Sharing, Stream
 from . import declared_features
 from .call import call
 from .cursor import Cursor
-from .feeds import run_options, training_feed
+from .feeds import run_options, step_marks, training_feed
 from .job_checks import check_stream
 from .run import stop_hooks, train
 from .scoring import Scoring
@@ -245,7 +245,8 @@ def online_train(
     with call(trainer, Phase.ONLINE, callbacks) as signals:
         options = run_options(trainer.step_options, trainer.callbacks, keep_predictions=scored, output=output)
         drift = declared_features.window_drift(transform, trainer.callbacks)  # before the first rows are read
-        feed = training_feed(trainer, source, options, steps_per_call)
+        marks = step_marks(trainer.callbacks).of_all(group)
+        feed = training_feed(trainer, source, options, steps_per_call, marks=marks)
         divided = raw_rows.sharing is Sharing.PARTITIONED
         online = trainer.parts["online"] = OnlineMetrics(feed, window, scoring, tasks, group, drift, divided)
         try:

@@ -223,9 +223,10 @@ class Run:
 
     def chunks(self) -> Generator[Chunk, None, None]:
         """Yield the chunks up to the end of the epoch; as many on every process."""
-        position, left = self.cursor.position, self.limits.steps_left(self.trainer.state.progress)
+        progress = self.trainer.state.progress
+        position, left, step = self.cursor.position, self.limits.steps_left(progress), progress.global_step
         if self.group.size == 1 or self.feed.source.agrees:
-            return self.feed.chunks(position, left, self.stopped)
+            return self.feed.chunks(position, left, self.stopped, step=step)
         hooks = StopHooks(self.requested_stop, self.trainer.state.agree_to_stop)
         # A source that is read on the thread of graphs cannot take part in agreements while it waits, so the processes
         # synchronize before each one. If one source is read so, all are, and they agree at the same times.
@@ -239,7 +240,7 @@ class Run:
             meet()
             return all_go_on(self.group, hooks, ready)
 
-        return self.feed.chunks(position, left, lambda: not gate(None), gate, inline=inline)
+        return self.feed.chunks(position, left, lambda: not gate(None), gate, step=step, inline=inline)
 
     def agree(self) -> None:
         """Agree with the other processes at the end of an epoch whether to stop.

@@ -24,7 +24,7 @@ from . import declared_features
 from .batch_trials import BatchSizeTrials
 from .call import call, check_idle, make_callbacks, only_thread
 from .cursor import Cursor
-from .feeds import ALL_BATCHES, evaluation_feed, first_chunk, run_options, training_feed
+from .feeds import ALL_BATCHES, evaluation_feed, first_chunk, run_options, step_marks, training_feed
 from .inference import evaluate_feed, try_metrics
 from .limits import Trial
 from .run import stop_hooks, train
@@ -96,14 +96,15 @@ def fit(
             source.first_epoch = progress.epoch
         with call(trainer, Phase.FIT, callbacks) as signals, opened:  # closed while signals are listened to
             options = run_options(trainer.step_options, trainer.callbacks)
-            feed = training_feed(trainer, source, options, steps_per_call, trial)
+            marks = step_marks(trainer.callbacks, every).of_all(trainer.group)
+            feed = training_feed(trainer, source, options, steps_per_call, trial, marks=marks)
 
             def feed_of(rows: int) -> Feed:
                 data = train_dataset
                 if not is_arrays(data):  # a source of batches of one size
                     data = declared_features.prepare_training(trainer, given_dataset, rows, shuffle, sharded)
                 other = make_shard(data, trainer.group, batch_size=rows, shuffle=shuffle, seed=source.seed)
-                return training_feed(trainer, other, options, steps_per_call, trial)
+                return training_feed(trainer, other, options, steps_per_call, trial, marks=marks)
 
             def try_validation() -> None:
                 for valid_feed in valid.values():  # a random split of one dataset is the training's
@@ -173,8 +174,9 @@ def compile_program(
         raise ConfigurationError("compile: programs with sparse tables are compiled when the first ids are known")
     check_idle(trainer)
     with only_thread("compile"):
-        options = run_options(trainer.step_options, make_callbacks(callbacks if callbacks is not None else [])[0])
-        feed = training_feed(trainer, source, options, steps_per_call)
+        later = make_callbacks(callbacks if callbacks is not None else [])[0]
+        options = run_options(trainer.step_options, later)
+        feed = training_feed(trainer, source, options, steps_per_call, marks=step_marks(later))
         with contextlib.closing(feed):
             chunk = first_chunk(feed)
         if chunk is None:
