@@ -111,10 +111,12 @@ class StepOutputs:
     The first read of `loss`, `losses` or `predictions` copies to the host; not reading them costs nothing.
 
     Attributes:
-        losses_device: the losses as the program returned them, a Tensor of shape [K] or [].
+        losses_device: the losses as the program returned them, a Tensor of shape [K] or []; [K, 2] or [2] with what
+            divided each, where that is not the number of rows.
         predictions_device: the network's output as the program returned it, or None.
         returned: the full output of a user's training step, or the prediction of a network that returns its own loss;
             None for others, and with several steps per call.
+        weighed: whether denominators come with the losses.
         chunk: the trained chunk.
         num_steps: steps done, at most K.
         num_samples: rows trained on.
@@ -126,6 +128,7 @@ class StepOutputs:
     num_steps: int
     num_samples: int
     returned: Any = None
+    weighed: bool = False
     _losses: np.ndarray | None = field(default=None, init=False, repr=False)
     _predictions: np.ndarray | None = field(default=None, init=False, repr=False)
 
@@ -137,8 +140,14 @@ class StepOutputs:
             if device.ndim == 0:
                 self._losses = np.array([device.item()], np.float32)  # a fifth of the cost of asnumpy
             else:
-                self._losses = host_copy(device).astype(np.float32, copy=False).reshape(-1)[: self.num_steps]
+                numbers = host_copy(device).astype(np.float32, copy=False).reshape(-1, self.numbers_per_loss)
+                self._losses = numbers[: self.num_steps, 0]
         return self._losses
+
+    @property
+    def numbers_per_loss(self) -> int:
+        """2 where `losses_device` has denominators beside the losses, else 1."""
+        return 2 if self.weighed else 1
 
     @property
     def loss(self) -> float:

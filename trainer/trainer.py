@@ -22,17 +22,20 @@ from .errors import DataError
 from .graph import network_checks, precision
 from .graph.boost import make_boost
 from .graph.builder import StepBuilder
+from .graph.denominators import COUNTED
 from .graph.dropout import replace_dropout
 from .graph.multi_task import MultiTaskLoss
 from .graph.optimizers import make_optimizer
 from .graph.program import StepOptions
-from .metrics.registry import task_activations, task_metrics
+from .graph.roles import loss_columns
+from .metrics.registry import check_weighted, task_activations, task_metrics
 from .metrics.window import Window
 from .mindspore_internals.device import choose
 from .mindspore_internals.messages import silence_adams_operator
 from .mindspore_internals.pipelines import current_seed
 from .run import inference, training
 from .run.limits import Trial
+from .run.tally import RowWeights
 from .run.trainer_base import TrainerBase
 from .state import State
 
@@ -92,6 +95,8 @@ class Trainer(TrainerBase):
             those with `clear`, `update` and `eval` alone read the output itself.
         device: "cpu", "gpu" or "ascend": where this process computes; "auto": where MindSpore says. None: as
             `mindspore.set_device` was told, else on the CPU; a device that MindSpore has taken by itself is refused.
+        weighted_metrics: whether metrics count rows by the weight that `features` declares, as the loss does; a metric
+            that takes none is then refused.
 
     Attributes:
         device: what the device can do (`trainer.mindspore_internals.device.Device`).
@@ -138,6 +143,7 @@ class Trainer(TrainerBase):
         features: Features | None = None,
         prediction_activation: Any = None,
         device: str | None = None,
+        weighted_metrics: bool = True,
     ) -> None:
         self.device = choose(device if device is not None else self.default_device)  # before anything is computed
         self.group = join()  # early: under msrun a scheduler process runs the same script and never returns from here
@@ -151,6 +157,14 @@ class Trainer(TrainerBase):
         self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes, self.metrics.values())
         self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
         denominator = network_checks.check_denominator(network, loss_fn, optimizer, self.accumulate, self.group.size)
+        columns = loss_columns(network, loss_fn, features)
+        if columns.weighs:
+            denominator = columns.kind
+        checks.boolean("weighted_metrics", weighted_metrics)
+        weighs_metrics = columns.weight is not None and weighted_metrics
+        if weighs_metrics:
+            check_weighted(self.metrics, columns.weight)
+        self.row_weights = RowWeights(columns.weight, columns.weighs and columns.kind == COUNTED, weighs_metrics)
         self.has_own_seed = checks.whole("seed", seed, 0, most=2**32 - 1, optional=True) is not None
         self.seed = (current_seed() if seed is None else seed) or 0
         self.compiled = network_checks.check_compile(network, compile)
@@ -188,6 +202,7 @@ class Trainer(TrainerBase):
             boost=self.boost,
             steps_done=lambda: self.state.progress.global_step,
             compiled=self.compiled,
+            loss_columns=columns,
         )
         self.label_count = self.builder.label_count
         self.state = State()

@@ -135,7 +135,7 @@ class Exchange(nn.Cell):
     def weigh(self, loss, rows):
         """Return this process's contribution to the loss over all rows."""
         if self.tasks is None:
-            return loss * (self._first(rows) / self._second(rows))
+            return loss * (self._first(rows) / ops.maximum(self._second(rows), _TINY))
         return self.tasks.weighted_sum(loss * (self._own_of_tasks(rows) / ops.maximum(self._all_of_tasks(rows), _TINY)))
 
     def _own_of_tasks(self, rows):

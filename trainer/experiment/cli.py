@@ -272,12 +272,13 @@ def _export(args: argparse.Namespace) -> None:
 def _check(args: argparse.Namespace) -> None:
     source = Path(args.config)
     with _loaded(source, args) as config:
-        from .configuration.declared_checks import missing_beginning, stream_problems
+        from .configuration.declared_checks import declared_roles, missing_beginning, stream_problems
         from .configuration.problems import ConfigErrors
 
-        if problems := [*stream_problems(config), *missing_beginning(config)]:
+        roles, wrong = declared_roles(config)
+        if problems := [*stream_problems(config), *missing_beginning(config), *wrong]:
             raise ConfigErrors(problems)
-    print(f"{source}: nothing wrong with experiment {config.experiment!r}")
+    print(f"{source}: nothing wrong with experiment {config.experiment!r}" + (f"\nroles: {roles}" if roles else ""))
 
 
 def _show_loop(args: argparse.Namespace) -> None:

@@ -14,7 +14,6 @@ from mindspore import dtype as mstype
 
 from ..data.batch_sizes import RowFilling
 from ..data.chunk import Chunk
-from ..data.column_checks import label_columns
 from ..data.ragged import ListTypes
 from ..embedding.layers.embedding_cells import reads_ids
 from ..errors import ConfigurationError
@@ -30,7 +29,7 @@ from .averaging import WeightAverage
 from .boost import Boost, share_state, slice_optimizer
 from .custom_step import CustomStep
 from .filled_programs import FilledPrograms, modes_put_back
-from .forward import Forward
+from .forward import Forward, WeighedForward
 from .graph_call import (
     BatchSizes,
     Call,
@@ -49,6 +48,7 @@ from .labels import CLASSES, ClassRange
 from .multi_task import MultiTaskLoss
 from .norms import NormRecorder
 from .program import StepOptions, TrainStep
+from .roles import LossColumns
 
 if TYPE_CHECKING:
     from ..embedding.layers.network_tables import SparseTables
@@ -67,6 +67,7 @@ class StepBuilder:
     boost: Boost
     steps_done: Callable[[], int]  # number of optimizer steps, which decides how many layers are frozen
     compiled: bool  # otherwise cells run operator by operator
+    loss_columns: LossColumns  # which columns go to the loss
     tables: SparseTables | None = None
     step: TrainStep | CustomStep | None = None
     average: WeightAverage | None = None
@@ -84,17 +85,24 @@ class StepBuilder:
         self.making: Callable[[], Any] = contextlib.nullcontext if self.compiled else operator_by_operator
         limit_for_convolutions(network)
         several = isinstance(loss_fn, MultiTaskLoss)
-        self.label_count = len(loss_fn.tasks) if several else label_columns(loss_fn)
-        self.forward = Forward(network, loss_fn, labels=self.label_count, cast=self.cast)
+        columns = self.loss_columns
+        self.label_count = columns.count
+        if columns.weighs:
+            self.forward: Forward = WeighedForward(
+                network, loss_fn, columns.rows_loss, labels=columns.count, kind=columns.kind, cast=self.cast
+            )
+        else:
+            self.forward = Forward(network, loss_fn, labels=columns.count, cast=self.cast)
         self.list_types = ListTypes(lambda: np.int64 if reads_ids(network) else np.float32)
         self.inference = InferencePrograms(self, eval_network)
         self.filled = FilledPrograms(self)
         of_tasks = (loss_fn.losses, loss_fn.label_casts) if several else ([loss_fn], [self.forward.label_cast])
         for cast in of_tasks[1]:
-            parts = self.options.accumulate > 1 or self.options.exchange is not None
+            parts = self.options.accumulate > 1 or self.options.exchange is not None or columns.weighs
             cast.only_numbers = parts and cast.kind == CLASSES
         ignores = not several or loss_fn.ignores_labels
-        self.class_range = ClassRange(*of_tasks, ignores=ignores) if self.label_count == len(of_tasks[0]) else None
+        fits = self.label_count - columns.weighs == len(of_tasks[0])
+        self.class_range = ClassRange(*of_tasks, ignores=ignores, after=int(columns.weighs)) if fits else None
 
     @property
     def training_program(self) -> nn.Cell | None:

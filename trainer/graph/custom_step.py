@@ -22,6 +22,8 @@ class CustomStep(nn.Cell):
     of all rows; `exchange` is that of `StepOptions`.
     """
 
+    tells_denominator = False
+
     def __init__(self, step: nn.Cell, exchange: Callable[..., nn.Cell] | None = None) -> None:
         super().__init__(auto_prefix=False)
         self.step = by_position(step)

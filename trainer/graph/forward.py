@@ -10,10 +10,11 @@ from mindspore import Parameter, nn, ops
 from mindspore import dtype as mstype
 
 from ..mindspore_internals.dict_networks import by_position
-from .denominators import RowCount, denominator_of
+from .denominators import COUNTED, RowCount, denominator_of
 from .labels import LabelCast
-from .losses import fused_loss, row_loss
+from .losses import fused_loss
 from .multi_task import MultiTaskLoss
+from .row_losses import RowLoss, row_loss
 
 LARGE = 1 << 20  # arrays with more entries stay on the device in a trial
 
@@ -24,6 +25,8 @@ class Forward(nn.Cell):
     A loss function receives the prediction and the last `labels` columns. Without a loss function the network
     receives every column and returns the loss, or a tuple that starts with (loss, prediction).
     """
+
+    tells_denominator = False  # whether a program returns what divided its loss; several tasks are counted apart
 
     def __init__(self, network: nn.Cell, loss_fn: nn.Cell | None, *, labels: int = 1, cast: bool = False) -> None:
         super().__init__(auto_prefix=False)
@@ -94,7 +97,13 @@ class Forward(nn.Cell):
         return self.divisor(labels)
 
     def _of_tasks(self, labels):
-        return self.loss_fn.denominator(*labels)
+        return self.loss_fn.denominators_of(labels)
+
+    def of_tasks(self, prediction, columns):
+        """Return losses [T] and denominators [T] of the tasks, and their labels."""
+        labels = columns[-self.labels :]
+        losses, totals = self.loss_fn.task_losses(prediction, labels)
+        return losses, totals, labels
 
 
 def kept_output(prediction, output):
@@ -134,43 +143,79 @@ def to_float32(value):
     return value
 
 
-class FilledForward(nn.Cell):
-    """A `Forward` for padded batches; only the loss ignores padding.
+class WeighedForward(Forward):
+    """A `Forward` whose last column, float32 [rows], weighs the rows in the loss.
 
-    The last column, after the label, has the row weights: float32 [rows], 1 or 0.
+    These are declared weights, or 0 for padding. The loss is sum(w l) / sum(w) if it is a mean; `rows_loss` is None for
+    several tasks, which weigh their own.
     """
 
-    several = False
-
-    def __init__(self, forward: Forward, rows_loss: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.divisor, self.kind = forward.divisor, forward.kind
-        self.network = forward.network
-        self.label_cast = forward.label_cast
-        self.cast_outputs = forward.cast_outputs
+    def __init__(
+        self,
+        network: nn.Cell,
+        loss_fn: nn.Cell,
+        rows_loss: RowLoss | None,
+        *,
+        labels: int,  # columns that go to the loss, the weights included
+        kind: str,  # of the denominator; ROWS where the weights are those of padding
+        cast: bool = False,
+    ) -> None:
+        super().__init__(network, loss_fn, labels=labels, cast=cast)
         self.rows_loss = rows_loss
-        self.label = -2
+        self.kind = kind
+        self.tells_denominator = kind == COUNTED and not self.several
+        if rows_loss is not None:
+            self.divisor = rows_loss.divisor
 
     def construct(self, *columns):
         """Return (loss [], prediction)."""
-        prediction = self._apply_network(columns[:-2])
+        prediction = self._apply_network(columns[: -self.labels])
+        if self.several:
+            prediction = self.loss_fn.in_order(prediction)
         if self.cast_outputs:
             prediction = to_float32(prediction)
-        label = self.label_cast(columns[-2], prediction)
-        return self.rows_loss(prediction, label, columns[-1]), prediction
-
-    def _apply_network(self, inputs):
-        return self.network(*inputs)
+        labels, weights = columns[-self.labels : -1], self._weights(columns)
+        if self.several:
+            losses, totals = self.loss_fn.task_losses(prediction, labels, weights)
+            if self.apart and self.training:
+                return losses, prediction
+            if self.training:
+                self.loss_fn.add(losses * totals, totals)
+            return self.loss_fn.weighted_sum(losses), prediction
+        if self.labels == 2:
+            labels = (self.label_cast(labels[0], prediction),)
+        else:
+            labels = self.label_cast.matched(labels, prediction)
+        return self.rows_loss(prediction, labels, weights), prediction
 
     def denominator(self, columns):
-        """Return what the loss of the rows without padding divides by; graph code."""
-        return self.divisor((columns[-2],), columns[-1])
+        """Return what the loss divides by, a number or float32 [], of several tasks [T]; graph code."""
+        labels, weights = columns[-self.labels : -1], self._weights(columns)
+        if self.several:
+            return self.loss_fn.denominators_of(labels, weights)
+        return self.divisor(labels, weights)
+
+    def of_tasks(self, prediction, columns):
+        """Return losses [T] and denominators [T] of the tasks, and their labels."""
+        labels = columns[-self.labels : -1]
+        losses, totals = self.loss_fn.task_losses(prediction, labels, self._weights(columns))
+        return losses, totals, labels
+
+    def _weights(self, columns):
+        return ops.cast(ops.reshape(columns[-1], (-1,)), mstype.float32)
 
 
-def filled_forward(forward: Forward, loss_fn: Any) -> FilledForward | None:
+def filled_forward(forward: Forward, loss_fn: Any) -> WeighedForward | None:
     """Return the forward for padded batches; None if the loss cannot leave rows out."""
-    rows_loss = row_loss(loss_fn) if forward.has_loss_fn and forward.labels == 1 else None
-    return None if rows_loss is None else FilledForward(forward, rows_loss)
+    fits = forward.has_loss_fn and forward.labels == 1
+    rows_loss = row_loss(loss_fn) if fits and getattr(loss_fn, "weight", None) is None else None
+    if rows_loss is None:
+        return None
+    cast, kind = forward.cast_outputs, forward.kind
+    weighed = WeighedForward(forward.network, loss_fn, rows_loss, labels=2, kind=kind, cast=cast)
+    weighed.label_cast = forward.label_cast  # shows the shapes to the check of class numbers
+    weighed.tells_denominator = False
+    return weighed
 
 
 def unfillable(loss_fn: Any) -> str:
@@ -182,9 +227,10 @@ def unfillable(loss_fn: Any) -> str:
 class EvalStep(nn.Cell):
     """One evaluation batch: columns in, (loss, prediction, label) out."""
 
-    def __init__(self, forward: Forward | FilledForward, table_inputs: int = 0) -> None:
+    def __init__(self, forward: Forward, table_inputs: int = 0, *, tells_denominator: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self.forward = forward
+        self.tells_denominator = tells_denominator and forward.tells_denominator
         self.label = forward.label
         self.several = forward.several
         self.table_inputs = table_inputs
@@ -192,15 +238,17 @@ class EvalStep(nn.Cell):
     def construct(self, *columns):
         """Return (loss [], prediction, label), the label the loss's first column.
 
+        With `tells_denominator` what divided the loss follows, float32 [].
         Of several tasks: (loss, predictions, labels, losses [T], rows [T]), in the order of the tasks.
         """
         if self.table_inputs:
             columns = columns[: -self.table_inputs]
         loss, prediction = self._apply_forward(columns)
         if self.several:
-            labels = columns[self.label :]
-            losses, rows = self.forward.loss_fn.task_losses(prediction, labels)
+            losses, rows, labels = self.forward.of_tasks(prediction, columns)
             return loss, prediction, labels, losses, rows
+        if self.tells_denominator:
+            return loss, prediction, columns[self.label], self.forward.denominator(columns)
         return loss, prediction, columns[self.label]
 
     def _apply_forward(self, columns):
@@ -212,7 +260,7 @@ class TrialStep(nn.Cell):
 
     def __init__(
         self,
-        forward: Forward | FilledForward,
+        forward: Forward,
         parameters: Sequence[Parameter],
         table_rows: Sequence[Parameter],  # their number and order follow the batch
         table_inputs: int,

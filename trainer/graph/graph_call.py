@@ -239,7 +239,7 @@ def runner(run: Call, options: StepOptions, sizes: BatchSizes | None = None, *, 
         leading = [tuple((count, flag) for flag in flags) for count in counts]
     else:
         leading = [(), ((), ()) if isinstance(run.cell, OneStep) else tuple((flag,) for flag in flags)]
-    keep, inputs = options.keep_predictions, inputs_of(options)
+    keep, inputs, weighed = options.keep_predictions, inputs_of(options), run.cell.tells_denominator
 
     def train(chunk: Chunk) -> StepOutputs:
         count = chunk.num_batches
@@ -250,7 +250,7 @@ def runner(run: Call, options: StepOptions, sizes: BatchSizes | None = None, *, 
         if sizes is not None and sizes.programs != run.programs:
             sizes.note(chunk)
         kept, returned = prediction if keep else None, prediction if returns else None
-        return StepOutputs(losses, kept, chunk, count, chunk.all_samples, returned)
+        return StepOutputs(losses, kept, chunk, count, chunk.all_samples, returned, weighed)
 
     return train
 
@@ -261,6 +261,7 @@ class OneStep(nn.Cell):
     def __init__(self, step: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.step = step
+        self.tells_denominator = step.tells_denominator
 
     def construct(self, *columns):
         """Train one batch; return (loss, prediction)."""
@@ -284,13 +285,16 @@ class SunkSteps(nn.Cell):
         # primitives and constants compile faster than `ops.gather` and `ops.zeros`: see `program`
         self.map, self.gather, self.expand = ops.HyperMap(), ops.Gather(), ops.ExpandDims()
         self.scatter = ops.TensorScatterUpdate()
-        self.no_losses = Tensor(np.zeros(batches_per_call, np.float32))
+        self.tells_denominator = step.tells_denominator
+        shape = (batches_per_call, 2) if step.tells_denominator else batches_per_call
+        self.no_losses = Tensor(np.zeros(shape, np.float32))
         self.first = Tensor(0, mstype.int32)
 
     def construct(self, count, flush, *stacked):
         """Train the first `count` (int32) batches; `flush` then ends an accumulation.
 
-        Returns (losses [batches_per_call], predictions [batches_per_call, batch, ...] or the losses again).
+        Returns (losses [batches_per_call] as the step gives them, predictions [batches_per_call, batch, ...] or the
+        losses again).
         """
         losses, index = self.no_losses, self.first
         last = count - 1

@@ -130,7 +130,7 @@ class InferencePrograms:
                     "it; pass eval_network="
                 )
             else:
-                self._evaluate = EvalStep(self._builder.forward, self.table_inputs)
+                self._evaluate = EvalStep(self._builder.forward, self.table_inputs, tells_denominator=True)
         return self._evaluate
 
     def predict_cell(self) -> nn.Cell:

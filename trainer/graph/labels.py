@@ -206,13 +206,16 @@ class ClassRange:
     """Refuse class numbers outside the prediction's classes.
 
     `nn.CrossEntropyLoss` trains on -1 as if it were the last class, a sparse `nn.SoftmaxCrossEntropyWithLogits` on
-    numbers too high. After an operator refused a number, MindSpore runs no other program in the process.
+    numbers too high. After an operator refused a number, MindSpore runs no other program in the process. `after` is the
+    number of columns after the labels.
     """
 
-    def __init__(self, losses: Sequence[Any], casts: Sequence[LabelCast], *, ignores: bool = True) -> None:
+    def __init__(
+        self, losses: Sequence[Any], casts: Sequence[LabelCast], *, ignores: bool = True, after: int = 0
+    ) -> None:
         self.ignores = ignores  # whether the losses may ignore the class number that they name
         pairs = enumerate(zip(losses, casts, strict=True))
-        self.columns = [(n - len(losses), loss, cast) for n, (loss, cast) in pairs if _takes_classes(loss)]
+        self.columns = [(n - len(losses) - after, loss, cast) for n, (loss, cast) in pairs if _takes_classes(loss)]
         self._compiled = not self.columns
 
     def __bool__(self) -> bool:

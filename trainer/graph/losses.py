@@ -1,9 +1,6 @@
-"""MindSpore's losses with shorter gradients, and with row weights for padding."""
+"""MindSpore's losses with shorter gradients."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 from mindspore import dtype as mstype
 from mindspore import nn, ops
@@ -85,57 +82,3 @@ def fused_loss(loss_fn: nn.Cell | None) -> nn.Cell | None:
     if kind is nn.BCEWithLogitsLoss:
         return FusedBCEWithLogits() if loss_fn.pos_weight is None else loss_fn
     return FusedCrossEntropy(loss_fn) if loss_fn.label_smoothing == 0 else loss_fn
-
-
-# By class of loss: the loss without its reduction.
-_EACH: dict[type, Callable[[Any], nn.Cell]] = {
-    nn.BCELoss: lambda loss: nn.BCELoss(reduction="none"),
-    nn.BCEWithLogitsLoss: lambda loss: nn.BCEWithLogitsLoss("none"),
-    nn.CrossEntropyLoss: lambda loss: nn.CrossEntropyLoss(None, loss.ignore_index, "none", loss.label_smoothing),
-    nn.HuberLoss: lambda loss: nn.HuberLoss("none", loss.delta),
-    nn.L1Loss: lambda loss: nn.L1Loss("none"),
-    nn.MAELoss: lambda loss: nn.MAELoss("none"),
-    nn.MSELoss: lambda loss: nn.MSELoss("none"),
-    nn.SmoothL1Loss: lambda loss: nn.SmoothL1Loss(loss.beta, "none"),
-    nn.SoftmaxCrossEntropyWithLogits: lambda loss: nn.SoftmaxCrossEntropyWithLogits(loss.sparse, "none"),
-}
-
-
-class RowLoss(nn.Cell):
-    """The mean or sum of a loss over the rows of weight 1; padding has weight 0."""
-
-    def __init__(self, each: nn.Cell, *, mean: bool, ignored: int | None = None) -> None:
-        super().__init__(auto_prefix=False)
-        self.each = each  # (prediction, label) -> a value for each row, or for each element of it
-        self.mean = mean
-        self.ignored = ignored  # class number whose rows are ignored
-
-    def construct(self, prediction, label, weights):
-        """Return the loss; the weights are float32 [rows]."""
-        values = self.each(prediction, label)
-        rows = weights.shape[0]
-        values = ops.cast(ops.reshape(values, (rows, -1)), mstype.float32)
-        counted = ops.reshape(weights, (rows, 1))
-        elements = values.shape[1]
-        if self.ignored is not None and label.ndim < prediction.ndim:
-            # as in MindSpore, ignored labels are not part of the divisor
-            counted = counted * ops.cast(ops.reshape(label, (rows, -1)) != self.ignored, mstype.float32)
-            elements = 1
-        total = ops.sum(values * counted)
-        if self.mean:
-            return total / (ops.sum(counted) * elements)
-        return total
-
-
-def row_loss(loss_fn: Any) -> RowLoss | None:
-    """Return the loss over rows that count; None for custom and weighted losses.
-
-    A loss of one value per row (``reduction="none"``) is averaged, as evaluation does.
-    """
-    make = _EACH.get(type(loss_fn))
-    if make is None or any(getattr(loss_fn, name, None) is not None for name in ("weight", "pos_weight")):
-        return None
-    ignored = loss_fn.ignore_index if type(loss_fn) is nn.CrossEntropyLoss else None
-    reduction = getattr(loss_fn, "reduction", None)
-    mean = reduction != "sum" if reduction is not None else loss_fn.average or not loss_fn.reduce
-    return RowLoss(make(loss_fn), mean=mean, ignored=ignored)

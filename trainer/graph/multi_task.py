@@ -11,8 +11,9 @@ from mindspore import dtype as mstype
 
 from ..checks import choice, number, refuse
 from ..errors import ConfigurationError
-from .denominators import COUNTED, ONE, ROWS, ClassWeights, RowCount, denominator_of
+from .denominators import COUNTED, ONE, ROWS, ClassWeights, RowCount, denominator_of, name_of
 from .labels import LabelCast
+from .row_losses import weighable
 
 
 class MultiTaskLoss(nn.Cell):
@@ -91,6 +92,7 @@ class MultiTaskLoss(nn.Cell):
                     f"MultiTaskLoss: rows of task {task!r} are left out, so its loss must give one value per row; "
                     f"build {type(loss).__name__} with reduction='none' (received {reduction!r})"
                 )
+        self.row_losses: nn.CellList | None = None  # the losses over weighted rows
         zeros = np.zeros(len(self.tasks), np.float32)
         self.loss_sums = Parameter(Tensor(zeros), name="trainer.task_loss_sums", requires_grad=False)
         self.row_counts = Parameter(Tensor(zeros.copy()), name="trainer.task_row_counts", requires_grad=False)
@@ -98,6 +100,24 @@ class MultiTaskLoss(nn.Cell):
     def leaves_out(self, place: int) -> bool:
         """Return whether the task at `place` may ignore rows."""
         return self.mask_places[place] >= 0 or self.ignores_nan[place]
+
+    def weigh_rows(self, weight: str) -> None:
+        """Weigh the rows of every task from now on, by the column `weight`.
+
+        Raises:
+            ConfigurationError: a task's loss is a sum, or gives one number for its rows.
+        """
+        functions = [loss.function if isinstance(loss, _FunctionLoss) else loss for loss in self.losses]
+        of_tasks = dict(zip(self.tasks, functions, strict=True))
+        weighed = [weighable(loss, weight, f"task {task!r}: ") for task, loss in of_tasks.items()]
+        for task, loss in zip(self.tasks, weighed, strict=True):
+            if loss.is_sum:
+                raise ConfigurationError(
+                    f"Features(weight={weight!r}): the loss of task {task!r} is a sum, and a task's is divided by "
+                    f"its weights; build {name_of(of_tasks[task])} with reduction='mean' or 'none'"
+                )
+        self.row_losses = nn.CellList(weighed)
+        self.kind = COUNTED
 
     def _set_denominators(self, denominators: Sequence[nn.Cell]) -> None:
         self.denominators = nn.CellList(denominators)
@@ -158,19 +178,25 @@ class MultiTaskLoss(nn.Cell):
         ops.assign_add(self.loss_sums, sums)
         ops.assign_add(self.row_counts, counts)
 
-    def task_losses(self, predictions, labels):
-        """Return each task's loss and its denominator, float32 [T]; graph code."""
+    def task_losses(self, predictions, labels, weights=None):
+        """Return each task's loss and its denominator, float32 [T]; graph code.
+
+        `weights` are those of the rows, float32 [rows], after `weigh_rows`.
+        """
         losses = ()
-        counts = self.denominator(*labels)
+        counts = self.denominators_of(labels, weights)
         for place in range(len(self.tasks)):
             prediction = predictions[place]
             label = self.label_casts[place](_fitted(labels[place], prediction), prediction)
             rows = prediction.shape[0]
+            counted = self._counted(place, labels)
             if self.leaves_out(place):
-                counted = self._counted(place, labels)
                 # replace ignored labels before the loss, because NaN times 0 is NaN
                 kept = ops.reshape(counted, (rows,) + (1,) * (label.ndim - 1)) > 0
                 label = ops.select(ops.broadcast_to(kept, label.shape), label, ops.zeros_like(label))
+            if weights is not None:
+                losses += (self.row_losses[place](prediction, (label,), counted * weights),)
+            elif self.leaves_out(place):
                 each = ops.reshape(self.losses[place](prediction, label), (rows, -1)).mean(axis=1)
                 losses += (ops.sum(ops.cast(each, mstype.float32) * counted) / ops.maximum(counted.sum(), 1.0),)
             else:
@@ -182,9 +208,16 @@ class MultiTaskLoss(nn.Cell):
 
     def denominator(self, *labels):
         """Return what the loss of each task divides by, float32 [T]; graph code."""
+        return self.denominators_of(labels)
+
+    def denominators_of(self, labels, weights=None):
+        """Return `denominator`, of rows with `weights` if these are given; graph code."""
         counts = ()
         for place in range(len(self.tasks)):
-            if self.leaves_out(place):
+            if weights is not None:
+                counted = self._counted(place, labels) * weights
+                counts += (self.row_losses[place].divisor((labels[place],), counted),)
+            elif self.leaves_out(place):
                 counts += (self._counted(place, labels).sum(),)
             elif self.kind_of(place) == COUNTED:
                 counts += (self.denominators[place]((labels[place],)),)

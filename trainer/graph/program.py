@@ -76,6 +76,7 @@ class TrainStep(nn.Cell):
         super().__init__(auto_prefix=False)
         self.forward = forward
         self.kind = forward.kind
+        self.tells_denominator = forward.tells_denominator
         self.optimizer = optimizer
         self.scaler = options.scaler
         self.guard = options.guard or options.scaler is not None
@@ -146,7 +147,10 @@ class TrainStep(nn.Cell):
         return self.forward(*columns)
 
     def construct(self, flush, *columns):
-        """Train one batch; return (loss, prediction). `flush` ends an accumulation."""
+        """Train one batch; return (loss, prediction). `flush` ends an accumulation.
+
+        The loss is float32 [], or [loss, denominator] where `tells_denominator`.
+        """
         rows_of_all = None
         if self.exchange is not None:
             *columns, rows_of_all = columns
@@ -172,7 +176,7 @@ class TrainStep(nn.Cell):
         elif self.exchange is not None:
             gradients, loss, statistics_finite = self.exchange.mean(gradients, rows_of_all, loss, statistics_finite)
         self._update(gradients, ops.isfinite(loss), statistics_finite, rows)
-        return loss, kept_output(prediction, self.output)
+        return self._with_denominator(loss, columns, rows_of_all), kept_output(prediction, self.output)
 
     def _forward_and_backward(self, columns, rows_of_all, table_rows):
         if self.exchange is None:
@@ -231,10 +235,10 @@ class TrainStep(nn.Cell):
                 means, statistics_finite = self._mean_by_owner(rows_of_all, loss, statistics_finite, table_rows)
             elif self.exchange is not None:
                 means, statistics_finite = self.exchange.mean_of_sums(
-                    self.gradient_sum, self.weight_sum, rows_of_all, statistics_finite
+                    self.gradient_sum, self._divisor(), rows_of_all, statistics_finite
                 )
             else:
-                means = self.map(ops.partial(self._mean_of, self.weight_sum), self.gradient_sum)
+                means = self.map(ops.partial(self._mean_of, self._divisor()), self.gradient_sum)
             loss_is_finite = ops.isfinite(loss)
             if self.kind == COUNTED:
                 loss_is_finite = ops.logical_or(loss_is_finite, weight == 0)
@@ -242,7 +246,22 @@ class TrainStep(nn.Cell):
             self.map(self._clear, (*self.gradient_sum, self.weight_sum, self.micro_step))
         else:
             ops.assign(self.micro_step, done)
-        return loss, kept_output(prediction, self.output)
+        return self._with_denominator(loss, columns, rows_of_all), kept_output(prediction, self.output)
+
+    def _with_denominator(self, loss, columns, rows_of_all):
+        """Return the loss, or [loss, denominator] where that is told."""
+        if not self.tells_denominator:
+            return loss
+        denominator = self.forward.denominator(columns)
+        if self.exchange is not None:
+            denominator = self.exchange.denominator(rows_of_all)
+        return ops.stack((loss, denominator))
+
+    def _divisor(self):
+        """Return what divides the sums of gradients; not 0 where no row counts."""
+        if self.kind == COUNTED:
+            return ops.maximum(self.weight_sum, 1e-30)
+        return self.weight_sum
 
     def _micro_weight(self, columns):
         weight = self.forward.denominator(columns)
@@ -280,10 +299,10 @@ class TrainStep(nn.Cell):
                 total = ops.depend(total, row_sum)
             dense += (total,)
         means, statistics_finite = self.exchange.mean_of_sums(
-            dense, self.weight_sum, rows_of_all, statistics_finite, finite
+            dense, self._divisor(), rows_of_all, statistics_finite, finite
         )
         for row_sum in sums:
-            means += (row_sum / self.weight_sum,)
+            means += (row_sum / self._divisor(),)
         return means, statistics_finite
 
     def _update(self, gradients, loss_is_finite, statistics_are_finite, table_rows):

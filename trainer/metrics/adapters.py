@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from .window_metric import Direction, RowMetric, WindowMetric
 logger = logging.getLogger(__name__)
 
 OTHER = "other"
+_GATHERED = ("predictions", "labels", "weights")
 _HIGHER = (
     *(ms_train.Accuracy, ms_train.Precision, ms_train.Recall, ms_train.Fbeta, ms_train.TopKCategoricalAccuracy),
     *(ms_train.Dice, ms_train.BleuScore, ms_train.CosineSimilarity),
@@ -160,8 +162,12 @@ class WindowOnly:
     clear = restart
 
     def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
-        """Add rows; weights are not passed on."""
-        self.metric.update(predictions, labels)
+        """Add rows; weights go to a metric that takes them."""
+        self.metric.update(predictions, labels, **self._weights(weights))
+
+    def _weights(self, weights: Any) -> dict[str, Any]:
+        takes = weights is not None and "weights" in inspect.signature(self.metric.update).parameters
+        return {"weights": weights} if takes else {}
 
     def value(self) -> Any:
         return self.metric.eval()
@@ -173,7 +179,8 @@ class WindowOnly:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if _is_gathered(state):  # by several processes
             if state["arrays"]:
-                self.metric.update(state["arrays"]["predictions"], state["arrays"]["labels"])
+                weights = self._weights(state["arrays"].get("weights"))
+                self.metric.update(state["arrays"]["predictions"], state["arrays"]["labels"], **weights)
             elif state["json"]["too_many"]:
                 self._warn_of_lost_rows()
             return
@@ -195,7 +202,7 @@ class GatheredRows(WindowOnly):
     def __init__(self, metric: Any, max_bytes: int = 64 << 20) -> None:
         super().__init__(metric)
         self.max_bytes = max_bytes
-        self._rows: list[tuple[np.ndarray, np.ndarray]] = []
+        self._rows: list[tuple[np.ndarray, ...]] = []  # predictions, labels, weights
         self._bytes, self._too_many, self._warned = 0, False, False
 
     def restart(self) -> None:
@@ -208,7 +215,8 @@ class GatheredRows(WindowOnly):
     def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
         if self._too_many:
             return
-        self._rows.append((np.array(predictions), np.array(labels)))
+        weights = np.ones(len(labels)) if weights is None else weights
+        self._rows.append((np.array(predictions), np.array(labels), np.array(weights)))
         self._bytes += sum(array.nbytes for array in self._rows[-1])
         if self._bytes > self.max_bytes:
             self._drop()
@@ -228,8 +236,8 @@ class GatheredRows(WindowOnly):
         if self._too_many:
             return float("nan")
         self.metric.clear()
-        for predictions, labels in self._rows:
-            self.metric.update(predictions, labels)
+        for predictions, labels, weights in self._rows:
+            self.metric.update(predictions, labels, **self._weights(weights))
         return self.metric.eval()
 
     def merge(self, other: GatheredRows) -> None:
@@ -240,7 +248,7 @@ class GatheredRows(WindowOnly):
 
     def state_dict(self) -> dict[str, Any]:
         columns = [np.concatenate(parts) for parts in zip(*self._rows, strict=True)]
-        arrays = dict(zip(("predictions", "labels"), columns, strict=False))  # none without rows
+        arrays = dict(zip(_GATHERED, columns, strict=False))  # none without rows
         return {"json": {"gathered": True, "too_many": self._too_many}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -251,7 +259,8 @@ class GatheredRows(WindowOnly):
             return
         self._too_many = state["json"]["too_many"]
         if state["arrays"]:
-            self._rows = [(np.array(state["arrays"]["predictions"]), np.array(state["arrays"]["labels"]))]
+            arrays = {"weights": np.ones(len(state["arrays"]["labels"])), **state["arrays"]}  # earlier ones had none
+            self._rows = [tuple([np.array(arrays[name]) for name in _GATHERED])]
             self._bytes = sum(array.nbytes for array in self._rows[0])
 
 

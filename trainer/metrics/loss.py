@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from mindspore.train import Metric, rearrange_inputs
 
+from ..checks import any_number
 from .predictions import to_numpy
 
 
@@ -22,14 +23,17 @@ class WeightedMean:
         self.total, self.samples = 0.0, 0
 
     def update(self, value: Any, samples: Any = 1) -> None:
-        """Add the mean of a batch of `samples` rows, or of K batches, shape [K] each."""
+        """Add the mean of a batch of `samples` rows, or of K batches, shape [K] each.
+
+        Of weighted rows `samples` is the sum of the weights.
+        """
         if isinstance(value, float) and isinstance(samples, int):
             self.total, self.samples = self.total + value * samples, self.samples + samples
             return
         values = np.asarray(to_numpy(value), np.float64).reshape(-1)
-        counts = np.broadcast_to(np.asarray(samples, np.int64).reshape(-1), values.shape)
+        counts = np.broadcast_to(np.asarray(samples).reshape(-1), values.shape)
         self.total += float(np.dot(values, counts))
-        self.samples += int(counts.sum())
+        self.samples += counts.sum(dtype=np.int64 if counts.dtype.kind == "i" else np.float64).item()
 
     def eval(self) -> float:
         """Return the mean; NaN without samples."""
@@ -39,7 +43,7 @@ class WeightedMean:
         return {"json": {"total": self.total, "samples": self.samples}, "arrays": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.total, self.samples = float(state["json"]["total"]), int(state["json"]["samples"])
+        self.total, self.samples = float(state["json"]["total"]), any_number("samples", state["json"]["samples"])
 
 
 class Loss(WeightedMean, Metric):
@@ -57,6 +61,9 @@ class Loss(WeightedMean, Metric):
         loss = to_numpy(inputs[0], "loss")
         self.add(loss, int(inputs[1]) if len(inputs) > 1 else max(loss.size, 1))
 
-    def add(self, loss: Any, samples: int) -> None:
-        """Add a batch of `samples` rows; `loss` is its mean, or has one value per row."""
+    def add(self, loss: Any, samples: float) -> None:
+        """Add a batch of `samples` rows, or of weights with that sum.
+
+        `loss` is its mean, or has one value per row.
+        """
         super().update(to_numpy(loss, "loss").mean(dtype=np.float64), samples)

@@ -94,8 +94,9 @@ def update_metrics(
     metrics: Mapping[str, Any],
     outputs: Sequence[Any],
     eval_indexes: Sequence[int] | None,
-    num_samples: int,
+    num_samples: float,
     columns: Mapping[str, np.ndarray] | None = None,
+    weights: np.ndarray | None = None,
 ) -> None:
     """Update each metric with a batch of an evaluation network's outputs.
 
@@ -105,8 +106,9 @@ def update_metrics(
         eval_indexes: positions of loss, prediction and label in `outputs`, as in `mindspore.Model`. None gives `Loss`
             the first output and every other metric all of them, from which its own indexes (`Metric.set_indexes`)
             choose.
-        num_samples: rows in the batch, by which the loss is weighted.
+        num_samples: rows in the batch, by which the loss is weighted; of weighted rows the sum of their weights.
         columns: host columns of the batch by name, for metrics that read the group of each row.
+        weights: weight of each row, [rows], which the metrics take (`check_weighted`); None for none.
 
     Raises:
         DataError: a column that a metric reads is missing.
@@ -118,15 +120,32 @@ def update_metrics(
             continue
         inputs = outputs if eval_indexes is None else (outputs[eval_indexes[1]], outputs[eval_indexes[2]])
         column, columns = group_of(metric), columns or {}
+        options = {} if weights is None else {"weights": weights}
         if column is None:
-            metric.update(*inputs)
+            metric.update(*inputs, **options)
         elif column in columns:
-            metric.update(*inputs, groups=columns[column])
+            metric.update(*inputs, groups=columns[column], **options)
         else:
             raise DataError(
                 f"a metric reads the column {column!r}, which the dataset does not have; it has "
                 f"{', '.join(columns)}{did_you_mean(column, columns)}"
             )
+
+
+def check_weighted(metrics: Mapping[str, Any], weight: str) -> None:
+    """Check that every metric can count rows by their weight.
+
+    Raises:
+        ConfigurationError: the `update` of one takes no `weights`.
+    """
+    for name, metric in metrics.items():
+        if isinstance(metric, Loss | RowMetric) or "weights" in inspect.signature(metric.update).parameters:
+            continue
+        raise ConfigurationError(
+            f"Features(weight={weight!r}): metric {name!r} ({type(metric).__name__}) counts every row alike: its "
+            f"update takes no weights. Take one of trainer.metrics ({', '.join(sorted(_named()))}), let it take them, "
+            "update(predictions, labels, weights=None), or give Trainer(weighted_metrics=False)"
+        )
 
 
 def clear_metrics(metrics: Mapping[str, Any]) -> None:

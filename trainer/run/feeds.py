@@ -165,7 +165,8 @@ def _labels_that_may_be_missing(trainer: TrainedNetwork, source: Source) -> tupl
     if trainer.tasks is None:
         return ()
     labels, names = trainer.tasks.label_names, tuple(source.names or ())
-    columns = labels if not names or set(labels) <= set(names) else names[-len(labels) :]
+    first = len(names) - trainer.label_count
+    columns = labels if not names or set(labels) <= set(names) else names[first : first + len(labels)]
     return tuple(name for name, ignored in zip(columns, trainer.tasks.ignores_nan, strict=False) if ignored)
 
 
@@ -248,11 +249,12 @@ def column_order(
     least, most, arguments = arguments_of(trainer.features, network)
     by_name = bool(batch_keys(network)) or not isinstance(source, PipelineSource)  # which MindSpore takes by position
     inputs = arguments[:least] if by_name else ()
-    names = () if trainer.tasks is None or not labels else trainer.tasks.label_names
+    names = trainer.builder.loss_columns.names if labels and by_name else ()
     groups = dict.fromkeys(filter(None, map(group_of, trainer.metrics.values())))
     if trainer.features is not None and trainer.features.group is not None:
         groups[trainer.features.group] = None
     takes = math.inf if most is None else most + labels
+    groups.pop(trainer.builder.loss_columns.weight, None)
     return ColumnOrder(takes, names, tuple(groups), inputs, labels_needed=labels_needed) or None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -94,8 +95,10 @@ def _try_metrics(trainer: TrainerBase, feed: Feed) -> None:
 
 
 def _tally(trainer: TrainerBase) -> Tally:
-    loss_fn = trainer.loss_fn if trainer.eval_network is None else None
-    return Tally(trainer.metrics, trainer.eval_indexes, loss_fn, trainer.prediction_activations)
+    loss_fn, weights = trainer.loss_fn, trainer.row_weights
+    if trainer.eval_network is not None:  # which may weigh its loss, or not
+        loss_fn, weights = None, dataclasses.replace(weights, of_loss=False)
+    return Tally(trainer.metrics, trainer.eval_indexes, loss_fn, trainer.prediction_activations, weights)
 
 
 def predict(

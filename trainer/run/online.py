@@ -273,8 +273,9 @@ def online_train(
 def _make_scoring(trainer: TrainerBase, window: Window) -> Scoring | None:
     """Return what scores the rows of a window, or None where the label is not known."""
     if trainer.label_count:
-        loss_fn, activations = trainer.loss_fn, trainer.prediction_activations
-        return Scoring(window, trainer.metrics, loss_fn, trainer.label_count, activations, trainer.group.size)
+        loss_fn, activations, processes = trainer.loss_fn, trainer.prediction_activations, trainer.group.size
+        count, weights = trainer.label_count, trainer.row_weights
+        return Scoring(window, trainer.metrics, loss_fn, count, activations, processes, weights)
     if trainer.metrics:
         logger.warning("windows count the loss alone: without a loss_fn that takes it the label is not known")
     return None

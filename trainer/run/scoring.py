@@ -24,7 +24,7 @@ from ..metrics.registry import clear_metrics, group_of, of_task
 from ..metrics.window import Window
 from ..metrics.window_metric import Direction, WindowMetric
 from ..state import StepOutputs
-from .tally import OutputBuffer, host_columns
+from .tally import UNWEIGHTED, OutputBuffer, RowWeights, host_columns
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,9 @@ class Scoring:
         label_count: int,
         activations: Mapping[str, Activation],
         processes: int,
+        weights: RowWeights = UNWEIGHTED,
     ) -> None:
+        self._weight = weights.column if weights.of_metrics else None
         self.window, self.label_count, self._loss_fn = window, label_count, loss_fn
         self._multi = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._tasks: tuple[str, ...] = self._multi.tasks if self._multi is not None else ("",)
@@ -71,7 +73,8 @@ class Scoring:
         self._row_size = 0  # numbers of a row's predictions
         self._predictions = OutputBuffer()
         self._labels: list[list[np.ndarray]] = []
-        self._groups: dict[str, list[np.ndarray]] = {}
+        self._groups: dict[str, list[np.ndarray]] = {}  # and the weights, by name
+        self._kept = tuple(dict.fromkeys(filter(None, (*self.groups, self._weight))))
         self._rows = 0
 
     def _with_slices(self, metrics: dict[str, Any], target: str = "") -> dict[str, Any]:
@@ -179,7 +182,7 @@ class Scoring:
     def _find_labels(self, chunk: Chunk) -> list[int]:
         first = len(chunk.names) - self.label_count
         if self._multi is not None:
-            return list(range(first, len(chunk.names)))
+            return list(range(first, first + len(self._tasks)))
         label = first if self.window.label is None else self.window.label
         return [label if isinstance(label, int) else chunk.names.index(label)]
 
@@ -194,8 +197,8 @@ class Scoring:
             return
         self._predictions.add(outputs.predictions_device, chunk.num_samples * self._row_size)
         self._labels.append([chunk.rows(index) for index in self._label_indexes])
-        if self.groups:
-            for name, values in host_columns(chunk, self.groups).items():
+        if self._kept:
+            for name, values in host_columns(chunk, self._kept).items():
                 self._groups.setdefault(name, []).append(values)
         self._rows += chunk.num_samples
         if self._rows >= SCORED_ROWS:
@@ -214,7 +217,8 @@ class Scoring:
             if task in self._windows:
                 prediction = flat[:, start:stop].reshape(-1, *shape)[rows]
                 of_rows = {name: values[rows] for name, values in groups.items()}
-                self._windows[task].update(prediction, label[rows], groups=of_rows)
+                weights = of_rows[self._weight] if self._weight else None
+                self._windows[task].update(prediction, label[rows], weights, groups=of_rows)
             start = stop
 
     def close_window(self, group: Group = SINGLE) -> dict[str, float]:

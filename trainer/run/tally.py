@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,18 @@ from ..mindspore_internals import device
 from ..state import NUMPY_DTYPES, StepOutputs, host_copy
 
 
+@dataclass(frozen=True)
+class RowWeights:
+    """The declared weight of rows in evaluations and windows."""
+
+    column: str | None = None  # name, where one is declared and comes with the rows
+    of_loss: bool = False  # whether the loss of a batch comes with what divided it, not by its rows
+    of_metrics: bool = False  # whether metrics count rows by it
+
+
+UNWEIGHTED = RowWeights()
+
+
 class Tally:
     """Losses and metrics over the batches of one evaluation; clears the metrics.
 
@@ -31,7 +44,9 @@ class Tally:
         eval_indexes: Sequence[int] | None,
         loss_fn: Any,
         activations: Mapping[str, Activation],
+        weights: RowWeights = UNWEIGHTED,
     ) -> None:
+        self._weights = weights
         self._metrics = metrics
         self._indexes = eval_indexes
         self._tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
@@ -39,7 +54,8 @@ class Tally:
         names = () if self._tasks is None else self._tasks.tasks
         self._task_sums = {task: np.zeros(2) for task in names}
         self._of_task = {task: of_task(metrics, task, names) for task in ("", *names)}
-        self.groups = tuple(dict.fromkeys(filter(None, map(group_of, metrics.values()))))
+        groups = [*map(group_of, metrics.values()), weights.column]
+        self.groups = tuple(dict.fromkeys(filter(None, groups)))
         losses = [loss_fn] if self._tasks is None else [None, *self._tasks.losses]
         for loss, (task, of_this) in zip(losses, self._of_task.items(), strict=True):
             expect(of_this, meaning_of(loss, activations.get(task)))
@@ -47,12 +63,16 @@ class Tally:
 
     def add(self, outputs: tuple[Any, ...], num_samples: int, columns: Mapping[str, np.ndarray]) -> None:
         """Add the outputs of one batch; `columns` are those of `groups`."""
+        weights = columns.get(self._weights.column) if self._weights.column else None
+        if self._weights.of_loss and self._tasks is None:
+            num_samples = float(outputs[3].asnumpy())
+        of_metrics = weights if self._weights.of_metrics else None
         if self._indexes is not None and self._indexes[0] >= 0:
             loss = outputs[self._indexes[0]]
             mean = loss.item() if loss.ndim == 0 else loss.asnumpy().mean()  # item takes a fifth of the time
             self._loss.update(float(mean), num_samples)
         if self._tasks is None:
-            update_metrics(self._metrics, outputs, self._indexes, num_samples, columns)
+            update_metrics(self._metrics, outputs, self._indexes, num_samples, columns, of_metrics)
             return
         loss, predictions, labels, losses, counts = outputs
         update_metrics(self._of_task[""], (loss, None, None), (0, 1, 2), num_samples)
@@ -63,7 +83,8 @@ class Tally:
             self._task_sums[task] += (means[index] * weights[index], weights[index])
             read = (None, np.array(predictions[index].asnumpy())[kept], host_labels[index][kept])
             of_rows = {name: column[kept] for name, column in columns.items()}
-            update_metrics(self._of_task[task], read, (0, 1, 2), len(read[2]), of_rows)
+            of_these = None if of_metrics is None else of_metrics[kept]
+            update_metrics(self._of_task[task], read, (0, 1, 2), len(read[2]), of_rows, of_these)
 
     def results(self) -> dict[str, float]:
         """Return "loss", the losses of the tasks and the metrics.
@@ -150,16 +171,18 @@ class OutputBuffer:
 
 
 class LossMeter:
-    """Sample-weighted mean loss; losses are summed when the mean is read."""
+    """Mean loss over rows, or by the losses' denominators; summed when it is read."""
 
     def __init__(self) -> None:
         self._mean = WeightedMean()
         self._losses = OutputBuffer()
+        self._weighed = False  # whether denominators come with the losses
         self._calls: list[tuple[int, int]] = []
 
     def add(self, outputs: StepOutputs) -> None:
         """Add the losses of one call; `HELD_CALLS` bounds the memory."""
-        self._losses.add(outputs.losses_device, outputs.num_steps)
+        self._losses.add(outputs.losses_device, outputs.num_steps * outputs.numbers_per_loss)
+        self._weighed = outputs.weighed
         self._calls.append((outputs.num_steps, outputs.num_samples))
         if len(self._calls) >= HELD_CALLS:
             self._fold()
@@ -168,7 +191,11 @@ class LossMeter:
         if self._calls:
             steps, samples = np.array(self._calls).T
             self._calls = []
-            self._mean.update(self._losses.read(), np.repeat(samples // steps, steps))
+            if self._weighed:
+                losses, denominators = self._losses.read().reshape(-1, 2).astype(np.float64).T
+                self._mean.update(np.where(denominators > 0, losses, 0.0), denominators)
+            else:
+                self._mean.update(self._losses.read(), np.repeat(samples // steps, steps))
 
     def value(self) -> float | None:
         """Return the mean so far, or None without steps."""

@@ -38,6 +38,7 @@ from ..state import State, StopReason
 from ..storage.fetch import fetched_snapshot
 from . import loop
 from .monitors import produced_metrics
+from .tally import RowWeights
 
 if TYPE_CHECKING:
     from ..data.table_feed import TableFeed
@@ -68,6 +69,7 @@ class TrainedNetwork:
     step_options: StepOptions
     boost: Boost
     builder: StepBuilder
+    row_weights: RowWeights
     tables: TableFeed | None = None
     _tables_of_all: dict[str, dict[str, int]] = MappingProxyType({})  # type: ignore[assignment]
     parts: dict[str, Any]

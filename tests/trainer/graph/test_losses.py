@@ -6,7 +6,8 @@ import pytest
 from mindspore import Tensor, nn
 
 from trainer import Trainer
-from trainer.graph.losses import FusedBCEWithLogits, FusedCrossEntropy, fused_loss, row_loss
+from trainer.graph.losses import FusedBCEWithLogits, FusedCrossEntropy, fused_loss
+from trainer.graph.row_losses import row_loss
 
 
 class Scaled(nn.Cell):
@@ -101,6 +102,7 @@ def test_shapes_that_do_not_fit_are_refused_as_by_mindspore():
 
 ROWS, SIZE = 5, 8
 ONES = Tensor(np.ones(1, np.float32))
+CLASS_WEIGHTS = Tensor(np.array([0.5, 1.0, 3.0], np.float32))
 
 
 def values(shape):
@@ -129,6 +131,7 @@ def shares():
 CASES = {
     "BCE with logits": (nn.BCEWithLogitsLoss(), values(())),
     "BCE with logits of two targets, added up": (nn.BCEWithLogitsLoss("sum"), values((2,))),
+    "BCE with logits, weights of elements": (nn.BCEWithLogitsLoss(weight=ONES, pos_weight=2 * ONES), values(())),
     "BCE": (nn.BCELoss(), probabilities()),
     "MSE": (nn.MSELoss(), values((1,))),
     "MSE of a matrix, added up": (nn.MSELoss("sum"), values((2, 3))),
@@ -139,6 +142,8 @@ CASES = {
     "cross entropy": (nn.CrossEntropyLoss(), classes()),
     "cross entropy, smoothed": (nn.CrossEntropyLoss(label_smoothing=0.2), classes()),
     "cross entropy, ignored labels": (nn.CrossEntropyLoss(ignore_index=7), classes(ignored=7)),
+    "cross entropy, weights of classes": (nn.CrossEntropyLoss(CLASS_WEIGHTS, 7), classes(ignored=7)),
+    "negative log likelihood": (nn.NLLLoss(CLASS_WEIGHTS), classes()),
     "cross entropy of places": (nn.CrossEntropyLoss(ignore_index=7), classes(2, 2, ignored=7)),
     "cross entropy of probabilities": (nn.CrossEntropyLoss(), shares()),
     "softmax cross entropy": (nn.SoftmaxCrossEntropyWithLogits(reduction="mean"), shares()),
@@ -153,7 +158,8 @@ def test_made_up_rows_weigh_nothing(name):
     missing = SIZE - ROWS
     filled = [np.concatenate([column, np.repeat(column[-1:], missing, axis=0)]) for column in (prediction, label)]
     weights = (np.arange(SIZE) < ROWS).astype(np.float32)
-    value, of_filled = mindspore.value_and_grad(row_loss(loss))(*map(Tensor, (*filled, weights)))
+    prediction, label, weights = map(Tensor, (*filled, weights))
+    value, of_filled = mindspore.value_and_grad(row_loss(loss))(prediction, (label,), weights)
     np.testing.assert_allclose(value.asnumpy(), expected.asnumpy(), rtol=2e-6)
     np.testing.assert_allclose(of_filled.asnumpy()[:ROWS], gradient.asnumpy(), rtol=2e-5, atol=1e-7)
     assert not of_filled.asnumpy()[ROWS:].any()
@@ -168,8 +174,6 @@ class OwnLoss(nn.MSELoss):
     [
         OwnLoss(),
         nn.RMSELoss(),
-        nn.BCEWithLogitsLoss(weight=ONES),
-        nn.BCEWithLogitsLoss(pos_weight=ONES),
         None,
         np.square,
     ],

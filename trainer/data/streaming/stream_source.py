@@ -94,7 +94,7 @@ class StreamSource(Source):
         self.weight = weight
         self.extras = tuple(extras)
         self.list_types = list_types
-        self._sound_rows = SoundRows(stream, len(self.labels), counted)
+        self._sound_rows = SoundRows(stream, self.labels, counted)
         self.flush_after = flush_after
         self.idle_timeout = idle_timeout
         self.restarts = restarts
@@ -229,7 +229,7 @@ class StreamSource(Source):
     def _choose(self, columns: dict[str, np.ndarray]) -> tuple[str, ...]:
         available = list(columns)
         check_task_labels(self.labels, available)
-        named = () if self.labels else filter(None, (self.label, self.weight))
+        named = filter(None, (None if self.labels else self.label, self.weight))
         for name in (*self.extras, *named):
             if name not in columns:
                 raise DataError(f"the stream has no column {name!r}; it has {available}{did_you_mean(name, available)}")
@@ -241,6 +241,8 @@ class StreamSource(Source):
         tail = self.labels
         if tail and tail[0] not in columns:  # columns without names
             return tuple(rest)
+        if tail and self.weight:
+            tail = (*tail, self.weight)
         if not tail:
             label = self.label or ("label" if "label" in rest else rest[-1] if rest else None)
             if label is None:
@@ -301,16 +303,16 @@ class SoundRows:
 
     Args:
         stream: its dead letter takes the rows; without one it gets one that only counts.
-        tasks: number of tasks, whose labels are the last columns that are trained on.
+        labels: the label columns of several tasks.
         counted: returns which rows of these columns count for each task (bool [rows], or None for all); the others may
             hold any value.
     """
 
-    def __init__(self, stream: Stream, tasks: int = 0, counted: Counted | None = None) -> None:
+    def __init__(self, stream: Stream, labels: Sequence[str] = (), counted: Counted | None = None) -> None:
         self.stream = stream
         if stream.dead_letter is None:
             stream.dead_letter = DeadLetter()
-        self.tasks = tasks
+        self.labels = labels
         self.counted = counted
         schema = stream.schema
         self._declared = frozenset(() if schema is None else schema.columns)
@@ -351,8 +353,8 @@ class SoundRows:
         bad = non_finite_rows(column)
         if not len(bad) or self.counted is None or not isinstance(column, np.ndarray):
             return bad
-        labels = names[len(names) - self.tasks :]
-        if name in labels:
+        if name in self.labels:
+            labels = self.labels
             counted = self.counted([batch.columns[label] for label in labels])
             of_column = [rows for label, rows in zip(labels, counted, strict=True) if label == name]
             if all(rows is not None for rows in of_column):

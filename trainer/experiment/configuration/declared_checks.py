@@ -11,7 +11,7 @@ from ...errors import ConfigurationError, did_you_mean
 from ...storage.location import is_url, url_problem
 from .class_paths import UnresolvedError, has_reference, resolve
 from .experiment_config import ExperimentConfig, ObjectSpec
-from .instantiate import instantiate
+from .instantiate import instantiate, locate, make_features
 from .problems import ConfigErrors, Problem
 from .signature import real_signature
 
@@ -133,3 +133,28 @@ def missing_beginning(config: ExperimentConfig) -> list[Problem]:
         return []
     message = f"takes a snapshot, a run folder, a .ckpt file or a published model that exists; received {path!r}"
     return [Problem(config.locations["init_from"], "init_from.path", message)]
+
+
+def declared_roles(config: ExperimentConfig) -> tuple[str, list[Problem]]:
+    """Return what the declared label and weight are used for, and what the loss cannot use.
+
+    Losses and networks of the user's own, which are code, are left to the verbs: then both are empty.
+    """
+    from ...graph.roles import loss_columns
+    from ...metrics.registry import check_weighted, task_metrics
+
+    ours = ("mindspore.", "trainer.", "mindspore_trainer.")
+    parts = [config.network, *_objects(config.loss)]
+    if config.features is None or not all(getattr(_target(p), "__module__", "").startswith(ours) for p in parts):
+        return "", []
+    try:
+        loss = None if config.loss is None else instantiate(config.loss)
+        columns = loss_columns(_target(config.network), loss, make_features(config.features))
+        if columns.weight is not None and config.trainer.get("weighted_metrics", True):
+            named = [metric for metric in config.metrics if isinstance(metric, str)]
+            check_weighted(task_metrics(named, () if not hasattr(loss, "tasks") else loss.tasks), columns.weight)
+    except ConfigErrors as errors:
+        return "", errors.problems
+    except ConfigurationError as error:
+        return "", [locate(config, "features", str(error))]
+    return columns.describe(loss) if columns.count else "", []

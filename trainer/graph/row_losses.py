@@ -1,0 +1,134 @@
+"""Losses of one value per row: their weighted mean, and what it is divided by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..data.column_checks import label_columns
+from ..errors import ConfigurationError
+from ..mindspore_internals.execution import await_operators, operator_by_operator
+from .denominators import ONE, ClassWeights, RowCount, denominator_of, name_of, reduction_of
+
+# By class of loss: the loss without its reduction.
+_EACH: dict[type, Callable[[Any], nn.Cell]] = {
+    nn.BCELoss: lambda loss: nn.BCELoss(loss.weight, "none"),
+    nn.BCEWithLogitsLoss: lambda loss: nn.BCEWithLogitsLoss("none", loss.weight, loss.pos_weight),
+    nn.CrossEntropyLoss: lambda loss: nn.CrossEntropyLoss(loss.weight, loss.ignore_index, "none", loss.label_smoothing),
+    nn.FocalLoss: lambda loss: nn.FocalLoss(loss.weight, loss.gamma, "none"),
+    nn.HingeEmbeddingLoss: lambda loss: nn.HingeEmbeddingLoss(loss.margin, "none"),
+    nn.HuberLoss: lambda loss: nn.HuberLoss("none", loss.delta),
+    nn.L1Loss: lambda loss: nn.L1Loss("none"),
+    nn.MAELoss: lambda loss: nn.MAELoss("none"),
+    nn.MSELoss: lambda loss: nn.MSELoss("none"),
+    nn.MultiLabelSoftMarginLoss: lambda loss: nn.MultiLabelSoftMarginLoss(loss.weight, "none"),
+    nn.NLLLoss: lambda loss: nn.NLLLoss(loss.weight, loss.ignore_index, "none"),
+    nn.PoissonNLLLoss: lambda loss: nn.PoissonNLLLoss(loss.log_input, loss.full, loss.eps, "none"),
+    nn.SmoothL1Loss: lambda loss: nn.SmoothL1Loss(loss.beta, "none"),
+    nn.SoftmaxCrossEntropyWithLogits: lambda loss: nn.SoftmaxCrossEntropyWithLogits(loss.sparse, "none"),
+}
+# Predictions and labels of two rows on which a loss of an unknown class is tried: values in two shapes, classes.
+_TRIED = (((2, 1), (2, 1), np.float32), ((2,), (2,), np.float32), ((2, 3), (2,), np.int32))
+TINY = 1e-30
+
+
+class RowLoss(nn.Cell):
+    """The weighted mean (or sum) of a loss over the rows of a batch: sum(w l) / sum(w).
+
+    A loss that has several values per row, as of several outputs, has their mean; where a class has a weight, or labels
+    are ignored, rows count by these too, as in MindSpore's own mean. Rows without any weight have the loss 0.
+
+    Args:
+        each: (prediction, labels...) -> a value for each row, or for each element of it.
+        divisor: what it divides by (`trainer.graph.denominators`).
+    """
+
+    def __init__(self, each: Any, divisor: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.each = each
+        self.divisor = divisor
+        self.is_sum = divisor.kind == ONE
+        self.of_classes = isinstance(divisor, ClassWeights)
+        self.name = name_of(each)
+
+    def construct(self, prediction, labels, weights):
+        """Return the loss; `labels` is a tuple, the weights are float32 [rows]."""
+        values = self._of_each(prediction, labels)
+        rows = weights.shape[0]
+        values = ops.reshape(ops.cast(values, mstype.float32), _shape_of_rows(self.name, values.shape, rows))
+        total = ops.sum(values * ops.reshape(weights, (rows, 1)))
+        if self.is_sum:
+            return total
+        elements = 1 if self.of_classes and labels[0].ndim < prediction.ndim else values.shape[1]
+        return total / (ops.maximum(self.divisor(labels, weights), TINY) * elements)
+
+    def _of_each(self, prediction, labels):
+        return self.each(prediction, *labels)
+
+
+@ops.constexpr
+def _shape_of_rows(name, shape, rows):
+    if shape[:1] != (rows,):
+        given = f"the shape {list(shape)}" if shape else "one number"
+        raise ConfigurationError(
+            f"{name} returns {given} for a batch of {rows} rows, so they cannot be weighed; {_REMEDY}"
+        )
+    return rows, -1
+
+
+_REMEDY = (
+    "let it return one value per row (reduction='none'), which the trainer weighs, or take the weight as its last "
+    "argument: construct(self, prediction, label, weight)"
+)
+
+
+def row_loss(loss_fn: Any) -> RowLoss | None:
+    """Return one of MindSpore's losses as a loss over weighted rows; None for any other.
+
+    A loss of one value per row (``reduction="none"``) is averaged, as evaluation does.
+    """
+    make = _EACH.get(type(loss_fn))
+    if make is None:
+        return None
+    return RowLoss(make(loss_fn), denominator_of(loss_fn))
+
+
+def weighable(loss_fn: Any, weight: str, what: str = "") -> RowLoss:
+    """Return a loss as one over weighted rows.
+
+    Raises:
+        ConfigurationError: it reduces its rows to one number.
+    """
+    known = row_loss(loss_fn)
+    if known is not None:
+        return known
+    if _reduces(loss_fn):
+        raise ConfigurationError(
+            f"Features(weight={weight!r}): {what}{name_of(loss_fn)} returns one number for a batch, so the weights "
+            f"of its rows cannot be applied; {_REMEDY}"
+        )
+    return RowLoss(loss_fn, RowCount())
+
+
+def _reduces(loss_fn: Any) -> bool:
+    """Return whether a loss of an unknown class gives one number for a batch.
+
+    It is tried on two rows of common shapes. Where it can read none of these, its `reduction` tells, else its first
+    compilation.
+    """
+    if getattr(type(loss_fn), "rows_depend", False):
+        return True
+    call = loss_fn.construct if isinstance(loss_fn, nn.Cell) else loss_fn
+    for predicted, labelled, dtype in _TRIED:
+        prediction = Tensor(np.linspace(0.3, 0.7, int(np.prod(predicted)), dtype=np.float32).reshape(predicted))
+        labels = [Tensor(np.array([0, 1], dtype).reshape(labelled))] * label_columns(loss_fn)
+        try:
+            with operator_by_operator():
+                return call(prediction, *labels).ndim == 0
+        except Exception:
+            await_operators()
+    return reduction_of(loss_fn) not in (None, "none")
