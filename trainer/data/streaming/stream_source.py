@@ -353,8 +353,8 @@ class SoundRows:
         bad = non_finite_rows(column)
         if not len(bad) or self.counted is None or not isinstance(column, np.ndarray):
             return bad
-        if name in self.labels:
-            labels = self.labels
+        labels = self.labels if set(self.labels) <= set(names) else names[len(names) - len(self.labels) :]
+        if name in labels:
             counted = self.counted([batch.columns[label] for label in labels])
             of_column = [rows for label, rows in zip(labels, counted, strict=True) if label == name]
             if all(rows is not None for rows in of_column):
