@@ -175,3 +175,31 @@ def test_trainers_of_one_network_see_each_others_rows_whatever_the_size_of_their
     for batch_size in (1000, 12_000, 1000):
         own, read = (one.predict((ids,), batch_size=batch_size) for one in (trainer, reader))
         np.testing.assert_array_equal(own, read)
+
+
+@pytest.mark.parametrize("steps", [1, 2], ids=["each batch", "accumulated"])
+def test_a_large_batch_leaves_no_large_buffers_behind(steps):
+    def trainer_of(network):
+        optimizer = nn.SGD(network.trainable_params(), 1e-2)
+        return Trainer(network, nn.MSELoss(), optimizer, gradient_accumulation_steps=steps)
+
+    def rows(count):
+        return rng.integers(0, 10_000, (count, 3)), rng.random(count).astype(np.float32)
+
+    rng = np.random.default_rng(3)
+    large, small, every = rows(4096), rows(64), np.arange(9999).reshape(-1, 3)
+    networks = Summed(4), Summed(4)
+    found = []
+    for network, keeps in zip(networks, (True, False), strict=True):
+        trainer = trainer_of(network)
+        trainer.fit(large, batch_size=2048, shuffle=False, callbacks=[])
+        size = len(network.words.working_set.rows)
+        if not keeps:
+            trainer = trainer_of(network)  # one that has not seen a large batch
+        trainer.fit(small, batch_size=16, shuffle=False, callbacks=[])
+        assert len(network.words.working_set.rows) <= 128 < 3000 < size
+        trainer.fit(large, batch_size=2048, shuffle=False, callbacks=[])
+        assert len(network.words.working_set.rows) == size
+        found.append(trainer.predict((every,), batch_size=3333))
+        trainer.predict((every,), batch_size=3)
+    np.testing.assert_array_equal(*found)

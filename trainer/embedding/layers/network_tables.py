@@ -18,7 +18,7 @@ from ...mindspore_internals.cell_structure import cells_and_names, hide
 from ...mindspore_internals.shared_memory import Mirror
 from ..planning.layout import Bundle, FieldMap, Layout, stack_tables
 from ..planning.planner import Planner
-from ..planning.sparse_plan import Carry, SparsePlan, TablePlan
+from ..planning.sparse_plan import Carry, SparsePlan, TablePlan, padded_size
 from ..tables import table_state
 from ..tables.hashing import Shards
 from ..tables.table_state import arrays_of
@@ -209,7 +209,7 @@ class SparseTables(nn.Cell):
         program.make_room(step_size)
         mirror = self._sums[index]
         if mirror is not None and mirror.parameter.shape[0] != step_size:
-            old = np.array(mirror.parameter.asnumpy())
+            old = np.array(mirror.parameter.asnumpy())[:step_size]  # rows beyond are zeros
             mirror.array(step_size)[: len(old)] = old
             mirror.push()
         if table in plan.map_sizes:
@@ -256,12 +256,11 @@ class SparseTables(nn.Cell):
     def set_gradient_sums(self, stacks: Sequence[int], sums: Sequence[np.ndarray | None] | None) -> None:
         """Set the gradient sums of a bundle's stacks, [positions, dim]; None zeroes them."""
         rows = 0 if sums is None else max((len(value) for value in sums if value is not None), default=1) - 1
-        size = self.planner.reserve(stacks[0], rows)
         for member, stack in enumerate(stacks):
             mirror = self._sums[stack]
             if mirror is None:
                 continue
-            array = mirror.array(max(size, FIRST_ROWS))
+            array = mirror.array(padded_size(rows + 1))
             array[:] = 0.0
             if sums is not None:
                 array[: rows + 1] = sums[member]

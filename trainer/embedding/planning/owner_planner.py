@@ -29,10 +29,10 @@ from ...distributed.all_to_all import Channel
 from ...distributed.group import Group
 from ...errors import DataError
 from ..tables.spec import DEFAULT_ROW
-from .planner import grow, step_rows
+from .planner import step_rows
 from .pooled_bags import Bags, StackRows
 from .sharded_planner import ShardedPlanner, exchange_parts, raise_problems
-from .sparse_plan import SortingIndexer, SparsePlan, StackExchange, TablePlan, UniqueIndexer
+from .sparse_plan import PaddedSizes, SortingIndexer, SparsePlan, StackExchange, TablePlan, UniqueIndexer
 
 _LARGEST = 1 << 31
 _LISTS = 6  # arrays that a process sends each owner for each stack
@@ -44,7 +44,7 @@ class OwnerPlanner(ShardedPlanner):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._owned_sizes = [0] * len(self.layout.stacks)
+        self._owned_sizes = PaddedSizes()
         self._owned_rows, self._sorted_rows = UniqueIndexer(), SortingIndexer()
         self._owned_steps = UniqueIndexer()
         self._by_clock = self._placeholder = False
@@ -193,7 +193,8 @@ class OwnerPlanner(ShardedPlanner):
             exchanges[stack].scales = scales[stack]
         for index, stacks in inputs:
             rows_of, batches = exchanges[stacks[0]].step_rows, len(plan.inputs[index])
-            size = grow(self._owned_sizes, stacks[0], max(map(len, rows_of)) + 1)
+            needed = max(map(len, rows_of)) + 1
+            size = self._owned_sizes.fitting(stacks[0], needed, needed)
             plan.inputs[index + 1] = step_rows(rows_of, self._stretches, batches, size)
         plan.exchanges = [exchanges[stack] for stack in range(len(parts_of))]
 

@@ -17,13 +17,13 @@ from .layout import Bundle, Component, FieldMap, Layout
 from .sparse_plan import (
     Carry,
     OpenRows,
+    PaddedSizes,
     ReadSets,
     SortingIndexer,
     SparsePlan,
     TablePlan,
     UniqueIndexer,
     marker,
-    padded_size,
     padding_of,
 )
 
@@ -46,9 +46,7 @@ class Planner:
         self.accumulate = accumulate
         self.layout = layout
         self._read_sets = ReadSets(self.tables, self.layout)
-        self._work_sizes = [0] * len(self.layout.stacks)
-        self._step_sizes = [0] * len(self.layout.stacks)
-        self._map_sizes = [0] * len(self.tables)
+        self._work_sizes, self._step_sizes, self._map_sizes = PaddedSizes(), PaddedSizes(), PaddedSizes()
         self.carry: Carry = {}
         self._rows: UniqueIndexer | SortingIndexer = UniqueIndexer()
         self._steps = UniqueIndexer()
@@ -201,8 +199,10 @@ class Planner:
             start += len(distinct[0])
         joined = chunk[0] if len(chunk) == 1 else np.concatenate(chunk, axis=1)
         steps, positions = self._number_steps(joined, updates, head, start)
-        size = grow(self._work_sizes, first, start)
-        step_size = grow(self._step_sizes, first, max(map(len, steps.values())) + 1)
+        of_batch = joined.shape[1]
+        size = self._work_sizes.fitting(first, start, of_batch * (batches + self.accumulate - 1))
+        rows = max(map(len, steps.values())) + 1
+        step_size = self._step_sizes.fitting(first, rows, of_batch * self.accumulate)
         for stack in stacks:
             plan.sizes[stack], plan.step_sizes[stack] = size, step_size
         plan.inputs.append(step_rows(steps, updates, batches, step_size))
@@ -306,7 +306,8 @@ class Planner:
         for number, (stack, index) in enumerate(zip(bundle.stacks, component.specs, strict=True)):
             reads = component.elements(number, ids.shape[2])
             (positions,) = self._train(bundle, [stack], [ids[:, :, reads]], updates, batches, plan, now)
-            plan.map_sizes[index] = grow(self._map_sizes, index, int(numbers.max(initial=0)) + 1)
+            needed, most = int(numbers.max(initial=0)) + 1, ids[0].size * self.accumulate
+            plan.map_sizes[index] = self._map_sizes.fitting(index, needed, most)
             step_map = np.zeros((batches, plan.map_sizes[index]), np.int32)
             for batch in range(len(ids)):
                 step_map[batch, numbers[batch][:, reads]] = positions[batch]
@@ -317,10 +318,6 @@ class Planner:
         """Drop the open accumulation; called together with `SparseTable.rollback`."""
         self.carry.clear()
         self._same_rows.clear()
-
-    def reserve(self, stack: int, rows: int) -> int:
-        """Allow `rows` rows per step of a bundle's first stack or more; return the size."""
-        return grow(self._step_sizes, stack, rows + 1)
 
 
 def _replace_ids(
@@ -340,13 +337,6 @@ def _replace_ids(
         if out[column].dtype != np.int32 or out[column] is columns[column]:
             out[column] = out[column].astype(np.int32)
         out[column].reshape(*shape[:2], -1)[:num_batches, :, part.elements] = own
-
-
-def grow(sizes: list[int], index: int, needed: int) -> int:
-    """Return the size at `index`, padded up if `needed` rows do not fit."""
-    if needed > sizes[index]:
-        sizes[index] = padded_size(needed)
-    return sizes[index]
 
 
 def step_rows(

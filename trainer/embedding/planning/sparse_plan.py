@@ -31,6 +31,24 @@ def padded_size(count: int) -> int:
     return bucket(count + count // 50, 16, least=SMALLEST, coarse=_COARSE)
 
 
+class PaddedSizes:
+    """Padded numbers of rows: few, so few programs, and none larger than its batches need.
+
+    A size grows with the batches that could hold about as many ids, so a large batch does not make small ones dearer. A
+    batch of another shape is another program anyway.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[tuple[int, int], int] = {}
+
+    def fitting(self, index: int, needed: int, most: int) -> int:
+        """Return the size for `needed` rows of table or stack `index`; `most`: rows that the batch could need."""
+        key = index, bucket(most)
+        if needed > self._sizes.get(key, 0):
+            self._sizes[key] = padded_size(needed)
+        return self._sizes[key]
+
+
 @dataclass(slots=True)
 class TablePlan:
     """One table's part of a chunk."""
@@ -104,7 +122,7 @@ def marker(batches: int, size: int) -> np.ndarray:
     return np.zeros((batches, 1 + size // SMALLEST), np.int8)
 
 
-# A grown read set recompiles the programs of all smaller batches: start with room for hundreds of ids.
+# Batches up to this size share a read set, so that requests of different sizes do not replace it.
 _LEAST_ROWS, _LEAST_ENTRIES = 1 << 13, 1 << 18
 
 
@@ -114,8 +132,6 @@ class ReadSets:
     def __init__(self, tables: Sequence[SparseTable], layout: Layout) -> None:
         self.tables = tables
         self.stacks = layout.stacks
-        self._sizes = [0] * len(layout.stacks)
-        self._map_sizes = [0] * len(tables)
 
     def plan(
         self,
@@ -150,7 +166,7 @@ class ReadSets:
             reads = component.elements(number, ids.shape[2])
             part = self._look_up(index, stack, 1, ids[:, :, reads].reshape(-1), plan)
             plan.sizes[stack] = self._size(stack, len(part.rows) + 1)
-            plan.map_sizes[index] = self._map_sizes[index] = max(self._map_sizes[index], _rounded(ids.size + 1))
+            plan.map_sizes[index] = _rounded(ids.size + 1)
             part.reading_map = np.zeros(plan.map_sizes[index], np.int32)
             own = np.arange(1, len(part.rows) + 1, dtype=np.int32)
             part.reading_map[positions[:, :, reads].reshape(-1)] = np.where(part.rows < 0, np.int32(0), own)
@@ -166,11 +182,9 @@ class ReadSets:
         return part
 
     def _size(self, stack: int, needed: int) -> int:
-        # Programs keep the parameter they were compiled with, so a read set never shrinks.
         first = self.stacks[stack].tables[0]
         least = min(_LEAST_ROWS, _LEAST_ENTRIES // self.tables[first].spec.dim)
-        self._sizes[stack] = _rounded(max(needed, least, self._sizes[stack]))
-        return self._sizes[stack]
+        return _rounded(max(needed, least))
 
 
 def _rounded(size: int) -> int:
