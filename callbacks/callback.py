@@ -71,6 +71,7 @@ class Callback:
         leaves_files: whether it writes lasting files (snapshots, logs): a `fast_dev_run` leaves it out.
         snapshot_root: folder of this callback's snapshots, where a resumed run looks for the latest one, or None.
         published_root: folder of the versions that this callback publishes, or None.
+        published_in_run: whether that is ``published`` in the run folder, known from the start of a call.
     """
 
     order: int = 0
@@ -85,6 +86,7 @@ class Callback:
     leaves_files: bool = False
     snapshot_root: Path | None = None
     published_root: Path | None = None
+    published_in_run: bool = False
 
     def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
         """Receive each monitored metric's direction before training; None: undeclared."""

@@ -1,8 +1,8 @@
 """`TerminateOnNaN` and `SkipNonFinite`: handle NaN or infinite updates.
 
-The compiled step makes the decision: with one of these callbacks it never applies such an update and counts it on the
-device. The callbacks only request one of the two (`non_finite`) and read the counters at a cadence, so a healthy step
-costs no host copy.
+The compiled step makes the decision: with one of these callbacks it never applies an update whose loss or gradient norm
+is not finite in float32, and counts it on the device. The callbacks only request one of the two (`non_finite`) and read
+the counters at a cadence, so a healthy step costs no host copy.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class TerminateOnNaN(_NonFinite):
 
 
 class SkipNonFinite(_NonFinite):
-    """Skips updates whose loss or gradient is NaN or infinite.
+    """Skips updates whose loss or gradient norm is NaN or infinite.
+
+    `Trainer.online_train` adds it by default, without rollbacks.
 
     After too many in a row it rolls back to a snapshot. A rollback restores weights, optimizer and step state; the data
     continues from its current position.
@@ -162,7 +164,7 @@ class SkipNonFinite(_NonFinite):
         if trainer.state.stop_reason is not None:
             logger.warning("SkipNonFinite: %s; the run is ending anyway", reason)
         elif not self.rollback:
-            trainer.stop(reason, kind="non_finite")
+            trainer.stop(f"{reason}; the log names their rows, the weights are those before them", kind="non_finite")
         elif trainer.state.snapshot is None:
             trainer.stop(f"{reason}, and there is no snapshot to roll back to", kind="non_finite")
         elif self._rollbacks >= self.max_rollbacks:

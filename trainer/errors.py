@@ -51,6 +51,10 @@ class CheckpointError(TrainerError, RuntimeError):
     """A snapshot could not be written or read."""
 
 
+class NonFiniteError(CheckpointError):
+    """Values to publish, export or serve are NaN or infinite; the message names them."""
+
+
 class CheckpointDamagedError(CheckpointError):
     """A snapshot on disk is incomplete or does not match its manifest."""
 

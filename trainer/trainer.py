@@ -338,6 +338,7 @@ class Trainer(TrainerBase):
         max_seconds: float | None = None,
         idle_timeout: float | None = None,
         flush_after: float = 1.0,
+        skip_non_finite: bool = True,
         resume: str | Path | None = None,
         max_time: timedelta | str | float | None = None,
     ) -> History:
@@ -360,6 +361,8 @@ class Trainer(TrainerBase):
             idle_timeout: end after this many seconds without a row.
             flush_after: seconds without a row after which complete batches are trained though the call is not full; of
                 several processes, how long the others wait for a process without a batch.
+            skip_non_finite: leave out updates whose loss or gradient norm is not finite, name their rows in the log and
+                end the run after 20 in a row, unless `callbacks` say otherwise (`SkipNonFinite`, `TerminateOnNaN`).
             resume: as in `fit`; the stream continues at the row after the last trained row.
             max_time: as in `fit`.
 
@@ -382,6 +385,7 @@ class Trainer(TrainerBase):
                 max_seconds=checks.time_limit(max_seconds, max_time),
                 idle_timeout=idle_timeout,
                 flush_after=flush_after,
+                skip_non_finite=checks.boolean("skip_non_finite", skip_non_finite),
                 resume=resume,
             )
 

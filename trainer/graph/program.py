@@ -28,7 +28,7 @@ from .averaging import AverageRule, WeightAverage
 from .denominators import COUNTED, ONE, ROWS
 from .forward import kept_output
 from .norms import NormRecorder
-from .precision import AllFinite
+from .precision import AllFinite, FiniteNorm
 
 RECORDED_BAD_STEPS = 16
 _FLOATS = (mstype.float16, mstype.bfloat16, mstype.float32, mstype.float64)
@@ -39,7 +39,7 @@ class StepOptions:
     """The options of a training step."""
 
     scaler: amp.LossScaler | None = None
-    guard: bool = False  # leave everything as it was when loss or gradients are not finite
+    guard: bool = False  # leave everything as it was when the loss or the gradients' norm is not finite
     # after the first non-finite step, other than an overflow of scaled gradients, apply no update (`TerminateOnNaN`)
     halt: bool = False
     accumulate: int = 1  # micro-batches per optimizer update
@@ -113,6 +113,8 @@ class TrainStep(nn.Cell):
         self.statistics = tuple(buffer for buffer in self.buffers if buffer.dtype in _FLOATS)
         self.has_buffers, self.has_statistics = bool(self.buffers), bool(self.statistics)
         self.all_finite = AllFinite()
+        # clipping by value makes any finite gradient small
+        self.finite_norm = FiniteNorm() if options.clip_value is None else self.all_finite
         self.map = ops.HyperMap()  # compiles in a fraction of the time of a loop
         self.saved = tuple(
             Parameter(buffer.value().copy(), name=f"trainer.saved.{buffer.name}", requires_grad=False)
@@ -194,7 +196,7 @@ class TrainStep(nn.Cell):
         sums = self.tables.sums_at_owners(table_rows, gradients)
         finite = True
         if self.guard:
-            finite = self.all_finite(sums, True)
+            finite = self.finite_norm(sums, True)
         dense = ()
         for gradient in gradients[: self.dense]:
             for total in sums:
@@ -292,7 +294,7 @@ class TrainStep(nn.Cell):
         sums = self.tables.sums_at_owners(table_rows, accumulated)
         finite = True
         if self.guard:
-            finite = self.all_finite(sums, True)
+            finite = self.finite_norm(sums, True)
         dense = ()
         for total in self.gradient_sum[: self.dense]:
             for row_sum in sums:
@@ -317,7 +319,7 @@ class TrainStep(nn.Cell):
             return
         # The rows of all processes count, not only those trained here: `_sum_by_owner`.
         checked = gradients[: self.dense] if self.by_owner else gradients
-        finite = self.all_finite(checked, loss_is_finite)
+        finite = self.finite_norm(checked, loss_is_finite)
         if self.has_statistics or self.by_owner:
             finite = ops.logical_and(finite, statistics_are_finite)
         if self.scaler is not None:

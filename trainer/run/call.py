@@ -18,6 +18,7 @@ from ..errors import ConfigurationError
 from ..mindspore_internals.compilation import notebook_sources, redirect_graph_dumps
 from ..mindspore_internals.execution import check_not_forked
 from ..state import Phase
+from ..storage.fetch import PUBLISHED
 from . import loop
 from .signals import StopOnSignal
 
@@ -171,6 +172,7 @@ def snapshot_folders(run_dir: Path | None, callbacks: Iterable[Callback]) -> lis
     return folders + [Path(c.snapshot_root) for c in callbacks if c.snapshot_root is not None]
 
 
-def published_folders(callbacks: Iterable[Callback]) -> list[Path]:
+def published_folders(run_dir: Path | None, callbacks: Iterable[Callback]) -> list[Path]:
     """Return the folders that callbacks publish to."""
-    return [Path(c.published_root) for c in callbacks if c.published_root is not None]
+    inside = [] if run_dir is None else [run_dir / PUBLISHED for c in callbacks if c.published_in_run]
+    return inside + [Path(c.published_root) for c in callbacks if c.published_root and not c.published_in_run]

@@ -53,9 +53,10 @@ def restore(trainer: TrainerBase, resume: str | Path | None, callbacks: Any) -> 
     if resume is None:
         return None
     called = make_callbacks(callbacks)[0]
-    resume = fetched_snapshot(resume, trainer.group, trainer.run_dir, lambda: published_folders(called))
+    run_dir = trainer.run_dir
+    resume = fetched_snapshot(resume, trainer.group, run_dir, lambda: published_folders(run_dir, called))
     if trainer.features is not None and resume is not None:
-        state = trainer.saver.part_to_resume(resume, "features", snapshot_folders(trainer.run_dir, called))
+        state = trainer.saver.part_to_resume(resume, "features", snapshot_folders(run_dir, called))
         if state is not None:
             trainer.features.load_state_dict(state)
     return resume

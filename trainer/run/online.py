@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from callbacks import History
+from callbacks import History, SkipNonFinite
 
 from .. import checks
 from ..data.chunk import Chunk
@@ -29,7 +29,7 @@ from ..metrics.window_metric import Direction
 from ..state import Phase, Stateful, StepOutputs
 from ..streams import Sharing, Stream
 from . import declared_features
-from .call import call
+from .call import call, make_callbacks
 from .cursor import Cursor
 from .feeds import run_options, step_marks, training_feed
 from .job_checks import check_stream
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_WINDOW = Window(rows=10_000)
+MOST_NON_FINITE = 20  # updates in a row that are left out before the run ends
 _DRIFT = "@drift."  # prefix of the names of drift arrays
 
 
@@ -206,6 +207,7 @@ def online_train(
     window: Window | int | None,
     idle_timeout: float | None,
     flush_after: float,
+    skip_non_finite: bool,
     resume: str | Path | None,
     **limits: Any,
 ) -> History:
@@ -214,6 +216,8 @@ def online_train(
     checks.number("idle_timeout", idle_timeout, least=0, optional=True, what="seconds")
     checks.number("flush_after", flush_after, least=0, what="seconds")
     window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
+    if skip_non_finite:
+        callbacks = _with_guard(callbacks)
     tasks, group = trainer.tasks, trainer.group
     scoring = _make_scoring(trainer, window)
     resume = declared_features.restore(trainer, resume, callbacks)
@@ -268,6 +272,14 @@ def online_train(
     signals.leave(complete=True)
     assert trainer.history is not None  # `call` set it
     return trainer.history
+
+
+def _with_guard(callbacks: Any) -> Any:
+    """Return callbacks one of which handles updates that are not finite."""
+    given = make_callbacks(callbacks)[0]
+    if any(callback.non_finite is not None for callback in given):
+        return callbacks
+    return [*given, SkipNonFinite(MOST_NON_FINITE, rollback=False)]
 
 
 def _make_scoring(trainer: TrainerBase, window: Window) -> Scoring | None:

@@ -27,6 +27,7 @@ from ..streams.formats.ragged_column import Ragged
 from . import onnx_graph
 from .export_readme import readme
 from .exported_tables import FORMATS, ExportedTable, exported_tables, file_name, table_of_each_element
+from .finite import check_finite
 from .graph_export import ABOUT, FEATURES, NETWORK, fields_of
 from .published_graph import blank_inputs, check_publishable, publish_network, trained_batch
 from .served_graph import ServedGraph
@@ -96,6 +97,7 @@ def export_model(
         ConfigurationError: an argument cannot work, an extra is missing, or the network cannot be exported; MindSpore's
             ONNX exporter lacks an operator, which is named.
         DataError: rows of `items` or `users` that the features' declaration forbids.
+        NonFiniteError: a parameter, a row or a statistic of features is NaN or infinite.
         OSError: the file system refused.
     """
     choice("export_model(tables=...)", tables, FORMATS)
@@ -106,8 +108,11 @@ def export_model(
     network = trainer.tables.tables if trainer.tables is not None else None
     fields = fields_of(network)
     sparse_tables = exported_tables(fields, network.planner.tables) if network is not None else []
+    for rows in sparse_tables:
+        check_finite({"id rows": rows.vectors, "default": rows.default}, f"the table {rows.name!r}, of which")
     with trainer.averaged_weights(), tempfile.TemporaryDirectory() as scratch, FolderWriter(folder) as files:
         graph_folder = Path(scratch) / publish_network(trainer, Path(scratch), batch, seen).name
+        check_finite({p.name: p.asnumpy() for p in parameters_of(trainer.network)}, "the parameter")
         graph = ServedGraph(graph_folder)
         _fill(graph, trainer, sparse_tables)
         names = tuple(graph.about["columns"])

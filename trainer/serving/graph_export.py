@@ -26,6 +26,7 @@ from ..errors import ConfigurationError
 from ..features.features import Features
 from ..graph.forward import PredictStep
 from ..mindspore_internals.cell_structure import cells_and_names, hide
+from .finite import check_learned
 from .published import FEATURES
 
 _PLAIN = re.compile(r"[0-9A-Za-z@_\-./]+")
@@ -206,9 +207,10 @@ def _windows_of_fixed_size(
 
 
 def write_features(features: Features, folder: FolderWriter) -> None:
-    """Write the declaration of the features and their learned statistics."""
+    """Write the declaration of the features and their learned statistics; see `write_learned`."""
     state = features.published_state()
-    write_learned({**state, "json": {"declaration": features.declaration(), "state": state["json"]}}, folder)
+    check_learned(state)
+    _write_state({**state, "json": {"declaration": features.declaration(), "state": state["json"]}}, folder)
 
 
 def read_features(folder: Path) -> Features:
@@ -221,6 +223,11 @@ def read_features(folder: Path) -> Features:
 
 
 def write_learned(state: Mapping[str, Any], folder: FolderWriter) -> None:
-    """Write the present statistics of online features beside the weights."""
+    """Write the present statistics of features; NonFiniteError: one is NaN or infinite."""
+    check_learned(state)
+    _write_state(state, folder)
+
+
+def _write_state(state: Mapping[str, Any], folder: FolderWriter) -> None:
     folder.write(f"{FEATURES}.json", [strict_json.dumps(state["json"]).encode()])
     folder.write(f"{FEATURES}.safetensors", tensor_file.blocks(state["arrays"]))

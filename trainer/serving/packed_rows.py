@@ -11,6 +11,7 @@ import numpy as np
 from ..checkpoint.tensor_file import Frozen
 from ..checks import require
 from ..embedding.tables.table_state import arrays_of
+from .finite import check_finite
 
 ROW_TYPES = ("float32", "int8")
 _AT_ONCE = 10_000
@@ -44,13 +45,16 @@ def pack_tables(saved: Mapping[str, Any], rows: str) -> dict[str, Frozen]:
     """
     packed: dict[str, Frozen] = {}
     for name, json in saved["json"].items():
-        columns = _pack_table(arrays_of(saved["arrays"], name), json["dim"], rows)
+        columns = _pack_table(name, arrays_of(saved["arrays"], name), json["dim"], rows)
         packed |= {f"{name}/{key}": array for key, array in columns.items()}
     return packed
 
 
-def _pack_table(saved: Mapping[str, Any], dim: int, rows: str) -> dict[str, Frozen]:
-    """Return one table's arrays, computed together at the first read."""
+def _pack_table(name: str, saved: Mapping[str, Any], dim: int, rows: str) -> dict[str, Frozen]:
+    """Return one table's arrays, computed together at the first read.
+
+    NonFiniteError, at each read: a value is NaN or infinite.
+    """
 
     @functools.cache
     def packed() -> dict[str, np.ndarray]:
@@ -61,7 +65,9 @@ def _pack_table(saved: Mapping[str, Any], dim: int, rows: str) -> dict[str, Froz
         if not own[chosen].all():
             chosen = own
         columns = {"ids": np.asarray(saved["ids"])[chosen], "removed": np.asarray(saved["removed"])}
-        return {**columns, "default": weights[~own], **pack_rows(weights[chosen], rows)}
+        columns |= {"default": weights[~own], **pack_rows(weights[chosen], rows)}
+        check_finite(columns, f"the table {name!r}, of whose rows")
+        return columns
 
     kinds: dict[str, type] = {"ids": np.int64, "removed": np.int64, "default": np.float32}
     kinds |= {"weights": np.float32} if rows == "float32" else {"weights": np.int8, "scale": np.float32}

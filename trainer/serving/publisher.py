@@ -26,8 +26,10 @@ from ..checkpoint import catalog, tensor_file
 from ..checkpoint.folder_lock import FolderLock, claim
 from ..checks import choice, whole
 from ..data.chunk import InputBatch
-from ..errors import CheckpointError, ConfigurationError, FolderInUseError
+from ..errors import CheckpointError, ConfigurationError, FolderInUseError, NonFiniteError
 from ..mindspore_internals.cell_structure import parameters_of
+from .finite import check_finite
+from .folder_owner import PUBLISHED, own
 from .graph_export import write_learned
 from .packed_rows import ROW_TYPES, RedisRows
 from .published import (
@@ -61,13 +63,15 @@ class Publish(Callback):
 
     The first version holds everything and exports the network, which holds training for the time of a compilation.
     Later ones hold the rows that changed. A version starts when it is due and the one before it is written. A version
-    that cannot be written leaves nothing behind, and the next one holds everything again. Training does not end for it
-    unless `on_error` says so; after several failures in a row the pauses between tries grow to a minute. While it
-    publishes, no other run may publish to the same folder. Of several processes rank 0 publishes, and each writes its
-    own rows of tables.
+    that cannot be written, or would hold a parameter, a row or a statistic of features that is NaN or infinite, leaves
+    nothing behind: servers stay with the last good one, and the next one holds everything again. Training does not end
+    for it unless `on_error` says so; after several failures in a row the pauses between tries grow to a minute. While
+    it publishes, no other run may publish to the same folder. Of several processes rank 0 publishes, and each writes
+    its own rows of tables.
 
     Args:
-        root: folder that servers follow.
+        root: folder that servers follow; None: ``published`` in the run folder. A folder outside it belongs to the
+            first run that publishes there.
         every: an `Every`, or seconds.
         rows: "float32", or "int8" with one scale per row: a quarter of the size, errors up to 1/254 of a row's maximum.
         batch: rows of the exported program, or of each of several: a server pads a call's rows to the smallest program
@@ -84,10 +88,11 @@ class Publish(Callback):
 
     Attributes:
         problem: why the newest version could not be written, or None.
+        refused: how often a version was not published because it held a value that is NaN or infinite.
 
     Raises:
         ConfigurationError: an argument cannot work, or (at `setup`, before the first step) the folder cannot be
-            written.
+            written, or belongs to another run.
         FolderInUseError: at `setup`, another run publishes there.
         CheckpointError: with `on_error="raise"`, a version cannot be written.
     """
@@ -97,7 +102,7 @@ class Publish(Callback):
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
+        root: str | os.PathLike[str] | None = None,
         every: Every | float = 1.0,
         rows: str = "float32",
         *,
@@ -113,7 +118,8 @@ class Publish(Callback):
             whole("Publish(batch=...)", size, also=", or several such numbers")
         whole("Publish(compact=...)", compact)
         choice("Publish(on_error=...)", on_error, ("warn", "raise"))
-        self.root = Path(root)
+        self.published_in_run = root is None
+        self.root: Path = None if root is None else Path(root)
         self.every = every if isinstance(every, Every) else Every(seconds=every)
         self.rows, self.batch, self.compact = rows, batch, compact
         self.keep = compact if keep is None else whole("Publish(keep=...)", keep)
@@ -122,7 +128,7 @@ class Publish(Callback):
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._lock: FolderLock | None = None
-        self._records = VersionRecords(self.root)
+        self._records: VersionRecords = None  # from `setup` on
         self._graph: Part | None = None
         self._consumer = CONSUMER  # name under which tables track changes
         self._chain: list[Part] = []
@@ -131,6 +137,7 @@ class Publish(Callback):
         self._tried = False
         self.on_error = on_error
         self.problem: str | None = None
+        self.refused = 0
         self._failures, self._next_try = 0, 0.0
         self.hold_seconds: deque[float] = deque(maxlen=1000)  # that the newest versions kept the training waiting
 
@@ -143,7 +150,13 @@ class Publish(Callback):
         """Lock the folder, remove unfinished files, continue after its newest version."""
         if trainer.features is not None:
             check_publishable(trainer.features)
-        trainer.group.from_main(lambda: self._take_folder(trainer.network))
+        if self.published_in_run:
+            if trainer.run_dir is None:
+                raise ConfigurationError(
+                    "Publish() needs a run folder: give Publish(root=...), or the trainer run_dir=..."
+                )
+            self.root = Path(trainer.run_dir) / PUBLISHED
+        trainer.group.from_main(lambda: self._take_folder(trainer.network, trainer.run_dir))
         publishers = [callback for callback in trainer.callbacks if isinstance(callback, Publish)]
         number = publishers.index(self) if self in publishers else 0
         self._consumer = f"{CONSUMER}.{number}" if number else CONSUMER
@@ -151,10 +164,12 @@ class Publish(Callback):
         self._chain, self._graph, self._tried = [], None, False
         self.problem, self._failures, self._next_try = None, 0, 0.0
 
-    def _take_folder(self, network: Any) -> None:
+    def _take_folder(self, network: Any, run_dir: Path | None) -> None:
         self._lock = claim(self.root, "publish folder")
         try:
             self.root = self._lock.folder
+            if run_dir is not None and not self.published_in_run:
+                own(self.root, run_dir)
             self._records = VersionRecords(self.root)
             catalog.recover(self.root, alone=True)
             self._sweep()
@@ -214,11 +229,14 @@ class Publish(Callback):
         return success
 
     def _note_failure(self, error: Exception) -> None:
+        is_first = self._failures == 0 or not isinstance(error, NonFiniteError)
+        self.refused += isinstance(error, NonFiniteError)
         self.problem = str(error) or repr(error)
         self._failures += 1
         if self._failures > 1:
             self._next_try = time.monotonic() + min(0.25 * 2**self._failures, _LONGEST_PAUSE)
-        logger.error("%s; the next version will hold everything", self.problem)
+        if is_first:  # of a model that has become NaN there is one message
+            logger.error("%s; the next version will hold everything", self.problem)
 
     def _finish(self, trainer: Trainer) -> None:
         """Wait for the version on all processes that take part."""
@@ -250,6 +268,8 @@ class Publish(Callback):
         if self._failure is not None:
             failure, self._failure = self._failure, None
             self._chain = []
+            if isinstance(failure, NonFiniteError):
+                raise NonFiniteError(f"no version is published to {self.root}, whose last one stays: {failure}")
             raise CheckpointError(f"publishing to {self.root} failed: {failure!r}") from failure
 
     def publish(self, trainer: Trainer, seen: InputBatch | None = None, *, step: int | None = None) -> None:
@@ -318,6 +338,7 @@ class Publish(Callback):
         try:
             if self._lock is not None:
                 self._lock.check()
+            check_finite(weights, "the parameter")
             rows.compute()
             about |= {"time": time.time()}
             full = (FULL if FULL in rows.files else ROWS) if restart else self._full

@@ -22,6 +22,7 @@ from ..features.feature_data import is_raw
 from ..features.features import Features
 from ..mindspore_internals.execution import check_not_forked
 from ..mindspore_internals.messages import gist
+from .finite import check_finite
 from .mirrored_versions import root_of
 from .packed_rows import unpack_rows
 from .published import CURRENT, FULL, GRAPH, PINS, ROWS, VERSION, WEIGHTS, Current, Folder, Part, locked, table_rows
@@ -61,6 +62,7 @@ class ServedModel:
     Raises:
         CheckpointNotFoundError: nothing has been published there.
         CheckpointDamagedError: it is damaged; the message names the file and what is wrong.
+        NonFiniteError: a parameter is NaN or infinite.
     """
 
     def __init__(
@@ -326,7 +328,9 @@ def _weights_for(graph: ServedGraph, folder: Folder) -> dict[str, np.ndarray]:
             raise CheckpointDamagedError(
                 f"the weights in {folder.path} are not those of the network: {name!r} {what}, not {parameter.shape}"
             )
-    return {name: np.array(tensors[name]) for name in graph.weights}
+    weights = {name: np.array(tensors[name]) for name in graph.weights}
+    check_finite(weights, f"{folder.path}: the parameter")
+    return weights
 
 
 def _update_tables(graph: ServedGraph, updates: Sequence[Mapping[str, Mapping[str, np.ndarray]]]) -> None:

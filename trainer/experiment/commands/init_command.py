@@ -19,9 +19,8 @@ _HEAD = """\
 # Written by `trainer init`; change what you know better.
 #
 {commands}
-experiment: {name}
+experiment: {name}  # its runs, with snapshots and versions, go to runs/{name}
 seed: 1
-run_dir: {run_dir}
 
 features:
   columns:
@@ -53,7 +52,6 @@ def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
         columns=len(table.columns),
         commands=_commands(f'"{output}"' if " " in str(output) else str(output), name),
         name=name,
-        run_dir=f"runs/{name}",
     )
     for arguments, about in proposal.features:
         line = f"- {dump_line(arguments)}  # " if arguments else "# left out: "
@@ -68,7 +66,7 @@ def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
     why = f"# {proposal.reason}; `trainer models` lists others\n" if proposal.reason else ""
     text += f"\n{why}network:\n  model: {proposal.model}\n"
     text += "".join(f"  {name}: {dump_line(value)}\n" for name, value in proposal.options.items())
-    return text + _training(table, proposal) + _data(table, proposal, name)
+    return text + _training(table, proposal) + _data(table, proposal)
 
 
 def _training(table: TableSummary, proposal: Proposal) -> str:
@@ -110,7 +108,7 @@ def _stream(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
     return arguments
 
 
-def _data(table: TableSummary, proposal: Proposal, name: str) -> str:
+def _data(table: TableSummary, proposal: Proposal) -> str:
     rows = table.rows
     batch = 64 if rows < 10_000 else 256 if rows < 1_000_000 else 1024
     sections: dict[str, dict[str, Any]] = {}
@@ -134,14 +132,14 @@ callbacks:
     init_args: {{monitor: {monitor}, patience: 3}}
   - class_path: callbacks.ModelCheckpoint
     init_args: {{monitor: {monitor}, restore_best: true}}
-{_published(proposal, name)}"""
+{_published(proposal)}"""
 
 
-def _published(proposal: Proposal, name: str) -> str:
+def _published(proposal: Proposal) -> str:
     # two-tower vectors are for retrieval, not for serving predictions
     start = "  # " if proposal.model == "two_tower" else "  "
     return f"""{start}- class_path: trainer.serving.Publish  # for servers
-{start}  init_args: {{root: published/{name}, every: 10}}
+{start}  init_args: {{every: 10}}
 """
 
 

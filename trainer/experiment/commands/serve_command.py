@@ -13,6 +13,8 @@ from ...errors import CheckpointNotFoundError, ConfigurationError
 
 logger = logging.getLogger(__name__)
 
+SERVED = "served"  # folder in a run that does not publish: its snapshot as a version
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -77,14 +79,13 @@ def published_folder(source: Path, wait: bool = False) -> Path:
     """Return the folder of a published model: `source` or its run's.
 
     If the run does not publish, its snapshot is exported as a version to the run's folder "served".
+    ConfigurationError: the folder belongs to another run.
     """
-    from ..configuration.loader import load_config
     from ..runs import run_folder
-    from ..runs.restart import published_roots
+    from ..runs.restart import published_by
 
     if (source / run_folder.CONFIG).is_file():
-        roots = published_roots(load_config(source))
-        source = roots[0] if roots else _published_snapshot(source)
+        source = published_by(source) or _published_snapshot(source)
     if (source / "current.json").is_file() or wait:
         return source
     if not source.is_dir():
@@ -97,7 +98,7 @@ def published_folder(source: Path, wait: bool = False) -> Path:
 
 def _published_snapshot(run_dir: Path) -> Path:
     """Export the snapshot as a version, in a process: only one thread may run graphs."""
-    root = run_dir / "served"
+    root = run_dir / SERVED
     logger.info("run %s does not publish, so its snapshot is served; it becomes a version in %s", run_dir, root)
     command = [sys.executable, "-m", "mindspore_trainer", "export", str(run_dir), "--publish", str(root)]
     code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "actions:\n" + "\n".join(f"  {name:10} {text}" for name, text in _ACTIONS.items())
-    add("folder", metavar="FOLDER", help="folder that Publish writes to")
+    add("folder", metavar="RUN_OR_PUBLISHED", help="run folder, or folder that Publish writes to")
     add("action", metavar="ACTION", nargs="?", default="list", help="see below; default: list")
     add("version", metavar="VERSION", nargs="?", type=int, help="its number")
     add("--json", action="store_true", help="print JSON")
@@ -43,9 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the requested action; raises what `Versions` and `ShadowScoring` raise."""
     from ...serving.versions import Versions
+    from ..runs import run_folder
+    from ..runs.restart import published_by
+    from .serve_command import SERVED
 
     choice("trainer versions", args.action, _ACTIONS)
-    versions = Versions(args.folder)
+    folder = Path(args.folder)
+    if (folder / run_folder.CONFIG).is_file():
+        folder = published_by(folder) or folder / SERVED
+    versions = Versions(folder)
     if args.action == "list":
         _list(versions, args.json)
     elif args.action == "compare":

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, ConfigurationError
+from ...serving.folder_owner import check_owner
 from ...storage import fetch
 from ...storage.location import Location
 from ...storage.mirror import RECORD
 from ..configuration.class_paths import expand
 from ..configuration.experiment_config import ExperimentConfig, flatten
+from ..configuration.loader import load_config
 from ..configuration.yaml_tree import parse_tree
 from . import run_folder
 
@@ -88,18 +90,27 @@ def fetched_run(url: str) -> Path:
         raise CheckpointError(f"{url} cannot be fetched: {error}") from error
 
 
-def published_roots(config: ExperimentConfig) -> list[Path]:
-    """Return the folders that the callbacks of an experiment publish to."""
-    return [
-        Path(spec.init_args["root"])
-        for spec in config.callbacks
-        if spec.class_path.rpartition(".")[2] == "Publish" and "root" in spec.init_args
-    ]
+def published_roots(config: ExperimentConfig, run_dir: Path) -> list[Path]:
+    """Return the folders that the callbacks of a run publish to."""
+    publishers = [spec for spec in config.callbacks if spec.class_path.rpartition(".")[2] == "Publish"]
+    roots = [spec.init_args.get("root") for spec in publishers]
+    return [run_dir / fetch.PUBLISHED if root is None else Path(root) for root in roots]
+
+
+def published_by(run_dir: Path) -> Path | None:
+    """Return the folder of a run's own versions, or None if it does not publish.
+
+    ConfigurationError: the folder belongs to another run.
+    """
+    roots = published_roots(load_config(run_dir), run_dir)
+    if roots:
+        check_owner(roots[0], run_dir)
+    return roots[0] if roots else None
 
 
 def fetch_published(url: str, config: ExperimentConfig) -> None:
     """Fetch a mirror's published versions if there are none here, whose numbers go on."""
     try:
-        fetch.fetch_published(Location(url), Path(config.run_dir), published_roots(config))
+        fetch.fetch_published(Location(url), Path(config.run_dir), published_roots(config, Path(config.run_dir)))
     except OSError as error:
         raise CheckpointError(f"{url} cannot be fetched: {error}") from error

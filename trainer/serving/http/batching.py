@@ -26,6 +26,8 @@ from .traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
+_NOT_FINITE = "the model's answer is NaN or infinite: so are its weights, or this row is beyond what it can compute"
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -37,6 +39,7 @@ class Scored:
     probability: np.ndarray | None  # in the unit of the label, [g, ...]; None if the loss does not define it
     bad: dict[int, str]  # row number -> why it was not answered
     current: Current  # the version that answered
+    not_finite: int = 0  # rows among the bad ones for which the model computed NaN or an infinite number
 
 
 @dataclass(eq=False)
@@ -194,18 +197,32 @@ def _scored(version: HeldVersion, reader: RowReader, jobs: Sequence[_Job]) -> li
     if len(decoded.row):
         outputs = version.run(reader.inputs(decoded))
         probability = version.probability(outputs)
+    finite = _finite_rows(len(decoded.row), (*outputs, *([] if probability is None else [probability])))
     ends = np.cumsum([len(job.rows.row) for job in jobs]).tolist()
-    return [
-        Scored(
-            job.request,
-            job.rows.row,
-            tuple(output[start:end] for output in outputs),
-            None if probability is None else probability[start:end],
-            job.rows.reasons,
-            version.current,
+    scored = []
+    for job, start, end in zip(jobs, [0, *ends[:-1]], ends, strict=True):
+        kept, bad = start + np.flatnonzero(finite[start:end]), job.rows.reasons
+        wrong = job.rows.row[~finite[start:end]].tolist()
+        scored.append(
+            Scored(
+                job.request,
+                job.rows.row[kept - start],
+                tuple(output[kept] for output in outputs),
+                None if probability is None else probability[kept],
+                bad | dict.fromkeys(wrong, _NOT_FINITE),
+                version.current,
+                len(wrong),
+            )
         )
-        for job, start, end in zip(jobs, [0, *ends[:-1]], ends, strict=True)
-    ]
+    return scored
+
+
+def _finite_rows(rows: int, outputs: Iterable[np.ndarray]) -> np.ndarray:
+    """Return which rows have finite numbers in all outputs, bool [rows]."""
+    finite = np.ones(rows, np.bool_)
+    for output in outputs:
+        finite &= np.isfinite(output).all(axis=tuple(range(1, output.ndim)))
+    return finite
 
 
 def _blank_rows(graph: ServedGraph, rows: int) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Service:
         self._traffic = Traffic()
         self._engine: Engine | None = None
         self._problem = f"no model has been published at {root} yet"  # why there is no engine
+        self._not_finite = (0, 0)  # version and how many of its answers were not finite
         self._opening: asyncio.Task | None = None
         self._answers = {
             "predict": self._predict,
@@ -126,6 +127,9 @@ class Service:
     async def _scored(self, call: Call, parse: Callable[[], RequestRows]) -> Scored:
         scored = await self._opened(call).score(parse, call.version)
         self._traffic.rows(len(scored.good), len(scored.bad))
+        if scored.not_finite:
+            version, count = scored.current.version, scored.not_finite
+            self._not_finite = version, count + (self._not_finite[1] if self._not_finite[0] == version else 0)
         return scored
 
     async def _ready(self, call: Call) -> Reply:
@@ -135,6 +139,8 @@ class Service:
         ready = oldest is None or age <= oldest
         if not ready:
             problem = problem or f"no version for {age:.0f} s; accepted {oldest:g}"
+        if self._not_finite[0] == current.version:
+            problem = problem or f"{self._not_finite[1]} answers of version {current.version} were NaN or infinite"
         body = {"ready": ready, "name": self._options.name, **about(current), "problem": problem}
         return Reply(200 if ready else 503, orjson.dumps(body))
 

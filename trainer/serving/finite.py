@@ -1,0 +1,41 @@
+"""What is published, exported or served holds finite numbers only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import NonFiniteError
+
+
+def check_finite(arrays: Mapping[str, Any], what: str) -> None:
+    """Raise NonFiniteError if an array holds NaN or infinite values.
+
+    Args:
+        arrays: arrays by name.
+        what: what each of them is, for the message.
+    """
+    for name, array in arrays.items():
+        values = np.asarray(array)
+        if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+            wrong = values.size - int(np.count_nonzero(finite))
+            raise NonFiniteError(f"{what} {name!r} holds {wrong} of {values.size} values that are NaN or infinite")
+
+
+def check_learned(state: Mapping[str, Any]) -> None:
+    """Raise NonFiniteError if learned statistics of features are not finite."""
+    check_finite(state["arrays"], "the statistic of features")
+    for path, number in _numbers(state["json"], ""):
+        if not math.isfinite(number):
+            raise NonFiniteError(f"the statistic of features {path[1:]!r} is {number}")
+
+
+def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, float):
+        yield path, value
+    elif isinstance(value, dict | list | tuple):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _numbers(part, f"{path}.{key}")

@@ -1,0 +1,47 @@
+"""The run that a published folder belongs to, so that a server of a run answers from that run's versions alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ..checkpoint import durable
+from ..errors import CheckpointDamagedError, ConfigurationError
+from ..storage.fetch import PUBLISHED
+
+OWNER = "owner.json"  # {"run": path of the run folder}
+_CONFIG = "config.yaml"  # of a run folder
+
+
+def owner_of(root: Path) -> Path | None:
+    """Return the run folder that a published folder belongs to; None: no run that is there.
+
+    CheckpointDamagedError: the file that names it is damaged.
+    """
+    inside = durable.resolved(root).parent
+    if root.name == PUBLISHED and (inside / _CONFIG).is_file():
+        return inside
+    try:
+        owner = Path(json.loads((root / OWNER).read_text("utf-8"))["run"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointDamagedError(f"{root / OWNER} does not name a run folder: {error!r}") from None
+    return owner if owner.is_dir() else None  # else it was removed, or renamed
+
+
+def check_owner(root: Path, run_dir: Path) -> None:
+    """Raise ConfigurationError if a published folder belongs to another run."""
+    run, other = durable.resolved(run_dir), owner_of(root)
+    if other is not None and other != run:
+        raise ConfigurationError(
+            f"{root} holds the versions of the run {other}, not of {run}; leave Publish's root out, which publishes to "
+            f"{run / PUBLISHED}, give another folder, or remove {root / OWNER} to hand the folder over"
+        )
+
+
+def own(root: Path, run_dir: Path) -> None:
+    """Note that a run publishes to a folder; ConfigurationError: another run does."""
+    check_owner(root, run_dir)
+    record = json.dumps({"run": str(durable.resolved(run_dir))}) + "\n"
+    durable.replace_file(root / OWNER, record.encode())
