@@ -32,7 +32,6 @@ SHORT = {
 }
 ELSEWHERE = {
     "launch -n 4 --max-restarts 3 python train.py": "restarts: tests/trainer/distributed/test_launch.py",
-    "launch -n 8 --nodes 2 --node-rank 0 --master 10.0.0.1:8118 python train.py": "machines: test_nodes.py there",
 }
 RUN_HERE = {"seeing-a-run.md", "export.md", "versions.md", "scaling.md", "serving.md"}
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import TrainerError
-from .launched import enable_keepalive, own_address
 from .machine_memory import Outbox, open_inboxes
 
 CONNECT_SECONDS = 20.0  # below the limit of the collective in which the others wait meanwhile
@@ -70,6 +69,13 @@ def _introduced(connection: socket.socket, word: bytes) -> int:
     return int.from_bytes(head[len(word) :], "little") if complete else -1
 
 
+def _own_address() -> str:
+    """Return this machine's address on the route to the scheduler."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])))  # sends nothing
+        return probe.getsockname()[0]
+
+
 class AllToAll:
     """Exchange of messages between all processes, which call it equally often.
 
@@ -98,7 +104,7 @@ class AllToAll:
         self._wake_up, self._woken = socket.socketpair()
         self._outbox = Outbox()
         with socket.create_server(("", 0), backlog=group.size) as listener:
-            own = [address or own_address(), listener.getsockname()[1], secrets.token_hex(8), self._outbox.address]
+            own = [address or _own_address(), listener.getsockname()[1], secrets.token_hex(8), self._outbox.address]
             addresses = group.gather_json(own)
             self._inboxes = open_inboxes(self.rank, [given[3] for given in addresses])
             problem = self._connect(listener, addresses)
@@ -112,9 +118,11 @@ class AllToAll:
         self._purpose, self._purposes = b"", dict[int, bytes]()  # of the exchange: here, and of other ranks
         for connection in self._connections.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            enable_keepalive(connection)
-            # A compiling process reads nothing for minutes; with this timeout its full buffer would end the connection.
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+            # A machine without power is noticed by probes. No TCP_USER_TIMEOUT: a compiling process reads nothing for
+            # minutes, and its full buffer would end the connection.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
             connection.setblocking(False)
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..errors import CheckpointError, ConfigurationError, TrainerError
 from .all_to_all import AllToAll, Sent
-from .launched import STAGE, communication_error, is_launched, process_count
+from .launched import is_launched, process_count
 
 logger = logging.getLogger(__name__)
 
@@ -246,18 +246,25 @@ def join() -> Group:
         if count == 1:
             return SINGLE
         if "MS_ROLE" in os.environ:
-            raise communication_error(count, "MS_SCHED_HOST and MS_SCHED_PORT are not set")
+            raise _cannot_meet(count, "MS_SCHED_HOST and MS_SCHED_PORT are not set")
     from mindspore import communication
 
     if not communication.GlobalComm.INITED:
         try:
-            with STAGE.track_call():
-                communication.init()
+            communication.init()
         except (RuntimeError, ValueError) as error:
-            raise communication_error(count, error) from error
+            raise _cannot_meet(count, error) from error
     rank, size = int(communication.get_rank()), int(communication.get_group_size())
     if size == 1:
         return SINGLE
     _world = World(rank, size)
     logger.info("rank %d of %d processes", rank, size)
     return _world
+
+
+def _cannot_meet(count: int, reason: object) -> ConfigurationError:
+    """Return the error for launched processes that cannot connect."""
+    return ConfigurationError(
+        f"this process is one of {count} started by a launcher, and they cannot meet ({reason}), so each would train a "
+        "network of its own; start them with `trainer launch` or msrun"
+    )

@@ -17,10 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WatchedProcess:
-    """A process of the job, whose lines go to its log with its name before them.
-
-    Without `cores` it may use all of them.
-    """
+    """A process of the job, whose lines go to its log with its name before them."""
 
     def __init__(
         self, name: str, argv: Sequence[str], environment: Mapping[str, str], log: Path, cores: Collection[int] = ()
@@ -30,7 +27,6 @@ class WatchedProcess:
         self._log = open(log, "ab")  # noqa: SIM115 (closed by `close`)
         self._rest = b""
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)  # its last lines
-        self.fault = ""  # description of a failure that its exit code does not show; empty: none
         self.popen = subprocess.Popen(
             argv,
             env=dict(environment),
@@ -45,8 +41,8 @@ class WatchedProcess:
                 os.sched_setaffinity(self.popen.pid, cores)
         os.set_blocking(self.popen.stdout.fileno(), False)
 
-    def read(self, print_line: Callable[[str], None] | None) -> bool:
-        """Read the process's new output; return False at its end."""
+    def read(self, printed: bool) -> bool:
+        """Read the process's new output, and print it if `printed`; return False at its end."""
         try:
             data = os.read(self.popen.stdout.fileno(), 1 << 16)
         except BlockingIOError:
@@ -58,8 +54,9 @@ class WatchedProcess:
                 text = f"[{self.name}] {line.decode(errors='replace')}"
                 self.tail.append(text)
                 self._log.write(text.encode() + b"\n")
-                if print_line is not None:
-                    print_line(text)
+                if printed:
+                    with contextlib.suppress(OSError):  # the log has it
+                        print(text, flush=True)
         self._log.flush()
         return bool(data)
 
@@ -80,40 +77,22 @@ class WatchedProcess:
         self.popen.stdout.close()
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether SIGSTOP or a debugger has stopped it."""
-        try:
-            state = Path(f"/proc/{self.popen.pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-        except (OSError, IndexError):
-            return False
-        return state in (b"T", b"t")
-
-    @property
     def exit_code(self) -> int:
-        """Exit code as in a shell; 1 for a failure without an exit code."""
+        """Exit code as in a shell."""
         code = self.popen.returncode
-        if not code:
-            return 1 if self.fault else 0
         return 128 - code if code < 0 else code
 
     def report(self) -> str:
         """Describe how the process ended, with the end of its log."""
         code = self.popen.returncode
-        if code is None:
-            ending = self.fault
-        else:
-            ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            ending = f"{self.fault}, and {ending}" if self.fault else ending
+        ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         end = "\n".join(self.tail)
         return f"{self.name} (pid {self.popen.pid}) {ending}, and the job with it; the end of its log:\n{end}"
 
 
 def share_of_cores(number: int, processes: int) -> list[int]:
-    """Return adjacent cores for process `number` of `processes`; none if too few.
-
-    MindSpore's threads wait by yielding the processor: on two cores, two processes that share both take up to 1.8 times
-    as long for a step as with one core each.
-    """
+    """Return adjacent cores for process `number` of `processes`; none if too few."""
+    # MindSpore's threads wait by yielding: a step of two processes that share two cores takes up to 1.8 times as long
     cores = sorted(os.sched_getaffinity(0))
     if processes == 1 or len(cores) < processes:
         return []

@@ -13,7 +13,6 @@ from callbacks import Callback, CallbackList, History, ProgressBar, adapt
 
 from ..checkpoint.saver import FOLDER
 from ..data.waiting import Interrupted
-from ..distributed.launched import STAGE
 from ..errors import ConfigurationError
 from ..mindspore_internals.compilation import notebook_sources, redirect_graph_dumps
 from ..mindspore_internals.execution import check_not_forked
@@ -40,12 +39,7 @@ def call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOnS
         ConfigurationError: the trainer is busy, or the process cannot run graphs.
     """
     nested = phase not in _TRAINING and trainer.state.phase in _TRAINING
-    together = trainer.group.size > 1 and not nested
-    with (
-        only_thread(phase.value),
-        trainer.group.inside(phase.value),
-        STAGE.track_call() if together else contextlib.nullcontext(),
-    ):
+    with only_thread(phase.value), trainer.group.inside(phase.value):
         yield from (_nested if nested else _call)(trainer, phase, callbacks)
 
 

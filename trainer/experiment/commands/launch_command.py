@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+_SEVERAL_MACHINES = ("nodes", "node-rank", "master", "meeting-seconds")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add = parser.add_argument
-    add("-n", "--processes", type=int, required=True, metavar="N", help="processes on this machine")
-    add("--nodes", type=int, default=1, metavar="M", help="machines; default: 1")
-    add("--node-rank", type=int, default=0, metavar="I", help="number of this machine; default: 0")
-    add("--master", metavar="HOST:PORT", help="of machine 0; default: this machine, a free port")
-    add(
-        "--meeting-seconds", type=float, default=300.0, metavar="S", help="to wait for the other machines; default: 300"
-    )
+    add("-n", "--processes", type=int, required=True, metavar="N", help="processes to start")
+    for name in _SEVERAL_MACHINES:  # answered by the msrun line
+        add(f"--{name}", help=argparse.SUPPRESS)
     add("--grace-seconds", type=float, default=120.0, metavar="S", help="to end after a signal; default: 120")
     add("--max-restarts", type=int, default=0, metavar="K", help="start again after a failure")
     add("--logs", type=Path, metavar="DIR", help="one log per process; default: in the run folder")
@@ -27,7 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start the processes and return their exit code."""
     from ...distributed.launch import Job, launch
+    from ...errors import ConfigurationError
 
-    names = ("nodes", "node_rank", "master", "max_restarts", "logs", "meeting_seconds", "grace_seconds", "all_output")
+    names = ("max_restarts", "logs", "grace_seconds", "all_output")
     options = {name: getattr(args, name) for name in names}
-    return launch(Job(args.job, args.processes, bind_cores=not args.no_bind_cores, **options))
+    job = Job(args.job, args.processes, bind_cores=not args.no_bind_cores, **options)
+    if args.nodes or args.node_rank or args.master:
+        machines = int(args.nodes) if (args.nodes or "").isdecimal() else 2
+        host, _, port = (args.master or "ADDRESS_OF_MACHINE_0:8118").partition(":")
+        raise ConfigurationError(
+            "launch starts the processes of one machine. Several are the work of msrun or another engine "
+            f"(docs/engines.md); on each machine run, with its own node_rank: {job.as_msrun(port, host, machines)}"
+        )
+    return launch(job)
