@@ -124,7 +124,8 @@ def test_the_position_of_all_is_in_one_snapshot(folder):
     snapshot = checkpoint.find(folder / "snapshots")
     position = snapshot.state["loop"]["position"]
     assert [len(names) for names in position["dealt"]] == [3, 3]
-    assert position["state"] == {f"files:{place}": [f"part-{place:03d}.jsonl@end", 0] for place in range(6)}
+    state = {name: value for name, value in position["state"].items() if name.startswith("files:")}
+    assert state == {f"files:{place}": [f"part-{place:03d}.jsonl@end", 0] for place in range(6)}
 
 
 def test_every_process_commits_its_own_partitions_up_to_the_last_snapshot(two):
