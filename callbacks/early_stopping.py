@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trainer.checks import number
+from trainer.checks import boolean, number, whole
 from trainer.errors import ConfigurationError
 
 from .callback import Trainer
@@ -29,13 +30,19 @@ class EarlyStopping(Patience):
     Args:
         monitor: name of the metric, or several with weights, as {"val_auc": 0.7, "val_loss": 0.3}: their weighted sum,
             in which those of which less is better count as negative.
-        patience: measurements without improvement before it stops.
+        patience: measurements without improvement before it stops; 0 and 1 stop at the first one.
         min_delta: least change that counts as an improvement, in the metric's unit.
         mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
-        baseline: value the metric must beat for its improvements to count, or None.
+        baseline: value the metric must beat before improvements renew the patience, or None. As in Keras, a measurement
+            that is an improvement does not stop the run itself.
         restore_best: put the network's weights of the best measurement back when this callback or a limit ends the
             run; with `EMA` or `SWA` the averages, where a validation measured them. The copy is held in host memory
             (one network) and is not part of a snapshot. Not for networks with sparse tables.
+        start_from_epoch: epochs whose measurements are ignored at first, as in Keras; not for windows.
+        check_finite: whether a value that is NaN or infinite stops the run; otherwise it is one without improvement.
+        stopping_threshold: stop as soon as the metric is better than this value, as in Lightning, or None.
+        divergence_threshold: stop as soon as the metric is worse than this value, as in Lightning, or None.
+        restore_best_weights: Keras's name of `restore_best`.
 
     Attributes:
         best: best value so far, or None.
@@ -48,6 +55,7 @@ class EarlyStopping(Patience):
     """
 
     order = 50
+    least_patience = 0
 
     def __init__(
         self,
@@ -57,10 +65,27 @@ class EarlyStopping(Patience):
         mode: str = "auto",
         baseline: float | None = None,
         restore_best: bool = False,
+        *,
+        start_from_epoch: int = 0,
+        check_finite: bool = False,
+        stopping_threshold: float | None = None,
+        divergence_threshold: float | None = None,
+        restore_best_weights: bool = False,
     ) -> None:
         super().__init__(monitor, patience, min_delta, mode)
         self.baseline = number("EarlyStopping(baseline=...)", baseline, optional=True)
-        self.restore_best = bool(restore_best)
+        self.restore_best = bool(restore_best or restore_best_weights)
+        self.start_from_epoch = whole("EarlyStopping(start_from_epoch=...)", start_from_epoch, 0)
+        if start_from_epoch and any(name.startswith("window_") for name in self.watched.names):
+            raise ConfigurationError(
+                f"EarlyStopping(start_from_epoch={start_from_epoch}): {self.watched.label} is measured in windows of a "
+                "stream, which has no epochs"
+            )
+        self.check_finite = boolean("EarlyStopping(check_finite=...)", check_finite)
+        self.stopping_threshold = number("EarlyStopping(stopping_threshold=...)", stopping_threshold, optional=True)
+        self.divergence_threshold = number(
+            "EarlyStopping(divergence_threshold=...)", divergence_threshold, optional=True
+        )
 
     def _clear(self) -> None:
         super()._clear()
@@ -81,11 +106,30 @@ class EarlyStopping(Patience):
             validated = self.watched.hook(trainer) == "on_eval_end"  # perhaps of averaged weights
             with trainer.averaged_weights() if validated else contextlib.nullcontext():
                 self._weights = {p.name: p.asnumpy().copy() for p in _parameters(trainer)}
-        if self.out_of_patience(improved and (self.baseline is None or self.watched.better(value, self.baseline))):
+        spent = self.out_of_patience(improved and (self.baseline is None or self.watched.better(value, self.baseline)))
+        best = "no value" if self.best is None else f"best {self.best:.6g} at step {self.best_step}"
+        label, minimal = self.watched.label, self.watched.mode == "min"
+        aim, bound = self.stopping_threshold, self.divergence_threshold
+        reason = ""
+        if self.check_finite and not math.isfinite(value):
+            reason = f"{label} is {value} ({best})"
+        elif aim is not None and (value < aim if minimal else value > aim):
+            reason = f"{label} is {value:.6g}, better than stopping_threshold={aim:g}"
+        elif bound is not None and (value > bound if minimal else value < bound):
+            reason = f"{label} is {value:.6g}, worse than divergence_threshold={bound:g} ({best})"
+        elif spent and not improved:
+            reason = f"{label} has not improved in {self.wait} measurements ({best}, now {value:.6g})"
+        if reason:
             self._fired = True
-            best = "no value" if self.best is None else f"best {self.best:.6g} at step {self.best_step}"
-            reason = f"{self.watched.label} has not improved in {self.wait} measurements ({best}, now {value:.6g})"
             trainer.stop(reason, kind="callback")
+
+    def _measure(self, hook: str, trainer: Trainer) -> None:
+        progress = trainer.state.progress
+        epoch = (
+            progress.epoch if progress.step_in_epoch else progress.epoch - 1
+        )  # from 0; a whole one is counted already
+        if not self.start_from_epoch or epoch >= self.start_from_epoch:
+            super()._measure(hook, trainer)
 
     def teardown(self, trainer: Trainer) -> None:
         """Restore the best weights if requested, after the last snapshot.

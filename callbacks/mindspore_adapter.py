@@ -78,26 +78,35 @@ class CallbackParams(dict):
         self[key] = value
 
 
-class TrainNetwork(nn.Cell):
-    """Network and optimizer as one cell, which saves both by their names."""
+class TrainNetwork(nn.TrainOneStepCell):
+    """The training cell that `mindspore.Model` would make: it saves, exports and trains."""
 
     def __init__(self, trainer: Trainer) -> None:
-        super().__init__(auto_prefix=False)
-        self.network, self.optimizer = trainer.network, trainer.optimizer
+        network, loss_fn = trainer.network, trainer.loss_fn
+        super().__init__(network if loss_fn is None else nn.WithLossCell(network, loss_fn), trainer.optimizer)
         self.__dict__["_trainer"] = trainer
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the network, perhaps a user's training cell."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("network"), name)
 
     def get_func_graph_proto(self) -> Any:
         """Return the graph of the training program; only in graph mode, like MindSpore."""
         graph_mode = mindspore.get_context("mode") == mindspore.GRAPH_MODE
         program = self._trainer.builder.training_program if graph_mode else None
         return None if program is None else nn.Cell.get_func_graph_proto(program)
+
+
+def train_network_of(trainer: Trainer) -> nn.Cell:
+    """Return the training cell: a user's own, or one of network, loss and optimizer."""
+    return trainer.network if trainer.optimizer is None else TrainNetwork(trainer)
+
+
+class _LossScale:
+    """The loss scale as MindSpore's callbacks read it of a manager."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def get_loss_scale(self) -> float | None:
+        """Return the current loss scale."""
+        return self._trainer.loss_scale
 
 
 def monitored_name(monitor: str) -> str:
@@ -176,7 +185,10 @@ class AdaptedCallback(Callback):
             train_dataset_element=None,
             initial_step=None,
         )
-        params.on_demand("train_network", lambda: TrainNetwork(trainer))
+        params["loss_scale_mananger"] = (
+            None if trainer.loss_scale is None else _LossScale(trainer)
+        )  # MindSpore's spelling
+        params.on_demand("train_network", lambda: trainer.train_network)
         params.on_demand("eval_network", trainer.builder.inference.evaluate_cell)
 
     def _set_outputs(self, trainer: Trainer) -> None:
@@ -270,8 +282,8 @@ class AdaptedCallback(Callback):
         self._call_eval("on_eval_epoch_end", trainer)
         prefix = "" if trainer.state.phase == "evaluate" else "val_"
         metrics = {
-            name: _unreduced(metric, trainer.state.metrics.get(prefix + name))
-            for name, metric in trainer.metrics.items()
+            name: _unreduced(value, trainer.state.metrics.get(prefix + name))
+            for name, value in trainer.state.evaluation.values.items()
         }
         self._params["metrics"] = metrics
         if prefix:
@@ -293,9 +305,8 @@ class AdaptedCallback(Callback):
             load(state)
 
 
-def _unreduced(metric: Any, number: float | None) -> Any:
-    """Return the raw value of `metric`; `number` is the trainer's."""
-    value = metric.eval() if hasattr(metric, "eval") else metric.value()
+def _unreduced(value: Any, number: float | None) -> Any:
+    """Return what a metric returned; `number` is the trainer's reading of it."""
     return value if number is None or np.ndim(value) or isinstance(value, Mapping | tuple) else number
 
 

@@ -44,7 +44,7 @@ class PredictionWriter(Callback):
         folder = self.path or in_run_folder(trainer, "predictions")
         if folder is None:
             raise ConfigurationError("PredictionWriter needs a place: PredictionWriter(path) or Trainer(run_dir=...)")
-        if trainer.eval_network is not None and trainer.eval_indexes is None:
+        if trainer.own_eval_network is not None and trainer.eval_indexes is None:
             raise ConfigurationError(
                 "PredictionWriter cannot tell the outputs of an eval_network apart: give Trainer(eval_indexes=...)"
             )

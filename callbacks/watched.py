@@ -163,11 +163,13 @@ class Patience(Callback):
         wait: measurements since the last improvement.
     """
 
+    least_patience = 1
+
     def __init__(self, monitor: str | Mapping[str, float], patience: int, min_delta: float, mode: str) -> None:
         owner = type(self).__name__
         self.watched = Watched(owner, monitor, mode, min_delta)
         self.monitor = monitor
-        self.patience = whole(f"{owner}(patience=...)", patience, 1)
+        self.patience = whole(f"{owner}(patience=...)", patience, self.least_patience)
         self._clear()
 
     def _clear(self) -> None:

@@ -173,12 +173,14 @@ class EvaluationState:
         num_batches: its batches, or None when unknown.
         chunk: the current batch.
         outputs: what the evaluation network returned for it, device tensors.
+        values: what each metric itself returned, once the evaluation has ended; read once, as `mindspore.Model` does.
     """
 
     dataset: Any = None
     num_batches: int | None = None
     chunk: Any = None
     outputs: tuple[Any, ...] | None = None
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 class Results(dict[str, float]):

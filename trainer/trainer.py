@@ -465,6 +465,7 @@ class Trainer(TrainerBase):
     infer_train_layout = compat.no_layout
     infer_predict_layout = compat.no_layout
     train_network = property(compat.train_network)
+    eval_network = property(compat.eval_network, TrainerBase.use_eval_network)
     predict_network = property(compat.predict_network)
 
     if not TYPE_CHECKING:  # hidden from type checkers, for which every attribute would exist

@@ -30,9 +30,31 @@ def test_nan_is_no_improvement(fit):
     assert trainer.state.progress.epoch == 2
 
 
-def test_a_baseline_not_beaten_uses_up_patience_although_values_improve(fit):
-    trainer = fit(feed([0.1, 0.2, 0.3, 0.4]), EarlyStopping("val_auc", patience=3, baseline=0.9), epochs=4)
-    assert trainer.state.progress.epoch == 3
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "epochs"),
+    [
+        # a baseline that is not beaten uses up patience; what improves on the best does not stop, as in Keras
+        ([0.1, 0.2, 0.3, 0.2], {"patience": 2, "baseline": 0.9}, 4),
+        ([0.1, 0.2, 0.3, 0.4], {"patience": 1, "baseline": 0.9}, 4),
+        ([0.5, 0.6, 0.4, 0.7], {"patience": 0}, 3),
+        ([0.9, 0.1, 0.1, 0.2, 0.1], {"patience": 1, "start_from_epoch": 2}, 5),
+        ([0.5, NAN, 0.6, 0.7], {"check_finite": True}, 2),
+        ([0.5, 0.7, 0.8, 0.9], {"stopping_threshold": 0.7}, 3),
+        ([0.5, 0.6, 0.1, 0.9], {"divergence_threshold": 0.2}, 3),
+    ],
+)
+def test_options_of_keras_and_lightning_mean_what_they_mean_there(fit, values, options, epochs):
+    trainer = fit(feed(values), EarlyStopping("val_auc", **options), epochs=len(values))
+    assert trainer.state.progress.epoch == epochs
+
+
+def test_names_of_keras():
+    assert EarlyStopping("val_auc", restore_best_weights=True).restore_best
+    with pytest.raises(ConfigurationError, match="which has no epochs"):
+        EarlyStopping("window_auc", start_from_epoch=2)
 
 
 def test_the_best_weights_come_back_after_the_run(fit):

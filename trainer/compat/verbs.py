@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn
 from mindspore.train import Callback as MindSporeCallback
 
-from callbacks.mindspore_adapter import TrainNetwork
+from callbacks.mindspore_adapter import train_network_of
 
 from .. import checks
 from ..cadence import Every
 from ..errors import ConfigurationError
-from ..metrics import read_metric
 from ..run import training
 from ..run.inference import predict as trainer_predict
 from . import keywords
@@ -52,7 +51,8 @@ def evaluate(
     if not trainer.metrics:
         raise ConfigurationError("eval: needs metrics, and the trainer has none; evaluate() returns the loss")
     trainer.evaluate(valid_dataset, callbacks)
-    return {name: read_metric(metric) for name, metric in trainer.metrics.items()}
+    evaluation = trainer.state.evaluation
+    return {} if evaluation is None else dict(evaluation.values)
 
 
 def predict(trainer: Trainer, *predict_data: Any, backend: str | None = None, config: Any = None) -> Any:
@@ -105,8 +105,24 @@ def no_layout(trainer: Trainer, *data: Any, **options: Any) -> None:
 
 
 def train_network(trainer: Trainer) -> nn.Cell:
-    """A cell with the parameters of network and optimizer, to save them."""
-    return TrainNetwork(trainer)
+    """The training cell of network, loss and optimizer, made once: to train one step, to save or export."""
+    return _made_once(trainer, "train", lambda: train_network_of(trainer))
+
+
+def eval_network(trainer: Trainer) -> nn.Cell | None:
+    """The evaluation cell: the given one, or with metrics one of network and loss."""
+    given = trainer.own_eval_network
+    if given is not None or not trainer.metrics or trainer.loss_fn is None:
+        return given
+    cast = trainer.precision.level in ("O2", "O3", "auto")
+    return _made_once(trainer, "eval", lambda: nn.WithEvalCell(trainer.network, trainer.loss_fn, cast))
+
+
+def _made_once(trainer: Trainer, name: str, make: Callable[[], nn.Cell]) -> nn.Cell:
+    cells = vars(trainer).setdefault("_cells_of_mindspore", {})
+    if name not in cells:
+        cells[name] = make()
+    return cells[name]
 
 
 def predict_network(trainer: Trainer) -> nn.Cell:

@@ -171,9 +171,13 @@ def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     A metric with one value per class, such as MindSpore's precision, gives its mean under its name and the values under
     name_0, name_1, ... Other values, such as a confusion matrix, are returned unchanged.
     """
+    return as_numbers({name: read_metric(metric) for name, metric in metrics.items()})
+
+
+def as_numbers(own_values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return floats as `read_metrics` does, for what each metric has returned."""
     values: dict[str, Any] = {}
-    for name, metric in metrics.items():
-        value = read_metric(metric)
+    for name, value in own_values.items():
         try:
             values |= named_values(name, value)
         except (TypeError, ValueError):

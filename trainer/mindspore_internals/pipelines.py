@@ -53,6 +53,14 @@ def seeded(seed: int) -> Iterator[None]:
         np.random.set_state(generators[1])
 
 
+_USED = ("create_tuple_iterator", "get_col_names", "get_dataset_size", "set_init_step")
+
+
+def is_pipeline(data: Any) -> bool:
+    """Return whether `data` has what is used of a `mindspore.dataset` pipeline."""
+    return all(hasattr(data, name) for name in _USED)
+
+
 def is_bounded(dataset: Any) -> bool:
     """Return whether a pipeline is known to end."""
     if type(dataset).__name__ == "RepeatDataset" and getattr(dataset, "count", None) == -1:

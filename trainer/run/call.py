@@ -80,7 +80,7 @@ def _call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOn
     try:
         with (
             redirect_graph_dumps(),
-            notebook_sources((trainer.network, trainer.loss_fn, trainer.optimizer, trainer.eval_network)),
+            notebook_sources((trainer.network, trainer.loss_fn, trainer.optimizer, trainer.own_eval_network)),
             StopOnSignal(
                 lambda name: trainer.stop(name, kind="signal"),
                 lambda: _wind_up(trainer),

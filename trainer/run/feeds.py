@@ -198,7 +198,7 @@ def evaluation_feed(
     filling = None if trainer.group.size > 1 else trainer.builder.filled.evaluation
     if filling is not None and isinstance(source, ArraySource) and source.size > 1:
         filling.keep(source.batch_size)
-    own = trainer.eval_network
+    own = trainer.own_eval_network
     source.warn_of_non_finite(_labels_that_may_be_missing(trainer, source))
     options = FeedOptions(
         check=_check_with_labels(trainer) if own is None else column_checks.ColumnCheck(own, 0),
@@ -223,7 +223,7 @@ def prediction_feed(
 def _inference_feed(
     trainer: TrainedNetwork, source: Source, network: nn.Cell, options: FeedOptions, *, labels_needed: bool
 ) -> Feed:
-    labels = trainer.label_count if trainer.eval_network is None else 0
+    labels = trainer.label_count if trainer.own_eval_network is None else 0
     _, most, arguments = arguments_of(trainer.features, network)
     options = dataclasses.replace(
         options,

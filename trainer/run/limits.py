@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -98,7 +97,11 @@ class Trial:
                     f"{name}={count} is a share of the batches, and the data does not say how many it has; give a "
                     "whole number"
                 )
-            count = max(1, math.ceil(count * source.size))
+            share, count = count, int(count * source.size)  # as Lightning counts
+            if not count:
+                raise ConfigurationError(
+                    f"{name}={share} of {source.size} batches is less than one; give a larger share or a whole number"
+                )
         return min(map(int, filter(None, (count, self.steps))), default=None)
 
     def callbacks(self, callbacks: Any) -> Any:

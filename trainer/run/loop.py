@@ -173,6 +173,7 @@ def evaluate(
     if under_way.chunk is None:
         raise DataError("evaluation: the dataset delivered no batches")
     results = tally.results()
+    under_way.values = tally.own_values
     warn_of_loss(trainer, results.get("loss"))
     return results
 

@@ -15,7 +15,7 @@ from ..graph.multi_task import MultiTaskLoss
 from ..metrics.defaults import expect, meaning_of
 from ..metrics.loss import Loss, WeightedMean
 from ..metrics.predictions import Activation
-from ..metrics.registry import clear_metrics, group_of, of_task, read_metrics, update_metrics
+from ..metrics.registry import as_numbers, clear_metrics, group_of, of_task, read_metric, update_metrics
 from ..mindspore_internals import device
 from ..state import NUMPY_DTYPES, StepOutputs, host_copy
 
@@ -51,6 +51,7 @@ class Tally:
         self._indexes = eval_indexes
         self._tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._loss = WeightedMean()
+        self.own_values: dict[str, Any] = {}  # what each metric returned
         names = () if self._tasks is None else self._tasks.tasks
         self._task_sums = {task: np.zeros(2) for task in names}
         self._of_task = {task: of_task(metrics, task, names) for task in ("", *names)}
@@ -91,7 +92,8 @@ class Tally:
 
         "loss" is the mean over samples, or the weighted sum of the tasks.
         """
-        results = read_metrics(self._metrics)
+        self.own_values = {name: read_metric(metric) for name, metric in self._metrics.items()}  # some print when read
+        results = as_numbers(self.own_values)
         if self._tasks is not None and self._tasks.kind == COUNTED:  # rows of a task are not those of the batch
             total = self._tasks.total(*np.transpose([self._task_sums[task] for task in self._tasks.tasks]))
             results = {"loss": total} | {

@@ -102,14 +102,14 @@ class TrainedNetwork:
         return None if value is None else float(value.asnumpy())
 
     @property
-    def eval_network(self) -> nn.Cell | None:
-        """The evaluation cell; None builds one. Setting it keeps `eval_indexes`."""
+    def own_eval_network(self) -> nn.Cell | None:
+        """The evaluation cell that the user gave, or None."""
         return self.builder.inference.eval_network
 
-    @eval_network.setter
-    def eval_network(self, cell: nn.Cell | None) -> None:
+    def use_eval_network(self, cell: nn.Cell | None) -> None:
+        """Evaluate with `cell`, keeping `eval_indexes`; None builds one."""
         network_checks.check_network(self.network, self.loss_fn, self.optimizer, cell)
-        kept = self.eval_indexes if cell is not None and self.eval_network is not None else None
+        kept = self.eval_indexes if cell is not None and self.own_eval_network is not None else None
         self.eval_indexes = network_checks.check_eval_indexes(cell, kept)
         self.builder.inference.use_eval_network(cell)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigurationError, DataError
-from ...mindspore_internals.pipelines import is_known, reshuffled
+from ...mindspore_internals.pipelines import is_known, is_pipeline, reshuffled
 from ...streams.batch import columns_of, is_frame
 from ..source import Source
 from .sources import ArraySource, IterableSource, PipelineSource
@@ -27,12 +27,14 @@ def make_source(
         return data
     if is_frame(data):
         data = columns_of(data)
-    if hasattr(data, "create_tuple_iterator"):
+    if is_pipeline(data):
         source: Source = wrapped_arrays(data, seed) or PipelineSource(data, seed=seed)
     elif is_arrays(data):
         return ArraySource(data, batch_size, shuffle=shuffle, seed=seed, fitting=fitting)
     elif callable(data) or hasattr(data, "__iter__"):
         source = IterableSource(data)
+    elif hasattr(data, "create_tuple_iterator"):  # what resembles a pipeline
+        source = IterableSource(lambda: data.create_tuple_iterator(num_epochs=1))
     else:
         raise DataError(
             f"dataset: received {type(data).__name__}; accepted are a mindspore.dataset pipeline, a dict or tuple of "
