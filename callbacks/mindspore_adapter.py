@@ -78,7 +78,17 @@ class CallbackParams(dict):
         self[key] = value
 
 
-class TrainNetwork(nn.TrainOneStepCell):
+class _WithGraph:
+    """Has the graph of the trainer's program, which callbacks write down as that of the training cell."""
+
+    def get_func_graph_proto(self) -> Any:
+        """Return the graph of the training program; only in graph mode, like MindSpore."""
+        graph_mode = mindspore.get_context("mode") == mindspore.GRAPH_MODE
+        program = self.__dict__["_trainer"].builder.training_program if graph_mode else None
+        return None if program is None else nn.Cell.get_func_graph_proto(program)
+
+
+class TrainNetwork(_WithGraph, nn.TrainOneStepCell):
     """The training cell that `mindspore.Model` would make: it saves, exports and trains."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -86,16 +96,24 @@ class TrainNetwork(nn.TrainOneStepCell):
         super().__init__(network if loss_fn is None else nn.WithLossCell(network, loss_fn), trainer.optimizer)
         self.__dict__["_trainer"] = trainer
 
-    def get_func_graph_proto(self) -> Any:
-        """Return the graph of the training program; only in graph mode, like MindSpore."""
-        graph_mode = mindspore.get_context("mode") == mindspore.GRAPH_MODE
-        program = self._trainer.builder.training_program if graph_mode else None
-        return None if program is None else nn.Cell.get_func_graph_proto(program)
 
+class _OwnTrainNetwork(_WithGraph, nn.Cell):
+    """A user's training cell, with its attributes."""
 
-def train_network_of(trainer: Trainer) -> nn.Cell:
-    """Return the training cell: a user's own, or one of network, loss and optimizer."""
-    return trainer.network if trainer.optimizer is None else TrainNetwork(trainer)
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(auto_prefix=False)
+        self.training_cell = trainer.network
+        self.__dict__["_trainer"] = trainer
+
+    def construct(self, *inputs: Any) -> Any:
+        """Train one step."""
+        return self.training_cell(*inputs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("training_cell"), name)
 
 
 class _LossScale:
@@ -188,7 +206,8 @@ class AdaptedCallback(Callback):
         params["loss_scale_mananger"] = (
             None if trainer.loss_scale is None else _LossScale(trainer)
         )  # MindSpore's spelling
-        params.on_demand("train_network", lambda: trainer.train_network)
+        own = trainer.optimizer is None
+        params.on_demand("train_network", lambda: _OwnTrainNetwork(trainer) if own else trainer.train_network)
         params.on_demand("eval_network", trainer.builder.inference.evaluate_cell)
 
     def _set_outputs(self, trainer: Trainer) -> None:

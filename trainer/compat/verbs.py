@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mindspore import Tensor, nn
 from mindspore.train import Callback as MindSporeCallback
 
-from callbacks.mindspore_adapter import train_network_of
+from callbacks.mindspore_adapter import TrainNetwork
 
 from .. import checks
 from ..cadence import Every
@@ -105,8 +105,8 @@ def no_layout(trainer: Trainer, *data: Any, **options: Any) -> None:
 
 
 def train_network(trainer: Trainer) -> nn.Cell:
-    """The training cell of network, loss and optimizer, made once: to train one step, to save or export."""
-    return _made_once(trainer, "train", lambda: train_network_of(trainer))
+    """The training cell of network, loss and optimizer, made once, or the user's own."""
+    return trainer.network if trainer.optimizer is None else _made_once(trainer, "train", lambda: TrainNetwork(trainer))
 
 
 def eval_network(trainer: Trainer) -> nn.Cell | None:
