@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigurationError, DataError
-from ...streams.formats.coercion import as_text, is_missing, seconds_of
+from ...streams.formats.coercion import MisfitError, as_text, is_missing
+from ...streams.formats.times import UnclearTimeError, seconds_of
 from ...streams.sources.folder_segments import kind_of
 
 SAMPLE_ROWS = 100_000
@@ -183,8 +184,15 @@ def _summary(name: str, values: Sequence[Any]) -> ColumnSummary:
         facts = judge(name, present)
         if facts is not None:
             return ColumnSummary(name, rows=rows, missing=missing, **facts)
-    texts = [str(as_text(value)) for value in present]  # counted as the categories that are learned
+    texts = [_text(value) for value in present]  # counted as the categories that are learned
     return ColumnSummary(name, rows=rows, missing=missing, **_texts(texts))
+
+
+def _text(value: Any) -> str:
+    try:
+        return as_text(value)
+    except MisfitError:
+        return str(value)
 
 
 def _counted(texts: Iterable[str]) -> dict[str, Any]:
@@ -227,7 +235,10 @@ def _is_plain_number(value: Any) -> bool:
 
 def _times(name: str, present: list[Any]) -> dict[str, Any] | None:
     texts = (value.isoformat() if isinstance(value, datetime.date) else value for value in present)
-    seconds = [seconds_of(text) if isinstance(text, str) else None for text in texts]
+    try:
+        seconds = [seconds_of(text) if isinstance(text, str) else None for text in texts]
+    except UnclearTimeError:
+        return None
     if None in seconds:
         return None
     return {"kind": "time", "minimum": min(seconds), "maximum": max(seconds), "distinct": len(set(seconds))}
@@ -246,7 +257,7 @@ def _lists(name: str, present: list[Any]) -> dict[str, Any] | None:
     whole = numbers and all(isinstance(part, int) for part in parts)
     if numbers and not whole and len(set(lengths)) == 1:
         return {"kind": "vector", "width": float(lengths[0])}
-    facts = _list_facts([[str(as_text(part)) for part in value] for value in present])
+    facts = _list_facts([[_text(part) for part in value] for value in present])
     return {"kind": "list", **facts, "whole": whole}
 
 
