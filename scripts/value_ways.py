@@ -127,9 +127,9 @@ def _outcome(features: Features, columns: dict[str, Any], good: Sequence[int], c
 
 
 def _one_row(features: Features, values: Sequence[Any], folder: Path) -> Outcome:
-    if list in _types(values) and not next(iter(features.columns.values())).shape:
-        raise UnsupportedError  # a dict of lists, that is
-    return tuple(_in_memory(lambda own: {COLUMN: own[0]})(features, [value], folder)[0] for value in values)
+    # {"x": [None]} could be a column of one row, so lists are in a list of one row
+    alone = _in_memory(lambda own: {COLUMN: own[0]} if list not in _types(values) else [{COLUMN: own[0]}])
+    return tuple(alone(features, [value], folder)[0] for value in values)
 
 
 def _many_rows(features: Features, values: Sequence[Any], folder: Path) -> Outcome:

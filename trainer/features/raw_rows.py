@@ -18,6 +18,7 @@ from ..errors import DataError, StreamError, did_you_mean
 from ..streams.batch import Span, columns_of, is_frame
 from ..streams.dead_letter import BadRow, DeadLetter
 from ..streams.formats import arrow
+from ..streams.formats.coercion import is_missing
 from ..streams.formats.column import Column
 from ..streams.formats.ragged_column import Ragged
 from ..streams.formats.schema import Schema
@@ -99,7 +100,8 @@ def _columns(data: Any, schema: Schema) -> dict[str, Any]:
         data = columns_of(data)
     if isinstance(data, Mapping):
         present = {name: data[name] for name in schema.fields if name in data}
-        if present and all(_is_single(value, schema.fields[name]) for name, value in present.items()):
+        single = {_is_single(value, schema.fields[name]) for name, value in present.items()} - {None}
+        if single == {True}:
             return {name: [value] for name, value in present.items()}
         return present
     if isinstance(data, Sequence) and not isinstance(data, str) and all(isinstance(row, Mapping) for row in data):
@@ -111,13 +113,19 @@ def _columns(data: Any, schema: Schema) -> dict[str, Any]:
     )
 
 
-def _is_single(value: Any, column: Column) -> bool:
-    depth = len(column.shape)
+def _is_single(value: Any, column: Column) -> bool | None:
+    """Return whether a value is that of one row; None if it could be, or rows of missing values."""
     if value is None or np.isscalar(value) or isinstance(value, Mapping) or not hasattr(value, "__len__"):
         return True
-    if isinstance(value, Ragged) or not depth:
+    if not column.shape or not isinstance(value, list | tuple | np.ndarray):
         return False
-    return isinstance(value, list | tuple | np.ndarray) and (not len(value) or np.ndim(value[0]) == depth - 1)
+    known = next((part for part in value if not is_missing(part)), None)
+    if known is None:
+        return None if len(value) else True
+    depth = 0
+    while isinstance(known, list | tuple | np.ndarray):
+        depth, known = depth + 1, next(iter(known), None)
+    return depth == len(column.shape) - 1
 
 
 def _plain(values: Any, column: Column) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,9 @@ class BatchTransform:
         self.dead_letter = stream.dead_letter
         self.drift: WindowDrift | None = None
         # Rows that the features' own schema has decoded are not converted again.
-        self._decoded = stream.counts_rows and stream.schema == replace(features.schema, max_future=stream.max_future)
+        self._decoded = (
+            stream.counts_rows and stream.schema is not None and stream.schema.fields == features.schema.fields
+        )
         self._versions: deque[tuple[Any, Learned, Recent, Keys | None]] = deque()
         self._ahead = features
 
