@@ -14,6 +14,7 @@ import numpy as np
 from ..checks import choice, refuse, whole
 from ..embedding.tables.hashing import mix64, to_ids
 from ..errors import ConfigurationError
+from ..streams.formats.coercion import plain
 from ..streams.formats.column import Column
 from ..streams.formats.times import TIME_UNITS
 from .feature import FIRST_ROW, MISSING_ROW, NO_ID, Feature, Kind, Output, RawColumns, Table, id_column, time_column
@@ -112,7 +113,7 @@ class IdFeature(Feature):
     def _given_values(self) -> list[Any]:
         if isinstance(self.vocabulary, str):
             return Path(self.vocabulary).read_text(encoding="utf-8").splitlines()
-        return np.asarray(self.vocabulary).tolist()
+        return [plain(value) for value in self.vocabulary or ()]
 
     @property
     def id_table(self) -> Table:
