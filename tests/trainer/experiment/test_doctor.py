@@ -87,3 +87,10 @@ def test_mindspores_graph_cache_is_reported_because_it_can_run_another_settings_
     monkeypatch.setenv("MS_COMPILER_CACHE_ENABLE", "0")
     finding = told("graph cache")
     assert (finding.value, finding.state) == ("off", doctor.OK)
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(2, "same bits"), (16, "taskset -c 0,1")])
+def test_it_says_where_bits_are_repeatable(monkeypatch, cores, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    (finding,) = (each for each in doctor.examine(run_a_graph=False) if each.name == "repeatability")
+    assert expected in f"{finding}"

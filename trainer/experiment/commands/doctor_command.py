@@ -37,6 +37,7 @@ _SAME_SETTINGS = ("MS_CPU_COMM_OP_TIMEOUT", "ONEDNN_MAX_CPU_ISA", "MS_COMPILER_C
 _MESSAGE_BYTES = 1 << 20
 _TRIES = 5
 _FOR_DEVELOPERS = ("test", "dev")
+_REPEATABLE_CORES = 2  # measured: LeNet has the same bits twice on 2 cores, not on 16
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MS_DEV_RUNTIME_CONF", "GLOG_v")
 # e_machine of an ELF header, by the names platform.machine() uses
 _ELF_MACHINES = {0x3E: "x86_64", 0xB7: "aarch64", 0x03: "i686", 0xF3: "riscv64"}
@@ -217,6 +218,10 @@ def _cpus() -> Iterator[Finding]:
     few = quota is not None and quota < usable
     advice = "set OMP_NUM_THREADS to the quota: more threads than that are throttled" if few else ""
     yield Finding("cpus", text, NOTE if few else OK, advice)
+    many = usable > _REPEATABLE_CORES
+    text = "networks with convolutions differ from run to run in the last digits" if many else "same bits in every run"
+    advice = "for the same bits start the process with `taskset -c 0,1`; see docs/resuming.md" if many else ""
+    yield Finding("repeatability", text, NOTE if many else OK, advice)
     load = os.getloadavg()[0]
     busy = load > usable
     advice = "other work is running; timings will vary" if busy else ""
