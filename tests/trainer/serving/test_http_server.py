@@ -18,6 +18,7 @@ import pytest
 from mindspore import nn
 
 from trainer import Trainer
+from trainer.embedding import Embedding
 from trainer.errors import ConfigurationError
 from trainer.features import Categorical, FeatureEmbedding, Features, Numeric
 from trainer.serving import Publish, ServedModel, Versions
@@ -327,6 +328,47 @@ def test_a_body_that_does_not_come_is_given_up(published):
         )
         assert client.recv(4096).startswith(b"HTTP/1.1 408")
     assert server.stop() == 128 + signal.SIGTERM
+
+
+class Taste(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.taste, self.top = Embedding(4, mode="sparse"), nn.Dense(4, 1)
+
+    def construct(self, ids):
+        return self.top(self.taste(ids))[:, 0]
+
+
+def test_a_request_does_not_depend_on_others_of_its_batch(tmp_path):
+    """Raw ids as numbers, text and what cannot be read, alone and in one batch: the same status and the same answer."""
+    net = Taste()
+    trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 0.1))
+    ids = np.arange(2000) % 20
+    label = (ids % 2).astype(np.float32)
+    trainer.fit({"ids": ids, "label": label}, batch_size=100, callbacks=[Publish(tmp_path, batch=8)])
+    rows = [5, "a", "5", 7.5, None, [3], {"a": 1}, 2**70, True, "", -(2**63)]
+    bodies = [json.dumps({"rows": [{"ids": value}, {"ids": 3}][: 1 + (value != "a")]}).encode() for value in rows]
+    bodies.append(json.dumps({"columns": {"ids": [5, 6]}}).encode())
+    bodies.append(json.dumps({"columns": {"ids": ["5", "b"]}}).encode())
+
+    async def ask_all():
+        service = Service(tmp_path, ServeOptions(batch_delay=0.2))
+        await service.start()
+        alone = [await service.handle(Call("predict", body)) for body in bodies]
+        together = await asyncio.gather(*[service.handle(Call("predict", body)) for body in bodies])
+        text = (await service.handle(Call("metrics"))).body.decode()
+        await service.stop()
+        return alone, together, text
+
+    alone, together, text = asyncio.run(ask_all())
+    assert "trainer_serve_batch_rows_count" in text
+    for body, one, other in zip(bodies, alone, together, strict=True):
+        expected, received = json.loads(one.body), json.loads(other.body)
+        for answer in (expected, received):
+            answer.pop("age_seconds", None)
+        assert (body, other.status, received) == (body, one.status, expected)
+        assert one.status in (200, 422)
+    assert {reply.status for reply in alone[:2]} == {200}
 
 
 def test_every_answer_is_that_of_its_version_while_versions_change(published, tmp_path):
