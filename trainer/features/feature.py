@@ -254,7 +254,7 @@ def weight_column(name: str, read: Column | None) -> Column:
 
 
 def event_time_column(name: str, declared: Column, read: Column | None) -> Column:
-    """Return the column of event times; one that features read as times too is read the same way."""
+    """Return the column of event times, with the time options of its features."""
     return declared if read is None else replace(declared, **_time_options(name, declared, read))
 
 
@@ -279,7 +279,7 @@ def raw_columns(features: Iterable[Feature]) -> dict[str, Column]:
 
 
 def _time_options(name: str, column: Column, other: Column) -> dict[str, Any]:
-    """Return how two readers of a column read its times; an option that one leaves open is the other's."""
+    """Return the time options of two readers of a column; refuse different ones."""
     options = {}
     for option in ("time_unit", "day_first"):
         found = {value for value in (getattr(column, option), getattr(other, option)) if value is not None}

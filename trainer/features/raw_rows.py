@@ -114,7 +114,7 @@ def _columns(data: Any, schema: Schema) -> dict[str, Any]:
 
 
 def _is_single(value: Any, column: Column) -> bool | None:
-    """Return whether a value is that of one row; None if it could be, or rows of missing values."""
+    """Return whether a value is that of one row; None if it cannot be told."""
     if value is None or np.isscalar(value) or isinstance(value, Mapping) or not hasattr(value, "__len__"):
         return True
     if not column.shape or not isinstance(value, list | tuple | np.ndarray):

@@ -201,7 +201,7 @@ _INTERCHANGE = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__")
 
 
 def is_frame(data: Any) -> bool:
-    """Return whether `data` is a pandas frame, an Arrow table, or a frame of another library.
+    """Return whether `data` is a frame: pandas, Arrow, or another library's.
 
     Other libraries' frames have Arrow's PyCapsule methods or those of the dataframe interchange, as polars' have.
     """

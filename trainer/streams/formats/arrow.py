@@ -127,7 +127,7 @@ def plain(array: Any, column: Column) -> Any:
 
 
 def _leaves(array: Any) -> np.ndarray | None:
-    """Return single values as NumPy holds them exactly, null or not; None if it cannot."""
+    """Return single values exactly, as an array; None if NumPy cannot hold them."""
     types = require().types
     if types.is_string(array.type) or types.is_large_string(array.type):
         return text(array.fill_null("") if array.null_count else array)

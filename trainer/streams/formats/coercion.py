@@ -1,4 +1,4 @@
-"""Converts values of every origin to text, numbers and times, by one rule for each kind of column.
+"""Converts values of every origin to text, numbers and times.
 
 A value is the same in a dict, a frame of any dtype, an Arrow table and a file: its exact value is read first (an
 integer never becomes a float on the way), then it is converted. A truth value is the text "true" or "false", however a
@@ -136,7 +136,7 @@ def as_integer(value: Any) -> Any:
 
 
 def as_seconds(value: Any, unit: str | None = None, day_first: bool | None = None) -> Any:
-    """Return a time as seconds since the epoch, or MISSING; arguments as of `seconds_of`."""
+    """Return a time as seconds since the epoch, or MISSING; see `seconds_of`."""
     value = plain(value)
     try:
         if isinstance(value, str):
@@ -156,7 +156,7 @@ def as_seconds(value: Any, unit: str | None = None, day_first: bool | None = Non
 
 
 def whole_numbers(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return floats [n] as int64 and which are NaN; None unless all are exact integers."""
+    """Return floats [n] as int64, and which are NaN; None unless all are exact."""
     absent = np.isnan(values)
     numbers = np.where(absent, 0, values)
     if (np.abs(numbers) < EXACT).all() and (np.floor(numbers) == numbers).all():

@@ -1,4 +1,4 @@
-"""Converts the values of a column: exact values and which are missing, then dtype and range.
+"""Converts a column: exact values and which are missing, then dtype and range.
 
 This is the only conversion: rows of dicts, frames, Arrow data, files and requests all end here, one row or many.
 """
@@ -259,7 +259,7 @@ def _flat(value: Any, shape: Sequence[Any]) -> list[Any]:
 
 
 def _of_rows(within: Misfits, row: np.ndarray) -> Misfits:
-    """Return the first reason of each row, of reasons by value; `row` is the row of each."""
+    """Return each row's first reason; `row` is the row of each value."""
     found: Misfits = {}
     for number, reason in within.items():
         found.setdefault(int(row[number]), reason)

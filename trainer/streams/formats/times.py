@@ -1,4 +1,4 @@
-"""Times as seconds since the epoch: the one place where numbers and texts become times.
+"""Reads times: the one place where numbers and texts become seconds.
 
 A number is in a declared unit, or in the one that its magnitude shows: seconds, milliseconds, microseconds and
 nanoseconds between 2001 and 2286 have 10, 13, 16 and 19 digits. A number that could be in two units is refused by name,
@@ -37,7 +37,7 @@ _TIME = re.compile(
 
 
 class UnclearTimeError(ValueError):
-    """A value that could be several times; the message says which, and what to declare."""
+    """A value could be several times; the message says which, and what to declare."""
 
 
 def seconds_of(text: str, unit: str | None = None, day_first: bool | None = None) -> float | None:
@@ -121,7 +121,7 @@ def seconds_of_array(values: np.ndarray, unit: str | None = None) -> np.ndarray 
 
 
 def datetimes(seconds: np.ndarray) -> np.ndarray:
-    """Return seconds since the epoch as datetime64, of which nothing has to be recognised; NaN is NaT."""
+    """Return seconds since the epoch as datetime64, in plain units; NaN is NaT."""
     known = np.isfinite(seconds)
     times = np.round(np.where(known, seconds, 0) * 1e6).astype(np.int64).astype("datetime64[us]")
     times[~known] = "NaT"
@@ -129,7 +129,7 @@ def datetimes(seconds: np.ndarray) -> np.ndarray:
 
 
 def text_of(value: Any) -> str:
-    """Return the text of a date or time as a category: ISO 8601, UTC, no zeros at the end."""
+    """Return a time's text as a category: ISO 8601, UTC, no zeros at the end."""
     if isinstance(value, datetime.datetime):
         if value.tzinfo is not None:
             value = value.astimezone(datetime.timezone.utc).replace(tzinfo=None)
