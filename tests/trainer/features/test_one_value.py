@@ -7,7 +7,7 @@ from decimal import Decimal
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from scripts.value_ways import WAYS, UnsupportedError
@@ -95,14 +95,29 @@ def assert_all_ways_agree(features, values, folder, left_out=()):
     assert tried >= 3
 
 
-bounded = settings(max_examples=14, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+bounded = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def columns_of(kinds):
+    """Return a strategy of (kind, values)."""
+
+    def values(kind):
+        return st.tuples(st.just(kind), st.lists(st.one_of(st.none(), kinds[kind]), min_size=1, max_size=6))
+
+    return st.sampled_from(list(kinds)).flatmap(values)
 
 
 @pytest.mark.parametrize("reader", FEATURES)
 @bounded
-@given(data=st.data(), kind=st.sampled_from(list(VALUES)))
-def test_a_single_value_is_the_same_by_every_way_in(reader, kind, data, tmp_path):
-    values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=6))
+@given(drawn=columns_of(VALUES))
+@example(drawn=("integers", [2**62 + 1, None, -5]))
+@example(drawn=("integers", [89 * 10**20 + 7, 89 * 10**20 + 14]))
+@example(drawn=("integers", [-(2**63), -(2**63) + 1, 1152921573326323713, 1706980680123]))
+@example(drawn=("floats", [0.5, None, 2.0]))
+@example(drawn=("truth", [True, None]))
+@example(drawn=("timestamps", [datetime.datetime(2024, 2, 3, 17, 18), None]))
+def test_a_single_value_is_the_same_by_every_way_in(reader, drawn, tmp_path):
+    kind, values = drawn
     left_out = ["CSV"] if (reader, kind) in IN_CSV else []
     assert_all_ways_agree(Features(FEATURES[reader]), values, tmp_path, left_out)
 
