@@ -1,6 +1,7 @@
 """The callback contract, and the list that calls callbacks in their fixed order.
 
-Every hook has one signature, ``hook(self, trainer)``. A callback reads ``trainer.state`` and may call
+Every hook has one signature, ``hook(self, trainer)``. `hook_trainer.Trainer` lists what a callback may read and do;
+your annotation may be that class or `trainer.Trainer`. A callback reads ``trainer.state`` and may call
 ``trainer.stop(reason)``. The loop, with every hook in its place:
 
     setup
@@ -39,12 +40,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from trainer.trainer import Trainer as Trainer
-else:
-    Trainer = Any  # callbacks import the name for their annotations, and never the class
+from .hook_trainer import Trainer as Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -98,67 +96,67 @@ class Callback:
         """
         return None
 
-    def setup(self, trainer: Trainer) -> None:
+    def setup(self, trainer: Any) -> None:
         """First of all, before the first compile and before a snapshot is restored."""
 
-    def on_train_begin(self, trainer: Trainer) -> None:
+    def on_train_begin(self, trainer: Any) -> None:
         """Once, before the first step."""
 
-    def on_train_epoch_begin(self, trainer: Trainer) -> None:
+    def on_train_epoch_begin(self, trainer: Any) -> None:
         """Before an epoch's first step; not after a resume within the epoch."""
 
-    def on_train_step_begin(self, trainer: Trainer) -> None:
+    def on_train_step_begin(self, trainer: Any) -> None:
         """Before each call of the training program (a chunk of 1 to `sink_size` steps)."""
 
-    def on_train_step_end(self, trainer: Trainer) -> None:
+    def on_train_step_end(self, trainer: Any) -> None:
         """After each training call; `trainer.state.outputs` holds its results."""
 
-    def on_window_end(self, trainer: Trainer) -> None:
+    def on_window_end(self, trainer: Any) -> None:
         """After an online window has closed; `trainer.state.window` has its metrics."""
 
-    def on_drift(self, trainer: Trainer) -> None:
+    def on_drift(self, trainer: Any) -> None:
         """After a drift detector has fired; `trainer.state.drift` tells which and where."""
 
-    def on_eval_begin(self, trainer: Trainer) -> None:
+    def on_eval_begin(self, trainer: Any) -> None:
         """Before an evaluation, called for by validation or by `evaluate`."""
 
-    def on_eval_step_begin(self, trainer: Trainer) -> None:
+    def on_eval_step_begin(self, trainer: Any) -> None:
         """Before each evaluation batch."""
 
-    def on_eval_step_end(self, trainer: Trainer) -> None:
+    def on_eval_step_end(self, trainer: Any) -> None:
         """After each evaluation batch."""
 
-    def on_eval_end(self, trainer: Trainer) -> None:
+    def on_eval_end(self, trainer: Any) -> None:
         """After an evaluation; `trainer.state.metrics` holds the results."""
 
-    def on_train_epoch_end(self, trainer: Trainer) -> None:
+    def on_train_epoch_end(self, trainer: Any) -> None:
         """After the last step of an epoch and its validation."""
 
-    def on_checkpoint(self, trainer: Trainer) -> None:
+    def on_checkpoint(self, trainer: Any) -> None:
         """After each chunk, its validation and its epoch end: the moment to save."""
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: Any) -> None:
         """Once, after the last step of a run that ended without an exception."""
 
-    def on_predict_begin(self, trainer: Trainer) -> None:
+    def on_predict_begin(self, trainer: Any) -> None:
         """Before `predict`."""
 
-    def on_predict_step_end(self, trainer: Trainer) -> None:
+    def on_predict_step_end(self, trainer: Any) -> None:
         """After each batch of `predict`."""
 
-    def on_predict_end(self, trainer: Trainer) -> None:
+    def on_predict_end(self, trainer: Any) -> None:
         """After `predict`."""
 
-    def on_save_checkpoint(self, trainer: Trainer) -> None:
+    def on_save_checkpoint(self, trainer: Any) -> None:
         """After a snapshot has become durable; `trainer.state.snapshot` is its path."""
 
-    def on_load_checkpoint(self, trainer: Trainer) -> None:
+    def on_load_checkpoint(self, trainer: Any) -> None:
         """After a snapshot has been restored."""
 
-    def on_exception(self, trainer: Trainer) -> None:
+    def on_exception(self, trainer: Any) -> None:
         """When an exception leaves the loop; `trainer.state.exception` is it."""
 
-    def teardown(self, trainer: Trainer) -> None:
+    def teardown(self, trainer: Any) -> None:
         """Last of all, whatever happened."""
 
     def logged_values(self) -> dict[str, float]:

@@ -79,7 +79,7 @@ class CallbackParams(dict):
 
 
 class _WithGraph:
-    """Has the graph of the trainer's program, which callbacks write down as that of the training cell."""
+    """Gives callbacks the graph of the trainer's program."""
 
     def get_func_graph_proto(self) -> Any:
         """Return the graph of the training program; only in graph mode, like MindSpore."""
@@ -89,7 +89,7 @@ class _WithGraph:
 
 
 class TrainNetwork(_WithGraph, nn.TrainOneStepCell):
-    """The training cell that `mindspore.Model` would make: it saves, exports and trains."""
+    """The training cell of `mindspore.Model`: it saves, exports and trains."""
 
     def __init__(self, trainer: Trainer) -> None:
         network, loss_fn = trainer.network, trainer.loss_fn

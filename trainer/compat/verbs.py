@@ -20,13 +20,14 @@ from . import keywords
 
 if TYPE_CHECKING:
     from callbacks import History
-    from callbacks.callback import Trainer
+
+    from ..run.trainer_base import TrainerBase
 
 logger = logging.getLogger(__name__)
 
 
 def train(
-    trainer: Trainer,
+    trainer: TrainerBase,
     epoch: int,
     train_dataset: Any,
     callbacks: Any = None,
@@ -39,7 +40,7 @@ def train(
 
 
 def evaluate(
-    trainer: Trainer, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False
+    trainer: Any, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False
 ) -> dict[str, Any]:
     """Evaluate as `mindspore.Model.eval` does, metrics in their order.
 
@@ -55,7 +56,7 @@ def evaluate(
     return {} if evaluation is None else dict(evaluation.values)
 
 
-def predict(trainer: Trainer, *predict_data: Any, backend: str | None = None, config: Any = None) -> Any:
+def predict(trainer: TrainerBase, *predict_data: Any, backend: str | None = None, config: Any = None) -> Any:
     """Apply the network to Tensors, as `mindspore.Model.predict` does.
 
     The `backend` "lite" is the network itself, as in MindSpore without MindSpore Lite; `config` has no effect.
@@ -80,7 +81,7 @@ def _tensors(outputs: Any) -> Any:
 
 
 def build(
-    trainer: Trainer,
+    trainer: Any,
     train_dataset: Any = None,
     valid_dataset: Any = None,
     sink_size: int = -1,
@@ -92,7 +93,7 @@ def build(
         trainer.compile(train_dataset, dataset_sink_mode=sink_mode, sink_size=sink_size)
 
 
-def no_layout(trainer: Trainer, *data: Any, **options: Any) -> None:
+def no_layout(trainer: TrainerBase, *data: Any, **options: Any) -> None:
     """Refuse: layouts belong to MindSpore's automatic parallelism.
 
     Raises:
@@ -104,12 +105,12 @@ def no_layout(trainer: Trainer, *data: Any, **options: Any) -> None:
     )
 
 
-def train_network(trainer: Trainer) -> nn.Cell:
+def train_network(trainer: Any) -> nn.Cell:
     """The training cell of network, loss and optimizer, made once, or the user's own."""
     return trainer.network if trainer.optimizer is None else _made_once(trainer, "train", lambda: TrainNetwork(trainer))
 
 
-def eval_network(trainer: Trainer) -> nn.Cell | None:
+def eval_network(trainer: TrainerBase) -> nn.Cell | None:
     """The evaluation cell: the given one, or with metrics one of network and loss."""
     given = trainer.own_eval_network
     if given is not None or not trainer.metrics or trainer.loss_fn is None:
@@ -118,21 +119,21 @@ def eval_network(trainer: Trainer) -> nn.Cell | None:
     return _made_once(trainer, "eval", lambda: nn.WithEvalCell(trainer.network, trainer.loss_fn, cast))
 
 
-def _made_once(trainer: Trainer, name: str, make: Callable[[], nn.Cell]) -> nn.Cell:
+def _made_once(trainer: TrainerBase, name: str, make: Callable[[], nn.Cell]) -> nn.Cell:
     cells = vars(trainer).setdefault("_cells_of_mindspore", {})
     if name not in cells:
         cells[name] = make()
     return cells[name]
 
 
-def predict_network(trainer: Trainer) -> nn.Cell:
+def predict_network(trainer: TrainerBase) -> nn.Cell:
     """The network."""
     return trainer.network
 
 
 @keywords.translated("batch_size", "shuffle", "sharded", "max_steps", "max_seconds", "resume")
 def fit(
-    trainer: Trainer,
+    trainer: TrainerBase,
     epoch: int,
     train_dataset: Any,
     valid_dataset: Any = None,

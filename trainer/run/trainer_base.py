@@ -226,8 +226,13 @@ class TrainerBase(TrainedNetwork):
         tables = {task: score_table(of_task(self.metrics, task, tasks).values()) for task in tasks}
         return {task: table for task, table in tables.items() if table is not None}
 
-    report_drift = loop.drifted
-    report_snapshot = loop.saved
+    def report_drift(self, drift: dict[str, Any]) -> None:
+        """Publish a drift detector's report and call `on_drift`."""
+        loop.drifted(self, drift)
+
+    def report_snapshot(self, path: Path) -> None:
+        """Publish the path of a durable snapshot and call `on_save_checkpoint`."""
+        loop.saved(self, path)
 
     def snapshot_content(self) -> Content:
         """Return the content of a snapshot taken now."""
