@@ -15,7 +15,6 @@ from mindspore_trainer.lazy import declared_imports, lazy_names
 if TYPE_CHECKING:
     from trainer.cadence import Every as Every
 
-    from .batch_size_finder import BatchSizeFinder as BatchSizeFinder
     from .callback import HOOKS as HOOKS
     from .callback import Callback as Callback
     from .callback import CallbackList as CallbackList

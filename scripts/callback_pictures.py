@@ -27,7 +27,6 @@ from sklearn.datasets import load_digits
 from callbacks import (
     EMA,
     SWA,
-    BatchSizeFinder,
     CSVLogger,
     DeviceStats,
     DriftMonitor,
@@ -107,17 +106,6 @@ def early_stopping() -> str:
     curves = {"loss": epoch_loss, "val_loss": (steps, history.history["val_loss"])}
     marks = {"best": stopping.best_step, "stopped": steps[-1]}
     return chart_svg(curves, "EarlyStopping(patience=4)", "optimizer step", "loss", marks=marks)
-
-
-def batch_sizes() -> str:
-    """Draw samples per second over the size of batches."""
-    finder = BatchSizeFinder(calls=8, most=1024)
-    make(1e-3).fit(digits()[0], batch_size=8, callbacks=[finder])
-    records = sorted(finder.records, key=lambda record: record["batch_size"])
-    rates = ([r["batch_size"] for r in records], [r["samples_per_second"] for r in records])
-    marks = {f"suggested: {finder.suggestion}": finder.suggestion}
-    title = "Samples per second over the batch size"
-    return chart_svg({"samples": rates}, title, "batch size", "samples/s", log_x=True, marks=marks)
 
 
 def profiler(calls: int = 3) -> str:
@@ -310,7 +298,6 @@ PICTURES = {
     "lr-finder": lr_finder,
     "averages": averages,
     "early-stopping": early_stopping,
-    "batch-sizes": batch_sizes,
     "profiler-trace": profiler,
 }
 

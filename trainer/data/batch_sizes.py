@@ -1,18 +1,18 @@
 """Batch sizes: pads batches with their last row, so that few programs suffice.
 
-This is exact only where no row depends on the others. The layers of a custom network do not show that, so one trial per
-network, on the first batch that could be padded, computes it both ways.
+Only for networks that declare that no row of their output depends on the others (`rows_are_independent = True`), and
+whose loss is one over weighted rows; all others are compiled for each number of rows.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ..checks import refuse, whole
+from ..checks import whole
 from ..native.memory import bucket
 from .as_columns import Columns
 
@@ -20,13 +20,33 @@ logger = logging.getLogger(__name__)
 
 SMALLEST, FINE = 16, 1024
 AS_THEY_ARE = 2  # sizes: the common one, and that of a short last batch
-_MANY = 5  # sizes
+ATTRIBUTE = "rows_are_independent"
+MANY_SIZES = 3  # sizes at which to warn where each is compiled
 MANY_SHAPES = (8, 32, 128, 512)  # numbers of shapes at which to warn
 _FINE_FILLED = 256  # from this size on, repeated training or evaluation wastes at most a quarter
-# Kernels add up in another order for another number of rows.
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-5
-# A gradient is a sum over the rows, perhaps in half precision: shares of its own largest entry, and of that of all.
-_SHARE_OF_OWN, _SHARE_OF_ALL = 1e-2, 1e-4
+
+
+def independent_rows(network: Any) -> bool:
+    """Return whether a network declares that no row of its output depends on the others."""
+    return getattr(network, ATTRIBUTE, False) is True
+
+
+def undeclared(network: Any) -> str:
+    """Return why batches of a network are not padded, for the log."""
+    return f"{type(network).__name__} does not declare {ATTRIBUTE} = True"
+
+
+def warn_of_sizes(verb: str, sizes: Any, reason: str) -> None:
+    """Say once that each number of rows is compiled, and how that ends."""
+    logger.warning(
+        "%s: every number of rows is compiled separately, %s so far, because %s. Where no row of the output depends on "
+        "other rows, declare %s = True in the network's class, and batches are padded; or make batches equally large, "
+        "by a batch_size that divides the rows or gathers a stream's",
+        verb,
+        ", ".join(map(str, sizes)),
+        reason,
+        ATTRIBUTE,
+    )
 
 
 def padded_size(rows: int, fine: int = FINE, *, few: bool = False) -> int:
@@ -44,29 +64,24 @@ def padded_size(rows: int, fine: int = FINE, *, few: bool = False) -> int:
 class RowPadding:
     """The sizes for which a network's prediction program has been compiled."""
 
-    def __init__(self) -> None:
-        self.exact: bool | None = None  # whether padded batches give the same predictions; None while that is not known
-        self._sizes: set[int] = set()
+    def __init__(self, network: Any) -> None:
+        self.allowed = independent_rows(network)
+        self._reason = undeclared(network)
+        self._sizes: dict[int, None] = {}
 
     def compiled(self, rows: int) -> None:
-        """Note a size that has been run."""
-        self._sizes.add(rows)
+        """Note a size that is run; warn at the third where each is compiled."""
+        if rows not in self._sizes:
+            self._sizes[rows] = None
+            if len(self._sizes) == MANY_SIZES and not self.allowed:
+                warn_of_sizes("predict", self._sizes, self._reason)
 
     def size_for(self, rows: int) -> int:
         """Return the number of rows to pad a batch to; `rows` itself if it has a program."""
-        if self.exact is False or rows in self._sizes or not self._sizes:
+        if not self.allowed or rows in self._sizes or not self._sizes:
             return rows
         most = max(2 * rows, FINE)
         return min((size for size in self._sizes if rows <= size <= most), default=padded_size(rows, few=True))
-
-    def decide(self, plain: Any, filled: Any) -> None:
-        """Set `exact` from the predictions for the same rows, computed both ways."""
-        self.exact = same_rows(plain, filled)
-        if not self.exact:
-            logger.warning(
-                "predict: the rows of this network's output depend on each other, so every number of rows is compiled "
-                "separately; a batch_size that divides the rows needs one program"
-            )
 
 
 class RowFilling:
@@ -77,12 +92,10 @@ class RowFilling:
     """
 
     def __init__(self, reason: str = "", *, few: bool = False) -> None:
-        self.reason = reason  # why no batch can be padded, known before or from a failed trial; empty if it may be
+        self.reason = reason  # why no batch is padded; empty if batches may be
         self._few = few
-        self.exact: bool | None = False if reason else None  # whether padding changes no loss; None: not known yet
         self.sizes: list[int] = []
         self._unpadded: list[int] = []
-        self._warned = False
 
     def restart(self) -> None:
         """Begin with other data: its first two sizes are compiled as they are."""
@@ -99,8 +112,8 @@ class RowFilling:
             self.keep(rows)
 
     def odd(self, rows: int) -> bool:
-        """Return whether a batch of so many rows is to be padded, if that is exact."""
-        return self.exact is not False and rows not in self.sizes
+        """Return whether a batch of so many rows is padded."""
+        return not self.reason and rows not in self.sizes
 
     def size_for(self, rows: int) -> int:
         """Return the number of rows that an odd batch is padded to."""
@@ -109,53 +122,21 @@ class RowFilling:
     def next(self, rows: int) -> int | None:
         """Note a batch that is evaluated; return the size to pad it to, or None."""
         self.note(rows)
-        if rows in self.sizes:
-            return None
-        if self.exact:
+        if self.odd(rows):
             return self.size_for(rows)
-        if rows not in self._unpadded and not self._warned:
+        if rows not in (*self.sizes, *self._unpadded):
             self._unpadded.append(rows)
-            self._warn()
+            if len(self.sizes) + len(self._unpadded) == MANY_SIZES:
+                warn_of_sizes("evaluate", [*self.sizes, *self._unpadded], self.reason)
         return None
 
-    def _warn(self) -> None:
-        sizes = [*self.sizes, *self._unpadded]
-        if self.exact is False and len(sizes) >= _MANY:
-            self._warned = True
-            logger.warning(
-                "evaluate: every number of rows is compiled separately, %s so far, because %s; a batch_size that "
-                "divides the rows needs one program",
-                ", ".join(map(str, sizes)),
-                self.reason,
-            )
-
-    def refuse(self, reason: str) -> None:
-        """Pad no more batches."""
-        self.exact, self.reason = False, reason
-
-    def decide(self, plain: Sequence[Any], filled: Sequence[Any]) -> None:
-        """Set `exact` from (loss, prediction, label, gradients...) of rows computed twice."""
-        self.exact = same_rows(tuple(plain[:3]), tuple(filled[:3]))
-        if not self.exact:
-            self.refuse("the rows of the network's output depend on each other")
-        elif not _same_gradients(plain[3:], filled[3:]):
-            self.refuse("the gradients of the rows depend on each other")
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that decides how further batches are computed."""
-        return {"sizes": list(self.sizes), "exact": self.exact, "reason": self.reason}
+        """Return the sizes that are compiled as they are."""
+        return {"sizes": list(self.sizes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, unless batches cannot be padded here.
-
-        There is no second trial: to end in the same bits, a resumed run pads the batches that the run before it did.
-        """
-        sizes, exact = [whole("sizes", rows) for rows in state["sizes"]], state["exact"]
-        if exact not in (True, False, None):
-            refuse("exact", "a bool or None", exact)
-        self.sizes = sizes
-        if not self.reason:
-            self.exact, self.reason = exact, str(state["reason"])
+        """Restore what `state_dict` returned: a resumed run pads the batches that the run before it did."""
+        self.sizes = [whole("sizes", rows) for rows in state["sizes"]]
 
 
 class BatchShapes:
@@ -206,34 +187,16 @@ def row_weights(rows: int, size: int) -> np.ndarray:
     return (np.arange(size) < rows).astype(np.float32)
 
 
-def vary(columns: Columns) -> bool:
-    """Return whether not all rows of a batch are the same."""
-    lists = any(not isinstance(column, np.ndarray) for column in columns)
-    return lists or any(column.dtype != object and (column != column[:1]).any() for column in columns)
+def padded_by_weight(columns: Columns, size: int, *, weighed: bool) -> Columns:
+    """Return the columns of a batch padded to `size` rows that weigh nothing.
 
-
-def same_rows(plain: Any, filled: Any) -> bool:
-    """Return whether outputs (nested tuples of arrays) are equal up to rounding."""
-    if isinstance(plain, tuple) or isinstance(filled, tuple):
-        tuples = isinstance(plain, tuple) and isinstance(filled, tuple) and len(plain) == len(filled)
-        return tuples and all(map(same_rows, plain, filled))
-    if plain.shape != filled.shape or plain.dtype != filled.dtype:
-        return False
-    if plain.dtype.kind != "f":
-        return np.array_equal(plain, filled)
-    return np.allclose(plain, filled, rtol=_RELATIVE, atol=_ABSOLUTE * max(_largest(plain), 1e-30), equal_nan=True)
-
-
-def _same_gradients(plain: Sequence[np.ndarray], filled: Sequence[np.ndarray]) -> bool:
-    largest = [_largest(gradient) for gradient in plain]
-    # where a gradient is zero but for rounding, only those of other parameters show the size of rounding errors
-    tolerances = [_SHARE_OF_OWN * own + _SHARE_OF_ALL * max(largest) for own in largest]
-    return all(
-        one_way.shape == other_way.shape
-        and np.allclose(one_way, other_way, rtol=_SHARE_OF_OWN, atol=tolerance, equal_nan=True)
-        for one_way, other_way, tolerance in zip(plain, filled, tolerances, strict=True)
+    The last column weighs the rows: if `weighed` it does so already, otherwise it is added.
+    """
+    rows = len(columns[0])
+    weights = row_weights(rows, size)
+    if not weighed:
+        return (*padded(columns, size), weights)
+    return (
+        *padded(columns[:-1], size),
+        np.where(weights > 0, _pad(columns[-1], size).reshape(-1), 0).astype(np.float32),
     )
-
-
-def _largest(array: np.ndarray) -> float:
-    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))

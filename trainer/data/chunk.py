@@ -128,6 +128,7 @@ class FeedOptions:
     # called, in their order, with the rows of single batches; returns how many rows a batch is filled up to with copies
     # of its last one, or None. `Chunk.num_samples` counts the rows that were there before
     fill_up_to: Callable[[int], int | None] | None = None
+    weighed: bool = False  # whether the last column of a batch weighs its rows
     row_weights: bool = False  # whether a batch that was filled up gets a last column that says what each row counts
     filling: RowFilling | None = None  # which batches are filled up for the training program, in calls of their own
     # called with columns and names of a batch whose shapes or dtypes are not those of the batch before it; raises

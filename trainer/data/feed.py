@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import DataError, TrainerError
 from .as_columns import Columns, check_dtype
-from .batch_sizes import BatchShapes, padded, row_weights
+from .batch_sizes import BatchShapes, padded, padded_by_weight
 from .chunk import Chunk, FeedOptions, newest_event_time, stack, to_tensor
 from .column_checks import BatchConversion
 from .position import Position
@@ -371,9 +371,11 @@ class Feed:
             rows = chunk.num_samples
             size = options.fill_up_to(rows)
             if size is not None:
-                columns = padded(columns, size)
+                chunk.filled = options.row_weights
                 if options.row_weights:
-                    columns, chunk.filled = (*columns, row_weights(rows, size)), True
+                    columns = padded_by_weight(columns, size, weighed=options.weighed)
+                else:
+                    columns = padded(columns, size)
         transform = options.transform()
         if transform is not None:
             columns, chunk.sparse = transform.prepare(columns, chunk, newest_event_time(items))

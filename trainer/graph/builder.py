@@ -28,7 +28,6 @@ from .accumulation import OpenAccumulation
 from .averaging import WeightAverage
 from .boost import Boost, share_state, slice_optimizer
 from .custom_step import CustomStep
-from .filled_programs import FilledPrograms, modes_put_back
 from .forward import Forward, WeighedForward
 from .graph_call import (
     BatchSizes,
@@ -47,6 +46,7 @@ from .inference_programs import InferencePrograms
 from .labels import CLASSES, ClassRange
 from .multi_task import MultiTaskLoss
 from .norms import NormRecorder
+from .padded_programs import PaddedPrograms, modes_put_back
 from .program import StepOptions, TrainStep
 from .roles import LossColumns
 
@@ -95,7 +95,7 @@ class StepBuilder:
             self.forward = Forward(network, loss_fn, labels=columns.count, cast=self.cast)
         self.list_types = ListTypes(lambda: np.int64 if reads_ids(network) else np.float32)
         self.inference = InferencePrograms(self, eval_network)
-        self.filled = FilledPrograms(self)
+        self.padded = PaddedPrograms(self)
         of_tasks = (loss_fn.losses, loss_fn.label_casts) if several else ([loss_fn], [self.forward.label_cast])
         for cast in of_tasks[1]:
             parts = self.options.accumulate > 1 or self.options.exchange is not None or columns.weighs
@@ -113,7 +113,7 @@ class StepBuilder:
     def programs(self) -> int:
         """Number of programs compiled so far, for all purposes."""
         training = sum(count_programs(cell) for cell in (*self._single.values(), *self._sunk.values()))
-        return training + self.filled.programs + self.inference.programs
+        return training + self.padded.programs + self.inference.programs
 
     def train_step(self, options: StepOptions) -> TrainStep | CustomStep:
         """Return the cell that trains one batch; rebuild it if options or tables changed."""
@@ -140,7 +140,7 @@ class StepBuilder:
             if isinstance(previous, TrainStep):
                 self._continue_counting(previous, self.step)
         self._step_options = options
-        self.filled.forget_step()
+        self.padded.forget_step()
         unused = [cell for programs in (self._single, self._sunk) for cell in programs.values()]
         drop_programs(self._cells.pop(id(cell), cell) for cell in unused)
         self._frozen.clear()
@@ -219,12 +219,12 @@ class StepBuilder:
     ) -> TrainRunner:
         """Return a function that trains up to `batches_per_call` batches in one graph.
 
-        With None it trains one batch, padded by the rule `filling` (`filled.training` or None).
+        With None it trains one batch, padded by the rule `filling` (`padded.training` or None).
         """
         runners = {0: self._runner(options, batches_per_call, sample, 0)}
         if len(self._depths) == 1:
             run = self.with_tables(runners[0])
-            run = run if filling is None or batches_per_call is not None else self.filled.train(run, options)
+            run = run if filling is None or batches_per_call is not None else self.padded.train(run, options)
             return self._with_class_range(run, options, batches_per_call)
 
         def train(chunk: Chunk) -> StepOutputs:
@@ -250,7 +250,7 @@ class StepBuilder:
     def _runner(self, options: StepOptions, batches_per_call: int | None, sample: Chunk, depth: int) -> TrainRunner:
         if batches_per_call is None:
             run = self.make_call(self._one_step(options, depth))
-            return runner(run, options, BatchSizes(run, self.filled.training), returns=self.loss_fn is None)
+            return runner(run, options, BatchSizes(run, self.padded.training), returns=self.loss_fn is None)
         run = self.make_call(self._sunk_steps(options, batches_per_call, sample, depth))
         return runner(run, options, BatchSizes(run))
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-from mindspore import Parameter, nn, ops
 from mindspore import dtype as mstype
+from mindspore import nn, ops
 
 from ..mindspore_internals.dict_networks import by_position
 from .denominators import COUNTED, RowCount, denominator_of
@@ -15,8 +14,6 @@ from .labels import LabelCast
 from .losses import fused_loss
 from .multi_task import MultiTaskLoss
 from .row_losses import RowLoss, row_loss
-
-LARGE = 1 << 20  # arrays with more entries stay on the device in a trial
 
 
 class Forward(nn.Cell):
@@ -205,7 +202,7 @@ class WeighedForward(Forward):
         return ops.cast(ops.reshape(columns[-1], (-1,)), mstype.float32)
 
 
-def filled_forward(forward: Forward, loss_fn: Any) -> WeighedForward | None:
+def padded_forward(forward: Forward, loss_fn: Any) -> WeighedForward | None:
     """Return the forward for padded batches; None if the loss cannot leave rows out."""
     fits = forward.has_loss_fn and forward.labels == 1
     rows_loss = row_loss(loss_fn) if fits and getattr(loss_fn, "weight", None) is None else None
@@ -218,7 +215,7 @@ def filled_forward(forward: Forward, loss_fn: Any) -> WeighedForward | None:
     return weighed
 
 
-def unfillable(loss_fn: Any) -> str:
+def unweighable(loss_fn: Any) -> str:
     """Return why batches with this loss cannot be padded, for the log."""
     kind = type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else "the loss"
     return f"{kind} is not known to give a loss for each row" if loss_fn is not None else "the network returns its loss"
@@ -253,40 +250,6 @@ class EvalStep(nn.Cell):
 
     def _apply_forward(self, columns):
         return self.forward(*columns)
-
-
-class TrialStep(nn.Cell):
-    """Forward and gradients without an update, to compare padded and plain batches."""
-
-    def __init__(
-        self,
-        forward: Forward,
-        parameters: Sequence[Parameter],
-        table_rows: Sequence[Parameter],  # their number and order follow the batch
-        table_inputs: int,
-    ) -> None:
-        super().__init__(auto_prefix=False)
-        self.forward = forward
-        self.label = forward.label
-        self.table_inputs = table_inputs
-        self.dense = len(parameters)
-        self.value_and_grad = ops.value_and_grad(forward, None, [*parameters, *table_rows], has_aux=True)
-
-    def construct(self, *columns):
-        """Return (loss, prediction, label, gradients...); large gradients as norms."""
-        if self.table_inputs:
-            columns = columns[: -self.table_inputs]
-        (loss, prediction), gradients = self._differentiate(columns)
-        outputs = (loss, prediction, columns[self.label])
-        for index, gradient in enumerate(gradients):
-            gradient = ops.cast(gradient, mstype.float32)
-            if index >= self.dense or gradient.size > LARGE:
-                gradient = ops.sqrt(ops.sum(gradient * gradient, 0))
-            outputs += (gradient,)
-        return outputs
-
-    def _differentiate(self, columns):
-        return self.value_and_grad(*columns)
 
 
 class PredictStep(nn.Cell):

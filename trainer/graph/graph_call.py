@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from ..data.batch_sizes import MANY_SIZES, warn_of_sizes
 from ..data.chunk import Chunk
 from ..errors import GraphError, TrainerError
 from ..mindspore_internals import execution
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from ..data.chunk import Chunk
 
 logger = logging.getLogger(__name__)
-
-MANY_SIZES = 5
 
 
 class GraphCall:
@@ -158,14 +157,7 @@ class BatchSizes:
         if rows not in self._rows:
             self._rows.append(rows)
             if len(self._rows) == MANY_SIZES:
-                reason = "" if self.filling is None else self.filling.reason
-                logger.warning(
-                    "a program is compiled for every size of batch%s: %s rows so far, %.1f s; make batches equally "
-                    "large (for a stream, batch_size= puts rows together)",
-                    f", because {reason}" if reason else "",
-                    ", ".join(map(str, self._rows)),
-                    self.run.seconds,
-                )
+                warn_of_sizes("train", self._rows, "" if self.filling is None else self.filling.reason)
 
 
 _TYPES = re.compile(r"\b(U?Int\d+|dtype|data type)\b", re.IGNORECASE)

@@ -17,10 +17,10 @@ from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import cells_and_names
 from ..mindspore_internals.compilation import count_programs
 from ..mindspore_internals.dict_networks import by_position
-from .filled_programs import modes_put_back, without_padding
 from .forward import EvalStep, PredictStep
 from .graph_call import Call, compile_for, to_graph_error
 from .network_checks import is_training_step
+from .padded_programs import modes_put_back, without_padding
 
 if TYPE_CHECKING:
     from .builder import StepBuilder
@@ -33,7 +33,7 @@ class InferencePrograms:
         self._builder = builder
         self._network = builder.network
         self.eval_network = eval_network
-        self.row_padding = RowPadding()
+        self.row_padding = RowPadding(builder.network)
         self._evaluate: nn.Cell | None = None
         self._sampling: EvalStep | None = None
         self._predict: nn.Cell | None = None
@@ -59,7 +59,7 @@ class InferencePrograms:
         if chunk.sparse is not None:
             self._builder.tables.load(chunk.sparse)
         if chunk.filled:
-            cell = self._builder.filled.evaluate_cell()
+            cell = self._builder.padded.evaluate_cell()
         run = self._calls.get(id(cell))  # the call keeps the cell alive, so the id stays unique
         if run is None:
             run = self._calls[id(cell)] = self._builder.make_call(cell)
@@ -73,8 +73,6 @@ class InferencePrograms:
             raise to_graph_error(error, chunk) from None
         if chunk.filled:
             return without_padding(outputs, chunk.num_samples, len(chunk.tensors[0]))
-        if cell is self._evaluate:
-            self._builder.filled.keep_for_trial(chunk, outputs)
         return outputs
 
     def apply(self, cell: nn.Cell, columns: Columns) -> Any:
@@ -152,5 +150,4 @@ class InferencePrograms:
         with modes_put_back(*roots):
             for root in roots:
                 root.set_train(False)
-            self._builder.filled.begin_evaluation()
             yield

@@ -49,6 +49,8 @@ class AutoInt(nn.Cell):
         head_dim: width of a head.
     """
 
+    rows_are_independent = True
+
     def __init__(
         self,
         features: Features,

@@ -74,6 +74,8 @@ class BST(nn.Cell):
         ConfigurationError: no history, no candidate, or heads that do not divide `dim`.
     """
 
+    rows_are_independent = True
+
     def __init__(
         self,
         features: Features,

@@ -51,6 +51,8 @@ class DCNv2(nn.Cell):
         structure: "stacked" (crosses feed the perceptron) or "parallel".
     """
 
+    rows_are_independent = True
+
     def __init__(
         self,
         features: Features,

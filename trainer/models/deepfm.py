@@ -24,6 +24,8 @@ class DeepFM(nn.Cell):
         hidden: widths of the perceptron's layers.
     """
 
+    rows_are_independent = True
+
     def __init__(self, features: Features, dim: int = 16, hidden: Sequence[int] = (400, 400)) -> None:
         super().__init__()
         self.linear = Linear(features)

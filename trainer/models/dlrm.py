@@ -42,6 +42,8 @@ class DLRM(nn.Cell):
         top: widths of the hidden layers over the products.
     """
 
+    rows_are_independent = True
+
     def __init__(
         self,
         features: Features,

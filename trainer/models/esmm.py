@@ -28,6 +28,8 @@ class ESMM(nn.Cell):
         hidden: widths of each tower's layers.
     """
 
+    rows_are_independent = True
+
     def __init__(
         self,
         features: Features,

@@ -18,6 +18,8 @@ class FM(nn.Cell):
         dim: length of the vectors.
     """
 
+    rows_are_independent = True
+
     def __init__(self, features: Features, dim: int = 16) -> None:
         super().__init__()
         self.linear = Linear(features)

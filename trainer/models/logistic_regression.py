@@ -20,6 +20,8 @@ class LogisticRegression(nn.Cell):
         features: the declared columns.
     """
 
+    rows_are_independent = True
+
     def __init__(self, features: Features) -> None:
         super().__init__()
         self.linear = Linear(features)

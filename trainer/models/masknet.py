@@ -48,6 +48,8 @@ class MaskNet(nn.Cell):
         reduction: see `MaskBlock`.
     """
 
+    rows_are_independent = True
+
     def __init__(
         self,
         features: Features,

@@ -33,6 +33,8 @@ class MMoE(nn.Cell):
         tower_hidden: widths of a task's layers.
     """
 
+    rows_are_independent = True
+
     def __init__(
         self,
         features: Features,

@@ -64,6 +64,8 @@ class PLE(nn.Cell):
         tower_hidden: widths of a task's layers.
     """
 
+    rows_are_independent = True
+
     def __init__(
         self,
         features: Features,

@@ -40,6 +40,8 @@ class TwoTower(nn.Cell):
         ConfigurationError: no such feature, or no category or list of the item or of the user.
     """
 
+    rows_are_independent = True
+
     def __init__(
         self,
         features: Features,

@@ -27,6 +27,8 @@ class WideDeep(nn.Cell):
         hidden: widths of the perceptron's layers.
     """
 
+    rows_are_independent = True
+
     def __init__(self, features: Features, dim: int = 16, hidden: Sequence[int] = (256, 128)) -> None:
         super().__init__()
         self.wide = Linear(features)

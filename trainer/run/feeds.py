@@ -140,7 +140,7 @@ def training_feed(
         raise
     filling = None
     if source.any_size and trainer.group.size == 1 and trainer.compiled and trainer.boost.freezing is None:
-        filling = trainer.builder.filled.training
+        filling = trainer.builder.padded.training
         filling.restart()
     transform: ChunkTransform | None = trainer.tables
     if trainer.tables is not None and trainer.group.size > 1:
@@ -195,7 +195,7 @@ def evaluation_feed(
 ) -> Feed:
     """Return the feed of an evaluation."""
     source = inference_source(trainer, dataset, batch_size, sharded)
-    filling = None if trainer.group.size > 1 else trainer.builder.filled.evaluation
+    filling = None if trainer.group.size > 1 else trainer.builder.padded.evaluation
     if filling is not None and isinstance(source, ArraySource) and source.size > 1:
         filling.keep(source.batch_size)
     own = trainer.own_eval_network
@@ -205,6 +205,7 @@ def evaluation_feed(
         counted=-trainer.label_count if own is None else 0,
         fill_up_to=None if filling is None else filling.next,
         row_weights=filling is not None,
+        weighed=trainer.builder.padded.weighed,
         batches_per_epoch=trial.valid_batches(source),
     )
     return _inference_feed(trainer, source, trainer.network if own is None else own, options, labels_needed=True)

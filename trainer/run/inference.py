@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data.as_columns import as_array
-from ..data.batch_sizes import RowPadding, padded_size
+from ..data.batch_sizes import RowPadding
 from ..data.chunk import InputBatch
 from ..data.feed import Feed
 from ..data.finite.shards import is_sharded
@@ -27,8 +27,6 @@ from .tally import Tally, host_columns
 
 if TYPE_CHECKING:
     from .trainer_base import TrainerBase
-
-MAX_TRIED = 4096  # rows that are computed a second time, once, to see whether rows depend on each other
 
 
 def evaluate(
@@ -61,8 +59,6 @@ def evaluate_feed(trainer: TrainerBase, feed: Feed, *, interruptible: bool = Tru
     cell, tally = trainer.builder.inference.evaluate_cell(), _tally(trainer)
     with trainer.builder.inference.mode(cell):
         results = loop.evaluate(trainer, feed, cell, tally, interruptible=interruptible)
-        if results:
-            trainer.builder.filled.try_evaluation()
     return results
 
 
@@ -133,18 +129,9 @@ def _predict(
     padding, source = trainer.builder.inference.row_padding, inference_source(trainer, data[0], batch_size, sharded)
     own = is_sharded(data[0]) if sharded is None else sharded
     size = _choose_size(padding, source) if isinstance(source, ArraySource) and trainer.group.size == 1 else None
-    fill_up_to = (lambda rows: size) if size is not None and padding.exact else None
+    fill_up_to = None if size is None else lambda rows: size
     batches = _predictions(trainer, prediction_feed(trainer, source, fill_up_to), own=own)
-    if stream:
-        return batches
-    predictions = _concatenate(list(batches))
-    if isinstance(source, ArraySource) and size is not None and padding.exact is None:
-        tail = source.tail(min(source.last_rows, MAX_TRIED))
-        if tail.varies():
-            tried = padded_size(tail.rows, few=True) if tail.rows < source.last_rows else size
-            feed = prediction_feed(trainer, inference_source(trainer, tail, None), lambda rows: tried)
-            padding.decide(_last_rows(predictions, tail.rows), _concatenate(list(_predictions(trainer, feed))))
-    return predictions
+    return batches if stream else _concatenate(list(batches))
 
 
 def first_batch(trainer: TrainerBase, data: Any, batch_size: int | None) -> InputBatch:
@@ -175,7 +162,7 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
     size = padding.size_for(rows)
     if source.size > 1:
         size = min(size, source.batch_size)
-    padding.compiled(size if padding.exact else rows)
+    padding.compiled(size)
     return None if size == rows else size
 
 
@@ -188,10 +175,6 @@ def _predictions(trainer: TrainerBase, feed: Feed, *, own: bool = False) -> Iter
         with call(trainer, Phase.PREDICT, []) as signals, programs.mode(cell), contextlib.closing(feed):
             yield from loop.predict(trainer, feed, cell, own=own)
     signals.leave()
-
-
-def _last_rows(outputs: Any, rows: int) -> Any:
-    return tuple(_last_rows(output, rows) for output in outputs) if isinstance(outputs, tuple) else outputs[-rows:]
 
 
 def _concatenate(batches: list[Any]) -> Any:

@@ -24,7 +24,6 @@ from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.operator_times import OperatorProfile
 from ..state import StepOutputs, StopReason
 from . import loop
-from .batch_trials import BatchSizeTrials
 from .call import snapshot_folders
 from .cursor import Cursor
 from .feeds import steps_per_epoch
@@ -56,7 +55,6 @@ class Run:
     evaluate: Callable[[], dict[str, float]] | None = None  # empty after a stop signal; None without validation
     valid_sets: Sequence[str] = ()  # names of the validation sets; an empty name for the only one
     online: OnlineMetrics | None = None
-    batch_trials: BatchSizeTrials | None = None  # None for streams
     set_aside: Callable[[], str | None] = lambda: None  # how many raw rows were set aside so far and why
 
     def __post_init__(self) -> None:

@@ -21,7 +21,6 @@ from ..features.features import Inputs
 from ..mindspore_internals.pipelines import current_seed
 from ..state import Phase
 from . import declared_features
-from .batch_trials import BatchSizeTrials
 from .call import call, check_idle, make_callbacks, only_thread
 from .cursor import Cursor
 from .feeds import ALL_BATCHES, evaluation_feed, first_chunk, run_options, step_marks, training_feed
@@ -64,10 +63,7 @@ def fit(
     resume = declared_features.restore(trainer, resume, callbacks)
     if batch_size is None and trainer.features is not None and is_raw(train_dataset):
         batch_size = declared_features.DEFAULT_BATCH_SIZE
-    given_dataset = train_dataset
     train_dataset = declared_features.prepare_training(trainer, train_dataset, batch_size, shuffle, sharded)
-    cut = is_arrays(train_dataset) or train_dataset is not given_dataset  # into batches of `batch_size` rows
-    first_batch_size = batch_size if cut else None
     valid_sets = named_sets(
         declared_features.prepare(trainer.features, trainer.group, valid_dataset, batch_size, sharded=valid_sharded)
     )
@@ -99,13 +95,6 @@ def fit(
             marks = step_marks(trainer.callbacks, every).of_all(trainer.group)
             feed = training_feed(trainer, source, options, steps_per_call, trial, marks=marks)
 
-            def feed_of(rows: int) -> Feed:
-                data = train_dataset
-                if not is_arrays(data):  # a source of batches of one size
-                    data = declared_features.prepare_training(trainer, given_dataset, rows, shuffle, sharded)
-                other = make_shard(data, trainer.group, batch_size=rows, shuffle=shuffle, seed=source.seed)
-                return training_feed(trainer, other, options, steps_per_call, trial, marks=marks)
-
             def try_validation() -> None:
                 for valid_feed in valid.values():  # a random split of one dataset is the training's
                     if source.takes_seed and valid_feed.source.takes_seed:
@@ -124,7 +113,6 @@ def fit(
                 before_first_step=try_validation,
                 valid_sets=tuple(valid),
                 set_aside=lambda: train_dataset.set_aside if isinstance(train_dataset, Inputs) else source.set_aside,
-                batch_trials=BatchSizeTrials(trainer, options, first_batch_size, feed_of),
             )
     signals.leave(complete=True)
     assert trainer.history is not None  # `call` set it

@@ -14,7 +14,6 @@ from ...checks import whole
 from ...errors import ConfigurationError, DataError
 from ...mindspore_internals.pipelines import is_bounded, seeded
 from ..as_columns import Columns, as_columns, describe_non_finite, form_of
-from ..batch_sizes import vary
 from ..ragged import Ragged
 from ..source import Item, Source
 
@@ -84,15 +83,6 @@ class ArraySource(Source):
     def last_rows(self) -> int:
         """Rows of an epoch's last batch."""
         return self.rows - (self.size - 1) * self.batch_size
-
-    def tail(self, rows: int) -> ArraySource:
-        """Return the rows that come last in the first epoch as one batch."""
-        columns = self.cut(self.order(0), self.rows - rows, self.rows)
-        return ArraySource(dict(zip(self.names or (), columns, strict=True)), rows)
-
-    def varies(self) -> bool:
-        """Return whether not all rows are the same."""
-        return vary(self._columns)
 
     def checksums(self) -> dict[str, int]:
         """Return checksums of the first rows, in order, and of a sample of all rows."""
