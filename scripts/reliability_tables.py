@@ -66,7 +66,18 @@ def ways_and_values() -> list[str]:
     return table(["way in", *cases], rows)
 
 
-TABLES: dict[str, Callable[[], list[str]]] = {"ways x values": ways_and_values}
+def roles_and_losses() -> list[str]:
+    """Return what becomes of a declared label and weight, as `tests/trainer/test_roles.py` tries each case."""
+    from tests.trainer.role_cases import CASES, TRIED_VERBS
+
+    rows = []
+    for case in CASES:
+        verbs = [case.result if verb in case.verbs else "-" for verb in TRIED_VERBS]
+        rows.append([case.loss, *(verbs if case.used else ["refused"] * len(TRIED_VERBS))])
+    return table(["loss with a declared label and weight", *TRIED_VERBS], rows)
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {"ways x values": ways_and_values, "roles x losses": roles_and_losses}
 
 
 def written(page: str, names: Sequence[str] = tuple(TABLES)) -> str:

@@ -76,7 +76,8 @@ class GroupMetric(RowMetric):
         Args:
             predictions: shape [B], [B, 1] or, for two classes, [B, 2].
             labels: relevance, [B] or [B, 1]: 0 or 1 (`Ndcg`: any non-negative number).
-            weights: shape [B] or None; `Gauc` uses them as impression counts.
+            weights: shape [B] or None; `Gauc` uses them as impression counts, for the others a group counts by the mean
+                weight of its rows. Rows of weight 0 are left out.
             groups: shape [B] or [B, 1].
         """
         scores, labels, _ = binary_scores(predictions, labels, "auto")
@@ -84,8 +85,10 @@ class GroupMetric(RowMetric):
         weights = row_weights(weights, len(scores))
         weights = np.ones(len(scores)) if weights is None else weights
         columns: tuple[np.ndarray, ...] = (keys, scores, self._read_labels(labels), weights)
+        if not weights.all():  # a row that weighs nothing takes no place in its group
+            columns = tuple(column[weights > 0] for column in columns)
         if self._every > 1:
-            first, self._seen = -self._seen % self._every, self._seen + len(scores)
+            first, self._seen = -self._seen % self._every, self._seen + len(columns[0])
             columns = tuple(column[first :: self._every] for column in columns)
             columns = (*columns[:3], columns[3] * self._every)
         self._keep(*columns)
@@ -221,6 +224,10 @@ class FirstK(GroupMetric):
         self.name = f"{type(self).name}@{k}"
         super().__init__(group, capacity)
 
+    def _group_weights(self, rows: Ranked, defined: np.ndarray) -> np.ndarray:
+        """Return the mean weight of each group's rows; 0 where the group has no value."""
+        return np.bincount(rows.group, rows.weights) / np.bincount(rows.group) * defined
+
     def _in_first_k(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (size, positions in the top k, positives) of each run of equal scores."""
         size = np.bincount(rows.tie)
@@ -238,7 +245,7 @@ class RecallAtK(FirstK):
         group_of_tie = rows.group[rows.tie_first]
         total = np.bincount(rows.group, rows.labels)
         hits = np.bincount(group_of_tie, positives * positions / size)
-        return hits / np.maximum(total, 1.0), (total > 0).astype(np.float64)
+        return hits / np.maximum(total, 1.0), self._group_weights(rows, total > 0)
 
 
 class HitRateAtK(FirstK):
@@ -260,7 +267,7 @@ class HitRateAtK(FirstK):
         total = np.bincount(rows.group, rows.labels)
         log_missed = np.log(np.maximum(missed, np.finfo(np.float64).tiny))
         no_hit = np.bincount(rows.group[rows.tie_first], log_missed)
-        return 1.0 - np.where(no_hit < -700, 0.0, np.exp(no_hit)), (total > 0).astype(np.float64)
+        return 1.0 - np.where(no_hit < -700, 0.0, np.exp(no_hit)), self._group_weights(rows, total > 0)
 
 
 class Ndcg(FirstK):
@@ -285,7 +292,7 @@ class Ndcg(FirstK):
         gained = np.bincount(rows.group, rows.labels * shared)
         ideal = rows.labels[np.lexsort((-rows.labels, rows.group))]
         best = np.bincount(rows.group, ideal * discount)
-        return np.divide(gained, best, out=np.zeros_like(gained), where=best > 0), (best > 0).astype(np.float64)
+        return np.divide(gained, best, out=np.zeros_like(gained), where=best > 0), self._group_weights(rows, best > 0)
 
 
 def group_hashes(groups: Any, rows: int) -> np.ndarray:

@@ -147,3 +147,18 @@ def test_names_say_column_and_k_and_mistakes_are_named(digits):
         RecallAtK(0, "user")
     with pytest.raises(DataError, match="needs the column 'user'"):
         Gauc("user").update(digits[0], digits[1])
+
+
+def test_groups_count_by_the_mean_weight_of_their_rows():
+    """As scikit-learn's `ndcg_score(sample_weight=...)`, which weighs groups; a row of weight 0 is not there."""
+    rng = np.random.default_rng(0)
+    scores, labels, group_weights = rng.random((6, 9)), rng.integers(0, 4, (6, 9)), rng.integers(0, 5, 6).astype(float)
+    metric = Ndcg(4, "user")
+    metric.update(
+        scores.reshape(-1).astype(np.float32),
+        labels.reshape(-1),
+        weights=np.repeat(group_weights, 9),
+        groups=np.repeat(np.arange(6), 9),
+    )
+    expected = ndcg_score(labels, scores, k=4, sample_weight=group_weights)
+    assert metric.value() == pytest.approx(expected, rel=1e-6)
