@@ -201,8 +201,8 @@ class Planner:
         steps, positions = self._number_steps(joined, updates, head, start)
         of_batch = joined.shape[1]
         size = self._work_sizes.fitting(first, start, of_batch * (batches + self.accumulate - 1))
-        rows = max(map(len, steps.values())) + 1
-        step_size = self._step_sizes.fitting(first, rows, of_batch * self.accumulate)
+        needed = max(map(len, steps.values())) + 1
+        step_size = self._step_sizes.fitting(first, needed, of_batch * self.accumulate)
         for stack in stacks:
             plan.sizes[stack], plan.step_sizes[stack] = size, step_size
         plan.inputs.append(step_rows(steps, updates, batches, step_size))
