@@ -272,11 +272,11 @@ def _export(args: argparse.Namespace) -> None:
 def _check(args: argparse.Namespace) -> None:
     source = Path(args.config)
     with _loaded(source, args) as config:
-        from .configuration.declared_checks import declared_roles, missing_beginning, stream_problems
+        from .configuration.declared_checks import declared_roles, missing_beginning, stream_problems, tower_problems
         from .configuration.problems import ConfigErrors
 
         roles, wrong = declared_roles(config)
-        if problems := [*stream_problems(config), *missing_beginning(config), *wrong]:
+        if problems := [*stream_problems(config), *missing_beginning(config), *wrong, *tower_problems(config)]:
             raise ConfigErrors(problems)
     print(f"{source}: nothing wrong with experiment {config.experiment!r}" + (f"\nroles: {roles}" if roles else ""))
 

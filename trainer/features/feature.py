@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..checks import choice, nonempty_text, refuse, whole
-from ..errors import CheckpointMismatchError, ConfigurationError
+from ..errors import CheckpointMismatchError, ConfigurationError, DataError
 from ..streams.formats.coercion import MISSING_NUMBER
 from ..streams.formats.column import Column
 
@@ -235,6 +235,47 @@ def label_column(read: Column | None, dtype: np.dtype) -> Column:
     if read is None or read.shape or read.dtype.kind not in "Ui":
         return Column(dtype, coerce=True)
     return replace(read, default=None)
+
+
+def class_column(classes: tuple[Any, ...]) -> Column:
+    """Return the column of a label with named classes: texts, or numbers."""
+    return Column(np.str_ if isinstance(classes[0], str) else np.float64, coerce=True, accepts=classes)
+
+
+def checked_classes(classes: Any, labels: Sequence[str]) -> tuple[Any, ...]:
+    """Return the named classes of a label, () for none; refuse what cannot be that."""
+    if classes is None:
+        return ()
+    names = tuple(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else ()
+    texts = all(isinstance(name, str) and name for name in names)
+    numbers = all(isinstance(name, int | float) and not isinstance(name, bool) for name in names)
+    if len(names) < 2 or len(set(names)) < len(names) or not (texts or numbers):
+        refuse(
+            "Features(label_classes=...)",
+            "two or more different texts, or as many numbers (quote true and no)",
+            classes,
+        )
+    if len(labels) != 1:
+        raise ConfigurationError(
+            f"Features(label_classes=...) goes with one label; received {', '.join(labels) or 'none'}"
+        )
+    return names
+
+
+def class_numbers(name: str, values: np.ndarray, classes: tuple[Any, ...]) -> np.ndarray:
+    """Return the numbers of named classes: float32 0 and 1 of two, else int32.
+
+    Raises:
+        DataError: a value that is no class.
+    """
+    order = np.argsort(np.array(classes), kind="stable")
+    ordered = np.array(classes)[order]
+    places = np.minimum(np.searchsorted(ordered, values), len(classes) - 1)
+    unknown = np.flatnonzero(ordered[places] != values)
+    if len(unknown):
+        accepted = ", ".join(map(repr, classes))
+        raise DataError(f"label {name!r} takes {accepted}; received {values[unknown[0]].item()!r}")
+    return order[places].astype(np.float32 if len(classes) == 2 else np.int32)
 
 
 def weight_column(name: str, read: Column | None) -> Column:

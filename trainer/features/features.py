@@ -29,6 +29,9 @@ from .feature import (
     as_feature,
     check_numbers,
     check_unique,
+    checked_classes,
+    class_column,
+    class_numbers,
     event_time_column,
     id_problems,
     id_sources,
@@ -74,6 +77,9 @@ class Features(Stateful):
         event_time_unit, event_time_day_first: how its numbers and its dates are read, see `Time`; None: recognised,
             or as a `Time` feature of the column says.
         label_dtype: "float32", or "int32" for class numbers.
+        label_classes: the values of a label of classes, texts or numbers, such as ["no", "yes"]: the label becomes the
+            number of its class, float32 0 or 1 of two, for `nn.BCEWithLogitsLoss`, int32 of more, for
+            `nn.CrossEntropyLoss`. Rows with another value are set aside. Predictions name the classes.
         keep: names of columns that predictions come with where asked, `predict(rows, keep=True)`; those that nothing
             else reads are texts.
         update_every: rows of a stream after which what the features learn (vocabularies, means, quantiles) is brought
@@ -102,6 +108,7 @@ class Features(Stateful):
         event_time_unit: str | None = None,
         event_time_day_first: bool | None = None,
         label_dtype: str = "float32",
+        label_classes: Sequence[str | float] | None = None,
         keep: Sequence[str] = (),
         update_every: int | None = None,
         max_bad_share: float = 0.5,
@@ -113,6 +120,7 @@ class Features(Stateful):
         self.weight, self.group, self.event_time = weight, group, event_time
         self.event_time_unit, self.event_time_day_first = event_time_unit, event_time_day_first
         self.label_dtype = np.dtype(label_dtype)
+        self.label_classes = checked_classes(label_classes, self.labels)
         self.keep = names_kept(keep)
         self.outputs: tuple[Output, ...] = tuple(output for feature in self.features for output in feature.outputs())
         self._outputs_of = [feature.outputs() for feature in self.features]
@@ -135,6 +143,13 @@ class Features(Stateful):
     def _schema(self) -> Schema:
         columns = dict(self.columns)
         for name in self.labels:
+            if self.label_classes:
+                if name in columns:
+                    raise ConfigurationError(
+                        f"a feature reads the label {name!r}, which it is to predict; leave it out"
+                    )
+                columns[name] = class_column(self.label_classes)
+                continue
             columns[name] = label_column(self.columns.get(name), self.label_dtype)
         if self.weight is not None:
             columns[self.weight] = weight_column(self.weight, self.columns.get(self.weight))
@@ -320,6 +335,9 @@ class Features(Stateful):
         inputs = self.apply(raw)
         for name in self._others:
             if name in raw:
+                if name in self.labels and self.label_classes:
+                    inputs[name] = class_numbers(name, raw[name], self.label_classes)
+                    continue
                 is_text = name in self.labels and raw[name].dtype.kind == "U"
                 inputs[name] = to_ids(raw[name]) if is_text else raw[name]
                 if name == self.weight:
@@ -357,6 +375,8 @@ class Features(Stateful):
             for name in ("event_time_unit", "event_time_day_first")
             if getattr(self, name) is not None
         }
+        if self.label_classes:
+            roles["label_classes"] = list(self.label_classes)
         features = [{"kind": kinds[type(feature)], **feature.declaration()} for feature in self.features]
         return {"features": features, **roles, "label_dtype": self.label_dtype.name, "keep": list(self.keep)}
 

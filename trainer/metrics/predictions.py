@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -159,6 +159,18 @@ def activate(activation: Activation | None, predictions: np.ndarray) -> np.ndarr
         return predictions
     with np.errstate(over="ignore"):
         return ACTIVATIONS[activation](predictions.astype(np.float64))
+
+
+def named_classes(probabilities: np.ndarray, classes: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Return the most likely class by name, and the probability of each.
+
+    Args:
+        probabilities: of the second of two classes, [B], or of all of them, [B, classes].
+    """
+    if probabilities.ndim == 1:
+        probabilities = np.stack([1 - probabilities, probabilities], 1)
+    best = np.array(classes)[probabilities.argmax(1)]
+    return {"prediction": best} | {f"probability_{name}": probabilities[:, n] for n, name in enumerate(classes)}
 
 
 LINKS = ("auto", "sigmoid", "identity", "softmax")

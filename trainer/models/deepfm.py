@@ -10,29 +10,40 @@ from collections.abc import Sequence
 from mindspore import nn
 
 from ..features import Features
-from .layers import Linear, PairwiseProducts, Perceptron, flat, flat_width, pooled_embedding
+from .layers import LabelUnits, Linear, PairwiseProducts, Perceptron, flat, flat_width, pooled_embedding
 
 
 class DeepFM(nn.Cell):
     """A factorization machine and a perceptron over the same vectors.
 
-    Maps the columns of `Features.inputs` to logits, float32 [N].
+    Maps the columns of `Features.inputs` to logits or numbers, float32 [N].
 
     Args:
         features: the declared columns.
         dim: length of the vectors.
         hidden: widths of the perceptron's layers.
+        mean: mean of a label that is a number.
+        deviation: its standard deviation; see `trainer.models.layers.LabelUnits`.
     """
 
     rows_are_independent = True
 
-    def __init__(self, features: Features, dim: int = 16, hidden: Sequence[int] = (400, 400)) -> None:
+    def __init__(
+        self,
+        features: Features,
+        dim: int = 16,
+        hidden: Sequence[int] = (400, 400),
+        mean: float = 0.0,
+        deviation: float = 1.0,
+    ) -> None:
         super().__init__()
         self.linear = Linear(features)
         self.embedding = pooled_embedding(features, dim)
         self.pairs = PairwiseProducts()
         self.deep = Perceptron(flat_width(self.embedding), hidden, 1)
+        self.units = LabelUnits(mean, deviation)
 
     def construct(self, *columns):
         fields, numbers, _ = self.embedding(*columns)
-        return self.linear(*columns) + self.pairs(fields) + self.deep(flat(fields, numbers)).reshape(-1)
+        outputs = self.linear(*columns) + self.pairs(fields) + self.deep(flat(fields, numbers)).reshape(-1)
+        return self.units(outputs)

@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.common.initializer import HeNormal, initializer
 
-from ..checks import refuse, whole
+from ..checks import any_number, number, refuse, whole
 from ..errors import ConfigurationError
 from ..features import FeatureEmbedding, Features
 
@@ -59,17 +59,41 @@ def check_hidden(hidden: Sequence[int]) -> tuple[int, ...]:
 class Linear(nn.Cell):
     """First-order terms: a weight per category and per number, and a bias.
 
-    Maps the columns of `Features.inputs` to float32 [N].
+    Maps the columns of `Features.inputs` to float32 [N], or [N, outputs] for several outputs.
     """
 
-    def __init__(self, features: Features) -> None:
+    def __init__(self, features: Features, outputs: int = 1) -> None:
         super().__init__()
-        self.weights = pooled_embedding(features, 1, prefix="linear.", initializer="zeros")
-        self.numbers = nn.Dense(self.weights.number_width, 1, weight_init="zeros")
+        self.weights = pooled_embedding(features, outputs, prefix="linear.", initializer="zeros")
+        self.numbers = nn.Dense(self.weights.number_width, outputs, weight_init="zeros")
+        self.outputs = outputs
 
     def construct(self, *columns):
         fields, numbers, _ = self.weights(*columns)
+        if self.outputs > 1:
+            return fields.sum(axis=1) + self.numbers(numbers)
         return fields.sum(axis=(1, 2)) + self.numbers(numbers).reshape(-1)
+
+
+class LabelUnits(nn.Cell):
+    """Outputs of deviation about 1 in the label's units: deviation * output + mean.
+
+    Adam changes a weight by about its learning rate in each step whatever the label's unit, so a network would spend
+    its first epochs growing to a label of thousands.
+
+    Args:
+        mean: mean of the labels.
+        deviation: their standard deviation, above 0.
+    """
+
+    def __init__(self, mean: float, deviation: float) -> None:
+        super().__init__(auto_prefix=False)
+        self.mean = any_number("mean", mean)
+        self.deviation = number("deviation", deviation, above=0)
+        self.changes = (mean, deviation) != (0, 1)
+
+    def construct(self, outputs):
+        return as_float32(outputs) * self.deviation + self.mean if self.changes else outputs
 
 
 class PairwiseProducts(nn.Cell):

@@ -37,7 +37,8 @@ class TwoTower(nn.Cell):
         width: length of the towers' vectors.
 
     Raises:
-        ConfigurationError: no such feature, or no category or list of the item or of the user.
+        ConfigurationError: no such feature, or no category or list of the item or of the user; or one of the user reads
+            what is known only after the choice, the label or the weight.
     """
 
     rows_are_independent = True
@@ -62,6 +63,8 @@ class TwoTower(nn.Cell):
                 raise ConfigurationError(
                     f"TwoTower(item=...): no feature {name!r}; there are {', '.join(names)}{did_you_mean(name, names)}"
                 )
+        if problem := after_the_choice(features, item):
+            raise ConfigurationError(f"TwoTower(item=...): {problem}")
         user_fields, item_fields = _divided(fields, item)
         user_numbers, item_numbers = _divided(numbers, item)
         if not len(user_fields) or not len(item_fields):
@@ -81,6 +84,19 @@ class TwoTower(nn.Cell):
         user = self.user(_joined(user, numbers, self.user_numbers))
         item = self.item(_joined(item, numbers, self.item_numbers))
         return ops.concat((normalized(user, self.training), normalized(item, self.training)), 1)
+
+
+def after_the_choice(features: Features, item: Sequence[str]) -> str | None:
+    """Return why features of the user cannot be known before the choice, or None."""
+    for feature in features.features:
+        names = {feature.name, *(output.name for output in feature.outputs())}
+        known_later = [name for name in feature.raw() if name in (*features.labels, features.weight)]
+        if known_later and not names & set(item):
+            return (
+                f"feature {feature.name!r} would be the user's and reads {known_later[0]!r}, which is known only after "
+                "the choice; name it in item, or leave the feature out"
+            )
+    return None
 
 
 class _Sides(nn.Cell):

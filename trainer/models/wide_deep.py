@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from mindspore import nn
 
+from ..checks import whole
 from ..features import Cross, Features
 from .layers import Linear, Perceptron, flat, flat_width, pooled_embedding
 
@@ -19,23 +20,26 @@ class WideDeep(nn.Cell):
     Crosses belong to the linear model alone, as in the paper's figure 1: vectors for every combination would let the
     perceptron memorize the training rows.
 
-    Maps the columns of `Features.inputs` to logits, float32 [N].
+    Maps the columns of `Features.inputs` to logits, float32 [N], or [N, classes] for a label of several classes.
 
     Args:
         features: the declared columns; crosses are `Cross` features.
         dim: length of the vectors.
         hidden: widths of the perceptron's layers.
+        classes: number of classes of the label, for `nn.CrossEntropyLoss`; 1: one logit, or a number.
     """
 
     rows_are_independent = True
 
-    def __init__(self, features: Features, dim: int = 16, hidden: Sequence[int] = (256, 128)) -> None:
+    def __init__(self, features: Features, dim: int = 16, hidden: Sequence[int] = (256, 128), classes: int = 1) -> None:
         super().__init__()
-        self.wide = Linear(features)
+        self.classes = whole("WideDeep(classes=...)", classes)
+        self.wide = Linear(features, classes)
         crosses = [feature.name for feature in features.features if isinstance(feature, Cross)]
         self.embedding = pooled_embedding(features, dim, exclude=crosses)
-        self.deep = Perceptron(flat_width(self.embedding), hidden, 1)
+        self.deep = Perceptron(flat_width(self.embedding), hidden, classes)
 
     def construct(self, *columns):
         fields, numbers, _ = self.embedding(*columns)
-        return self.wide(*columns) + self.deep(flat(fields, numbers)).reshape(-1)
+        deep = self.deep(flat(fields, numbers))
+        return self.wide(*columns) + (deep if self.classes > 1 else deep.reshape(-1))

@@ -13,6 +13,8 @@ from trainer.experiment.cli import main
 from trainer.experiment.commands.proposal import propose
 from trainer.experiment.commands.table_summary import summarize
 from trainer.experiment.runs.run_folder import Run
+from trainer.features import Categorical, Features
+from trainer.features.feature_data import rows_of
 from trainer.models import MODELS
 
 ROWS = 400
@@ -158,6 +160,8 @@ def test_every_model_gets_a_configuration_that_can_be_built(model, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     write({name: list(map(_plain, values)) for name, values in make_rows().items()}, tmp_path / "rows.jsonl")
     tasks = ["--label", "click", "--label", "buy"] if model in ("mmoe", "ple", "esmm") else []
+    if model == "two_tower":
+        tasks = ["--user", "age", "--item", "price", "--item", "genres", "--user", "history"]
     assert main(["init", model, "rows.jsonl", *tasks]) == 0, capsys.readouterr()
     experiment = build(load_config("rows.yaml"), ())
     assert type(experiment.trainer.network).__name__ == MODELS[model]
@@ -174,7 +178,9 @@ def _plain(value):
         (["depfm", "rows.csv"], "MODEL takes .* did you mean 'deepfm'"),
         (["rows.cvs"], "no such file"),
         (["rows.csv", "--label", "clik"], "no column 'clik'.* did you mean 'click'"),
-        (["rows.csv", "--label", "city"], "label 'city' is text, as .*; a label is a number"),
+        (["rows.csv", "--label", "when"], "label 'when' is time, .*; a label is a number, 0 and 1, or one of 2 to 100"),
+        (["two_tower", "plain.csv", "--item", "y"], "no column 'y'"),
+        (["plain.csv", "--user", "x"], "--user and --item go with two_tower"),
         (["rows.csv", "--time", "wen"], "no column 'wen'.* did you mean 'when'"),
         (["mmoe", "rows.csv"], "mmoe has several tasks; name the label columns: --label click --label NAME"),
         (["deepfm", "rows.csv", "--label", "click", "--label", "age"], "deepfm has one label; received click, age"),
@@ -218,12 +224,69 @@ def test_numbers_that_begin_with_zeros_are_codes(tmp_path, codes):
     assert summarize(write(numbers, tmp_path / "numbers.csv")).column("zip").kind == "number"
 
 
-def test_a_label_in_words_is_asked_for_and_not_passed_over(tmp_path):
-    columns = {"churn": ["yes", "no"] * (ROWS // 2), "active": [True, False] * (ROWS // 2), "age": [1.5] * ROWS}
-    table = summarize(write(columns, tmp_path / "rows.csv"))
-    wanted = "label 'churn' is text, as 'yes', 'no'; .*write 1 .* or name another column: --label active"
-    with pytest.raises(ConfigurationError, match=wanted):
-        propose(table)
-    with pytest.raises(ConfigurationError, match=r"label 'churn' is text, as 'yes', 'no'; .*write 1"):
-        propose(table, labels=("churn",))
-    assert propose(table, labels=("active",)).labels == ("active",)
+@pytest.mark.parametrize(
+    ("values", "classes", "numbers"),
+    [
+        (["yes", "no"], ["no", "yes"], np.float32),
+        ([-1, 1], [-1, 1], np.float32),
+        ([2, 1], [1, 2], np.float32),
+        ([0.5, 1.5], [0.5, 1.5], np.float32),
+        (["left", "bought", "returned"], ["bought", "left", "returned"], np.int32),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_classes_of_a_label_are_named_and_numbered(tmp_path, monkeypatch, capsys, values, classes, numbers, suffix):
+    monkeypatch.chdir(tmp_path)
+    columns = {"churn": [values[n % len(values)] for n in range(ROWS)], "age": [n % 7 + 0.5 for n in range(ROWS)]}
+    columns |= dict.fromkeys(("when", "user_id", "children"), [None] * ROWS) if suffix == ".parquet" else {}
+    data = write(columns, tmp_path / f"rows{suffix}")
+    assert main(["init", data.name]) == 0, capsys.readouterr()
+    assert main(["check", "rows.yaml"]) == 0, capsys.readouterr()
+    config = load_config("rows.yaml")
+    assert config.features["label_classes"] == classes
+    features = build(config, ()).trainer.features
+    features.fit(data)
+    inputs = [features.batch(rows.columns)["churn"] for rows in rows_of(features, data)]
+    wanted = [classes.index(value) for value in columns["churn"]]
+    assert np.concatenate(inputs).dtype == numbers
+    assert np.concatenate(inputs).tolist() == wanted
+    again = Features.from_declaration(json.loads(json.dumps(features.declaration())))
+    assert again.label_classes == tuple(classes)
+    unknown = "other" if isinstance(classes[0], str) else 7
+    read = features.read({"churn": [values[0], unknown], "age": [1.5, 2.5]})
+    assert list(read.bad) == [1]
+    assert f"takes {', '.join(map(repr, features.schema.fields['churn'].accepts))}; received" in read.bad[1]
+
+
+def test_a_feature_may_not_read_the_label_of_classes():
+    with pytest.raises(ConfigurationError, match="a feature reads the label 'churn'"):
+        Features([Categorical("churn")], label="churn", label_classes=["no", "yes"])
+    for classes in (["a"], ["a", "a"], ["a", 1], [True, False], "ab"):
+        with pytest.raises(ConfigurationError, match="two or more different texts"):
+            Features([Categorical("x")], label="churn", label_classes=classes)
+
+
+def test_towers_hold_what_is_known_before_the_choice(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    user, film = rng.integers(0, 30, ROWS), rng.integers(0, 40, ROWS)
+    table = {"user_id": user, "home": user % 5, "film": film, "genre": film % 3, "rating": rng.integers(1, 6, ROWS)}
+    write(table, tmp_path / "rows.csv")
+    assert main(["init", "two_tower", "rows.csv", "--label", "film"]) == 0, capsys.readouterr()
+    config = load_config("rows.yaml")
+    assert config.network.init_args["item"] == ["film", "genre"]
+    assert [column["name"] for column in config.features["columns"]] == ["user_id", "home", "film", "genre"]
+    assert "# left out: rating: known only after the choice" in (tmp_path / "rows.yaml").read_text()
+
+    for item, code in (("[film, genre]", 0), ("[genre]", 2)):
+        assert main(["check", "rows.yaml", "--set", f"network.item={item}"]) == code
+    assert "feature 'film' would be the user's and reads 'film'" in capsys.readouterr().err
+
+    write(table | {"seconds": rng.random(ROWS).round(3)}, tmp_path / "rows.csv")
+    assert main(["init", "two_tower", "rows.csv", "--label", "film", "--force"]) == 2
+    asked = capsys.readouterr().err
+    assert all(f"{option} seconds" in asked for option in ("--user", "--item", "--leave-out"))
+    for option, items, names in (("--user", 2, 5), ("--item", 3, 5), ("--leave-out", 2, 4)):
+        assert main(["init", "two_tower", "rows.csv", "--label", "film", "--force", option, "seconds"]) == 0
+        config = load_config("rows.yaml")
+        assert [len(config.network.init_args["item"]), len(config.features["columns"])] == [items, names]

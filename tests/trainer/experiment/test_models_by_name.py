@@ -42,7 +42,7 @@ def test_it_is_trained_and_its_run_folder_loads_as_the_same_model(config, capsys
     for command in (["fit", config], ["evaluate", "runs/table"], ["predict", "runs/table"]):
         assert main(list(map(str, command))) == 0, capsys.readouterr()
     recorded = Run.read("runs/table").config["network"]
-    assert recorded == {"model": "deepfm", "dim": 2, "hidden": [4]}
+    assert recorded == {"model": "deepfm", "dim": 2, "hidden": [4], "mean": 0.0, "deviation": 1.0}
     experiment = build(load_config("runs/table"), ())
     assert isinstance(experiment.trainer.network, DeepFM)
 

@@ -11,7 +11,7 @@ from ...checkpoint import durable
 from ...errors import ConfigurationError
 from ..configuration.loader import load_config
 from ..configuration.yaml_tree import dump_line
-from .proposal import Proposal, propose
+from .proposal import NO_SIDES, Proposal, Sides, propose
 from .table_summary import TableSummary, summarize
 
 _HEAD = """\
@@ -33,6 +33,12 @@ _COMMANDS = (
     ("online {file}", "learn row by row; each is scored first"),
 )
 _COLUMNS = 80
+_BASELINE = """
+# a plain model on the same rows, beside the result
+report:
+  class_path: trainer.report.baseline.Baseline
+  init_args: {train: *train, test: *test}
+"""
 
 
 def _commands(file: str, name: str) -> str:
@@ -59,6 +65,9 @@ def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
     labels = proposal.labels[0] if len(proposal.labels) == 1 else list(proposal.labels)
     shares = ", ".join(table.column(name).describe() for name in proposal.labels)
     text += f"  label: {dump_line(labels)}  # {shares}\n"
+    if proposal.classes:
+        about = f"  # {proposal.classes[-1]} is predicted" if len(proposal.classes) == 2 else ""
+        text += f"  label_classes: {dump_line(list(proposal.classes))}{_comment(about) and '  ' + _comment(about)}\n"
     if proposal.model == "two_tower":
         text += "  label_dtype: int32\n"
     if proposal.event_time:
@@ -70,7 +79,7 @@ def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
 
 
 def _training(table: TableSummary, proposal: Proposal) -> str:
-    kinds = {name: "BCEWithLogitsLoss" if table.column(name).is_binary else "MSELoss" for name in proposal.labels}
+    kinds = {name: _loss(table, proposal, name) for name in proposal.labels}
     losses = {name: {"class_path": f"mindspore.nn.{kind}"} for name, kind in kinds.items()}
     loss: Any = losses[proposal.labels[0]]
     if proposal.model == "two_tower":
@@ -83,11 +92,19 @@ def _training(table: TableSummary, proposal: Proposal) -> str:
     return f"{text}metrics: {dump_line(metrics)}\n" if metrics else text
 
 
+def _loss(table: TableSummary, proposal: Proposal, label: str) -> str:
+    if len(proposal.classes) > 2:
+        return "CrossEntropyLoss"
+    return "BCEWithLogitsLoss" if proposal.classes or table.column(label).is_binary else "MSELoss"
+
+
 def _metrics(table: TableSummary, proposal: Proposal) -> list[str]:
     """Return the metrics, the one that the best snapshot is chosen by first."""
     kinds = {table.column(name).is_binary for name in proposal.labels}
     if proposal.model == "two_tower" or len(kinds) > 1:
         return []
+    if len(proposal.classes) > 2:
+        return ["log_loss", "accuracy"]
     return ["auc", "log_loss"] if proposal.binary else ["rmse", "mae"]
 
 
@@ -112,11 +129,13 @@ def _data(table: TableSummary, proposal: Proposal) -> str:
     rows = table.rows
     batch = 64 if rows < 10_000 else 256 if rows < 1_000_000 else 1024
     sections: dict[str, dict[str, Any]] = {}
+    compared = len(proposal.labels) == 1
     for part in ("train", "valid", "test"):
         arguments = {"path": str(table.path), "part": part}
         sections[part] = {"class_path": "trainer.features.RawFiles", "init_args": arguments}
     sections["stream"] = {"class_path": "trainer.streams.FileStream", "init_args": _stream(table, proposal)}
-    parts = "".join(f"  {part}:{_block(value, 4)}" for part, value in sections.items())
+    anchors = {"train": " &train", "test": " &test"} if compared else {}
+    parts = "".join(f"  {part}:{anchors.get(part, '')}{_block(value, 4)}" for part, value in sections.items())
     monitor = _monitor(table, proposal)
     window = {"class_path": "trainer.Window", "init_args": {"rows": max(100, rows // 20)}}
     return f"""
@@ -132,7 +151,7 @@ callbacks:
     init_args: {{monitor: {monitor}, patience: 3}}
   - class_path: callbacks.ModelCheckpoint
     init_args: {{monitor: {monitor}, restore_best: true}}
-{_published(proposal)}"""
+{_published(proposal)}{_BASELINE if compared else ""}"""
 
 
 def _published(proposal: Proposal) -> str:
@@ -161,13 +180,14 @@ def write_first_config(
     *,
     labels: Sequence[str] = (),
     event_time: str | None = None,
+    sides: Sides = NO_SIDES,  # columns of two towers, and those left out
     output: Path | None = None,  # None: named like the data, with the suffix .yaml, in the working directory
     overwrite: Callable[[Path], bool] = lambda path: False,  # whether an existing file may be replaced
 ) -> tuple[Path, Proposal]:
     """Write a first experiment for a table; return its path and the proposal."""
     output = Path(f"{data.name.partition('.')[0] or 'table'}.yaml") if output is None else output
     table = summarize(data)
-    proposal = propose(table, model, labels, event_time)
+    proposal = propose(table, model, labels, event_time, sides)
     text = config_text(table, proposal, output)
     if output.exists() and not overwrite(output):
         raise ConfigurationError(f"{output} exists; give --output FILE for another, or --force to replace it")

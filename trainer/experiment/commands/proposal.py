@@ -24,8 +24,9 @@ _IDS = re.compile(r"(^|_)(id|ids|uid|key|code)$|id$|Id$|^(user|item|movie|film|p
 _ROW_IDS = re.compile(r"^(id|index|row|row_id|uuid|guid|rowid|unnamed: 0|)$", re.IGNORECASE)
 _HISTORIES = re.compile(r"hist|seq|recent|last|past|previous|viewed|clicks|items", re.IGNORECASE)
 _ITEMS = re.compile(r"item|film|movie|product|article|ad|song|video|goods|news", re.IGNORECASE)
-_LABEL_KINDS = ("number", "integer", "bool")
-_FEW, _SMALL_VOCABULARY, _LONGEST_LIST = 20, 1000, 50
+_USERS = re.compile(r"user|customer|member|visitor|client|person|session|(^|_)uid$", re.IGNORECASE)
+_LABEL_KINDS = ("number", "integer", "bool", "text")
+_FEW, _SMALL_VOCABULARY, _LONGEST_LIST, _MOST_CLASSES = 20, 1000, 50, 100
 
 
 @dataclass
@@ -35,7 +36,8 @@ class Proposal:
     model: str
     options: dict[str, Any]
     labels: tuple[str, ...]
-    binary: bool  # whether the labels are 0 and 1; otherwise they are real numbers
+    binary: bool  # whether the labels are 0 and 1, or one of two classes; otherwise numbers, or one of more classes
+    classes: tuple[Any, ...]  # values of a label that are not 0 and 1, texts or numbers; () for others
     event_time: str | None  # name of the column that the table is split by, or None
     # pairs of a feature's arguments and a description of its column. For a column left out the arguments are None and
     # the description gives the reason
@@ -43,28 +45,50 @@ class Proposal:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Sides:
+    """Columns that the user has given a side of two towers, or left out of the features."""
+
+    user: Sequence[str] = ()
+    item: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+
+
+NO_SIDES = Sides()
+
+
 def propose(
-    table: TableSummary, model: str | None = None, labels: Sequence[str] = (), event_time: str | None = None
+    table: TableSummary,
+    model: str | None = None,
+    labels: Sequence[str] = (),
+    event_time: str | None = None,
+    sides: Sides = NO_SIDES,
 ) -> Proposal:
     """Propose features and a model for a table.
 
     Args:
         labels: names of the label columns; empty: the column whose name and values look like a label.
         event_time: name of the column with the time of an event; None: the first column of times.
+        sides: which columns go into which tower, and which are no features.
     """
     choice("MODEL", model, MODELS, optional=True)
-    for name in (*labels, *([event_time] if event_time else [])):
+    if (sides.user or sides.item) and model != "two_tower":
+        raise ConfigurationError(f"--user and --item go with two_tower; received {model or 'no model'}")
+    for name in (*labels, *([event_time] if event_time else []), *sides.user, *sides.item, *sides.left_out):
         require_column(table.path, name, table.names)
     labels = tuple(labels) or (_item_label(table) if model == "two_tower" else _label(table, model))
-    for column in map(table.column, labels):
-        if column.kind not in _LABEL_KINDS:
-            raise ConfigurationError(_text_label(column))
+    classes = () if model == "two_tower" else _classes(table, labels)
     if event_time is None:
         event_time = next((c.name for c in table.columns if c.kind == "time" and c.name not in labels), None)
     history, item = _history(table, labels, wanted=model in HISTORY_MODELS)
     reason = ""
     if model is None:
-        model, reason = _suitable(labels, history, item)
+        number = not classes and not all(table.column(name).is_binary for name in labels)
+        model, reason = _suitable(labels, history, item, len(classes), number)
+    if len(classes) > 2 and model != "wide_deep":
+        raise ConfigurationError(
+            f"label {labels[0]!r} has {len(classes)} classes, which wide_deep predicts; {model} has one output"
+        )
     if model in HISTORY_MODELS and history is None:
         raise ConfigurationError(
             f"{model} needs a history, a column of lists that share their values with a column of single ones; "
@@ -75,16 +99,26 @@ def propose(
     if model not in TASK_MODELS and len(labels) > 1:
         several = ", ".join(TASK_MODELS)
         raise ConfigurationError(f"{model} has one label; received {', '.join(labels)}; several go with {several}")
-    binary = all(table.column(name).is_binary for name in labels)
-    proposal = Proposal(model, {}, labels, binary, event_time, reason=reason)
+    binary = len(classes) == 2 or all(table.column(name).is_binary for name in labels)
+    proposal = Proposal(model, {}, labels, binary, classes, event_time, reason=reason)
+    item_side: list[str] = []
+    outcomes: list[str] = []
+    if model == "two_tower":
+        item_side, outcomes = _sides(table, labels[0], sides)
     for column in table.columns:
-        if column.name not in labels or model == "two_tower":
+        if column.name in sides.left_out or column.name in outcomes:
+            why = "known only after the choice" if column.name in outcomes else "as you asked"
+            proposal.features.append((None, f"{column.name}: {why}"))
+        elif column.name not in labels or model == "two_tower":
             shared = item if column.name in (history, item) and item is not None else None
             sequence = column.name == history and model in HISTORY_MODELS
             proposal.features.append(_feature(column, shared, sequence))
     if not any(arguments for arguments, _ in proposal.features):
         raise ConfigurationError(f"{table.path}: no column but {', '.join(labels)} can be a feature")
     proposal.options = _options(table, proposal)
+    if model == "two_tower":
+        names = [arguments["name"] for arguments, _ in proposal.features if arguments]
+        proposal.options["item"] = [name for name in names if name in item_side]
     return proposal
 
 
@@ -95,15 +129,32 @@ def _label(table: TableSummary, model: str | None) -> tuple[str, ...]:
     best = [name for name in named if name in binary]
     if model in TASK_MODELS and len(best) > 1:
         return tuple(best)
-    texts = [column for column in table.columns if column.kind == "text" and _LABELS.search(column.name)]
-    if texts and not named:
-        others = f", or name another column: --label {binary[-1]}" if binary else ""
-        raise ConfigurationError(f"{_text_label(texts[0])}{others}")
     if names := best or named or (binary if len(binary) == 1 else []):
         return (names[0],)
     raise ConfigurationError(
         f"no column of {table.path} is named like a label; name it: --label NAME, one of {', '.join(table.names)}"
     )
+
+
+def _classes(table: TableSummary, labels: Sequence[str]) -> tuple[Any, ...]:
+    """Return the classes of a label that is not a number, nor 0 and 1; () for others."""
+    for column in map(table.column, labels):
+        text = column.kind == "text"
+        two = column.kind in ("integer", "number") and column.distinct == 2 and not column.is_binary
+        if text and len(labels) > 1:
+            raise ConfigurationError(
+                f"label {column.name!r} is text, and labels of several tasks are numbers: write 0 and 1"
+            )
+        if column.kind not in _LABEL_KINDS or (text and not 2 <= column.distinct <= _MOST_CLASSES):
+            raise ConfigurationError(
+                f"label {column.name!r} is {column.kind}, {column.describe()}; a label is a number, 0 and 1, or one of "
+                f"2 to {_MOST_CLASSES} texts. Name another column: --label NAME, one of {', '.join(table.names)}"
+            )
+        if text:
+            return tuple(sorted(column.values))
+        if two and len(labels) == 1:
+            return tuple(sorted(float(value) if "." in value else int(value) for value in column.values))
+    return ()
 
 
 def _item_label(table: TableSummary) -> tuple[str, ...]:
@@ -116,12 +167,29 @@ def _item_label(table: TableSummary) -> tuple[str, ...]:
     return (items[0],)
 
 
-def _text_label(column: ColumnSummary) -> str:
-    values = ", ".join(map(repr, list(column.values)[:3]))
-    return (
-        f"label {column.name!r} is {column.kind}{f', as {values}' if values else ''}; a label is a number: write 1 for "
-        "what happened and 0 for what did not into the file"
-    )
+def _sides(table: TableSummary, label: str, sides: Sides) -> tuple[list[str], list[str]]:
+    """Return the item's columns, and those that are known only after the choice.
+
+    What has one value for each item is the item's, what has one for each user is the user's, and a time is of the
+    moment of the choice. Others cannot be told: the user has to say.
+    """
+    user = next((c.name for c in table.columns if c.name != label and _USERS.search(c.name)), None)
+    item, outcomes, unknown = [label, *sides.item], [], []
+    for column in table.columns:
+        if column.name in (label, user, *sides.user, *sides.item, *sides.left_out) or _useless(column) is not None:
+            continue
+        if table.determines(label, column.name):
+            item.append(column.name)
+        elif column.kind != "time" and not (user is not None and table.determines(user, column.name)):
+            (outcomes if _LABELS.search(column.name) else unknown).append(column.name)
+    if unknown:
+        first = unknown[0]
+        raise ConfigurationError(
+            f"two_tower: {table.path} does not tell what {', '.join(unknown)} belong to, for neither an item nor a "
+            f"user has one value alone. Give for each --user {first} if it is known before the choice, --item {first} "
+            f"if it is the item's, or --leave-out {first} if it is known only afterwards"
+        )
+    return item, outcomes
 
 
 def _history(table: TableSummary, labels: Sequence[str], *, wanted: bool) -> tuple[str | None, str | None]:
@@ -137,9 +205,15 @@ def _history(table: TableSummary, labels: Sequence[str], *, wanted: bool) -> tup
     return best[1:]
 
 
-def _suitable(labels: Sequence[str], history: str | None, item: str | None) -> tuple[str, str]:
+def _suitable(
+    labels: Sequence[str], history: str | None, item: str | None, classes: int, number: bool
+) -> tuple[str, str]:
     if len(labels) > 1:
         return "mmoe", f"{len(labels)} labels are {len(labels)} tasks"
+    if classes > 2:
+        return "wide_deep", f"one label of {classes} classes"
+    if number:
+        return "deepfm", "one label, a number, which it learns in units of its deviation"
     if history is not None:
         return "din", f"{history} is a history of {item}"
     return "deepfm", "one label, and columns of categories and numbers"
@@ -214,7 +288,9 @@ def _options(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
         options["dim"] = 8 if small else 16
     if proposal.model in ("wide_deep", "deepfm", "dcn_v2", "autoint", "masknet", "din", "bst"):
         options["hidden"] = [64, 32] if small else [256, 128]
-    if proposal.model == "two_tower":
-        names = [arguments["name"] for arguments, _ in proposal.features if arguments]
-        options["item"] = [name for name in names if _ITEMS.search(name) or name in proposal.labels]
+    if len(proposal.classes) > 2:
+        options["classes"] = len(proposal.classes)
+    if proposal.model == "deepfm" and not proposal.binary:
+        label = table.column(proposal.labels[0])
+        options |= {"mean": float(f"{label.mean:.4g}"), "deviation": float(f"{label.deviation:.4g}")}
     return options

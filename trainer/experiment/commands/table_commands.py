@@ -18,7 +18,8 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `init`."""
     add = parser.add_argument
     parser.usage = (
-        "trainer init [-h] [--label COLUMN] [--time COLUMN]\n                    [--output FILE] [--force] [MODEL] DATA"
+        "trainer init [-h] [--label COLUMN] [--time COLUMN] [--leave-out COLUMN]\n                    "
+        "[--user COLUMN] [--item COLUMN] [--output FILE] [--force] [MODEL] DATA"
     )
     add(
         "words",
@@ -28,6 +29,9 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--label", metavar="COLUMN", action="append", default=[], help="what is predicted; once for each task")
     add("--time", metavar="COLUMN", help="when a row happened; default: the first column of times")
+    add("--user", metavar="COLUMN", action="append", default=[], help="two_tower: known before the choice")
+    add("--item", metavar="COLUMN", action="append", default=[], help="two_tower: a column of the item")
+    add("--leave-out", metavar="COLUMN", action="append", default=[], help="no feature: known only after the label")
     add("--output", metavar="FILE", type=Path, help="default: DATA's name with .yaml, in this folder")
     add("--force", action="store_true", help="replace the file if it exists")
 
@@ -35,6 +39,7 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
 def init(args: argparse.Namespace) -> None:
     """Write a first configuration for a table."""
     from .init_command import write_first_config
+    from .proposal import Sides
 
     *model, data = args.words
     if len(model) > 1:
@@ -44,7 +49,13 @@ def init(args: argparse.Namespace) -> None:
         return args.force or (sys.stdin.isatty() and input(f"{path} exists; replace it? [y/N] ").strip().lower() == "y")
 
     output, proposal = write_first_config(
-        Path(data), *model, labels=args.label, event_time=args.time, output=args.output, overwrite=overwrite
+        Path(data),
+        *model,
+        labels=args.label,
+        event_time=args.time,
+        sides=Sides(args.user, args.item, args.leave_out),
+        output=args.output,
+        overwrite=overwrite,
     )
     features = sum(arguments is not None for arguments, _ in proposal.features)
     print(f"{output}: {proposal.model} predicts {', '.join(proposal.labels)} from {features} features")

@@ -39,6 +39,8 @@ class ColumnSummary:
     minimum: float = 0.0  # and maximum: of numbers, of times in seconds, or of list lengths
     maximum: float = 0.0
     median: float = 0.0
+    mean: float = 0.0
+    deviation: float = 1.0
     width: float = 0.0  # length of a vector; for text, the mean number of words; for lists, the mean length
     separator: str | None = None  # separator of a list written as text, or None
     whole: bool = False  # whether the elements of a list are integers
@@ -80,6 +82,17 @@ class TableSummary:
     columns: tuple[ColumnSummary, ...]
     rows: int  # rows in the whole table; an estimate if `complete` is False
     complete: bool  # whether all rows were examined
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)  # of the rows examined
+
+    def determines(self, key: str, name: str) -> bool:
+        """Return whether each value of `key` comes with one value of `name` only, as an item with its genre."""
+        pairs = {
+            (str(of), str(value))
+            for of, value in zip(self.values[key], self.values[name], strict=True)
+            if not (is_missing(of) or is_missing(value) or value == "")
+        }
+        keys = len({of for of, _ in pairs})
+        return keys == len(pairs) and 2 * keys < len(self.values[key])
 
     @property
     def names(self) -> list[str]:
@@ -108,7 +121,7 @@ def summarize(path: Path, sample: int = SAMPLE_ROWS) -> TableSummary:
         raise DataError(f"{first} has no rows")
     size = sum(file.stat().st_size for file in files) / max(1, first.stat().st_size)
     summaries = tuple(_summary(name, values) for name, values in columns.items())
-    return TableSummary(path, summaries, round(rows / share * size), complete and len(files) == 1)
+    return TableSummary(path, summaries, round(rows / share * size), complete and len(files) == 1, columns)
 
 
 def _files(path: Path) -> list[Path]:
@@ -213,6 +226,7 @@ def _numbers(name: str, present: list[Any]) -> dict[str, Any] | None:
     if not len(finite):
         return None
     ends = {"minimum": float(finite.min()), "maximum": float(finite.max()), "median": float(np.median(finite))}
+    ends |= {"mean": float(finite.mean()), "deviation": float(finite.std()) or 1.0}
     if _TIME_NAME.search(name):
         for kind, unit in (("time", 1.0), ("milliseconds", 1e3)):
             if _SECONDS[0] <= ends["minimum"] / unit and ends["maximum"] / unit <= _SECONDS[1]:

@@ -12,7 +12,7 @@ from ...storage.location import is_url, url_problem
 from .class_paths import UnresolvedError, has_reference, resolve
 from .experiment_config import ExperimentConfig, ObjectSpec
 from .instantiate import instantiate, locate, make_features
-from .problems import ConfigErrors, Problem
+from .problems import ConfigErrors, Problem, join
 from .signature import real_signature
 
 
@@ -93,6 +93,17 @@ def _objects(value: Any) -> Iterator[ObjectSpec]:
         value = tuple(value.values())
     for part in value if isinstance(value, list | tuple) else ():
         yield from _objects(part)
+
+
+def tower_problems(config: ExperimentConfig) -> list[Problem]:
+    """Return the problem of two towers whose user knows what comes after the choice."""
+    from ...models.two_tower import TwoTower, after_the_choice
+
+    item = None if config.network is None else config.network.init_args.get("item")
+    if config.features is None or item is None or _target(config.network) is not TwoTower:
+        return []
+    message = after_the_choice(make_features(config.features), [item] if isinstance(item, str) else item)
+    return [] if message is None else [Problem(config.network.location, join(config.network.path, "item"), message)]
 
 
 def _of_network(config: ExperimentConfig, stream: ObjectSpec, schema: Any) -> list[Problem]:

@@ -23,7 +23,7 @@ from ...distributed.launched import note_run_folder
 from ...errors import ConfigurationError, TrainerError
 from ...masking import MASK
 from ...metrics.defaults import meaning_of
-from ...metrics.predictions import activate
+from ...metrics.predictions import activate, named_classes
 from ...storage.mirror import Mirror
 from ..configuration.class_paths import expand
 from ..configuration.experiment_config import ExperimentConfig
@@ -309,7 +309,7 @@ def write_predictions(output: Path, trainer: Trainer, predictions: Any) -> None:
         writer = csv.writer(file)
         writer.writerow(["row", *columns])
         count = len(next(iter(columns.values())))
-        writer.writerows(zip(range(count), *(map(float, column) for column in columns.values()), strict=True))
+        writer.writerows(zip(range(count), *(column.tolist() for column in columns.values()), strict=True))
 
 
 def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarray]:
@@ -324,7 +324,8 @@ def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarr
         loss = losses[index] if index < len(losses) else None
         values = activate(meaning_of(loss, declared).activation, np.asarray(part))
         columns[name] = values.reshape(-1) if values.size == len(values) else values
-    return columns
+    classes = () if trainer.features is None else trainer.features.label_classes
+    return named_classes(columns["prediction"], classes) if classes and len(parts) == 1 else columns
 
 
 def splits_of(config: ExperimentConfig) -> list[str]:

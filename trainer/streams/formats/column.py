@@ -38,6 +38,7 @@ class Column:
             `trainer.streams.formats.times.seconds_of` for the texts and numbers that are accepted.
         time_unit: of times given as numbers, "s", "ms", "us", "ns" or "yyyymmdd"; None: recognised by their size.
         day_first: whether the time "03/02/2024" is the third of February; None: such a row is bad.
+        accepts: the only values accepted, texts or numbers; None: all.
 
     Raises:
         ConfigurationError: a dtype that is not one of those, a shape that is not one, or an unusable default.
@@ -56,6 +57,7 @@ class Column:
     times: bool = False
     time_unit: Any = None
     day_first: bool | None = None
+    accepts: tuple[Any, ...] | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -124,6 +126,9 @@ class Column:
             return self.blank(0), {}
         convert: Any = conversion.lists if self.ragged else conversion.fixed if self.shape else conversion.single
         array, bad = convert(self, values, text, strict)
+        if self.accepts is not None:
+            why = f"takes {', '.join(map(repr, self.accepts))}; received "
+            bad = {**dict.fromkeys(np.flatnonzero(~np.isin(array, self.accepts)).tolist(), why), **bad}
         return array, {
             row: reason + short(values[row]) if reason.endswith(" ") else reason for row, reason in bad.items()
         }

@@ -1,0 +1,50 @@
+"""README's three commands on tables of five kinds: each ends at or above the plain baseline that it prints."""
+
+import csv
+import json
+
+import pytest
+
+from tests.own_tables import KINDS, write_csv
+from trainer.experiment.cli import main
+
+ROWS = 4000
+ASKED = {"revenue": ["--label", "revenue"], "implicit": ["two_tower"]}
+METRICS = {"clicks": ["auc", "log_loss"], "classes": ["log_loss", "accuracy"], "implicit": ["recall_10"]}
+HIGHER = ("auc", "accuracy", "recall_10")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_result_is_at_or_above_the_baseline(kind, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = str(write_csv(KINDS[kind](ROWS), tmp_path / "table.csv").name)
+    model = [word for word in ASKED.get(kind, []) if not word.startswith("--")]
+    options = [word for word in ASKED.get(kind, []) if word not in model]
+    for command in (["init", *model, data, *options], ["fit", "table.yaml"], ["report", "runs/table"]):
+        assert main(command) == 0, capsys.readouterr()
+    printed = capsys.readouterr().out
+    metrics = json.loads((tmp_path / "runs" / "table" / "metrics.json").read_text())
+    own, plain = metrics["report"]["model"], metrics["report"]["plain"]
+    assert list(plain) == METRICS.get(kind, ["rmse", "mae"])
+    assert metrics["report"]["baseline"] in printed
+    name = next(iter(plain))  # which the best weights are chosen by
+    assert own[name] >= plain[name] if name in HIGHER else own[name] <= plain[name], (own, plain)
+    if name != "recall_10":  # the weights of the best epoch are the ones that are tested
+        best = metrics["best"][f"val_{name}"]
+        assert best["snapshot"] is not None
+        assert metrics["results"][f"test_{name}"] == pytest.approx(own[name], rel=1e-6)
+        assert best["step"] <= metrics["progress"]["global_step"]
+    if kind == "classes":
+        names_are_answered(tmp_path, capsys)
+
+
+def names_are_answered(folder, capsys):
+    assert main(["predict", "runs/table", "--data", "table.csv", "--output", "answers.csv"]) == 0, capsys.readouterr()
+    with open(folder / "answers.csv") as file:
+        answers = list(csv.DictReader(file))
+    classes = ["bought", "left", "returned"]
+    assert list(answers[0]) == ["row", "prediction", *(f"probability_{name}" for name in classes)]
+    for answer in answers[:50]:
+        chances = {name: float(answer[f"probability_{name}"]) for name in classes}
+        assert answer["prediction"] == max(chances, key=chances.get)
+        assert sum(chances.values()) == pytest.approx(1, abs=1e-5)
