@@ -42,7 +42,7 @@ class Baseline:
         self.rows = whole("Baseline(rows=...)", rows)
 
     def __call__(self, trainer: Trainer, run_dir: str | Path) -> dict[str, Any] | None:
-        """Print the comparison; return {"baseline": name, "model": metrics, "plain": metrics}, or None.
+        """Print the comparison; return {"baseline": name, "model": ..., "plain": ...}.
 
         Raises:
             ConfigurationError: the run has no declared features with one label.
@@ -96,7 +96,7 @@ class Baseline:
     def _matrix(
         self, features: Features, data: Any, known: dict[str, np.ndarray], most: int | None = None
     ) -> tuple[Any, np.ndarray, np.ndarray | None]:
-        """Return features (scipy.sparse [N, columns]), labels and weights; `known` keeps ids."""
+        """Return features (scipy.sparse), labels and weights; `known` keeps the ids."""
         from scipy import sparse
 
         inputs = _columns([features.batch(raw) for raw in _parts(features, data, most)])

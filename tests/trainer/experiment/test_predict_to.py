@@ -100,7 +100,7 @@ def test_kept_columns_stand_beside_the_probabilities(expected, ending, capsys):
 
 
 def test_other_columns_are_kept_where_they_are_named(expected):
-    assert main(["predict", "runs/table", "--to", "named.jsonl", "--keep", "city", "age"]) == 0
+    assert main(["predict", "runs/table", "--to", "named.jsonl", "--keep", "city", "--keep", "age"]) == 0
     check("named.jsonl", expected, ("row", "city", "age", "prediction"))
     assert [row["city"] for row in read("named.jsonl")] == [city for _, _, city, _, _ in table(ROWS, ROWS)]
 
@@ -186,6 +186,8 @@ def test_parts_of_another_prediction_are_refused(expected, project, capsys):
         (["--to", "scores.txt"], ".parquet, .csv, .jsonl"),
         (["--to", "scores.csv", "--output", "scores.npy"], "--output or --to"),
         (["--keep", "user"], "goes with --to"),
+        (["--to", "scores.csv", "--keep", "city,age"], "has no column 'city,age'"),
+        (["--to", "scores.csv", "--keep", "city", "--keep", "agee"], "no column 'agee'; did you mean 'age'"),
         (["--to", "scores.csv", "--part-rows", "0"], "--part-rows"),
     ],
 )

@@ -153,7 +153,7 @@ def test_accumulated_batches_would_have_other_negatives():
 
 def test_items_as_floats_are_refused_with_the_cure():
     features = make_features("price")
-    net = TwoTower(features, ["item"], dim=4, hidden=[4], width=4)
+    net = TwoTower(features, ["item", "price"], dim=4, hidden=[4], width=4)
     trainer = Trainer(net, InBatchSoftmax(), nn.Adam(net.trainable_params()), features=features)
     with pytest.raises(Exception, match="label_dtype='int32'"):
         trainer.fit(make_rows(), batch_size=64)

@@ -31,7 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=".parquet, .csv or .jsonl, of any size: kept columns, answers; goes on after a kill",
     )
-    add("--keep", metavar="COLUMN", nargs="+", help="--to: raw columns beside the answers; default: features.keep")
+    add(
+        "--keep",
+        metavar="COLUMN",
+        nargs="+",
+        action="extend",
+        help="--to: raw columns beside the answers; default: features.keep",
+    )
     add(
         "--set-aside",
         action="store_true",
@@ -80,6 +86,7 @@ def predict_to(
     if trainer.group.size > 1:
         raise ConfigurationError("trainer predict --to works in one process; divide the files, and run one for each")
     columns = [] if trainer.features is None else list(trainer.features.keep)
+    _check_kept(columns, data)
     keep = bool(columns)
     task = {"snapshot": str(checkpoint.resolve()), "step": trainer.state.progress.global_step, "split": split}
     task |= {"data": _data_identity(config, split, data), "columns": columns, "part_rows": part_rows}
@@ -95,6 +102,17 @@ def predict_to(
         return split, file.write(_prediction_batches(trainer, data, size, file.rows, keep, set_aside))
     finally:
         file.close()
+
+
+def _check_kept(columns: list[str], data: Any) -> None:
+    """Refuse kept columns that raw files lack; ConfigurationError names the nearest."""
+    from ...features.raw_files import RawFiles
+    from .declared_rows import DeclaredRows
+
+    if columns and isinstance(data, RawFiles):
+        rows = DeclaredRows(str(data.path))
+        for name in columns:
+            rows.check_column(name)
 
 
 def _data_identity(config: ExperimentConfig, split: str, data: Any) -> dict[str, Any]:

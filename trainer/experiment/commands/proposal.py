@@ -47,7 +47,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Sides:
-    """Columns that the user has given a side of two towers, or left out of the features."""
+    """Columns assigned to a side of two towers, or left out of the features."""
 
     user: Sequence[str] = ()
     item: Sequence[str] = ()

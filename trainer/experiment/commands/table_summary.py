@@ -85,7 +85,7 @@ class TableSummary:
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)  # of the rows examined
 
     def determines(self, key: str, name: str) -> bool:
-        """Return whether each value of `key` comes with one value of `name` only, as an item with its genre."""
+        """Return whether each value of `key` has one value of `name` only."""
         pairs = {
             (str(of), str(value))
             for of, value in zip(self.values[key], self.values[name], strict=True)

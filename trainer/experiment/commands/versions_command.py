@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON")
     add("--data", metavar="FILE", help="compare: labelled rows, as evaluate --data takes them")
     add("--label", metavar="COLUMN", help="compare: column of the label; without it answers alone")
-    add("--metrics", metavar="NAME", nargs="*", help="compare: default: those of the loss")
+    add("--metrics", metavar="NAME", nargs="*", action="extend", help="compare: default: those of the loss")
     add("--batch", metavar="ROWS", type=int, default=8192, help="compare: rows at a time")
 
 
