@@ -85,6 +85,17 @@ def test_a_step_that_would_spoil_the_model_is_left_out_named_and_counted(tmp_pat
     assert (publish.refused, publish.problem, is_finite(tmp_path)) == (0, None, True)
 
 
+def test_a_gradient_whose_square_overflows_is_not_finite():
+    """No statistic shows it, loss and gradient are finite: Adam's second moment would be infinite, then NaN."""
+    net = nn.Dense(2, 1)
+    trainer = Trainer(net, nn.MSELoss(), nn.Adam(net.trainable_params(), 1e-2))
+    x = np.ones((80, 2), np.float32)
+    x[19, 1] = 3e18
+    trainer.online_train(ReplayStream({"x": x, "label": np.ones((80, 1), np.float32)}), [], batch_size=8)
+    assert trainer.state.skipped_steps == 1
+    assert all(np.isfinite(moment.asnumpy()).all() for moment in trainer.optimizer.get_parameters())
+
+
 def test_too_many_in_a_row_end_the_run_with_the_reason(tmp_path):
     net = Net()
     trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-2))
