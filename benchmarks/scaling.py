@@ -84,8 +84,6 @@ def main() -> int:
                 alone = ["unshare", "-n", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
                 commands = [[*alone, *command] for command in commands]
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
-            if "traffic" in given.cases:
-                environment["TRAINER_SHARED_MEMORY"] = "0"  # as between machines: all passes the counters
             for command in commands:
                 done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
                 if done.returncode:

@@ -37,7 +37,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from trainer.distributed.all_to_all import AllToAll
 from trainer.distributed.dense_sum import WHOLE_BYTES, DenseSum
 from trainer.distributed.group import Group
-from trainer.distributed.machine_memory import VARIABLE
 
 COUNTS = (2, 4, 8)
 RATES = (None, 1000, 100)  # Mbit/s of a link
@@ -151,7 +150,7 @@ def links(size: int, rate: int | None) -> Iterator[list[str]]:
 
 def measure(size: int, rate: int | None) -> dict[str, float]:
     """Return the seconds of each kind of exchange between `size` processes."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", VARIABLE: "0"}  # the links carry all, as between machines
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder, links(size, rate) as names:
         own = [sys.executable, str(Path(__file__).resolve())]
         jobs = [

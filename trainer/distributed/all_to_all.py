@@ -1,8 +1,5 @@
 """Send bytes between all processes, over one TCP connection per pair.
 
-Between processes of one machine the connection carries the heads of messages, and their bytes are in memory that both
-map (`machine_memory`): the end of a process is noticed as on the connection.
-
 MindSpore has no AlltoAll on CPU. A device that has one would use it behind `AllToAll.exchange`.
 
 Each message names the purpose of its exchange, so that processes in different calls end with an error that says so.
@@ -23,15 +20,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import TrainerError
-from .machine_memory import Outbox, open_inboxes
 
 CONNECT_SECONDS = 20.0  # below the limit of the collective in which the others wait meanwhile
 DEADLINE_SECONDS = 1800.0  # limit for one process to compile longer than another
 TIMEOUT_VARIABLE = "MS_CPU_COMM_OP_TIMEOUT"  # of MindSpore's own collectives; `trainer launch` sets it
 _RANK_BYTES = 8  # of the rank with which a connection begins
-_PURPOSE_BYTES = 40
-# number of the exchange, bytes of the message, its offset in the sender's memory or 0, purpose of the exchange
-_HEAD = struct.Struct(f"<3Q{_PURPOSE_BYTES}s")
+_PURPOSE_BYTES = 48
+_HEAD = struct.Struct(f"<2Q{_PURPOSE_BYTES}s")  # number of the exchange, bytes of the message, purpose of the exchange
 _MISMATCH_SECONDS = 5.0  # to learn where the other processes are, once one is elsewhere
 _MOST_PIECES = 1000  # of one system call, which takes 1,024
 _HANDSHAKE_SECONDS = 5.0
@@ -102,18 +97,14 @@ class AllToAll:
         self.sent = Sent() if sent is None else sent
         self._connections: dict[int, socket.socket] = {}
         self._wake_up, self._woken = socket.socketpair()
-        self._outbox = Outbox()
         with socket.create_server(("", 0), backlog=group.size) as listener:
-            own = [address or _own_address(), listener.getsockname()[1], secrets.token_hex(8), self._outbox.address]
+            own = [address or _own_address(), listener.getsockname()[1], secrets.token_hex(8)]
             addresses = group.gather_json(own)
-            self._inboxes = open_inboxes(self.rank, [given[3] for given in addresses])
             problem = self._connect(listener, addresses)
-        readers = group.gather_json([problem, sorted(self._inboxes)])
-        for peer, (given, _) in enumerate(readers):
+        for peer, given in enumerate(group.gather_json(problem)):
             if given is not None:
                 self.close()
                 raise TrainerError(f"rank {peer} does not reach the others: {given}")
-        self._readers = {peer for peer, (_, read) in enumerate(readers) if self.rank in read}
         self.is_open, self._number = True, 0
         self._purpose, self._purposes = b"", dict[int, bytes]()  # of the exchange: here, and of other ranks
         for connection in self._connections.values():
@@ -148,15 +139,12 @@ class AllToAll:
             return f"no connection with ranks {missing} ({error})"
         return None
 
-    def exchange(
-        self, parts: Sequence[Any], *, keep: bool = True, purpose: str = "", deadline: float | None = None
-    ) -> list[Any]:
+    def exchange(self, parts: Sequence[Any], *, purpose: str = "", deadline: float | None = None) -> list[Any]:
         """Send `parts[r]` to each rank r; return the received parts in rank order.
 
         Args:
             parts: contiguous buffers of any lengths, or lists of such, whose bytes follow each other. A part for
                 several ranks is the same object for all.
-            keep: whether the received parts stay valid when the next exchange begins.
             purpose: what the exchange is for, the same on all processes.
             deadline: time limit in seconds, instead of that of the connections.
 
@@ -182,8 +170,7 @@ class AllToAll:
         if apart:
             self.is_open = False  # not closed: that would hide from the others where this process is
             raise TrainerError(apart)
-        # views are of the sender's memory
-        return [bytearray(part) if keep and isinstance(part, memoryview) else part for part in received]
+        return received
 
     def interrupt(self) -> None:
         """End the exchange that another thread is in, or begins; no exchange follows.
@@ -227,21 +214,15 @@ class AllToAll:
     def _begin_sending(self, parts: Sequence[Any], peers: Sequence[int]) -> dict[int, list[Any]]:
         """Send what can be sent without blocking; return the unsent pieces of each rank."""
         unsent: dict[int, list[Any]] = {}
-        offsets: dict[int, int] = {}
-        self._outbox.begin()
         for peer in peers:
             part = parts[peer]
             views = [memoryview(piece) for piece in (part if isinstance(part, list | tuple) else [part])]
             pieces = [view.cast("B") for view in views if view.nbytes]
-            length, offset = sum(piece.nbytes for piece in pieces), 0
-            if pieces and peer in self._readers:
-                if id(part) not in offsets:
-                    offsets[id(part)] = self._outbox.write(self._number, pieces)
-                offset = offsets[id(part)]
-            head = _HEAD.pack(self._number, length, offset, self._purpose)
+            length = sum(piece.nbytes for piece in pieces)
+            head = _HEAD.pack(self._number, length, self._purpose)
             self.sent.bytes += len(head) + length
             self.sent.messages += 1
-            left = self._send(peer, [memoryview(head)] if offset else [memoryview(head), *pieces])
+            left = self._send(peer, [memoryview(head), *pieces])
             if left:
                 unsent[peer] = left
         return unsent
@@ -324,16 +305,11 @@ class AllToAll:
                     f"rank {peer} is at its exchange {message.number}, rank {self.rank} at {self._number}: they do not "
                     "take the same steps"
                 )
-        if message.offset:
-            message.content = self._inboxes[peer].read(self._number, message.offset, message.length)
         return True
 
     def close(self) -> None:
         """Close the connections; no exchange follows."""
         self.is_open = False
-        self._outbox.close()
-        for inbox in self._inboxes.values():
-            inbox.close()
         for connection in (*self._connections.values(), self._wake_up, self._woken):
             connection.close()
 
@@ -387,7 +363,7 @@ class _Arriving:
 
     def __init__(self) -> None:
         self.number: int | None = None  # until the head is known
-        self.length = self.offset = 0
+        self.length = 0
         self.purpose = b""
         self._head: bytearray | None = bytearray(_HEAD.size)
         self.content: Any = bytearray()  # not bytes: kernels take writable arrays
@@ -400,9 +376,9 @@ class _Arriving:
         if len(self.rest):
             return
         if self._head is not None:
-            self.number, self.length, self.offset, self.purpose = _HEAD.unpack(self._head)
+            self.number, self.length, self.purpose = _HEAD.unpack(self._head)
             self._head = None
-            self.complete = self.length == 0 or self.offset > 0
+            self.complete = self.length == 0
             if not self.complete:
                 self.content = bytearray(self.length)
                 self.rest = memoryview(self.content)

@@ -65,8 +65,8 @@ class Group:
 
         Args:
             parts: see `AllToAll.exchange`.
-            in_graph: called by an operator of a running graph, on a thread of MindSpore: the received parts are valid
-                until the next exchange. Otherwise called by the thread that runs graphs.
+            in_graph: called by an operator of a running graph, on a thread of MindSpore; otherwise by the thread that
+                runs graphs.
         """
         return list(parts)
 
@@ -182,7 +182,7 @@ class World(Group):
     def all_to_all(self, parts: Sequence[Any], *, in_graph: bool = False) -> list[Any]:  # noqa: D102
         if not in_graph:
             self.connect()
-        return self._exchange(parts, "all to all", keep=not in_graph)
+        return self._exchange(parts, "all to all")
 
     def wait_for_all(self) -> None:  # noqa: D102
         self.connect()

@@ -5,19 +5,11 @@ import pytest
 
 from tests.trainer.distributed.threads import connected
 from trainer.distributed.dense_sum import WHOLE_BYTES, DenseSum
-from trainer.distributed.machine_memory import VARIABLE
 from trainer.errors import TrainerError
 
 
-@pytest.fixture(params=["memory", "connections"])
-def transport(request, monkeypatch):
-    """What the bytes of messages go through."""
-    monkeypatch.setenv(VARIABLE, "1" if request.param == "memory" else "0")
-    return request.param
-
-
 @pytest.fixture(params=[2, 3, 4])
-def members(request, transport):
+def members(request):
     with connected(request.param) as (members, run):
         yield members, run
 

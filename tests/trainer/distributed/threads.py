@@ -24,7 +24,7 @@ class Thread(Group):
         self._barrier.wait()
 
     def all_to_all(self, parts, *, in_graph=False):
-        return self.connections.exchange(parts, keep=not in_graph)
+        return self.connections.exchange(parts)
 
     def gather_json(self, value):
         self._values[self.rank] = value
