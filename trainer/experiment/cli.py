@@ -39,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             option = next((word for word in unknown if word.startswith("-")), "").partition("=")[0]
-            hint = did_you_mean(option, self._option_string_actions) if option else ""
+            hint = did_you_mean(option, self._option_string_actions, 0.7) if option else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return known, unknown
 
@@ -117,6 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"trainer: there is no command {arguments[0]!r}; accepts {known}{did_you_mean(arguments[0], _COMMANDS)}"
         )
         return 2
+    if not arguments:
+        print(_overview())
+        return 2
     try:
         args = _parser().parse_args(arguments)
     except SystemExit as leaving:  # --help, --version or a wrong command line; a library call must get a number
@@ -140,6 +143,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             if leaving.code == 128 + number:
                 print(f"stopped by {number.name}", file=sys.stderr)
         return leaving.code if isinstance(leaving.code, int) else 1
+
+
+_BY_TASK = {
+    "begin": ("init", "models", "features", "check", "schema", "show-loop"),
+    "train": ("fit", "online", "launch", "sweep"),
+    "look": ("runs", "compare", "report", "watch", "evaluate"),
+    "use": ("predict", "serve", "versions", "export"),
+}
+
+
+def _overview() -> str:
+    """Return the commands by task, each with a line of help."""
+    grouped = dict(_BY_TASK)
+    grouped["help"] = tuple(name for name in _COMMANDS if not any(name in names for names in _BY_TASK.values()))
+    lines = ["usage: trainer COMMAND ...; `trainer COMMAND --help` shows its options"]
+    for task, names in grouped.items():
+        lines += ["", f"{task}:", *(f"  {name:<10} {_COMMANDS[name][1]}" for name in names)]
+    return "\n".join(lines)
 
 
 def _run(args: argparse.Namespace) -> int:

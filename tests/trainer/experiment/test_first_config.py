@@ -202,6 +202,18 @@ def test_what_cannot_be_proposed_says_why(tmp_path, monkeypatch, capsys, argumen
     assert not list(tmp_path.glob("*.yaml"))
 
 
+def test_without_a_command_all_commands_are_listed_by_task(capsys):
+    assert main([]) == 2
+    shown = capsys.readouterr().out
+    listed = [line.split()[0] for line in shown.splitlines() if line.startswith("  ")]
+    assert main(["nothing"]) == 2
+    accepted = capsys.readouterr().err.partition("accepts ")[2].split(";")[0]
+    assert sorted(listed) == sorted(accepted.strip().split(", "))
+    assert main(["export", "x.yaml", "--format", "onnx"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+    assert shown.index("begin:") < shown.index("train:") < shown.index("use:")
+
+
 def test_an_empty_or_damaged_file_is_named(tmp_path):
     (tmp_path / "empty.csv").write_text("a,b\n")
     (tmp_path / "broken.jsonl").write_text("{\n")
