@@ -184,7 +184,7 @@ class AllToAll:
     def _exchange(self, parts: Sequence[Any], purpose: str, deadline: float) -> list[Any]:
         self._number += 1
         self._purpose = purpose.encode()[:_PURPOSE_BYTES].ljust(_PURPOSE_BYTES, b"\0")
-        self._purposes: dict[int, bytes] = {}
+        self._purposes = {}
         received: list[Any] = [b""] * self.size
         received[self.rank] = parts[self.rank]
         # Each process begins with the next rank, to spread the load.
