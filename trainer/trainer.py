@@ -162,7 +162,7 @@ class Trainer(TrainerBase):
             denominator = columns.kind
         checks.boolean("weighted_metrics", weighted_metrics)
         weighs_metrics = columns.weight is not None and weighted_metrics
-        if weighs_metrics:
+        if weighs_metrics and columns.weight is not None:
             check_weighted(self.metrics, columns.weight)
         self.row_weights = RowWeights(columns.weight, columns.weighs and columns.kind == COUNTED, weighs_metrics)
         self.has_own_seed = checks.whole("seed", seed, 0, most=2**32 - 1, optional=True) is not None

@@ -27,7 +27,7 @@ _FINE_FILLED = 256  # from this size on, repeated training or evaluation wastes 
 
 
 def independent_rows(network: Any) -> bool:
-    """Return whether a network declares that no row of its output depends on the others."""
+    """Return whether a network declares that its rows are independent."""
     return getattr(network, ATTRIBUTE, False) is True
 
 
@@ -135,7 +135,7 @@ class RowFilling:
         return {"sizes": list(self.sizes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned: a resumed run pads the batches that the run before it did."""
+        """Restore what `state_dict` returned, so that a resumed run pads the same batches."""
         self.sizes = [whole("sizes", rows) for rows in state["sizes"]]
 
 

@@ -199,7 +199,7 @@ class AllToAll:
         return received
 
     def _apart(self) -> str:
-        """Describe which processes exchange for which purpose; empty if all do for the same."""
+        """Describe who exchanges for which purpose; empty if all do for the same."""
         if all(purpose == self._purpose for purpose in self._purposes.values()):
             return ""
         ranks: dict[str, list[int]] = {}
@@ -230,7 +230,7 @@ class AllToAll:
     def _finish(
         self, received: list[Any], unsent: dict[int, list[Any]], arriving: dict[int, _Arriving], deadline: float
     ) -> None:
-        """Wait until all is sent and has arrived, or all others have said that they are elsewhere."""
+        """Wait until all has arrived, or all others have said that they are elsewhere."""
         ends, agree = time.monotonic() + deadline, True
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ, self.rank)

@@ -86,7 +86,10 @@ class Exchange(nn.Cell):
         return total
 
     def denominator(self, rows):
-        """Return what the loss of all processes divides by, float32 []; not for tasks that differ in it."""
+        """Return what the loss of all processes divides by, float32 [].
+
+        Not for tasks that divide by different numbers.
+        """
         if self.tasks is not None and self.counts:
             return ops.reshape(self._all_of_tasks(rows), ())
         return self._second(rows)

@@ -1,4 +1,4 @@
-"""MindSpore's AllGather as a call, to introduce processes before they are connected."""
+"""MindSpore's AllGather as a call, to introduce processes to each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start, supervise and clean up a job of several processes on this machine (``trainer launch``).
+"""Start, supervise and clean up a job on this machine (``trainer launch``).
 
 The job equals one started by `msrun`, whose command line is printed: every process gets MindSpore's documented
 variables (a dynamic cluster). Unlike `msrun`, the supervisor forwards SIGTERM and SIGINT and waits for snapshots, ends

@@ -42,7 +42,7 @@ class WatchedProcess:
         os.set_blocking(self.popen.stdout.fileno(), False)
 
     def read(self, printed: bool) -> bool:
-        """Read the process's new output, and print it if `printed`; return False at its end."""
+        """Read the new output, and print it if `printed`; return False at its end."""
         try:
             data = os.read(self.popen.stdout.fileno(), 1 << 16)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What a loss divides by, so that the losses of parts of a batch add up to that of the whole.
+"""What a loss divides by, so that parts of a batch add up to the whole.
 
 A mean loss is a total divided by a denominator: rows, weights of classes, labels that count. For parts of a batch (the
 rows of processes, the micro-batches of an update)
@@ -50,7 +50,10 @@ class One(nn.Cell):
 
 
 class ClassWeights(nn.Cell):
-    """The weights of the labels' classes; an ignored label counts 0. Probabilities as labels count by rows."""
+    """The weights of the labels' classes; an ignored label counts 0.
+
+    Probabilities as labels count by rows.
+    """
 
     kind = COUNTED
 
@@ -94,7 +97,7 @@ class Declared(nn.Cell):
 
 
 def denominator_of(loss_fn: Any) -> nn.Cell | None:
-    """Return the denominator of a loss, or of a cell that returns its loss; None if unknown.
+    """Return the denominator of a loss or a cell that returns it; None if unknown.
 
     A user's own loss names it by an attribute ``denominator``: "rows" of a mean over rows, 1 of a sum, or a method
     that returns it for a batch's label columns.
@@ -125,7 +128,7 @@ def denominator_of(loss_fn: Any) -> nn.Cell | None:
 
 
 def reduction_of(loss_fn: Any) -> str | None:
-    """Return "mean", "sum", "none" or another reduction that a loss names; None if it names none."""
+    """Return the reduction that a loss names, such as "mean"; None without."""
     reduction = getattr(loss_fn, "reduction", None)
     if isinstance(reduction, str):
         return reduction

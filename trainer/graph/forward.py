@@ -85,7 +85,7 @@ class Forward(nn.Cell):
         return self.loss_fn(prediction, *labels)
 
     def denominator(self, columns):
-        """Return what the loss divides by, a number or float32 [], of several tasks [T]; graph code."""
+        """Return what the loss divides by, float32 [] or of tasks [T]; graph code."""
         labels = columns
         if self.has_loss_fn and self.labels > 0:
             labels = columns[-self.labels :]
@@ -186,7 +186,7 @@ class WeighedForward(Forward):
         return self.rows_loss(prediction, labels, weights), prediction
 
     def denominator(self, columns):
-        """Return what the loss divides by, a number or float32 [], of several tasks [T]; graph code."""
+        """Return what the loss divides by, float32 [] or of tasks [T]; graph code."""
         labels, weights = columns[-self.labels : -1], self._weights(columns)
         if self.several:
             return self.loss_fn.denominators_of(labels, weights)

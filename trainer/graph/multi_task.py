@@ -138,7 +138,7 @@ class MultiTaskLoss(nn.Cell):
         return self.kind != COUNTED or len(self.tasks) == 1
 
     def kind_of(self, place: int) -> str:
-        """Return the kind of denominator of the task at `place`; see `trainer.graph.denominators`."""
+        """Return the kind (`graph.denominators`) of the denominator of a task."""
         return COUNTED if self.leaves_out(place) else self.denominators[place].kind
 
     def in_order(self, predictions):

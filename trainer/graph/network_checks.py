@@ -133,7 +133,7 @@ def check_custom_step(network: nn.Cell, **options: Any) -> None:
 
 
 def check_denominator(network: nn.Cell, loss_fn: Any, optimizer: Any, accumulate: int, processes: int) -> str:
-    """Return the kind of denominator of the loss; check that parts of a batch can be added up.
+    """Return the kind of the loss's denominator; check that parts add up.
 
     Parts are micro-batches and the rows of processes. See `trainer.graph.denominators`.
 

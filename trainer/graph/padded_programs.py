@@ -1,4 +1,4 @@
-"""Programs for batches padded with rows that weigh nothing, of networks whose rows are independent."""
+"""Programs for padded batches, of networks whose rows are independent."""
 
 from __future__ import annotations
 

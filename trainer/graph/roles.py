@@ -17,7 +17,7 @@ from .row_losses import RowLoss, weighable
 
 @dataclass(frozen=True)
 class LossColumns:
-    """The columns behind the network's inputs: labels, then perhaps the weight of rows."""
+    """The columns behind the network's inputs: labels, then perhaps a weight."""
 
     count: int  # how many go to the loss, or to what weighs it
     labels: tuple[str, ...] = ()  # their names, where declared

@@ -37,7 +37,7 @@ TINY = 1e-30
 
 
 class RowLoss(nn.Cell):
-    """The weighted mean (or sum) of a loss over the rows of a batch: sum(w l) / sum(w).
+    """The weighted mean (or sum) of a loss over rows: sum(w l) / sum(w).
 
     A loss that has several values per row, as of several outputs, has their mean; where a class has a weight, or labels
     are ignored, rows count by these too, as in MindSpore's own mean. Rows without any weight have the loss 0.
@@ -87,7 +87,7 @@ _REMEDY = (
 
 
 def row_loss(loss_fn: Any) -> RowLoss | None:
-    """Return one of MindSpore's losses as a loss over weighted rows; None for any other.
+    """Return a MindSpore loss as one over weighted rows; None for any other.
 
     A loss of one value per row (``reduction="none"``) is averaged, as evaluation does.
     """

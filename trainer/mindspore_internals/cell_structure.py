@@ -75,7 +75,7 @@ def share_parameters(cell: nn.Cell, other: nn.Cell) -> None:
 
 @contextlib.contextmanager
 def own_overflow_status(step: nn.Cell | None) -> Iterator[None]:
-    """Give `nn.TrainOneStepWithLossScaleCell` an overflow check where its own has no kernel."""
+    """Give `nn.TrainOneStepWithLossScaleCell` an overflow check that has a kernel."""
     kind = nn.TrainOneStepWithLossScaleCell
     ours = (
         isinstance(step, kind)

@@ -56,7 +56,7 @@ class Card:
 
 
 def prepare() -> None:
-    """Import MindSpore with its GPU plugin, if the package index's libraries are installed.
+    """Import MindSpore with its GPU plugin, if the libraries are installed.
 
     Does nothing without them or without a driver, and if MindSpore has been imported before.
     """

@@ -16,7 +16,7 @@ from . import device, fall_back, public_only
 
 
 def views_are_live() -> bool:
-    """Return whether `asnumpy()` is the memory of operators; False where the device has its own."""
+    """Return whether `asnumpy()` is the memory that operators use."""
     return device.current().shares_memory and not public_only() and try_view()
 
 

@@ -255,7 +255,7 @@ def column_order(
     if trainer.features is not None and trainer.features.group is not None:
         groups[trainer.features.group] = None
     takes = math.inf if most is None else most + labels
-    groups.pop(trainer.builder.loss_columns.weight, None)
+    groups.pop(trainer.builder.loss_columns.weight or "", None)
     return ColumnOrder(takes, names, tuple(groups), inputs, labels_needed=labels_needed) or None
 
 

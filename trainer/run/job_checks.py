@@ -41,7 +41,7 @@ def check_settings(trainer: TrainedNetwork, source: Source, limits: Mapping[str,
 
 
 def check_data(group: Group, source: Source, *, own: bool) -> None:
-    """Check that all processes evaluate or predict the same data, or rows of their `own`.
+    """Check that processes evaluate or predict the same data, or their `own` rows.
 
     A collective call. All processes raise the same error.
     """

@@ -113,7 +113,7 @@ class OnlineMetrics(Stateful):
         return float(max(times)) if times else self._restored_event_time
 
     def figures(self, rows_seen: int) -> dict[str, float]:
-        """Return lag and late rows (rows), staleness (seconds), rows per second, queued chunks."""
+        """Return lag, late rows, staleness (s), rows per second and queued chunks."""
         lag, late = self.feed.source.lag(), self.feed.source.late_rows()
         values = [
             float("nan") if lag is None else float(lag),

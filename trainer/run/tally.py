@@ -62,7 +62,7 @@ class Tally:
             expect(of_this, meaning_of(loss, activations.get(task)))
         clear_metrics(metrics)
 
-    def add(self, outputs: tuple[Any, ...], num_samples: int, columns: Mapping[str, np.ndarray]) -> None:
+    def add(self, outputs: tuple[Any, ...], num_samples: float, columns: Mapping[str, np.ndarray]) -> None:
         """Add the outputs of one batch; `columns` are those of `groups`."""
         weights = columns.get(self._weights.column) if self._weights.column else None
         if self._weights.of_loss and self._tasks is None:

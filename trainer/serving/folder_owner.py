@@ -1,4 +1,4 @@
-"""The run that a published folder belongs to, so that a server of a run answers from that run's versions alone."""
+"""The run that a published folder belongs to: a run's versions are its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONFIG = "config.yaml"  # of a run folder
 
 
 def owner_of(root: Path) -> Path | None:
-    """Return the run folder that a published folder belongs to; None: no run that is there.
+    """Return the run folder that a published folder belongs to, if it exists.
 
     CheckpointDamagedError: the file that names it is damaged.
     """

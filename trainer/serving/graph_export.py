@@ -207,7 +207,7 @@ def _windows_of_fixed_size(
 
 
 def write_features(features: Features, folder: FolderWriter) -> None:
-    """Write the declaration of the features and their learned statistics; see `write_learned`."""
+    """Write the declaration of the features and what they learned."""
     state = features.published_state()
     check_learned(state)
     _write_state({**state, "json": {"declaration": features.declaration(), "state": state["json"]}}, folder)
@@ -223,7 +223,7 @@ def read_features(folder: Path) -> Features:
 
 
 def write_learned(state: Mapping[str, Any], folder: FolderWriter) -> None:
-    """Write the present statistics of features; NonFiniteError: one is NaN or infinite."""
+    """Write the present statistics of features; they have to be finite."""
     check_learned(state)
     _write_state(state, folder)
 

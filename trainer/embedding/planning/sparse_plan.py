@@ -32,7 +32,7 @@ def padded_size(count: int) -> int:
 
 
 class PaddedSizes:
-    """Padded numbers of rows: few, so few programs, and none larger than its batches need.
+    """Padded numbers of rows: few, and none larger than its batches need.
 
     A size grows with the batches that could hold about as many ids, so a large batch does not make small ones dearer. A
     batch of another shape is another program anyway.
@@ -42,7 +42,10 @@ class PaddedSizes:
         self._sizes: dict[tuple[int, int], int] = {}
 
     def fitting(self, index: int, needed: int, most: int) -> int:
-        """Return the size for `needed` rows of table or stack `index`; `most`: rows that the batch could need."""
+        """Return the size for `needed` rows of the table or stack `index`.
+
+        `most` is the number of rows that the batch could need.
+        """
         key = index, bucket(most)
         if needed > self._sizes.get(key, 0):
             self._sizes[key] = padded_size(needed)

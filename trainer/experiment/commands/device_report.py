@@ -1,4 +1,4 @@
-"""``trainer doctor --device NAME --report FILE``: a table of what MindSpore does on a device."""
+"""``trainer doctor --device NAME``: a table of what MindSpore does on it."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _sides(table: TableSummary, label: str, sides: Sides) -> tuple[list[str], li
     moment of the choice. Others cannot be told: the user has to say.
     """
     user = next((c.name for c in table.columns if c.name != label and _USERS.search(c.name)), None)
-    item, outcomes, unknown = [label, *sides.item], [], []
+    item, outcomes, unknown = [label, *sides.item], list[str](), list[str]()
     for column in table.columns:
         if column.name in (label, user, *sides.user, *sides.item, *sides.left_out) or _useless(column) is not None:
             continue

@@ -147,7 +147,7 @@ def missing_beginning(config: ExperimentConfig) -> list[Problem]:
 
 
 def declared_roles(config: ExperimentConfig) -> tuple[str, list[Problem]]:
-    """Return what the declared label and weight are used for, and what the loss cannot use.
+    """Return what declared label and weight do, and what the loss cannot use.
 
     Losses and networks of the user's own, which are code, are left to the verbs: then both are empty.
     """

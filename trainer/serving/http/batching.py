@@ -1,4 +1,4 @@
-"""Dynamic batching: one thread reads requests, another runs the model on those that wait."""
+"""Dynamic batching: one thread reads requests, another runs the model."""
 
 from __future__ import annotations
 

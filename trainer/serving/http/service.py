@@ -110,7 +110,7 @@ class Service:
         return engine
 
     def _current(self, call: Call) -> Current:
-        """Return the record of the served version, which is the one that the call names if it names one."""
+        """Return the record of the served version; it is the one that the call names."""
         current = self._opened(call).model.current
         if call.version and call.version != str(current.version):
             raise RefusalError(404, f"version {current.version} is served; received {call.version!r}")

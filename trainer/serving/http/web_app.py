@@ -1,4 +1,4 @@
-"""The web application: routes, tokens, size limits; requests become calls of a `Service`."""
+"""The web application: routes, tokens, size limits, calls of a `Service`."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class FileStream(BufferedStream):
         return self._segment.name if self._segment is not None else ""
 
     def _list(self, now: bool = False) -> None:
-        """List the folder, if it changed or `now`; raise StreamError if an unread segment is gone."""
+        """List the folder, if it changed or `now`; an unread segment must not be gone."""
         before, segments = self._listing, self._segments
         segments.look(now or before is None)
         self._done = self.end == "at_last" or DONE in segments.entries

@@ -1,4 +1,4 @@
-"""Watches segments that were read to their end, because rows added later are not read."""
+"""Watches segments that were read to their end: rows added later are not read."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class SegmentNames:
         self._due = monotonic() + max(_LEAST_PAUSE, _PAUSE * (monotonic() - began))
 
     def _modified(self) -> int | None:
-        """Return the folder's modification time; None if a change just now might not alter it."""
+        """Return the folder's modification time; None if it is too recent to tell."""
         if self._copies is not None:
             return 0  # unknown; listing again when due
         modified = os.stat(self.folder).st_mtime_ns
