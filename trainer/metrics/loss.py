@@ -20,7 +20,8 @@ class WeightedMean:
         self.clear()
 
     def clear(self) -> None:
-        self.total, self.samples = 0.0, 0
+        self.total: float = 0.0
+        self.samples: float = 0
 
     def update(self, value: Any, samples: Any = 1) -> None:
         """Add the mean of a batch of `samples` rows, or of K batches, shape [K] each.
