@@ -101,7 +101,7 @@ def test_without_a_snapshot_or_with_rollback_off_the_run_ends(fit, poisoned):
 
 
 def test_a_whole_chunk_of_steps_is_looked_at(fit, poisoned):
-    trainer = fit(TerminateOnNaN(every=1), data=poisoned(1), sink_size=4, epochs=1, valid=False)
+    trainer = fit(TerminateOnNaN(every=4), data=poisoned(1), sink_size=4, epochs=1, valid=False)
     assert trainer.state.progress.global_step == 4
     assert trainer.state.stop_reason.kind == "non_finite"
 

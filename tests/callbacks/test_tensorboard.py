@@ -80,7 +80,7 @@ def test_norms_are_those_of_the_step_and_change_no_bit(cancer, tmp_path, sink_si
         network.weight.set_data(type(network.weight.value())(np.full((1, 30), 0.1, np.float32)))
         network.bias.set_data(type(network.bias.value())(np.zeros(1, np.float32)))
         trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.01), clip_norm=0.5)
-        loggers = [TensorBoard(tmp_path / "tb", every=1, norms=4)] if logged else []
+        loggers = [TensorBoard(tmp_path / "tb", every=sink_size, norms=4)] if logged else []
         options = {"batch_size": 64, "sink_size": sink_size, "shuffle": False, "max_steps": 8}
         trainer.fit(cancer["train"], callbacks=loggers, **options)
         weights[logged] = network.weight.asnumpy().copy()

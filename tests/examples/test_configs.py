@@ -30,7 +30,7 @@ def test_it_passes_its_check_and_trains_some_steps(config, some_rows, tmp_path, 
     assert main(["check", str(config)]) == 0, capsys.readouterr().err
     content = yaml.safe_load(config.read_text())
     assert content["experiment"] == config.stem
-    assert content["run_dir"] == f"runs/{config.stem}"
+    assert "run_dir" not in content  # runs/ and the name of the experiment
     verb = "online" if "online" in content else "fit"
     changes = {"run_dir": tmp_path / "run", f"{verb}.max_steps": 6, "report": "null"}
     if verb == "online":

@@ -260,7 +260,7 @@ class SparseTables(nn.Cell):
             mirror = self._sums[stack]
             if mirror is None:
                 continue
-            array = mirror.array(padded_size(rows + 1))
+            array = mirror.array(max(padded_size(rows + 1), mirror.parameter.shape[0]))
             array[:] = 0.0
             if sums is not None:
                 array[: rows + 1] = sums[member]
