@@ -225,11 +225,12 @@ class ModelCheckpoint(Callback):
         name = Path(path).name
         if all(record["name"] != name for record in self._records):
             self._records.append({"name": name, "value": None, "durable": True})
-        for record in self._records:
-            record["durable"] |= record["name"] == name
         ModelCheckpoint.on_train_begin(self, trainer)
-        # Others were unfinished when this snapshot was written, or have been removed since.
-        self._records = [r for r in self._records if r["durable"] and (self.root / r["name"]).is_dir()]
+        # Some have been removed since, and some that were being written when this one was taken have been finished: a
+        # folder has its name when it is durable.
+        for record in self._records:
+            record["durable"] = (self.root / record["name"]).is_dir()
+        self._records = [record for record in self._records if record["durable"]]
         if self.best_name is not None and not (self.root / self.best_name).is_dir():
             self.best_name = None
 
