@@ -28,7 +28,7 @@ SHORT = {
     "--trials 50": "--trials 1",
     "--monitor val_auc": "--monitor val_auc --set fit.epochs=1",
     "yesterday.parquet": "visits.parquet",
-    "fit visits.yaml": "fit visits.yaml --set fit.epochs=1",
+    "fit visits.yaml": "fit visits.yaml --set fit.epochs=2",  # three versions
 }
 ELSEWHERE = {
     "launch -n 4 --max-restarts 3 python train.py": "restarts: tests/trainer/distributed/test_launch.py",

@@ -157,8 +157,7 @@ def main(folder):
         return lambda trainer, diary: trainer.fit(arrays, callbacks=[diary], **options)
 
     few = {name: column[:96] for name, column in table.items()}
-    summed = {"gradient_accumulation_steps": 2, "clip_norm": 0.1}
-    run(found, "tasks", TwoHeads(), two_tasks(), fit(few), metrics=["size_mae"], **summed)
+    run(found, "tasks", TwoHeads(), two_tasks(), fit(few), metrics=["size_mae"], clip_norm=0.1)
 
     def online(trainer, diary):
         trainer.online_train(ReplayStream(table), [diary], batch_size=each, sink_size=2, window=Window(rows=96))
