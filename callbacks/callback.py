@@ -52,6 +52,7 @@ class Callback:
 
     Attributes:
         order: position among callbacks, low first; callbacks of equal order run as given.
+        end_order: position in `on_train_end`, if it is another one.
         monitor: name of the metric this callback reads, or several with their weights, or None; checked before training
             starts.
         drift_features: names of declared features whose drift every online window measures, as "drift_<name>".
@@ -73,6 +74,7 @@ class Callback:
     """
 
     order: int = 0
+    end_order: int | None = None
     monitor: str | Mapping[str, float] | None = None
     drift_features: tuple[str, ...] = ()
     non_finite: str | None = None
@@ -210,7 +212,7 @@ class CallbackList:
         self._hooks: dict[str, list[Any]] = {
             hook: [
                 bind(callback, hook)
-                for callback in self._callbacks
+                for callback in (self._callbacks if hook != "on_train_end" else sorted(self._callbacks, key=_end_order))
                 if getattr(type(callback), hook, base) is not base or hook in vars(callback)
             ]
             for hook, base in _UNUSED_HOOKS.items()
@@ -282,6 +284,10 @@ class CallbackList:
 
     def __len__(self) -> int:
         return len(self._callbacks)
+
+
+def _end_order(callback: Callback) -> int:
+    return callback.order if callback.end_order is None else callback.end_order
 
 
 def _annotate_error(error: BaseException, method: Any, hook: str) -> None:

@@ -97,7 +97,7 @@ class Publish(Callback):
         CheckpointError: with `on_error="raise"`, a version cannot be written.
     """
 
-    order = 110  # after a ModelCheckpoint, which may restore the weights to be published last
+    end_order = 110  # after a ModelCheckpoint, which may restore the weights to be published last
     leaves_files = True
 
     def __init__(
