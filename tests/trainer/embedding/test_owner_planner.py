@@ -49,8 +49,8 @@ def everyone(size, function):
             found[rank] = error
             shared[0].abort()
         finally:
-            if group._all_to_all is not None:
-                group._all_to_all.close()
+            if group._connections is not None:
+                group._connections.close()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:

@@ -35,7 +35,10 @@ class Rank(World):
         pass
 
     def _exchange(self, parts, collective, **options):
-        self.slots[self.rank] = [bytes(part) for part in parts]
+        self.slots[self.rank] = [bytearray(part) for part in parts]
+        self.bytes_sent += (
+            sum(24 + len(part) for part in self.slots[self.rank]) - 24 - len(self.slots[self.rank][self.rank])
+        )
         self.barrier.wait(timeout=30)
         found = [parts[self.rank] for parts in self.slots]
         self.barrier.wait(timeout=30)

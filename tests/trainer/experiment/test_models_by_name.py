@@ -59,7 +59,13 @@ def test_every_model_is_known_by_its_name(config):
     [
         ("model: deepfm", "model: depfm", 8, "network.model", "did you mean 'deepfm'"),
         ("model: deepfm", "model: 3", 8, "network.model", "received 3 (int); accepts lr, fm, wide_deep"),
-        ("hidden: [4]", "hiden: [4]", 10, "network.hiden", "accepts dim, hidden; did you mean 'hidden'"),
+        (
+            "hidden: [4]",
+            "hiden: [4]",
+            10,
+            "network.hiden",
+            "accepts dim, hidden, mean, deviation; did you mean 'hidden'",
+        ),
         ("hidden: [4]", "hidden: wide", 10, "network.hidden", "accepts a list of"),
         ("hidden: [4]", "init_args: {hidden: [4]}", 10, "network.init_args", "beside its name"),
         ("hidden: [4]", "features: city", 10, "network.features", "is filled in"),

@@ -238,6 +238,7 @@ def _numbers(name: str, present: list[Any]) -> dict[str, Any] | None:
 
 _BOOLS = ("true", "false")
 _CODE = re.compile(r"\s*[+-]?0[0-9]")
+_DIGITS = re.compile(r"\s*([+-]?\d{1,7}|[+-]\d+|\d{9,})\s*")  # eight are a date
 
 
 def _is_plain_number(value: Any) -> bool:
@@ -250,7 +251,9 @@ def _is_plain_number(value: Any) -> bool:
 def _times(name: str, present: list[Any]) -> dict[str, Any] | None:
     texts = (value.isoformat() if isinstance(value, datetime.date) else value for value in present)
     try:
-        seconds = [seconds_of(text) if isinstance(text, str) else None for text in texts]
+        seconds = [
+            seconds_of(text) if isinstance(text, str) and not _DIGITS.fullmatch(text) else None for text in texts
+        ]
     except UnclearTimeError:
         return None
     if None in seconds:
