@@ -64,7 +64,7 @@ def published(tmp_path_factory):
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_versions_are_compared_on_the_rows_that_they_were_trained_on(published, suffix, capsys):
     folder, table = published
-    root = folder / "published" / "rows"
+    root = folder / "runs" / "rows" / "published"
     with ServedModel(root, follow=False) as model:
         scores = model.predict(table[["vip", "zip", "x"]]).reshape(-1)
     label = table["bought"].to_numpy() == 1

@@ -193,6 +193,9 @@ def _fitted(column: Column, exact: np.ndarray, absent: np.ndarray | None, bad: M
 def fixed(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, Misfits]:
     """Convert rows of a fixed shape; a row of another shape does not fit."""
     size = math.prod(column.shape)
+    if isinstance(values, Ragged):  # which has no mark of a missing row
+        rows: Any = values
+        values = [row if len(row) else MISSING for row in rows]
     if isinstance(values, np.ndarray) and values.shape[1:] == column.shape and values.dtype != object:
         array, within = _within(column.element, values.reshape(-1), text, strict)
         return array.reshape(len(values), *column.shape), _of_rows(within, np.repeat(np.arange(len(values)), size))
