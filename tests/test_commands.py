@@ -28,7 +28,7 @@ SHORT = {
     "--trials 50": "--trials 1",
     "--monitor val_auc": "--monitor val_auc --set fit.epochs=1",
     "yesterday.parquet": "visits.parquet",
-    "fit visits.yaml": "fit visits.yaml --set fit.epochs=2",  # three versions
+    "fit visits.yaml": "fit visits.yaml --set fit.epochs=1",
 }
 ELSEWHERE = {
     "launch -n 4 --max-restarts 3 python train.py": "restarts: tests/trainer/distributed/test_launch.py",
@@ -103,6 +103,8 @@ def test_versions(run):
     numbers = [str(version["number"]) for version in json.loads(listed)]
     assert len(numbers) >= 2
     for command in commands("versions.md"):
+        if "roll-back 8" in command:
+            run("versions runs/visits promote")  # there are two versions, and the older one is served
         run(re.sub(r"\b8[12]\d\b", numbers[-1], command).replace(f"roll-back {numbers[-1]}", f"roll-back {numbers[0]}"))
 
 

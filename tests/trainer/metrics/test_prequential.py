@@ -214,7 +214,7 @@ def test_rows_of_a_metric_without_merge_are_gathered(errors):
 
 
 def test_gathered_rows_are_bounded(errors, caplog):
-    window = PrequentialMetrics({"error": GatheredRows(MAE(), max_bytes=8 * 80)})
+    window = PrequentialMetrics({"error": GatheredRows(MAE(), max_bytes=16 * 80)})
     window.update(*errors)
     assert np.isnan(window.close_window()["window_error"])
     assert "MAE has no merge" in caplog.text
@@ -223,7 +223,7 @@ def test_gathered_rows_are_bounded(errors, caplog):
 
 
 def test_gathered_rows_are_bounded_over_all_processes(errors, caplog):
-    parts = [PrequentialMetrics({"error": GatheredRows(MAE(), max_bytes=8 * 80)}) for _ in range(3)]
+    parts = [PrequentialMetrics({"error": GatheredRows(MAE(), max_bytes=16 * 80)}) for _ in range(3)]
     for rank, part in enumerate(parts):  # 30 of 90 rows each
         part.update(*(column[rank::3] for column in errors))
     parts[0].put_window([part.take_window() for part in parts])

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...errors import ConfigurationError, did_you_mean
 from ...storage.cached_segments import local_files
 from ...streams.formats.column import Column
@@ -53,10 +55,19 @@ class DeclaredRows:
         with contextlib.closing(FileStream(self.path, Schema(present), end="at_last", dead_letter=aside)) as stream:
             for rows in parts_of(stream, size):
                 if rows.good:
-                    yield rows.columns
+                    yield {name: _masked(column, present.get(name)) for name, column in rows.columns.items()}
         report = aside.report()
         if report is not None:
             logger.warning("%s: %s", self.path, report)
+
+
+def _masked(values: Any, column: Column | None) -> Any:
+    """Return integers with a mask where they are missing, so that they can be read as raw rows again."""
+    from ...features.feature import NO_ID
+
+    if column is None or column.default != NO_ID or not (values == NO_ID).any():
+        return values
+    return np.ma.masked_equal(values, NO_ID)
 
 
 def require_column(path: str | Path, name: str, names: Sequence[str]) -> None:
