@@ -57,6 +57,8 @@ class Wait(Callback):
 class Answers(Callback):
     """Notes what a server answers after each version."""
 
+    end_order = 120  # after Publish
+
     def __init__(self, publish):
         self.publish, self.by_version, self.model = publish, {}, None
 

@@ -62,7 +62,7 @@ class DeclaredRows:
 
 
 def _masked(values: Any, column: Column | None) -> Any:
-    """Return integers with a mask where they are missing, so that they can be read as raw rows again."""
+    """Return integers masked where missing, to be read as raw rows again."""
     from ...features.feature import NO_ID
 
     if column is None or column.default != NO_ID or not (values == NO_ID).any():
