@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,6 +19,7 @@ from trainer.errors import ConfigurationError
 from .callback import Trainer
 
 SEPARATOR = ", "
+_SAME = 1e-4  # relative difference of float32 and float64 sums
 
 
 def say(text: str, file: TextIO | None = None) -> None:
@@ -35,6 +36,18 @@ def say(text: str, file: TextIO | None = None) -> None:
 def format_metrics(metrics: dict[str, float]) -> str:
     """Return ``"loss 0.1234, auc 0.7"``: values have four significant digits."""
     return SEPARATOR.join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def shown_once(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Leave out each loss that a metric repeats, as log_loss repeats cross-entropy."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if not (
+            (prefix := name.removesuffix("loss")) != name
+            and math.isclose(value, metrics.get(f"{prefix}log_loss", math.nan), rel_tol=_SAME)
+        )
+    }
 
 
 def writable(argument: str, folder: Path) -> None:

@@ -12,7 +12,17 @@ from trainer.checks import number
 
 from . import summary
 from .callback import Callback, Trainer
-from .output import SEPARATOR, Panel, fit_parts, format_metrics, in_notebook, monitored_metric, say, terminal_columns
+from .output import (
+    SEPARATOR,
+    Panel,
+    fit_parts,
+    format_metrics,
+    in_notebook,
+    monitored_metric,
+    say,
+    shown_once,
+    terminal_columns,
+)
 
 LEAST_SHOWN_WAIT = 0.1
 LEAST_BAR = 4  # columns
@@ -179,7 +189,7 @@ class ProgressBar(Callback):
         """Return the parts to show with their ranks, 0 for those shown at any width."""
         rate = (trainer.state.progress.samples_seen - self._samples) / max(time.monotonic() - self._start_time, 1e-9)
         # Until this run has results, the state holds those of an earlier run or of `evaluate`.
-        values = trainer.state.metrics if self._validated else {}
+        values = shown_once(trainer.state.metrics) if self._validated else {}
         if self._online:
             window = trainer.state.window or {}
             rate = window.get("rows_per_second", rate)  # of the latest window: a mean since the start hides a stall

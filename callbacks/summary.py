@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from .output import shown_once
+
 if TYPE_CHECKING:
     from .history import History
 
@@ -64,15 +66,17 @@ def results(history: History) -> list[tuple[str, float, float | None, int | None
 
 def lines(history: History, columns: int) -> list[str]:
     """Return last and best values as lines, broken only between words."""
-    ranked = results(history)[:SHOWN_METRICS]
+    ranked = results(history)
+    shown = shown_once({name: last for name, last, *_ in ranked})
+    ranked = [row for row in ranked if row[0] in shown][:SHOWN_METRICS]
     width = max((len(name) for name, *_ in ranked), default=0)
-    shown: list[str] = []
+    text_lines: list[str] = []
     for name, last, best, step, snapshot in ranked:
         text = f"{name:<{width}}  last {last:.4g}"
         if best is not None:
             text += f", best {best:.4g} at step {step:,}" + (f" in {snapshot}" if snapshot else "")
-        shown += wrapped(text, columns, indent=width + 2)
-    return shown
+        text_lines += wrapped(text, columns, indent=width + 2)
+    return text_lines
 
 
 def wrapped(text: str, columns: int, indent: int = 2) -> list[str]:

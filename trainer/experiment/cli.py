@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor("--device", metavar="NAME", help="try what MindSpore can do on cpu, gpu or ascend, in some minutes")
     doctor("--report", metavar="FILE", type=Path, help="write what --device found as a table; default: print it")
     for subparser in parsers.values():
+        subparser.add_argument("--verbose", action="store_true", help="log how tables and steps are grouped, too")
         subparser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
     return parser
 
@@ -126,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(leaving.code or 0)
     handler = Console()
     try:
-        with logging_to(handler):
+        with logging_to(handler, args.verbose):
             return _run(args)
     except (TrainerError, OSError) as error:
         if args.traceback:
@@ -265,7 +266,10 @@ def _evaluate(args: argparse.Namespace) -> None:
         from .runs.compare import table
 
         split, metrics = training_run.evaluate(config, checkpoint, args.split)
-    rows = [[f"{split} ({checkpoint})", "value"], *([name, f"{value:.6g}"] for name, value in metrics.items())]
+        from callbacks.output import shown_once
+
+    shown = shown_once(metrics)
+    rows = [[f"{split} ({checkpoint})", "value"], *([name, f"{value:.6g}"] for name, value in shown.items())]
     print("\n".join(table(rows)))
 
 

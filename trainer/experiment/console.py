@@ -65,7 +65,7 @@ class Console(logging.StreamHandler):
 
 
 @contextlib.contextmanager
-def logging_to(handler: logging.Handler) -> Iterator[None]:
+def logging_to(handler: logging.Handler, verbose: bool = False) -> Iterator[None]:
     """Show the package's log; silence MindSpore's, whose errors arrive as exceptions."""
     loggers = [logging.getLogger(name) for name in ("trainer", "callbacks", "mindspore_trainer")]
     levels = [logger.level for logger in loggers]
@@ -74,7 +74,7 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
         os.environ["GLOG_v"] = "4"  # noqa: SIM112 (MindSpore's spelling)
     for logger in loggers:
         logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
+        logger.setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
         yield
     finally:
@@ -87,10 +87,12 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
 
 def print_results(finished: Run) -> None:
     """Print the last and best metrics of a finished run, and its files."""
+    from callbacks.output import shown_once
+
     from .runs.compare import duration, number, table
 
     metrics = finished.metrics
-    results = {**metrics["results"], "steps": metrics["progress"]["global_step"]}
+    results = {**shown_once(metrics["results"]), "steps": metrics["progress"]["global_step"]}
     best = {("train_loss" if name == "loss" else name): values for name, values in metrics["best"].items()}
     rows = [["result", "last", "best", "at step", "in snapshot"]]
     for name, value in results.items():

@@ -115,7 +115,7 @@ def training_feed(
                 steps = int(trainer.group.gather(np.array([steps], np.int64)).min())
         steps = min([steps, *(StepMarks((n,)).call_size(0, steps) for n in marks.every)])
         trainer.sink_mode = f"graph loop of {steps} steps" if steps > 1 else "off: one step per call"
-        logger.info("sink mode: %s", trainer.sink_mode)
+        logger.debug("sink mode: %s", trainer.sink_mode)
         return steps
 
     feed_options = FeedOptions(

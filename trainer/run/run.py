@@ -323,7 +323,7 @@ def train(
         with trainer.builder.training():
             loop.train(run)
         if report := feed.report():
-            logger.info("%s; %d programs compiled so far", report, trainer.builder.programs)
+            logger.debug("%s; %d programs compiled so far", report, trainer.builder.programs)
     finally:
         feed.close()
         drained = state.stop_reason is not None and state.stop_reason.kind in ("stream_end", "idle")

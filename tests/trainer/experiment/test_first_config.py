@@ -120,12 +120,18 @@ def test_a_csv_is_trained_on_from_init_to_answers(folder, tmp_path, monkeypatch,
     assert "next: trainer fit 'my visits.yaml'" in capsys.readouterr().out
     assert main(["check", config]) == 0, capsys.readouterr()
     few = ["--set", "network.hidden=[4]", "--set", "network.dim=2"]
+    fit = ["fit", config, *few, "--set", "fit.epochs=8", "--set", "optimizer.init_args.learning_rate=0.01"]
+    assert main(fit) == 0, capsys.readouterr()
+    shown = "".join(capsys.readouterr())
+    assert "val_log_loss" in shown
+    for line in ("val_loss", "test_loss", "sparse tables", "sink mode", "programs compiled"):  # repeated, or internal
+        assert line not in shown
     for command in (
-        ["fit", config, *few, "--set", "fit.epochs=8", "--set", "optimizer.init_args.learning_rate=0.01"],
-        ["evaluate", "runs/my_visits", "--data", "visits.parquet"],
+        ["evaluate", "runs/my_visits", "--data", "visits.parquet", "--verbose"],
         ["predict", "runs/my_visits", "--data", "visits.jsonl", "--output", "answers.csv"],
     ):
         assert main(command) == 0, capsys.readouterr()
+    assert "sparse tables" in capsys.readouterr().err
     results = Run.read("runs/my_visits").metrics["results"]
     assert results["test_auc"] > 0.6
     with open("answers.csv") as file:

@@ -7,6 +7,8 @@ import html.parser
 import json
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import threading
 import urllib.error
@@ -389,6 +391,24 @@ def test_a_run_whose_newest_process_left_no_results_was_killed(runs, tmp_path):
     assert state() == "killed"
     (run / "metrics.json").unlink()
     assert state() == "killed"
+
+
+def test_watch_goes_on_serving_when_a_browser_goes_away(runs, capfd):
+    server = make_server([runs[1]], 0, 3)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        for _ in range(3):
+            with socket.create_connection(server.server_address) as browser:
+                browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+                browser.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        page = urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/").read()
+    finally:
+        server.shutdown()
+        server.server_close()  # waits for the threads of requests
+        thread.join()
+    assert b"</html>" in page
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_watch_serves_this_machine_alone_and_refreshes_while_the_run_goes_on(runs):

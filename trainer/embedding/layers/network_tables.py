@@ -98,7 +98,7 @@ class SparseTables(nn.Cell):
             f"{', '.join(name for name, table in self.tables.items() if table.width == width)}: {width} numbers per row"
             for width in dict.fromkeys(table.width for table in self.tables.values())
         )
-        _logger.info("%d sparse tables, read and updated as %d: %s", len(self.tables), len(layout.stacks), rows)
+        _logger.debug("%d sparse tables, read and updated as %d: %s", len(self.tables), len(layout.stacks), rows)
 
     def _decide(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
         """Hook: decide how rows are exchanged with other processes."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from callbacks.output import shown_once
 
 from ...errors import ConfigurationError
 from ...report.page import page
@@ -66,7 +69,7 @@ def run_data(run: Run, name: str) -> RunData:
         name=name,
         state=f"{state} ({reason})" if reason else state,
         record=record,
-        results=metrics.get("results", {}),
+        results=shown_once(metrics.get("results", {})),
         best=metrics.get("best", {}),
         facts=list(_facts(run, record)),
         config=flatten(run.config),
@@ -163,7 +166,14 @@ def make_server(folders: Sequence[str | Path], port: int, every: int) -> Threadi
         def log_message(self, *arguments: Any) -> None:
             """Do not log requests to the terminal."""
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    return _PageServer(("127.0.0.1", port), Handler)
+
+
+class _PageServer(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report errors of a request, except that the browser has gone away."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def _stamp(folders: Sequence[str | Path]) -> tuple[Any, ...]:
