@@ -16,14 +16,15 @@ EXTRAS = $(subst $(COMMA), ,$(shell sed -n 's/^EXTRAS = "\(.*\)"/\1/p' scripts/s
 COMMA := ,
 # Processes that share the tests. More than two gain little: MindSpore uses every core by itself.
 WORKERS ?= 2
+PYTEST = $(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # MindSpore warns on every start; only its errors matter here.
 export GLOG_v ?= 3
 
-.PHONY: help run demo test lint format bench chaos docs faults fuzz lock venv clean
+.PHONY: help run demo test test-long lint format bench chaos docs faults fuzz lock venv clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-8s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-9s %s\n", $$1, $$2 }'
 	@echo
 	@echo 'PYTHON=python3.12 make run    choose the interpreter (3.10, 3.11 or 3.12)'
 	@echo 'make test ARGS="-k auc"       hand arguments on'
@@ -34,8 +35,11 @@ run: venv ## train Wide & Deep on MovieLens-100K and compare it with two baselin
 demo: venv ## a shop that learns while it serves: HTTP, Redis, a kill, a version rolled back, and a picture of it all
 	@$(PY) -m examples.shop.demo $(ARGS)
 
-test: venv ## run all tests
-	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: venv ## run the tests, but for those of test-long
+	@$(PYTEST) -m "not long" $(ARGS)
+
+test-long: venv ## run the tests that are marked long: every kill, fault, page and benchmark
+	@$(PYTEST) -m long $(ARGS)
 
 lint: venv ## check style, formatting, which package imports which, and the types of the public API
 	@$(PY) -m ruff check .

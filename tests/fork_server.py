@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import select
+import signal
 import sys
 from pathlib import Path
 
@@ -55,6 +56,9 @@ def become(arguments, cwd, environment, output, errors):
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    # both are ignored in what `nohup` starts, or a script in its background
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return arguments
 
 

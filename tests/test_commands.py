@@ -19,6 +19,8 @@ import pytest
 
 from tests.trainer.experiment.test_first_config import make_table, write
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = re.compile(r"^(?:\$ )?(trainer (?:[^ \n]| (?!  ))+)", re.M)  # what follows several spaces explains it
 SHORT = {

@@ -13,6 +13,8 @@ import callbacks
 from scripts.yaml_reference import PAGE, reference
 from trainer.experiment.configuration.json_schema import experiment_schema
 
+pytestmark = pytest.mark.docs
+
 
 def test_the_site_builds_without_a_warning(project_root, tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

@@ -4,6 +4,8 @@ import ast
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 OWN = "WHOSE = 'the user'\n\nclass Marker:\n    pass\n"
 FIT = """
 import numpy as np

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.docs
+
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "other-frameworks.md").read_text("utf-8")
 PROGRAMS = dict(re.findall(r"^### ([^\n]+)\n\n```python\n(.*?)^```", PAGE, re.M | re.S))
 (PRINTED,) = re.findall(r"^```text\n(.*?)^```", PAGE, re.M | re.S)

@@ -22,6 +22,8 @@ from packaging.version import Version
 import trainer
 from trainer.experiment.cli import main
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def setup_cfg(project_root):
@@ -92,15 +94,15 @@ def test_another_python_is_refused_with_what_is_needed(project_root, tmp_path):
     assert "/no/such/python3.12" in missing.stderr
 
 
-def test_ci_runs_the_checks_and_the_tests(project_root):
+def test_ci_runs_the_checks_and_every_test_once(project_root):
     commands = [
         line for line in (project_root / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")
     ]
-    assert commands[:4] == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make lint", "make test && exit 0"]
-    assert commands[-1].startswith("exec make test ")
-    assert "--last-failed " in commands[-1]
-    dry = _make(project_root, "--dry-run", "test")
-    assert ".venv/bin/python -m pytest" in dry.stdout
+    assert commands[2:] == ["make lint", "exec make --keep-going test test-long"]
+    for target, marked in (("test", '-m "not long"'), ("test-long", "-m long")):
+        planned = _make(project_root, "--dry-run", target).stdout
+        (command,) = re.findall(r"^.venv/bin/python -m pytest .*", planned, re.M)
+        assert marked in command
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).resolve().parent.parent
 OWN_TABLE = ROOT / "docs" / "your-own-table.md"  # tests/test_your_own_table.py runs it
 PEERS = (

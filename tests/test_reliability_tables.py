@@ -4,6 +4,8 @@ import pytest
 
 from scripts.reliability_tables import PAGE, TABLES, written
 
+pytestmark = pytest.mark.docs
+
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_page_tells_what_the_command_finds(name):

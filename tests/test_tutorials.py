@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.docs
+
 TUTORIALS = Path(__file__).resolve().parent.parent / "docs" / "tutorials"
 NUMBER = re.compile(r"\d+\.\d+")
 

@@ -18,7 +18,10 @@ sys.path.insert(0, str(ROOT))  # benchmarks are not installed
 
 from benchmarks import lifetime, servers  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found through /proc")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found through /proc"),
+]
 PROGRAMS = {
     "run": ["benchmarks/run.py", "--quick", "--cases", "evaluation", "--output", "{folder}/out"],
     "chaos": ["benchmarks/chaos.py", "--source", "redis", "--rows", "4000"],

@@ -12,10 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks are not installed
 
 from benchmarks import serve_load, serve_model
 from benchmarks.serve_process import Server, wait_for_version
+
+pytestmark = pytest.mark.server
 
 CLIENTS = 4
 ANSWERS = 100  # before and after each change

@@ -6,6 +6,8 @@ import pytest
 
 from callbacks import LambdaCallback, ModelCheckpoint, PrometheusMonitor
 
+pytestmark = pytest.mark.server
+
 
 def scrape(port):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:

@@ -173,6 +173,7 @@ def test_tensorboards_own_reader_reads_all_of_it(fit, tmp_path):
     assert events.Scalars("val/auc")[-1].value == pytest.approx(trainer.state.metrics["val_auc"])
 
 
+@pytest.mark.server
 def test_tensorboards_server_lists_hyperparameters_with_final_and_best_metrics(fit, tmp_path, caplog):
     from tensorboard import program
 

@@ -13,6 +13,8 @@ import pytest
 from tests.dropin import table
 from tests.dropin.cases import all_cases
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def failures(project_root, tmp_path_factory):

@@ -19,6 +19,8 @@ from tests.trainer.distributed.test_recovery import CONFIG, MODULE
 from trainer import checkpoint
 from trainer.experiment.runs.run_folder import Run
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 
 

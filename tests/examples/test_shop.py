@@ -5,12 +5,15 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
+import pytest
 from sklearn.metrics import roc_auc_score
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # examples are not installed
 
 from examples.shop import picture, rows
 from examples.shop.terminal import draw_terminal
+
+pytestmark = [pytest.mark.process, pytest.mark.server]
 
 
 def test_auc_is_that_of_scikit_learn():

@@ -44,6 +44,7 @@ class TestOrder:
         assert checkpoint.find(tmp_path).state == {"again": True}
         assert os.listdir(tmp_path) == ["step_00000005"]
 
+    @pytest.mark.process
     def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(self, tmp_path):
         write(tmp_path, 5)
         script = (
@@ -115,6 +116,7 @@ class TestPrune:
             checkpoint.read(tmp_path / "step_00000003")
         assert checkpoint.find(tmp_path).step == (2 if damage == "replace" else 1)
 
+    @pytest.mark.process
     def test_leftovers_of_dead_writers_are_removed(self, tmp_path):
         write(tmp_path, 1)
         dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)

@@ -17,6 +17,8 @@ from trainer.checkpoint import folder_lock
 from trainer.checkpoint.folder_lock import LOCK, claim
 from trainer.errors import ConfigurationError, FolderInUseError
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 HOLD = """
 import os, sys, time

@@ -11,8 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from trainer import checkpoint
+
+pytestmark = pytest.mark.process
 
 KILLS = int(os.environ.get("TRAINER_TEST_KILLS", "20"))
 ROOT = Path(__file__).parents[3]

@@ -103,6 +103,7 @@ def ended_process():
     return process.pid
 
 
+@pytest.mark.process
 def test_a_rank_that_ends_before_its_part_leaves_the_former_snapshot(tmp_path):
     save(tmp_path, 1)
     shared = begin(tmp_path, 2, (os.getpid(), True), (ended_process(), True))
@@ -113,6 +114,7 @@ def test_a_rank_that_ends_before_its_part_leaves_the_former_snapshot(tmp_path):
     assert checkpoint.find(tmp_path).step == 1
 
 
+@pytest.mark.process
 def test_a_rank_that_ends_right_after_its_part_does_no_harm(tmp_path):
     shared = begin(tmp_path, 2, (ended_process(), True), (ended_process(), True))
     for rank in range(1, RANKS):
@@ -120,6 +122,7 @@ def test_a_rank_that_ends_right_after_its_part_does_no_harm(tmp_path):
     assert checkpoint.read(finish(tmp_path, 2, shared)).step == 2
 
 
+@pytest.mark.process
 def test_half_a_part_is_none(tmp_path):
     """The rank was killed while it wrote: the file is there, its note is not."""
     save(tmp_path, 1)

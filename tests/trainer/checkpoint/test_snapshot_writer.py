@@ -254,6 +254,7 @@ def flip(path: Path, position: int) -> None:
 
 
 class TestDiskTrouble:
+    @pytest.mark.process
     def test_a_full_disk_leaves_the_earlier_snapshots(self, tmp_path):
         with tmpfs(tmp_path / "disk", "256k") as disk:
             write(disk, 1)
@@ -264,6 +265,7 @@ class TestDiskTrouble:
             write(disk, 2)
             assert_holds(checkpoint.find(disk), 2)
 
+    @pytest.mark.process
     def test_a_file_size_limit_leaves_the_earlier_snapshots(self, tmp_path):
         write(tmp_path, 1)
         script = (
@@ -277,6 +279,7 @@ class TestDiskTrouble:
         assert "EFBIG" in done.stdout, done.stderr
         assert os.listdir(tmp_path) == ["step_00000001"]
 
+    @pytest.mark.process
     def test_a_read_only_folder_says_so(self, tmp_path):
         if os.geteuid() == 0:  # root passes permission bits: a read-only mount is needed
             with tmpfs(tmp_path / "disk", "1m") as disk:

@@ -310,6 +310,7 @@ np.savez(sys.argv[3], **t.content(trainer))
 """
 
 
+@pytest.mark.process
 def test_kill_9_loses_no_row_and_trains_none_twice(data, tmp_path):
     """Killed at random, resumed on deltas, and in the end the tables of a run nobody killed."""
     whole = content(online(data, None, sink_size=1))

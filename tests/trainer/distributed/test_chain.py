@@ -10,6 +10,8 @@ import pytest
 from tests.trainer.distributed import chain_program, jobs
 from trainer import checkpoint
 
+pytestmark = [pytest.mark.process, pytest.mark.server]
+
 
 @pytest.fixture(scope="module")
 def cluster():

@@ -5,6 +5,8 @@ import pytest
 
 from tests.trainer.distributed import columns_program
 
+pytestmark = pytest.mark.process
+
 PROGRAM = columns_program
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.trainer.distributed import divided_program, jobs
 
+pytestmark = pytest.mark.process
+
 CASES = ["tables", "both", "accumulated", "lists", "bags"]
 WITH_TABLES = ["tables", "both", "lists", "bags"]
 BY_CLOCK, BY_CALLS = "last_time", "plan"  # one process makes more calls, because its shapes change

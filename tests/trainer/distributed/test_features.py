@@ -8,6 +8,8 @@ from tests.trainer.experiment.test_first_config import make_table, write
 from trainer import checkpoint
 from trainer.experiment.cli import main
 
+pytestmark = pytest.mark.process
+
 PROGRAM = features_program
 
 

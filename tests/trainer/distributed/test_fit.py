@@ -6,6 +6,8 @@ import pytest
 from tests.trainer.distributed import fit_program
 from trainer import checkpoint
 
+pytestmark = pytest.mark.process
+
 PROGRAM = fit_program
 
 

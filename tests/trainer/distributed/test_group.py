@@ -11,6 +11,8 @@ import pytest
 from tests.trainer.distributed import jobs
 from trainer.distributed.group import join
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):

@@ -12,6 +12,8 @@ from trainer.distributed.watched_process import share_of_cores
 from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
 
+pytestmark = pytest.mark.process
+
 SCRIPT = """
 import os, signal, sys, time
 rank, folder = int(os.environ["MS_NODE_ID"]), sys.argv[1]

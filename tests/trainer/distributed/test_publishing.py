@@ -9,6 +9,8 @@ from tests.trainer.distributed import jobs, publish_program
 from tests.trainer.distributed.table_program import clicks
 from trainer.serving import ServedModel, Versions
 
+pytestmark = pytest.mark.process
+
 PROGRAM = publish_program
 SERVERS = []
 

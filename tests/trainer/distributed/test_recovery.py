@@ -10,6 +10,8 @@ from tests.trainer.distributed import jobs, kill_program
 from trainer import checkpoint
 from trainer.experiment.runs.run_folder import Run
 
+pytestmark = pytest.mark.process
+
 MODULE = """
 import os
 import signal

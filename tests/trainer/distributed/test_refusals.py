@@ -4,6 +4,8 @@ import pytest
 
 from tests.trainer.distributed import refusal_program
 
+pytestmark = pytest.mark.process
+
 PROGRAM = refusal_program
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.trainer.distributed import jobs, settings_program
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):

@@ -10,6 +10,8 @@ from tests.trainer.distributed import stream_program
 from trainer import checkpoint
 from trainer.streams.sources.folder_segments import lane_of
 
+pytestmark = pytest.mark.process
+
 ROWS = sum(stream_program.SEGMENTS)
 
 

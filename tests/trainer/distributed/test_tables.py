@@ -8,6 +8,8 @@ from trainer import checkpoint
 from trainer.embedding import RowAdagrad
 from trainer.serving.served_model import ServedModel
 
+pytestmark = pytest.mark.process
+
 PROGRAM = table_program
 prepare = table_program.main  # by one process: the two go on from its snapshot as well
 

@@ -1,5 +1,9 @@
 """Whoever uses no tables and no streams does not wait for them to be imported."""
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 PROGRAM = """
 import sys
 import numpy as np

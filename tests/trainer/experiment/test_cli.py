@@ -351,6 +351,7 @@ def wait_until(condition, process):
         time.sleep(0.02)
 
 
+@pytest.mark.process
 def test_sigterm_winds_the_run_up_and_it_can_be_resumed(project, forks, capsys):
     process = start(forks, ["fit", "configs/tumours.yaml"], "stopped", "fit.epochs=1000000")
     try:
@@ -385,6 +386,7 @@ def test_online_trains_on_a_stream_and_goes_on_where_it_stopped(project, capsys)
     assert "data.train: is missing; trainer fit needs it" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_run_is_not_resumed_twice_at_once(project, capsys, forks):
     (project / "configs" / "online.yaml").write_text(ONLINE)
     process = start(forks, ["online", "configs/online.yaml"], "twice", "online.max_steps=100000000")
@@ -435,6 +437,7 @@ def test_a_wrong_command_line_is_a_number_not_an_exit(capsys):
     assert "unrecognized arguments: --sett a=1; did you mean '--set'?" in shown
 
 
+@pytest.mark.process
 def test_help_does_not_import_mindspore():
     code = "import sys; from trainer.experiment.cli import main; main(['--help']); main(['compare', 'a', 'b']); "
     code += "sys.exit('mindspore' in sys.modules)"

@@ -5,6 +5,8 @@ import pytest
 from tests.trainer.distributed import jobs
 from trainer.experiment.commands import doctor_command as doctor
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def job():

@@ -11,6 +11,8 @@ import pytest
 from trainer.experiment.cli import main
 from trainer.experiment.runs.run_folder import Run
 
+pytestmark = pytest.mark.process
+
 MODULE = """
 import os
 import signal

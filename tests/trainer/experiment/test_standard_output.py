@@ -95,6 +95,7 @@ def test_predictions_that_cannot_be_written_are_named_with_their_file(project, c
     assert "/dev/full: the predictions cannot be written (" in capfd.readouterr().err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("reader", ["full disk", "gone"])
 def test_a_process_ends_with_the_code_of_its_command(reader):
     """Not with 120, which the interpreter gives when its last flush fails."""

@@ -64,6 +64,7 @@ def config(tmp_path_factory):
     return folder / "line.yaml"
 
 
+@pytest.mark.process
 def test_a_sweep_that_was_killed_goes_on_where_it_was(config, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "rates"
     command = [sys.executable, "-m", "mindspore_trainer", "sweep", str(config), "--output", str(folder)]

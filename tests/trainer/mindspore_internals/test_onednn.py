@@ -8,7 +8,7 @@ import pytest
 
 from trainer.mindspore_internals import cpu_kernels
 
-pytestmark = pytest.mark.skipif(not cpu_kernels.is_affected(), reason="needs a CPU with AVX-512")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(not cpu_kernels.is_affected(), reason="needs a CPU with AVX-512")]
 
 PROGRAM = """
 import logging

@@ -61,9 +61,10 @@ def uses(tree):
             yield node.lineno, "writing to asnumpy()"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_there_is_none(path):
-    assert list(uses(ast.parse(path.read_text()))) == []
+def test_there_is_none():
+    found = {path.relative_to(ROOT): list(uses(ast.parse(path.read_text()))) for path in FILES}
+    assert len(found) > 300
+    assert {path: lines for path, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,7 @@ setTimeout(check, 500);
 </script></body></html>"""
 
 
+@pytest.mark.server
 @pytest.mark.skipif(CHROMIUM is None, reason="needs the program chromium")
 @pytest.mark.parametrize("width", [390, 1400])
 def test_in_a_browser_it_fits_the_window_and_is_zoomed_by_keyboard(page, width, tmp_path):
@@ -393,6 +394,7 @@ def test_a_run_whose_newest_process_left_no_results_was_killed(runs, tmp_path):
     assert state() == "killed"
 
 
+@pytest.mark.server
 def test_watch_goes_on_serving_when_a_browser_goes_away(runs, capfd):
     server = make_server([runs[1]], 0, 3)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -411,6 +413,7 @@ def test_watch_goes_on_serving_when_a_browser_goes_away(runs, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.server
 def test_watch_serves_this_machine_alone_and_refreshes_while_the_run_goes_on(runs):
     server = make_server([runs[1]], 0, 3)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

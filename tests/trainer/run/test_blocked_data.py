@@ -14,6 +14,8 @@ import pytest
 
 from trainer import checkpoint
 
+pytestmark = pytest.mark.process
+
 SCRIPT = """
 import json, os, signal, sys, threading, time
 import numpy as np

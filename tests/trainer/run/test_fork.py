@@ -9,6 +9,8 @@ from mindspore import nn
 
 from trainer import Callback, ModelCheckpoint, Trainer, checkpoint
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def trainer(linear):

@@ -9,6 +9,8 @@ import pytest
 from trainer import checkpoint
 from trainer.serving.published import GRAPH, VERSION, Current, Folder
 
+pytestmark = pytest.mark.process
+
 SCRIPT = """
 import os, signal, sys, threading, time
 from pathlib import Path

@@ -59,6 +59,7 @@ def processes(tmp_path_factory, forks):
     return started
 
 
+@pytest.mark.process
 class TestProcesses:
     @pytest.mark.parametrize(("name", "code"), [("term", 143), ("hup", 129)])
     def test_sigterm_and_sighup_save_and_exit_with_128_and_their_number(self, name, code, processes):
@@ -90,6 +91,7 @@ with StopOnSignal(print), DATA_WAIT:
 """
 
 
+@pytest.mark.process
 def test_a_signal_to_one_run_is_not_taken_for_one_to_the_next(forks):
     ended = forks.start("-c", FOLLOWED)
     assert (ended.wait(), ended.output.read_text()) == (0, "SIGTERM\n"), ended.errors.read_text()

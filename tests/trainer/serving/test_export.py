@@ -23,6 +23,8 @@ from trainer.experiment.commands.serve_command import published_folder
 from trainer.models.retrieval import read_vectors
 from trainer.serving import ServedModel, export_model, read_features
 
+pytestmark = pytest.mark.process
+
 TABLE = make_rows()
 FURTHER = """
 more = np.load(folder.parent / "more.npz")

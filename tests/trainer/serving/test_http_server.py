@@ -29,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # benchmarks are not install
 
 from benchmarks.serve_process import Server
 
+pytestmark = pytest.mark.server
+
 TOKEN = "a-token-of-the-test"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 ARROW = "application/vnd.apache.arrow.stream"

@@ -252,6 +252,7 @@ def tmpfs(folder, size):
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("size", ["20k", "40k", "56k"], ids=["the graph", "the first version", "a later version"])
 def test_a_full_disk_leaves_no_litter_and_does_not_end_training(trained, tmp_path, caplog, size):
     trainer, _ = trained
@@ -282,6 +283,7 @@ trainer.online_train(clicks, callbacks=[Publish(sys.argv[1], every=1e-6, compact
 """
 
 
+@pytest.mark.process
 def test_what_kills_leave_is_removed_by_the_next_run(trained, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
     root = tmp_path / "root"

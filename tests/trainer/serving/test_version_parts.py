@@ -272,6 +272,7 @@ def test_rank_0_waits_for_a_part_that_is_still_computed(tmp_path):
     assert names(tmp_path) == ["v_00000001"]
 
 
+@pytest.mark.process
 def test_a_rank_that_ended_before_or_while_it_wrote_leaves_no_version(tmp_path):
     for written in ([], [ROWS]):
         shared = begin(tmp_path, 2, os.getpid(), ended_process())
@@ -287,6 +288,7 @@ def test_a_rank_that_ended_before_or_while_it_wrote_leaves_no_version(tmp_path):
         assert names(tmp_path) == []
 
 
+@pytest.mark.process
 def test_a_rank_that_ended_after_its_part_does_no_harm(tmp_path):
     shared = begin(tmp_path, 2, ended_process())
     contribute(VersionRows(some_rows(1), shared), 1, None)
@@ -321,6 +323,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.process
 def test_what_rank_0_leaves_when_it_is_killed_is_removed_by_the_next_run(whole, tmp_path):
     """Killed before one version was closed, and before the pointer moved to the next."""
     trainer, _ = whole
@@ -390,6 +393,7 @@ def test_what_is_sent_for_a_version_given_up_leaves_no_note(tmp_path):
     assert names(tmp_path) == []
 
 
+@pytest.mark.process
 def test_a_rank_that_ended_while_it_sent_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(version_parts, "NOTE_SECONDS", 0)
     shared, server = begin(tmp_path, 1, ended_process()), Sent()

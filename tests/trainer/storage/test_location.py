@@ -19,6 +19,8 @@ from trainer.masking import mask_text
 from trainer.storage.location import Location
 from trainer.streams import FileStream
 
+pytestmark = pytest.mark.server
+
 
 def lines(first, last):
     return "".join(json.dumps(row) + "\n" for row in make_rows(first, last)).encode()

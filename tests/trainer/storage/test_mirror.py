@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # benchmarks are not install
 
 from benchmarks.serve_process import Server
 
+pytestmark = pytest.mark.server
+
 CONFIG = """\
 experiment: table
 mirror: {url}

@@ -14,6 +14,8 @@ from trainer.storage.location import Location
 from trainer.storage.mirror import take_mirror
 from trainer.storage.mirror_pass import MirrorPass, named_in
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture
 def run_dir(tmp_path):

@@ -7,6 +7,8 @@ import pytest
 from trainer.errors import ConfigurationError, StreamError
 from trainer.streams import FileStream, KafkaStream, RedisStream, ReplayStream, Sharing
 
+pytestmark = pytest.mark.server
+
 NUMBERS = [1, 2, 4, 3, 1]  # processes, one after the other
 
 

@@ -10,6 +10,8 @@ from trainer.errors import ConfigurationError, StreamError
 from trainer.streams import KafkaStream, advance
 from trainer.streams.sources.kafka_client import RoundRobinMerger
 
+pytestmark = pytest.mark.server
+
 # Seconds; long enough for a busy machine, never waited for when things go well.
 LONG = 20.0
 

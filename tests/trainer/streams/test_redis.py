@@ -8,6 +8,8 @@ from trainer.errors import ConfigurationError, StreamError
 from trainer.streams import Column, RedisStream, Schema, advance
 from trainer.streams.sources.redis_removals import Removals
 
+pytestmark = pytest.mark.server
+
 
 def arrow_payload(rows):
     pa = pytest.importorskip("pyarrow")

@@ -9,6 +9,8 @@ from mindspore import nn
 from trainer import Callback, ModelCheckpoint, Trainer
 from trainer.streams import KafkaStream, RedisStream
 
+pytestmark = pytest.mark.server
+
 BATCH = 4
 
 
