@@ -40,14 +40,13 @@ logger = logging.getLogger(__name__)
 class GraphCall:
     """Run a cell as a graph; known shapes and dtypes call its program directly.
 
-    The first call with new shapes or dtypes compiles. The second checks that calling the program directly gives the
-    same outputs, and later calls do that; if outputs differ, all calls go through `compile_and_run`.
+    The first call with new shapes or dtypes compiles, and checks that calling the program directly gives the same
+    outputs. Later calls do that; if outputs differ, they go through `compile_and_run`.
     """
 
     def __init__(self, cell: nn.Cell) -> None:
         self.cell = cell
-        self._programs: dict[Any, str] = {}
-        self._unchecked: dict[Any, str | None] = {}
+        self._programs: dict[Any, str | None] = {}  # None: only `compile_and_run` gives the right outputs
         self.programs = 0  # looked up or compiled
         self.seconds = 0.0  # of the lookups and compilations, with the first run of each program
 
@@ -58,27 +57,13 @@ class GraphCall:
         program = self._programs.get(key)
         if program is not None:
             return execution.run(program, tensors)
-        return self._slowly(key, tensors)
-
-    def _slowly(self, key: Any, tensors: tuple[Tensor, ...]) -> Any:
-        if key not in self._unchecked:
-            began = time.perf_counter()
-            with compiling(self.cell):
-                outputs = self.cell.compile_and_run(*tensors)
-            self.programs += 1
-            self.seconds += time.perf_counter() - began
-            program = execution.program_of(self.cell) if execution.available() else None
-            self._unchecked[key] = program
-            if program in execution.known_good:
-                self._programs[key] = program
-            return outputs
-        program = self._unchecked[key]
-        if program is None:
-            return self.cell.compile_and_run(*tensors)
-        outputs, same = execution.checked(self.cell, program, tensors)
-        if same:
-            self._programs[key] = program
-        self._unchecked[key] = None
+        if key in self._programs:
+            return cell.compile_and_run(*tensors)
+        began = time.perf_counter()
+        with compiling(cell):
+            outputs, self._programs[key] = execution.compiled(cell, tensors)
+        self.programs += 1
+        self.seconds += time.perf_counter() - began
         return outputs
 
 

@@ -5,8 +5,8 @@ than half of a small step's host time. MindSpore has no public way to run a comp
 
 Relied on:
 - `_cell_graph_executor._graph_executor` takes (arguments, name of the program) and returns what the graph returns;
-  `_convert_python_data` turns that into Python objects; `Cell.phase_cache` maps `Cell.phase` to the program's name.
-  `checked` verifies for every program that `compile_and_run` itself does exactly that.
+  `_convert_python_data` turns that into Python objects. `compiled` verifies for every program that `compile_and_run`
+  itself does exactly that.
 - In graph mode calling a cell compiles it, and `set_context` changes the mode at once for the whole process. An
   operator that fails in eager mode is reported by a later one.
 - MindSpore runs graphs on threads that a fork does not copy, and starts no others: a graph in a child forked after the
@@ -28,8 +28,6 @@ from mindspore.graph import api as _api
 
 from ..errors import ConfigurationError
 from . import fall_back, public_only
-
-known_good: set[str] = set()  # names of the programs that passed `checked`
 
 
 class _Recorder:
@@ -56,43 +54,36 @@ def available() -> bool:
     return names_exist and not public_only()
 
 
-def program_of(cell: nn.Cell) -> str | None:
-    """Return the name of the program of `cell` in its current mode, or None."""
-    with contextlib.suppress(AttributeError, KeyError, TypeError):
-        return cell.phase_cache[cell.phase]
-    return None
+def compiled(cell: nn.Cell, tensors: tuple[Tensor, ...]) -> tuple[Any, str | None]:
+    """Call `compile_and_run`; return its outputs and a program that gives the same.
 
-
-def checked(cell: nn.Cell, program: str, tensors: tuple[Tensor, ...]) -> tuple[Any, bool]:
-    """Run `cell` by `compile_and_run`; return (outputs, whether `run` gives the same).
-
-    Costs about 0.5 ms more than `compile_and_run` of a compiled cell.
+    The name is the one that this call ran, never one from an earlier call: MindSpore numbers the shapes of arguments
+    and forgets a number when a network that was called with such shapes is deleted, so its next call of another network
+    of the same shapes compiles once more, under another name. None: only `compile_and_run` gives these outputs.
     """
+    if not available():
+        return cell.compile_and_run(*tensors), None
     holder = _api._cell_graph_executor
     recorder = _Recorder(holder._graph_executor)
     try:
         holder._graph_executor = recorder
     except (AttributeError, TypeError):
-        return cell.compile_and_run(*tensors), False
+        return cell.compile_and_run(*tensors), None
     try:
         outputs = cell.compile_and_run(*tensors)
     finally:
         holder._graph_executor = recorder.executor
-    same = False
     if len(recorder.calls) == 1:
-        arguments, name, raw = recorder.calls[0]
-        asked = name == program and len(arguments) == len(tensors)
-        asked = asked and all(a is b for a, b in zip(arguments, tensors, strict=True))
-        same = asked and _same(_finish(raw), outputs)
-    if same:
-        known_good.add(program)
-    else:
-        fall_back("a compiled program cannot be run by its name", "each call takes some 0.3 ms longer")
-    return outputs, same
+        arguments, program, raw = recorder.calls[0]
+        asked = len(arguments) == len(tensors) and all(a is b for a, b in zip(arguments, tensors, strict=True))
+        if asked and _same(_finish(raw), outputs):
+            return outputs, program
+    fall_back("a compiled program cannot be run by its name", "each call takes some 0.3 ms longer")
+    return outputs, None
 
 
 def run(program: str, tensors: tuple[Tensor, ...]) -> Any:
-    """Run a program that passed `checked`."""
+    """Run a program that `compiled` has returned."""
     return _finish(_api._cell_graph_executor._graph_executor(tensors, program))
 
 

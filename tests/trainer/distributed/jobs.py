@@ -50,6 +50,7 @@ def run_program(program, *arguments, **options):
     """Run a job of ``python PROGRAM ARGUMENTS``, which has to end well."""
     code, output = run("python", program, *arguments, **options)
     assert code == 0, output
+    assert "behaves unlike" not in output  # `fall_back`'s warning, on a MindSpore that is as it should be
 
 
 def wait_for(condition, seconds=60):
