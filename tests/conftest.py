@@ -40,6 +40,20 @@ LONG = (
 )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector):
+    """Take `long` from the cases that `@pytest.mark.long(but=[...])` names: `make test` runs those."""
+    made = yield
+    cases = {item.callspec.id: item for item in made if hasattr(item, "callspec")} if isinstance(made, list) else {}
+    for name, item in cases.items():
+        for mark in [mark for mark in item.own_markers if mark.name == "long" and "but" in mark.kwargs]:
+            if unknown := set(mark.kwargs["but"]) - set(cases):
+                raise collector.CollectError(f"{item.originalname} has {list(cases)}, but not {unknown}")
+            if name in mark.kwargs["but"]:
+                item.own_markers.remove(mark)
+    return made
+
+
 def pytest_collection_modifyitems(items):
     """Begin with the files of `LONG`, in that order."""
     places = {ROOT / "tests" / name: place for place, name in enumerate(LONG)}

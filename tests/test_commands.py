@@ -76,6 +76,7 @@ def test_every_page_with_commands_is_run():
     assert not re.findall(r"^    (?:\$ )?trainer \w+ .*", text, re.M), "commands in a block that names no language"
 
 
+@pytest.mark.long
 def test_sweeps(run, folder):
     first, *others, resumed = commands("seeing-a-run.md")[3:]
     assert len(others) == 2
@@ -88,6 +89,7 @@ def test_sweeps(run, folder):
         (folder / "sweeps" / "visits").rename(folder / "sweeps" / f"visits-{number}")
 
 
+@pytest.mark.long
 def test_export_and_the_scores_of_many_rows(run, folder):
     init, fit, export, predict = commands("export.md")
     assert (init, fit) == ("init visits.csv", "fit visits.yaml")  # done for all, with a smaller model
@@ -100,6 +102,7 @@ def test_export_and_the_scores_of_many_rows(run, folder):
     assert pyarrow.parquet.read_table(folder / "scores.parquet").column_names[:2] == ["row", "user_id"]
 
 
+@pytest.mark.long
 def test_versions(run):
     listed = run("versions runs/visits", "--json")
     numbers = [str(version["number"]) for version in json.loads(listed)]
@@ -110,6 +113,7 @@ def test_versions(run):
         run(re.sub(r"\b8[12]\d\b", numbers[-1], command).replace(f"roll-back {numbers[-1]}", f"roll-back {numbers[0]}"))
 
 
+@pytest.mark.long
 def test_two_processes_are_launched(run):
     here = [command for command in commands("scaling.md") if command not in ELSEWHERE]
     assert len(here) == 1
@@ -125,6 +129,7 @@ def ready(url):
         return False
 
 
+@pytest.mark.long
 def test_a_server_answers_what_the_page_asks(run, folder, installed_forks):
     (command,) = commands("serving.md")
     page = (ROOT / "docs" / "serving.md").read_text("utf-8")

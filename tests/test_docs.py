@@ -16,6 +16,7 @@ from trainer.experiment.configuration.json_schema import experiment_schema
 pytestmark = pytest.mark.docs
 
 
+@pytest.mark.long
 def test_the_site_builds_without_a_warning(project_root, tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
@@ -63,6 +64,7 @@ def test_the_readme_names_every_extra_and_fits_two_screens(project_root):
         assert not re.search(r"^\|[ :]*--", readme, re.M), f"{name}: tables of figures are in docs/"
 
 
+@pytest.mark.long
 def test_the_long_description_has_links_that_a_package_index_can_follow(project_root, tmp_path):
     """Of a source archive, which holds the metadata, as twine checks it."""
     import shutil

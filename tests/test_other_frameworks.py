@@ -43,6 +43,7 @@ def test_every_program_of_the_page_has_a_test():
     assert PAGE.count("```python") == len(PROGRAMS)
 
 
+@pytest.mark.long(but=["Here"])
 @pytest.mark.parametrize("name", ["Plain MindSpore", "Here"])
 def test_mindspore_prints_the_losses_of_the_page(name, tmp_path, installed_forks):
     (tmp_path / "program.py").write_text(PROGRAMS[name], encoding="utf-8")
@@ -51,6 +52,7 @@ def test_mindspore_prints_the_losses_of_the_page(name, tmp_path, installed_forks
     assert done.output.read_text() == PRINTED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PACKAGES)
 def test_another_framework_prints_the_losses_of_the_page(name, tmp_path):
     named = [*os.environ.get("PEER_PYTHONS", "").split(os.pathsep), os.environ.get("BENCHMARK_PEERS", "")]

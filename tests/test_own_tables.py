@@ -14,6 +14,7 @@ METRICS = {"clicks": ["auc", "log_loss"], "classes": ["log_loss", "accuracy"], "
 HIGHER = ("auc", "accuracy", "recall_10")
 
 
+@pytest.mark.long(but=["clicks"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_result_is_at_or_above_the_baseline(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -4,7 +4,7 @@ import pytest
 
 from scripts.reliability_tables import PAGE, TABLES, written
 
-pytestmark = pytest.mark.docs
+pytestmark = [pytest.mark.docs, pytest.mark.long]
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -109,6 +109,7 @@ def run_source(folder: Path, source: str, kills: int, terms: int) -> chaos.Resul
     return result
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.usefixtures("_soon_started")
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and SIGTERM")
@@ -118,6 +119,7 @@ def test_kills_of_a_fit_lose_nothing_repeat_nothing_and_change_no_bit(tmp_path):
     assert result.resumes + result.restarts == 4
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.usefixtures("_soon_started")
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and SIGTERM")

@@ -48,6 +48,7 @@ def of_program(process):
     return token
 
 
+@pytest.mark.long(but=["chaos-SIGKILL"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_that_is_ended_leaves_no_process_and_no_folder(program, number, tmp_path):

@@ -16,7 +16,7 @@ from benchmarks import servers  # noqa: E402
 from benchmarks.cases import online  # noqa: E402
 from trainer import Trainer  # noqa: E402
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.long]
 
 BATCHES = 8
 SECONDS = 30.0

@@ -11,6 +11,7 @@ from examples.last_films import last_films
 from examples.movielens import load
 
 
+@pytest.mark.long
 def test_the_network_that_reads_the_last_films_trains_on_the_rows_of_a_split():
     columns = {name: column[:3000] for name, column in load().items()}
     parts = split({**columns, **last_films(columns)}, "time")
@@ -18,6 +19,7 @@ def test_the_network_that_reads_the_last_films_trains_on_the_rows_of_a_split():
     assert 0.5 < fitted_sequence("attention", parts, seed=1, epochs=1)["rmse"] < 2
 
 
+@pytest.mark.long
 def test_labels_and_counts_are_measured_beside_their_regressions():
     columns = {name: column[::10] for name, column in load().items()}
     figures = quality_targets.labels(split(columns, "random"), seed=1, epochs=1)
@@ -50,6 +52,7 @@ def test_a_table_gives_means_and_spreads():
     ]
 
 
+@pytest.mark.long
 def test_models_train_on_eight_tenths_of_the_ratings_other_than_3():
     table = quality_models.prepared({name: column[:20_000] for name, column in load().items()})
     train, test = quality_models.split(table, "deepfm")

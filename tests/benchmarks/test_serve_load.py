@@ -48,6 +48,7 @@ class Balancer:
         raise AssertionError("no replica answered within 60 s")
 
 
+@pytest.mark.long
 def test_replicas_answer_every_request_while_they_end_and_restart(tmp_path):
     published, rows = tmp_path / "published", serve_model.pool(200)
     trained = serve_load.Trained(published, 2.0)

@@ -28,6 +28,7 @@ def contenders():
     return made
 
 
+@pytest.mark.long
 def test_ratios_of_times_are_reported(contenders, record_property):
     windows = {name: [contender.window() for _ in range(3)] for name, contender in contenders.items()}
     values = {name: [w["seconds"] / w["steps"] * 1e6 for w in found] for name, found in windows.items()}
@@ -39,6 +40,7 @@ def test_ratios_of_times_are_reported(contenders, record_property):
     assert any(mlp.SUNK in line and " / " in line for line in lines)
 
 
+@pytest.mark.long
 def test_wide_and_deep_computes_what_model_computes(record_property):
     options = {"batch": 64, "rows": 20_000, "steps": 8}
     ours, model = (wide_deep.make(name, options) for name in (wide_deep.DENSE, wide_deep.MODEL))

@@ -81,6 +81,7 @@ def test_histograms_of_weights_are_written_when_asked_for(fit, tmp_path):
     assert f"weights/{weight.name}" in events
 
 
+@pytest.mark.long
 def test_mlflow_holds_metrics_parameters_and_the_state_of_the_run(fit, tmp_path):
     from mlflow.tracking import MlflowClient
 
@@ -101,6 +102,7 @@ def test_mlflow_holds_metrics_parameters_and_the_state_of_the_run(fit, tmp_path)
     assert client.get_run(failing.run_id).info.status == "FAILED"
 
 
+@pytest.mark.long
 def test_weights_and_biases_gets_the_run_offline(fit, tmp_path):
     logger = WandbLogger(log_snapshots=True, mode="offline", options={"settings": {"silent": True}})
     fit(logger, ModelCheckpoint(), epochs=2)

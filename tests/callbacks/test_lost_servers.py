@@ -65,6 +65,7 @@ def at(step, action):
     return LambdaCallback(on_train_step_end=hook)
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_a_server_that_goes_away_in_mid_run_ends_no_run_and_gets_every_point_when_it_is_back(
     fit, server, tmp_path, caplog
@@ -150,6 +151,7 @@ os._exit(0)  # wandb's own handlers at exit wait for the process that is gone
 """
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_the_process_of_weights_and_biases_may_die(tmp_path):
     own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}  # no process of others

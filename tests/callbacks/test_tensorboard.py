@@ -71,6 +71,7 @@ def test_a_resumed_run_discards_what_was_written_after_its_snapshot(fit, tmp_pat
     assert list(read(tmp_path / "tensorboard")["train/loss"]) == [4, 8, 12, 16]
 
 
+@pytest.mark.long(but=["4"])
 @pytest.mark.parametrize("sink_size", [1, 4])
 def test_norms_are_those_of_the_step_and_change_no_bit(cancer, tmp_path, sink_size):
     x, y = cancer["train"]["x"], cancer["train"]["y"]
@@ -173,6 +174,7 @@ def test_tensorboards_own_reader_reads_all_of_it(fit, tmp_path):
     assert events.Scalars("val/auc")[-1].value == pytest.approx(trainer.state.metrics["val_auc"])
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_tensorboards_server_lists_hyperparameters_with_final_and_best_metrics(fit, tmp_path, caplog):
     from tensorboard import program
@@ -203,6 +205,7 @@ def test_tensorboards_server_lists_hyperparameters_with_final_and_best_metrics(f
     assert values["hparam/best_val_auc"] == pytest.approx(trainer.history.best["val_auc"].value)
 
 
+@pytest.mark.long
 def test_calls_without_an_update_have_no_norms(cancer, tmp_path, monkeypatch):
     norms = []
     monkeypatch.setattr(
@@ -227,6 +230,7 @@ def test_a_picture_that_cannot_be_drawn_ends_no_run(fit, caplog, monkeypatch):
     assert caplog.text.count("no more curves are drawn: ZeroDivisionError") == 1
 
 
+@pytest.mark.long(but=["8"])
 @pytest.mark.parametrize("sink_size", [1, 8])
 def test_accumulated_micro_batches_are_logged_at_their_optimizer_step(cancer, tmp_path, sink_size):
     network = nn.Dense(30, 1)

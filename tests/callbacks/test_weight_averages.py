@@ -61,6 +61,7 @@ def expected(history, rule):
     return result
 
 
+@pytest.mark.long(but=["rule0-options0"])
 @pytest.mark.parametrize(
     ("rule", "options"),
     [
@@ -121,6 +122,7 @@ def test_the_averages_of_a_snapshot_are_loaded_where_that_is_asked_for(averaged)
         np.testing.assert_array_equal(weights(trainer)[name], value, err_msg=name)
 
 
+@pytest.mark.long
 def test_snapshots_with_and_without_averages_are_exchanged(averaged, tmp_path):
     _, _, folder = averaged
     snapshot = folder / "checkpoints" / "step_00000012"
@@ -181,6 +183,7 @@ def test_the_best_averages_are_restored_where_a_validation_measured_them():
     assert trainer.evaluate(DATA, batch_size=4)["loss"] == pytest.approx(stopping.best, rel=1e-6)
 
 
+@pytest.mark.long
 def test_an_exported_model_has_the_averages(tmp_path):
     trainer = make()
     fit(trainer, EMA(0.9))

@@ -29,12 +29,14 @@ def failures(project_root, tmp_path_factory):
     return {case.get("name"): case[0].text if len(case) else None for case in cases}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", all_cases())
 def test_as_mindspores_own(name, failures):
     failure = failures[f"test_as_mindspores_own[{name}]"]
     assert failure is None, failure
 
 
+@pytest.mark.long
 def test_every_case_ran(failures):
     assert len(failures) == len(all_cases())
 

@@ -61,6 +61,7 @@ def make(learning_rate=5e-3):
     return Trainer(network, nn.BCEWithLogitsLoss(), optimizer, {"auc"}, seed=1)
 
 
+@pytest.mark.long
 def test_a_model_approaches_the_best_auc_from_below():
     held_out = criteo(10**12, 20_000, **SMALL)
     # on the same rows, so that the luck of their labels is the same for both
@@ -75,6 +76,7 @@ def test_a_model_approaches_the_best_auc_from_below():
     assert best - found[0] > 0.02
 
 
+@pytest.mark.long
 def test_a_run_is_resumed_at_the_very_row(tmp_path):
     def train(steps, **options):
         trainer = make()

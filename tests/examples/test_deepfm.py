@@ -6,6 +6,8 @@ import pytest
 
 from trainer.experiment.cli import main
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def _in_project(project_root, monkeypatch):

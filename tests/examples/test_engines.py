@@ -19,7 +19,7 @@ from tests.trainer.distributed.test_recovery import CONFIG, MODULE
 from trainer import checkpoint
 from trainer.experiment.runs.run_folder import Run
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 

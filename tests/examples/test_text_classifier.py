@@ -25,6 +25,7 @@ def test_the_parts_are_real_texts_and_share_none(texts):
     assert len(both) < 0.05 * len(held_out["label"])  # a few docstrings stand in several files
 
 
+@pytest.mark.long
 def test_vectors_of_related_words_point_the_same_way(texts, tmp_path):
     vectors = word_vectors(texts[0]["words"])
     unit = {word: vector / np.linalg.norm(vector) for word, vector in vectors.items()}
@@ -38,6 +39,7 @@ def test_vectors_of_related_words_point_the_same_way(texts, tmp_path):
     np.testing.assert_allclose(read[1], vectors["rows"] / 2, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_it_tells_the_topics_of_files_it_has_never_seen(tmp_path):
     accuracy = train(tmp_path, epochs=4)
     assert accuracy["majority"] < 0.5

@@ -35,6 +35,7 @@ def test_scores_are_those_of_scikit_learn(parts):
     assert baselines.log_loss(test["label"], p) == pytest.approx(exact_log_loss(test["label"], p), abs=1e-9)
 
 
+@pytest.mark.long
 def test_the_experiment_beats_both_and_tells_where_everything_is(
     project_root, from_parquet, tmp_path, capsys, monkeypatch
 ):

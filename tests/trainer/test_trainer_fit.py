@@ -82,6 +82,7 @@ class TestWhatMayBePassed:
         np.testing.assert_allclose(weight_of(network), reference, atol=1e-7)
         assert 0.3 < history.history["loss"][0] < 0.8
 
+    @pytest.mark.long(but=["UsersStep"])
     @pytest.mark.parametrize("kind", [nn.TrainOneStepCell, UsersStep, PlainStep])
     def test_a_network_that_is_a_whole_step(self, kind, linear, batches, reference):
         network = WithLoss(linear(), only_loss=True)
@@ -314,6 +315,7 @@ class TestNothingGlobalChanges:
 
 
 class TestCompile:
+    @pytest.mark.long(but=["4"])
     @pytest.mark.parametrize("sink_size", [1, 4])
     def test_ahead_of_time_changes_nothing_and_is_what_fit_runs(self, sink_size, mlp, batches, values, same):
         network = mlp()

@@ -81,6 +81,14 @@ def global_state():
     return mindspore.get_seed(), ms_dataset.config.get_seed(), random.getstate()[1], np.random.get_state()[1].tolist()
 
 
+@pytest.mark.long(
+    but=[
+        "arrays-mindspore",
+        "a buffer-dataset",
+        "drawn with replacement-mindspore",
+        "moved at random in Python-dataset",
+    ]
+)
 @pytest.mark.parametrize("set_seed", [mindspore.set_seed, ms_dataset.config.set_seed], ids=["mindspore", "dataset"])
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_losses_and_all_that_is_global_are_those_of_mindspore(models, pipeline, set_seed):

@@ -155,6 +155,7 @@ def by_hand():
     return fitted({"history": padded, "history_mask": mask, "y": labels}, batch_size=8)
 
 
+@pytest.mark.long(but=["lists"])
 @pytest.mark.parametrize("kind", ["lists", "arrow table", "batches"])
 def test_a_network_with_a_mask_trains_as_on_arrays_padded_by_hand(kind, by_hand, caplog):
     rows, labels = histories()
@@ -197,6 +198,7 @@ class TableOfHistory(nn.Cell):
         return self.head((self.table(history) * weight).sum(1))
 
 
+@pytest.mark.long(but=["sparse"])
 @pytest.mark.parametrize("mode", ["dense", "sparse"])
 def test_tables_take_batches_longer_and_shorter_than_the_first(mode):
     rows = [[1, 2, 3]] * 4 + [[4]] * 4 + [[5, 6, 7, 8, 9]] * 4

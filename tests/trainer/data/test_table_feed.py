@@ -93,6 +93,7 @@ def test_eight_steps_a_call_are_eight_single_steps(data, reference):
     assert np.abs(reference["bias rows"][1:, 0]).min() > 0
 
 
+@pytest.mark.long
 def test_float16_with_accumulation_comes_to_the_same_sunk_and_resumed(data, tmp_path):
     options = {"amp_level": "O2", "gradient_accumulation_steps": 4, "clip_norm": 1.0}
     whole = content(fit(data, callbacks=[ModelCheckpoint(tmp_path, every=3, keep_last=None)], sink_size=1, **options))
@@ -169,6 +170,7 @@ def texts(data):
     return rows, content(trainer)
 
 
+@pytest.mark.long(but=["4"])
 @pytest.mark.parametrize("sink_size", [1, 4])
 def test_text_of_another_width_in_every_batch_is_trained_like_text_of_one_width(texts, sink_size):
     rows, expected = texts
@@ -183,6 +185,7 @@ def test_text_of_another_width_in_every_batch_is_trained_like_text_of_one_width(
     assert_same(content(trainer), expected)
 
 
+@pytest.mark.long
 def test_text_of_another_width_in_every_file_is_trained_like_text_of_one_width(texts, tmp_path):
     rows, expected = texts
     count = range(len(rows["ids"]))
@@ -208,6 +211,7 @@ def test_reading_unknown_ids_gives_the_default_row_and_keeps_nothing(data, train
     assert_same(content(trained), reference)
 
 
+@pytest.mark.long
 def test_tables_and_dense_parameters_have_optimizers_of_their_own(data):
     network = Taste(optimizer=RowAdagrad(lr=0.5))
     trained = content(fit(data, network=network, sink_size=8, lr=0.0))

@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.distributed import chain_program, jobs
 from trainer import checkpoint
 
-pytestmark = [pytest.mark.process, pytest.mark.server]
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.server]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 
 from tests.trainer.distributed import columns_program
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 PROGRAM = columns_program
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.trainer.distributed import divided_program, jobs
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 CASES = ["tables", "both", "accumulated", "lists", "bags"]
 WITH_TABLES = ["tables", "both", "lists", "bags"]

@@ -8,7 +8,7 @@ from tests.trainer.experiment.test_first_config import make_table, write
 from trainer import checkpoint
 from trainer.experiment.cli import main
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 PROGRAM = features_program
 

@@ -9,7 +9,7 @@ from tests.trainer.distributed import jobs, publish_program
 from tests.trainer.distributed.table_program import clicks
 from trainer.serving import ServedModel, Versions
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 PROGRAM = publish_program
 SERVERS = []

@@ -106,6 +106,7 @@ def test_a_killed_job_is_resumed_and_ends_as_if_nothing_had_happened(project):
     assert metrics[0]["results"] == metrics[1]["results"]
 
 
+@pytest.mark.long
 def test_a_job_with_unequal_parts_is_resumed_inside_an_epoch_after_one_process_has_run_out(project):
     """Twelve batches and five: four updates of three batches; rank 1 is killed after the second, without rows left."""
     names = ("undisturbed", "killed")
@@ -138,6 +139,7 @@ def rows_of(tensors):
     return found
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_inside_a_step_of_a_sunk_call_ends_the_job_and_is_named():
     """The others wait inside the graph for its gradients: no collective's half an hour ends that."""
     code, output = jobs.run("python", kill_program.__file__)

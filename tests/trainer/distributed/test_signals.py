@@ -7,7 +7,7 @@ import pytest
 
 from tests.trainer.distributed import jobs, signal_program
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from tests.trainer.distributed import step_program
 from tests.trainer.distributed.test_fit import of
 from trainer import Trainer, checkpoint
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 PROGRAM = step_program
 CASES = ["plain", "single calls", "scaled", "interrupted", "resumed", "stream"]

@@ -67,6 +67,7 @@ def straight():
     return content(run)
 
 
+@pytest.mark.long(but=["True"])
 @pytest.mark.parametrize("background", [False, True])
 def test_a_chain_of_deltas_resumes_bit_for_bit(straight, tmp_path, background):
     saving = SaveEach(tmp_path, (8, 16, 18), background)
@@ -113,6 +114,7 @@ def test_rolling_back_puts_the_rows_back(tmp_path):
     assert after[3] == before[3]
 
 
+@pytest.mark.long
 def test_weights_alone_bring_the_rows_along(tmp_path):
     run = trainer()
     fit(run, stop=4, callbacks=[SaveEach(tmp_path, (4,))])

@@ -117,6 +117,7 @@ class Words(nn.Cell):
         return self.head(self.words(ids).reshape(ids.shape[0], -1)).reshape(-1)
 
 
+@pytest.mark.long(but=["True"])
 @pytest.mark.parametrize("trainable", [True, False])
 def test_given_vectors_learn_only_if_they_may(trainable):
     ms.set_seed(0)
@@ -134,6 +135,7 @@ def test_given_vectors_learn_only_if_they_may(trainable):
     assert np.isfinite(trainer.predict(np.array([[50, 2]]))).all()
 
 
+@pytest.mark.long(but=["True"])
 @pytest.mark.parametrize("in_file", [False, True])
 def test_rows_put_before_the_first_training_are_trained(in_file, tmp_path):
     network = Summed(4, path=tmp_path / "rows" if in_file else None)
@@ -177,6 +179,7 @@ def test_trainers_of_one_network_see_each_others_rows_whatever_the_size_of_their
         np.testing.assert_array_equal(own, read)
 
 
+@pytest.mark.long(but=["each batch"])
 @pytest.mark.parametrize("steps", [1, 2], ids=["each batch", "accumulated"])
 def test_a_large_batch_leaves_no_large_buffers_behind(steps):
     def trainer_of(network):

@@ -50,6 +50,7 @@ def some_rows(rng):
 
 
 # Dense Adam and FTRL move rows without a gradient too, so they agree where every step touches the row.
+@pytest.mark.long(but=["adam", "ftrl"])
 @pytest.mark.parametrize(
     ("make_dense", "row_optimizer", "touched"),
     [

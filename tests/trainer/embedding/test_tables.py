@@ -168,6 +168,7 @@ def test_sgd_equals_an_ordinary_dense_embedding():
     assert embedding.dim == DIM
 
 
+@pytest.mark.long(but=["straddling windows"])
 @pytest.mark.parametrize("per_call", [6, 4], ids=["whole windows", "straddling windows"])
 def test_accumulating_equals_one_big_batch(per_call, big_batches):
     _, ids, labels = data()
@@ -291,6 +292,7 @@ def one_by_one():
     return fields_trained(OwnSGD, 6)
 
 
+@pytest.mark.long(but=["5-Groups"])
 @pytest.mark.parametrize(("per_call", "build"), [(1, Fields), (5, Fields), (5, Groups)])
 def test_many_tables_are_read_and_updated_as_one_and_train_as_they_would_alone(per_call, build, one_by_one):
     (alone, _, separate), expected = one_by_one

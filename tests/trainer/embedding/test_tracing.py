@@ -139,6 +139,7 @@ class BehindBatchNorm(nn.Cell):
         return self.head(ops.concat(found, 1)).reshape(-1) + 1000 * low
 
 
+@pytest.mark.long(but=["O2"])
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_vectors_have_the_dtype_that_mindspores_embedding_gives_at_each_amp_level(level):
     rng = np.random.default_rng(0)

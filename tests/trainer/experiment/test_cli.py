@@ -165,6 +165,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(finished, capsys):
     assert "learning_rate" not in table
 
 
+@pytest.mark.long
 def test_runs_are_listed_and_any_number_of_them_compared(finished, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     for name, rate in (("slow", 0.001), ("fast", 0.1)):
@@ -196,6 +197,7 @@ def test_runs_are_listed_and_any_number_of_them_compared(finished, capsys, monke
     assert "two run folders or more" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_on_a_terminal_results_are_shown_once_and_lines_break_between_words(project, monkeypatch):
     name = "a-run-with-a-name-of-some-length"
     words = ["fit", "configs/tumours.yaml", "--set", f"run_dir=runs/{name}"]
@@ -269,6 +271,7 @@ def test_a_run_needs_the_path_that_it_began_from_no_more(finished, project):
 SEVERAL = "{val_auc: 0.7, val_loss: 0.3}"
 
 
+@pytest.mark.long
 def test_several_metrics_with_weights_stop_a_run_and_rank_its_snapshots(project):
     stopping = f"{{class_path: callbacks.EarlyStopping, init_args: {{monitor: {SEVERAL}, patience: 2, min_delta: 9}}}}"
     ranking = f"{{class_path: callbacks.ModelCheckpoint, init_args: {{monitor: {SEVERAL}}}}}"
@@ -351,6 +354,7 @@ def wait_until(condition, process):
         time.sleep(0.02)
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_sigterm_winds_the_run_up_and_it_can_be_resumed(project, forks, capsys):
     process = start(forks, ["fit", "configs/tumours.yaml"], "stopped", "fit.epochs=1000000")
@@ -386,6 +390,7 @@ def test_online_trains_on_a_stream_and_goes_on_where_it_stopped(project, capsys)
     assert "data.train: is missing; trainer fit needs it" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_run_is_not_resumed_twice_at_once(project, capsys, forks):
     (project / "configs" / "online.yaml").write_text(ONLINE)

@@ -161,6 +161,7 @@ def test_nothing_is_replaced_unless_that_is_asked_for(folder, tmp_path, monkeypa
     assert main(["init", data, "--force"]) == 0
 
 
+@pytest.mark.long(but=["deepfm", "din", "mmoe", "two_tower"])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_gets_a_configuration_that_can_be_built(model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -242,6 +243,9 @@ def test_numbers_that_begin_with_zeros_are_codes(tmp_path, codes):
     assert summarize(write(numbers, tmp_path / "numbers.csv")).column("zip").kind == "number"
 
 
+@pytest.mark.long(
+    but=[".csv-values0-classes0-float32", ".jsonl-values4-classes4-int32", ".parquet-values2-classes2-float32"]
+)
 @pytest.mark.parametrize(
     ("values", "classes", "numbers"),
     [

@@ -5,7 +5,7 @@ import pytest
 from tests.trainer.distributed import jobs
 from trainer.experiment.commands import doctor_command as doctor
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

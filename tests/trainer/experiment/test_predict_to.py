@@ -91,6 +91,7 @@ def check(path, expected, columns=("row", "user", "prediction")):
     assert not os.path.exists(f"{path}.parts")
 
 
+@pytest.mark.long(but=["csv"])
 @pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])
 def test_kept_columns_stand_beside_the_probabilities(expected, ending, capsys):
     path = f"scores.{ending}"
@@ -105,6 +106,7 @@ def test_other_columns_are_kept_where_they_are_named(expected):
     assert [row["city"] for row in read("named.jsonl")] == [city for _, _, city, _, _ in table(ROWS, ROWS)]
 
 
+@pytest.mark.long(but=["jsonl"])
 @pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])
 def test_lists_and_missing_numbers_are_kept(expected, project, ending):
     rows = table(6, 0)
@@ -157,6 +159,7 @@ def test_a_kill_between_the_last_part_and_the_file_loses_nothing(expected, proje
     check("late.csv", expected)
 
 
+@pytest.mark.long(but=["parquet"])
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_a_failure_while_the_parts_become_the_file_shows_no_half_of_it(expected, project, monkeypatch, ending, capsys):
     command = ["predict", "runs/table", "--to", f"torn.{ending}", "--part-rows", "8000"]

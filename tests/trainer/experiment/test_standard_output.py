@@ -67,6 +67,7 @@ def test_a_training_is_good_without_it(buffering, project, capfd):
     assert not [line for line in told if line.startswith("error")]
 
 
+@pytest.mark.long(but=["buffered-command0", "line by line-command2"])
 @pytest.mark.parametrize(
     "command", [["evaluate", "full.yaml"], ["predict", "full.yaml"], ["check", "full.yaml"], ["runs"]]
 )
@@ -95,6 +96,7 @@ def test_predictions_that_cannot_be_written_are_named_with_their_file(project, c
     assert "/dev/full: the predictions cannot be written (" in capfd.readouterr().err
 
 
+@pytest.mark.long(but=["full disk"])
 @pytest.mark.process
 @pytest.mark.parametrize("reader", ["full disk", "gone"])
 def test_a_process_ends_with_the_code_of_its_command(reader):

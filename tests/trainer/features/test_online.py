@@ -100,6 +100,7 @@ def test_each_batch_is_transformed_by_what_the_rows_before_it_have_taught():
         assert learned.statistics["x"].mean == pytest.approx(mean)
 
 
+@pytest.mark.long(but=["2-8"])
 @pytest.mark.parametrize("steps", [6, 8])
 @pytest.mark.parametrize("sink_size", [1, 2])
 def test_a_resumed_run_is_the_undisturbed_one_to_the_bit(undisturbed, tmp_path, steps, sink_size):

@@ -46,6 +46,7 @@ def test_raw_rows_train_like_the_arrays_they_become(reference):
     assert reference.history.history["loss"][1] < reference.history.history["loss"][0]
 
 
+@pytest.mark.long(but=["pandas"])
 @pytest.mark.parametrize("form", ["pandas", "a.csv"])
 def test_other_forms_train_to_the_same_weights(reference, form, tmp_path):
     if form in TABLES:

@@ -45,6 +45,7 @@ def forms():
         yield f"Arrow text {yes}", pa.table({"vip": texts, **rest})
 
 
+@pytest.mark.long(but=["true-false-options0", "True-False-options1", "TRUE-FALSE-options2", "True-False-options3"])
 @pytest.mark.parametrize(
     "options", [{"vocabulary": "learn"}, {}, {"hash_buckets": 50}, {"vocabulary": [True, "False"]}]
 )

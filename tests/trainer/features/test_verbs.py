@@ -92,6 +92,7 @@ def test_a_server_takes_the_inputs_alone(served):
         model.predict(ALL)
 
 
+@pytest.mark.long(but=["file"])
 @pytest.mark.parametrize("kind", ["file", "replay"])
 def test_online_training_weighs_groups_and_says_what_it_set_aside(kind, caplog, tmp_path):
     trainer = make_trainer()
@@ -139,6 +140,7 @@ def bad_quarter(max_bad_share=None):
 TOO_MANY = "15 of 60 rows set aside: x is missing 15; the first is row 0"
 
 
+@pytest.mark.long(but=["large file"])
 @pytest.mark.parametrize("form", ["table", "file", "large file"])
 def test_finite_data_with_too_many_bad_rows_end_with_an_error(form, tmp_path, caplog):
     trainer, bad = bad_quarter(max_bad_share=0.2)
@@ -163,6 +165,7 @@ def test_finite_data_with_too_many_bad_rows_end_with_an_error(form, tmp_path, ca
     assert TOO_MANY in caplog.text
 
 
+@pytest.mark.long(but=["table"])
 @pytest.mark.parametrize("form", ["table", "file", "large file"])
 def test_predict_sets_rows_aside_where_asked(served, form, tmp_path, caplog):
     trainer, bad = served[0], bad_quarter()[1]

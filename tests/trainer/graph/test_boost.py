@@ -243,6 +243,7 @@ class TestFreezing:
         assert again.next(one + 1, ends_inside_accumulation=False) != depth
 
 
+@pytest.mark.long(but=["SGD", "Adam with groups"])
 @pytest.mark.parametrize(
     "make",
     [

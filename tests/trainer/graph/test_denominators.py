@@ -102,6 +102,7 @@ def train(loss, label, parts, kind=nn.Dense):
     return network.weight.asnumpy().copy()
 
 
+@pytest.mark.long(but=["ignored", "own"])
 @pytest.mark.parametrize("name", ["sum", "ignored", "weighted classes", "own", "masked task"])
 def test_micro_batches_equal_one_batch_of_all_their_rows(name):
     loss, _, label = (MASKED, None, KNOWN) if name == "masked task" else LOSSES[name]

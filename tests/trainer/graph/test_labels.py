@@ -34,6 +34,7 @@ def of_classes(made):
     return trained(nn.CrossEntropyLoss(), labels)[0]
 
 
+@pytest.mark.long(but=["CrossEntropyLoss-labels0-numbers", "BCEWithLogitsLoss-labels2-right2"])
 @pytest.mark.parametrize(
     ("loss", "labels", "right"),
     [
@@ -149,6 +150,9 @@ def of_shapes(loss, flat, column, online=False, several=False, batch_size=5):
     return results | trainer.evaluate(data, batch_size=batch_size)
 
 
+@pytest.mark.long(
+    but=["MSELoss-False-5-True", "BCEWithLogitsLoss-False-4-False", "<lambda>-True-4-True", "<lambda>-False-5_1-False"]
+)
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize(
     ("loss", "online", "batch_size"),

@@ -32,6 +32,7 @@ class Gradient(nn.Cell):
         return self.both(logits, labels)
 
 
+@pytest.mark.long(but=["1.0-shape1", "1024.0-shape2"])
 @pytest.mark.parametrize("shape", [(7,), (5, 1), (4, 3)])
 @pytest.mark.parametrize("factor", [1.0, 1024.0])
 def test_value_and_gradient_are_those_of_mindspore(shape, factor):
@@ -50,6 +51,7 @@ def class_numbers():
     return labels
 
 
+@pytest.mark.long(but=["class numbers", "a class left out"])
 @pytest.mark.parametrize(
     ("labels", "ignored"),
     [

@@ -194,6 +194,7 @@ def test_a_users_own_scaler_scales_unscales_and_is_adjusted(linear, batches, uns
     assert trainer.loss_scale == 32
 
 
+@pytest.mark.long(but=["dynamic"])
 @pytest.mark.parametrize("manager", ["fixed", "fixed, drops", "dynamic"])
 def test_gradients_are_unscaled_once_whatever_scale_the_optimizer_has(manager, linear, batches, unscaled):
     # users of Model build the optimizer with the manager's scale when the manager does not drop overflow updates
@@ -233,6 +234,7 @@ class Recurrent(nn.Cell):
         return self.top(state)
 
 
+@pytest.mark.long(but=["GRUCell-O2"])
 @pytest.mark.parametrize(
     ("kind", "level"), [(nn.LSTMCell, "O2"), (nn.GRUCell, "O2"), (nn.RNNCell, "O1"), (nn.LSTMCell, "O3")]
 )

@@ -29,6 +29,7 @@ POOLINGS = {
 SHAPES = {"whole": (4, 3, 12, 6), "cut": (4, 3, 13, 7), "one image": (3, 12, 6)}
 
 
+@pytest.mark.long(but=["2-whole", "2 x 3, same-cut", "overlapping-one image", "padded-cut"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", POOLINGS)
 def test_values_and_gradients_are_mindspores(name, shape):
@@ -44,6 +45,7 @@ def test_values_and_gradients_are_mindspores(name, shape):
     assert set(vars(same.pooling)) - before <= {"_compile_cache_key"}, "the user's cell is as it was"
 
 
+@pytest.mark.long(but=["O2"])
 @pytest.mark.parametrize("amp_level", ["O0", "O2"])
 def test_a_network_learns_what_it_would_with_mindspores_own(amp_level):
     class Own(nn.MaxPool2d):

@@ -104,6 +104,7 @@ CASES = {
 }
 
 
+@pytest.mark.long(but=["lengths"])
 @pytest.mark.parametrize("case", CASES)
 def test_batches_of_any_shape_are_trained_bit_for_bit(case):
     network, loss, data, rows = CASES[case]

@@ -167,6 +167,7 @@ def ended(tmp_path_factory, forks):
     return folder, found
 
 
+@pytest.mark.long(but=["fit", "online", "predict_interrupted", "pipeline"])
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM")
 @pytest.mark.parametrize("case", CASES)
 def test_a_signal_ends_a_verb_whose_data_does_not_come(ended, case):

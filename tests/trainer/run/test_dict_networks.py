@@ -118,6 +118,7 @@ def test_pipelines_and_streams_are_read_by_name(trained):
     assert one.predict(DATA).tolist() == other.predict(A, B).tolist()
 
 
+@pytest.mark.long
 def test_lower_precision_an_evaluation_cell_and_a_network_that_runs_operator_by_operator():
     class Evaluation(nn.Cell):
         def __init__(self, network):

@@ -82,6 +82,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long(but=["click O2", "classes O0"])
 @pytest.mark.parametrize(("kind", "loss", "outputs", "level", "verb"), CASES, ids=[f"{c[0]} {c[3]}" for c in CASES])
 def test_few_programs_train_to_the_weights_of_the_batches_as_they_are(kind, loss, outputs, level, verb):
     compiled_for.clear()
@@ -143,6 +144,7 @@ def test_rows_of_a_table_may_need_more_room_when_filled_up():
     assert trainer.builder.programs <= 4, "two sizes, one filled up and one for larger tables"
 
 
+@pytest.mark.long(but=["ids seen twice"])
 @pytest.mark.parametrize(
     "options",
     [{"admission": MinSightings(2)}, {"eviction": Eviction("lfu"), "capacity": 40}],

@@ -115,6 +115,7 @@ def history_of(trainer, name):
     return trainer.history.history[name]
 
 
+@pytest.mark.long(but=["4"])
 @pytest.mark.parametrize("sink_size", [1, 4])
 def test_a_resumed_stream_ends_with_the_same_bits(whole, table, tmp_path, sink_size):
     checkpoint = ModelCheckpoint(tmp_path, every=7)

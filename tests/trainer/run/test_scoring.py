@@ -151,6 +151,7 @@ def middle(predictions):
     return predictions[:, 1]
 
 
+@pytest.mark.long(but=["loss0-1-options0-<lambda>", "loss3-3-options3-<lambda>"])
 @pytest.mark.parametrize(
     ("loss", "outputs", "options", "rate"),
     [

@@ -110,6 +110,7 @@ def ended(forks, tmp_path_factory):
     }
 
 
+@pytest.mark.long(but=["train-SIGTERM", "save-SIGINT"])
 @pytest.mark.parametrize(("phase", "number"), CASES, ids=lambda value: getattr(value, "name", value))
 def test_the_process_ends_at_once_and_nothing_half_written_bears_a_name(phase, number, ended):
     folder, code, output = ended[phase, number]

@@ -39,6 +39,7 @@ def difference(outputs):
     return ops.square(outputs[0] - outputs[1]).mean()
 
 
+@pytest.mark.long(but=["dict-cell"])
 @pytest.mark.parametrize("loss", [Difference(), difference], ids=["cell", "function"])
 @pytest.mark.parametrize("data", [{"x": X}, X], ids=["dict", "array"])
 def test_a_loss_of_the_outputs_alone_trains_as_one_that_is_given_the_input_twice(loss, data):

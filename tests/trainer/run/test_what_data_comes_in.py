@@ -49,6 +49,7 @@ FORMS = {
 }
 
 
+@pytest.mark.long(but=["arrow", "frame with the label in the middle"])
 @pytest.mark.parametrize("form", FORMS)
 def test_fit_evaluate_and_predict_take_named_columns_in_any_form_and_order(items, form):
     expected = items.predict(ROWS["item"], ROWS["price"])
@@ -96,6 +97,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.long(but=["4-CrossEntropyLoss", "8-SoftmaxCrossEntropyWithLogits"])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("batch_size", [4, 8])
 def test_a_class_out_of_range_is_named_before_the_program_runs_and_the_process_trains_on(loss, batch_size):

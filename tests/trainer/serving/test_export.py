@@ -54,6 +54,7 @@ def run_readme(folder, code=""):
     return done.stdout
 
 
+@pytest.mark.long(but=["safetensors"])
 @pytest.mark.parametrize("tables", ["parquet", "safetensors"])
 def test_the_program_in_the_readme_answers_new_rows_as_the_trainer_does(trainer, tmp_path, tables):
     folder = tmp_path / "a model"
@@ -197,6 +198,7 @@ def run(tmp_path, monkeypatch, request):
     return Path("runs/towers")
 
 
+@pytest.mark.long(but=["fit"])
 def test_a_run_is_exported_with_vectors_of_items_and_users(run, capsys):
     Path("users.csv").write_text("user\n3\n99\n")
     rows_of = ["--items", "items.csv", "--item-id", "item", "--users", "users.csv"]

@@ -26,6 +26,7 @@ def trainer():
     return Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.1))
 
 
+@pytest.mark.long(but=["it's (new) [v2] + $HOME"])
 @pytest.mark.parametrize("name", ["my models", "modèles-日本", "it's (new) [v2] + $HOME"])
 def test_a_folder_whose_name_mindspore_refuses_is_published_to(trainer, tmp_path, monkeypatch, name):
     temporary = tmp_path / f"temporary {name}"
@@ -103,6 +104,7 @@ class NotExported(nn.Cell):
         return (lambda value: value * self.scale)(float(1) * x).sum(1) + len(str(x.shape)) * 0
 
 
+@pytest.mark.long(but=["warn"])
 @pytest.mark.parametrize("on_error", ["warn", "raise"])
 def test_a_network_that_cannot_be_exported_is_named_once_in_a_while(tmp_path, caplog, on_error):
     network = NotExported()

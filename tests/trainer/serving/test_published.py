@@ -252,6 +252,7 @@ def tmpfs(folder, size):
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.mark.long(but=["a later version"])
 @pytest.mark.process
 @pytest.mark.parametrize("size", ["20k", "40k", "56k"], ids=["the graph", "the first version", "a later version"])
 def test_a_full_disk_leaves_no_litter_and_does_not_end_training(trained, tmp_path, caplog, size):

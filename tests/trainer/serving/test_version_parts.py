@@ -169,6 +169,7 @@ def test_a_training_begins_with_them(whole, divided):
     np.testing.assert_allclose(trainer.predict(QUESTION), whole[0].predict(QUESTION), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long(but=["0-missing", "2-altered"])
 @pytest.mark.parametrize(
     "damage", [lambda path: path.unlink(), lambda path: flip(path, 0.7)], ids=["missing", "altered"]
 )

@@ -209,6 +209,7 @@ def test_trainer_serve_answers_from_a_mirror(s3, url, cancer, made, tmp_path):
         server.stop()
 
 
+@pytest.mark.long(but=["beside-it"])
 @pytest.mark.parametrize("inside", [True, False], ids=["in-the-run-folder", "beside-it"])
 def test_what_was_published_stays_and_its_numbers_go_on_elsewhere(s3, url, cancer, made, tmp_path, inside):
     def train(name, **options):

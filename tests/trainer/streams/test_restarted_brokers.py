@@ -81,6 +81,7 @@ class Outage(Callback):
             self.timer.start()
 
 
+@pytest.mark.long(but=["redis"])
 def test_every_row_is_trained_once_through_outages(broker, trainer, rows, tmp_path, caplog):
     options = {"batch_size": BATCH, "sink_size": 1, "idle_timeout": 20.0, "resume": tmp_path}
     trainer.state.progress.global_step = 0

@@ -305,6 +305,7 @@ print(read(sys.argv[2]), (peak() - before) / 12e6)
 """
 
 
+@pytest.mark.long(but=["numbers"])
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["text", "numbers", "broken"])
 def test_a_long_line_is_read_in_a_few_times_its_size(tmp_path, kind):
