@@ -29,14 +29,22 @@ _paths = [
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(_paths))
 
 
-# Those that take longest: whoever shares the tests (`make test`) begins with them and is not kept waiting at the end.
-LONG = (
+# Those that take longest: whoever shares the tests begins with them and is not kept waiting at the end.
+FIRST = (
     "trainer/distributed/test_tables.py",
-    "examples/test_wide_deep.py",
-    "trainer/distributed/test_chain.py",
-    "benchmarks/test_chaos.py",
     "trainer/distributed/test_fit.py",
     "trainer/distributed/test_streams.py",
+    "trainer/distributed/test_losses.py",
+    "test_your_own_table.py",
+    "dropin/test_calls_and_values.py",
+    "examples/test_deepfm.py",
+    "examples/test_configs.py",
+    "test_commands.py",
+    "test_reliability_tables.py",
+    "trainer/models/test_training.py",
+    "trainer/distributed/test_chain.py",
+    "benchmarks/test_chaos.py",
+    "benchmarks/test_serve_load.py",
 )
 
 
@@ -55,8 +63,8 @@ def pytest_pycollect_makeitem(collector):
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the files of `LONG`, in that order."""
-    places = {ROOT / "tests" / name: place for place, name in enumerate(LONG)}
+    """Begin with the files of `FIRST`, in that order."""
+    places = {ROOT / "tests" / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 

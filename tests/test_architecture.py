@@ -2,15 +2,13 @@
 
 import ast
 import re
-from pathlib import Path
 
 from mindspore import nn
 
 from callbacks import hook_trainer
+from tests.sources import ROOT, trees
 from trainer import Trainer
 from trainer.state import Progress, State
-
-ROOT = Path(__file__).parents[1]
 
 
 def layers():
@@ -20,11 +18,11 @@ def layers():
     return {room: -index for index, row in enumerate(rows) for room in re.split(r" [:|] ", row)}
 
 
-def imported(path):
+def imported(path, tree):
     """Yield the full names of the modules that a file imports, anywhere in it."""
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     package = module.removesuffix(".__init__") if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -42,16 +40,14 @@ def room_of(module, heights):
 def arrows_up():
     """Return (file, module) for each import of a higher room."""
     heights, arrows = layers(), []
-    for package in ("trainer", "callbacks"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            room = room_of(name, heights)
-            if room is None:  # the face of a package
-                continue
-            for module in imported(path):
-                other = room_of(module, heights)
-                if other is not None and heights[other] > heights[room]:
-                    arrows.append((str(path.relative_to(ROOT)), module))
+    for path, tree in trees().items():
+        room = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts), heights)
+        if room is None:  # the face of a package
+            continue
+        for module in imported(path, tree):
+            other = room_of(module, heights)
+            if other is not None and heights[other] > heights[room]:
+                arrows.append((str(path.relative_to(ROOT)), module))
     return arrows
 
 
@@ -73,8 +69,8 @@ def test_the_trainer_has_all_that_hooks_may_read_and_do():
 def test_only_the_run_writes_the_state():
     fields = {*vars(State()), *vars(Progress())}
     writers = set()
-    for path in sorted([*(ROOT / "trainer").rglob("*.py"), *(ROOT / "callbacks").rglob("*.py")]):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
             if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in fields):
                 continue
             owner = getattr(node.value, "attr", getattr(node.value, "id", None))
@@ -95,13 +91,12 @@ def test_the_table_of_ten_changes_counts_the_files_it_names():
 
 def long_first_lines():
     """Yield (file, line) for each docstring whose first line has more than 80 characters."""
-    for package in ("trainer", "callbacks"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                    first = (ast.get_docstring(node) or "").partition("\n")[0]
-                    if len(first) > 80:
-                        yield path.relative_to(ROOT), first
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = (ast.get_docstring(node) or "").partition("\n")[0]
+                if len(first) > 80:
+                    yield path.relative_to(ROOT), first
 
 
 def test_first_lines_of_docstrings_are_short():

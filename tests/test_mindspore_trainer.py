@@ -4,6 +4,8 @@ import ast
 
 import pytest
 
+from tests.sources import trees
+
 pytestmark = pytest.mark.process
 
 OWN = "WHOSE = 'the user'\n\nclass Marker:\n    pass\n"
@@ -168,10 +170,9 @@ def test_packages_import_each_other_by_from_imports_and_callbacks_only_the_leave
     """``import trainer.x`` would bind the user's own module; a from-import reaches ours under any name."""
     wrong = [
         f"{file.relative_to(project_root)}:{line}: {module}"
-        for folder in ("trainer", "callbacks")
-        for file in (project_root / folder).rglob("*.py")
-        for line, module, is_from in imports(ast.parse(file.read_text()))
+        for file, tree in trees().items()
+        for line, module, is_from in imports(tree)
         if module.partition(".")[0] in ("trainer", "callbacks")
-        and not (is_from and (folder == "trainer" or module in LEAVES))
+        and not (is_from and (file.is_relative_to(project_root / "trainer") or module in LEAVES))
     ]
     assert wrong == []

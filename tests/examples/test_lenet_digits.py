@@ -10,7 +10,7 @@ from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
 
 
-@pytest.mark.long(but=["O2"])
+@pytest.mark.long
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
 def test_digits_are_learnt_at_every_level(level, project_root, tmp_path, monkeypatch):
     monkeypatch.chdir(project_root)

@@ -155,6 +155,7 @@ def test_when_everything_fails_one_message_names_the_three_ways(monkeypatch):
     assert not list(movielens.cache_folder().glob("*"))
 
 
+@pytest.mark.long
 @pytest.mark.server
 @pytest.mark.usefixtures("_empty_cache")
 def test_the_official_archive_is_fetched_checked_and_cached(official, tmp_path, monkeypatch, caplog):

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from examples.movielens import GENRES, LABEL, load, split_by_time
 from examples.movielens_raw import raw_rows
@@ -24,6 +25,7 @@ def test_they_are_the_columns_of_load_before_anything_was_made_of_them(tmp_path)
     assert raw_rows(path).stat().st_mtime_ns == written
 
 
+@pytest.mark.long
 def test_the_parts_of_the_experiments_are_those_of_their_baselines(tmp_path):
     path = raw_rows(tmp_path / "movielens.jsonl")
     features = Features([Categorical("user", dtype="int64")], label="liked", event_time="time")

@@ -14,6 +14,7 @@ def texts():
     return docstrings("train"), docstrings("test")
 
 
+@pytest.mark.long
 def test_the_parts_are_real_texts_and_share_none(texts):
     known, held_out = texts
     for part, least in ((known, 1000), (held_out, 300)):

@@ -43,16 +43,16 @@ class Threads(Group):
     def gather(self, array):
         self.gathered += 1
         self._held[self.rank] = array
-        self._meeting.wait(timeout=10)
+        self._meeting.wait(timeout=60)
         found = np.stack(self._held)
-        self._meeting.wait(timeout=10)
+        self._meeting.wait(timeout=60)
         return found
 
     def gather_bytes(self, message):
         self._held[self.rank] = message
-        self._meeting.wait(timeout=10)
+        self._meeting.wait(timeout=60)
         found = list(self._held)
-        self._meeting.wait(timeout=10)
+        self._meeting.wait(timeout=60)
         return found
 
 
@@ -70,7 +70,7 @@ def on_both(run):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=120)
     for one in found:
         if isinstance(one, Exception) and not isinstance(one, TrainerError):
             raise one

@@ -72,6 +72,7 @@ print(Scaled(float(sys.argv[1])).compile_and_run(Tensor(np.ones(1, np.float32)))
 """
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_mindspores_graph_cache_is_reported_because_it_can_run_another_settings_graph(tmp_path, monkeypatch):
     (tmp_path / "network.py").write_text(NETWORK)

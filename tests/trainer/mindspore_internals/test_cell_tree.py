@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 
+from tests.sources import trees
 from trainer import Trainer
 from trainer.errors import ConfigurationError
 
@@ -42,8 +43,7 @@ def test_a_name_that_mindspore_itself_calls_is_refused_at_construction(name):
 
 
 def test_no_method_of_a_cell_is_called_on_the_instance(project_root):
-    files = [*(project_root / "trainer").rglob("*.py"), *(project_root / "callbacks").rglob("*.py")]
-    nodes = [(path, node) for path in files for node in ast.walk(ast.parse(path.read_text()))]
+    nodes = [(path, node) for path, tree in trees().items() for node in ast.walk(tree)]
     calls = [
         f"{path.relative_to(project_root)}:{node.lineno}"
         for path, node in nodes

@@ -2,18 +2,12 @@
 
 import ast
 import functools
-from pathlib import Path
 
 import pytest
 from mindspore import Parameter, Tensor, nn
 
-ROOT = Path(__file__).parents[3]
-FILES = [
-    path
-    for package in ("trainer", "callbacks")
-    for path in sorted((ROOT / package).rglob("*.py"))
-    if "mindspore_internals" not in path.parts
-]
+from tests.sources import ROOT, trees
+
 # of Python and of confluent_kafka
 OTHERS = {
     *("_replace", "_asdict", "_fields", "_exit", "_is_protocol"),
@@ -29,12 +23,17 @@ def is_private(name):
 PRIVATE = {name for thing in (nn.Cell(), Tensor, Parameter) for name in dir(thing) if is_private(name)}
 
 
+def outside():
+    """Return path -> syntax tree of what is not in that room."""
+    return {path: tree for path, tree in trees().items() if "mindspore_internals" not in path.parts}
+
+
 @functools.cache
 def own_names():
     """Return the private names that this source defines itself, in classes, by assignment or as functions."""
     names = set()
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+    for tree in outside().values():
+        for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 names.add(node.name)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -62,7 +61,7 @@ def uses(tree):
 
 
 def test_there_is_none():
-    found = {path.relative_to(ROOT): list(uses(ast.parse(path.read_text()))) for path in FILES}
+    found = {path.relative_to(ROOT): list(uses(tree)) for path, tree in outside().items()}
     assert len(found) > 300
     assert {path: lines for path, lines in found.items() if lines} == {}
 

@@ -490,11 +490,9 @@ def test_malformed_requests_of_every_endpoint_are_answered_in_time(server, path)
     for method in ("GET", "POST", "PUT", "DELETE", "PATCH"):
         for media in ("application/json", ARROW, "text/csv", "", "application/json; charset=utf-16"):
             for body in bodies if method != "GET" else [None]:
-                began = time.monotonic()
                 connection.request(method, path, body, {**AUTHORIZED, "Content-Type": media, "Accept": "\xff"})
-                answer = connection.getresponse()
+                answer = connection.getresponse()  # TimeoutError where there is none
                 content = answer.read()
-                assert time.monotonic() - began < 5
                 wellformed = method == "GET" and answer.status == 200
                 assert wellformed or 400 <= answer.status < 500, (method, path, media, body, answer.status, content)
                 assert wellformed or reasons(json.loads(content)), content

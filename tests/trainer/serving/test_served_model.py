@@ -126,7 +126,7 @@ def test_a_server_follows_without_being_asked(run, monkeypatch):
     with ServedModel(publish.root) as model:
         before, version = model.predict(question), model.version
         trainer.online_train(batches, max_steps=3, callbacks=[publish])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while model.version <= version + 1 and time.monotonic() < deadline:
             time.sleep(0.02)
         time.sleep(0.2)

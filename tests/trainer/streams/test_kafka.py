@@ -13,7 +13,7 @@ from trainer.streams.sources.kafka_client import RoundRobinMerger
 pytestmark = pytest.mark.server
 
 # Seconds; long enough for a busy machine, never waited for when things go well.
-LONG = 20.0
+LONG = 60.0
 
 
 class Message:
@@ -347,8 +347,8 @@ def test_a_close_ends_a_wait(make_kafka, stream):
     one = stream(make_kafka("clicks"))
     started = time.monotonic()
     threading.Timer(0.3, one.close).start()
-    assert one.poll(5, 60.0) is None
-    assert time.monotonic() - started < 30
+    assert one.poll(5, 600.0) is None
+    assert time.monotonic() - started < 300
 
 
 def test_a_dropped_stream_frees_its_client_at_once(make_kafka, schema):

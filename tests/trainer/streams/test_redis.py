@@ -113,10 +113,10 @@ def test_waits_for_new_entries_and_a_close_ends_the_wait(redis_server, stream, r
     assert one.position() == {"clicks": ["0-1", 0]}
     threading.Timer(0.1, redis_server.client().xadd, ("clicks", {"data": json.dumps(rows(0, 1)[0])})).start()
     started = time.monotonic()
-    assert one.poll(5, 20.0).rows == 1
+    assert one.poll(5, 600.0).rows == 1
     threading.Timer(0.1, one.close).start()
-    assert one.poll(5, 20.0) is None
-    assert time.monotonic() - started < 15
+    assert one.poll(5, 600.0) is None
+    assert time.monotonic() - started < 300
     assert stream(start="$").position() == advance({}, stream().poll(5, 1.0))
 
 
