@@ -18,7 +18,7 @@ import pytest
 from examples.movielens import find_files
 from tests.trainer.experiment.test_first_config import ROWS, make_table, write
 
-pytestmark = pytest.mark.docs
+pytestmark = [pytest.mark.docs, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "your-own-table.md").read_text("utf-8")

@@ -61,7 +61,7 @@ def published(tmp_path_factory):
     return folder, table
 
 
-@pytest.mark.long(but=["csv"])
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_versions_are_compared_on_the_rows_that_they_were_trained_on(published, suffix, capsys):
     folder, table = published

@@ -124,6 +124,7 @@ def test_lists_and_missing_numbers_are_kept(expected, project, ending):
     assert float(kept[0]["age"]) == pytest.approx(rows[0][1])
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_killed_prediction_goes_on_after_its_parts_and_leaves_no_half_file(expected, project, caplog):
     command = [sys.executable, "-m", "mindspore_trainer", "predict", "runs/table", "--to", "killed.parquet"]
