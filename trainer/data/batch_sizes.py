@@ -19,6 +19,7 @@ from .as_columns import Columns
 logger = logging.getLogger(__name__)
 
 SMALLEST, FINE = 16, 1024
+SERVED = (128, 256)  # rows of the programs that are published, and of `predict` for as many rows or fewer
 AS_THEY_ARE = 2  # sizes: the common one, and that of a short last batch
 ATTRIBUTE = "rows_are_independent"
 MANY_SIZES = 3  # sizes at which to warn where each is compiled
@@ -62,7 +63,11 @@ def padded_size(rows: int, fine: int = FINE, *, few: bool = False) -> int:
 
 
 class RowPadding:
-    """The sizes for which a network's prediction program has been compiled."""
+    """The sizes for which a network's prediction program has been compiled.
+
+    Few rows are padded to the sizes that servers compute: the order in which a processor's matrix product sums depends
+    on the number of rows, so only programs of one size have the same bits.
+    """
 
     def __init__(self, network: Any) -> None:
         self.allowed = independent_rows(network)
@@ -77,7 +82,9 @@ class RowPadding:
                 warn_of_sizes("predict", self._sizes, self._reason)
 
     def size_for(self, rows: int) -> int:
-        """Return the number of rows to pad a batch to; `rows` itself if it has a program."""
+        """Return the number of rows to pad a batch to; above `SERVED` `rows` itself if it has a program."""
+        if self.allowed and rows <= SERVED[-1]:
+            return next(size for size in SERVED if rows <= size)
         if not self.allowed or rows in self._sizes or not self._sizes:
             return rows
         most = max(2 * rows, FINE)

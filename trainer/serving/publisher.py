@@ -25,6 +25,7 @@ from ..cadence import Every
 from ..checkpoint import catalog, tensor_file
 from ..checkpoint.folder_lock import FolderLock, claim
 from ..checks import choice, whole
+from ..data.batch_sizes import SERVED
 from ..data.chunk import InputBatch
 from ..errors import CheckpointError, ConfigurationError, FolderInUseError, NonFiniteError
 from ..mindspore_internals.cell_structure import parameters_of
@@ -106,7 +107,7 @@ class Publish(Callback):
         every: Every | float = 1.0,
         rows: str = "float32",
         *,
-        batch: int | Sequence[int] = (128, 256),
+        batch: int | Sequence[int] = SERVED,
         redis: str | None = None,
         prefix: str = "model",
         compact: int = 32,
