@@ -435,9 +435,9 @@ class Trainer(TrainerBase):
         Args:
             data: the input arrays themselves (one call, as `mindspore.Model.predict`), or one dataset, or one dict or
                 tuple of arrays. A label column after the inputs is dropped.
-            batch_size: rows per batch, for arrays; None: as `evaluate` does for a dict or a tuple. Up to 256 rows at once
-                are padded to 128 or 256 if the network declares `rows_are_independent = True`, and so have the bits of
-                a served model's answers.
+            batch_size: rows per batch, for arrays; None: as `evaluate` does for a dict or a tuple. Up to 256 rows at
+                once are padded to 128 or 256 if the network declares `rows_are_independent = True`, and so have the
+                bits of a served model's answers.
             stream: return an iterator over the batches' predictions instead of one array.
             keep: of raw rows, return a dict with the columns of `Features(keep=...)` behind the "prediction".
             set_aside: of raw rows, leave those out that the declaration forbids, and log how many, why and which is the

@@ -125,8 +125,9 @@ class ServedModel:
 
         Returns:
             float32 array with n rows, or a tuple of them: the network's output itself, as `Trainer.predict` gives it
-            (docs/serving.md says where to the bit), unless `output` says otherwise. With `keep` or `set_aside` a dict: "prediction", for `set_aside` a mapping
-            from the index of each row left out to its column and reason, the columns that are kept.
+            (docs/serving.md says where to the bit), unless `output` says otherwise. With `keep` or `set_aside` a dict:
+            "prediction", for `set_aside` a mapping from the index of each row left out to its column and reason, the
+            columns that are kept.
 
         Raises:
             ConfigurationError: "probability" of a model whose loss does not say what its outputs mean.
