@@ -126,11 +126,12 @@ class SkipNonFinite(_NonFinite):
         self._longest_run = 0
 
     def setup(self, trainer: Trainer) -> None:
-        self.skipped, self._rollbacks, self._longest_run = [], 0, 0
+        self.skipped, self._rollbacks = [], 0
         self._calls.clear()
 
     def on_train_begin(self, trainer: Trainer) -> None:
         super().on_train_begin(trainer)
+        self._longest_run = trainer.read_counters()["longest_run"]  # those before are no reason to roll back now
         run: Any = trainer.run
         self._position = None if run is None else run.cursor.position
 

@@ -27,7 +27,7 @@ WRONG = [
     (lambda: LossMonitor(0), "LossMonitor(every=...) takes a whole number >= 1; received 0"),
     (lambda: LossMonitor(True), "received True"),
     (lambda: EarlyStopping("val_loss", mode="mim"), "'auto', 'min', 'max'; received 'mim'; did you mean 'min'?"),
-    (lambda: EarlyStopping(patience=0), "EarlyStopping(patience=...) takes a whole number >= 1; received 0"),
+    (lambda: EarlyStopping(patience=-1), "EarlyStopping(patience=...) takes a whole number >= 0; received -1"),
     (lambda: EarlyStopping(min_delta=-1), "EarlyStopping(min_delta=...) takes a number >= 0; received -1"),
     (lambda: EarlyStopping(monitor=None), "EarlyStopping(monitor=...) takes the name of a metric"),
     (lambda: ReduceLROnPlateau(factor=1.5), "takes a number in (0, 1); received 1.5"),

@@ -33,20 +33,21 @@ def independent_rows(network: Any) -> bool:
 
 
 def undeclared(network: Any) -> str:
-    """Return why batches of a network are not padded, for the log."""
-    return f"{type(network).__name__} does not declare {ATTRIBUTE} = True"
+    """Return why batches of a network are not padded and what to declare, for the log."""
+    return (
+        f"{type(network).__name__} does not declare {ATTRIBUTE} = True; declare it in that class if no row of the "
+        "output depends on other rows, and batches are padded"
+    )
 
 
 def warn_of_sizes(verb: str, sizes: Any, reason: str) -> None:
     """Say once that each number of rows is compiled, and how that ends."""
     logger.warning(
-        "%s: every number of rows is compiled separately, %s so far, because %s. Where no row of the output depends on "
-        "other rows, declare %s = True in the network's class, and batches are padded; or make batches equally large, "
-        "by a batch_size that divides the rows or gathers a stream's",
+        "%s: every number of rows is compiled separately, %s so far, because %s. Or make batches equally large: give "
+        "batch_size=..., which also gathers the rows of a stream",
         verb,
         ", ".join(map(str, sizes)),
         reason,
-        ATTRIBUTE,
     )
 
 

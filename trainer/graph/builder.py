@@ -320,6 +320,16 @@ class StepBuilder:
         return sorted(int(index) + offset for index in self.step.bad_steps.asnumpy() if index >= 0)
 
     @contextlib.contextmanager
+    def numbering_kept(self) -> Iterator[None]:
+        """Keep the numbers of steps and of skipped steps while a snapshot is restored into a run that goes on."""
+        step = self.step
+        numbers = (step.steps_done, step.bad_steps) if isinstance(step, TrainStep) else ()
+        values = [number.asnumpy().copy() for number in numbers]
+        yield
+        for number, value in zip(numbers, values, strict=True):
+            overwrite(number, value)
+
+    @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Set training mode; restore the network's own modes on exit."""
         with own_overflow_status(self.network if self.optimizer is None else None), modes_put_back(self.network):

@@ -216,9 +216,11 @@ def padded_forward(forward: Forward, loss_fn: Any) -> WeighedForward | None:
 
 
 def unweighable(loss_fn: Any) -> str:
-    """Return why batches with this loss cannot be padded, for the log."""
+    """Return why batches with this loss cannot be padded and what to do, for the log."""
+    if loss_fn is None:
+        return "the network returns its loss"
     kind = type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else "the loss"
-    return f"{kind} is not known to give a loss for each row" if loss_fn is not None else "the network returns its loss"
+    return f"{kind} is not known to give a loss for each row; return one value per row, and batches may be padded"
 
 
 class EvalStep(nn.Cell):

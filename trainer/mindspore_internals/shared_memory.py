@@ -42,24 +42,38 @@ def try_view() -> bool:
 
 
 class Mirror:
-    """A parameter [n, ...] and its host memory: the same one where views are live."""
+    """A parameter [n, ...] and its host memory: the same one where views are live.
 
-    def __init__(self, parameter: Parameter) -> None:
+    Args:
+        in_branch: whether programs use it in a branch, which keeps the memory that it was compiled with: each size then
+            has memory of its own, for as long as the programs of that size.
+    """
+
+    def __init__(self, parameter: Parameter, *, in_branch: bool = False) -> None:
         self.parameter = parameter
         self.live = views_are_live()
         self._array: np.ndarray | None = None
+        self._in_branch = in_branch
+        self._of_size: dict[int, Tensor] = {}
 
     def array(self, size: int) -> np.ndarray:
         """Return the host memory [size, ...]; replace a parameter of another size."""
         if self.parameter.shape[0] != size:
-            shape = (size, *self.parameter.shape[1:])
-            self.parameter.set_data(ops.zeros(shape, self.parameter.dtype), slice_shape=True)
+            self.parameter.set_data(self._values(size), slice_shape=True)
             self._array = None
         if self._array is None:
             self._array = self.parameter.asnumpy()
             if not self.live:
                 self._array = np.array(self._array)
         return self._array
+
+    def _values(self, size: int) -> Tensor:
+        if size in self._of_size:
+            return self._of_size[size]
+        values = ops.zeros((size, *self.parameter.shape[1:]), self.parameter.dtype)
+        if self._in_branch:
+            self._of_size[size] = values
+        return values
 
     def push(self) -> None:
         """Make the host memory's values visible to the graph."""

@@ -312,7 +312,8 @@ class TrainerBase(TrainedNetwork):
 
     def rollback(self) -> None:
         """Reset weights, optimizer and step state to the latest snapshot of this run."""
-        self.saver.rollback()
+        with self.builder.numbering_kept():
+            self.saver.rollback()
 
     def set_pointer(self, root: str | Path, pointer: str, name: str) -> None:
         """Point the file "last" or "best" of `root` at a snapshot; only rank 0 writes it."""

@@ -126,7 +126,8 @@ class Accumulated:
     def add(self, gradients):
         """Return the sums if the update is due, else None."""
         sums = np.zeros_like(gradients)
-        sums[: len(self.sums)] = self.sums
+        assert not self.sums[len(sums) :].any()
+        sums[: len(self.sums)] = self.sums[: len(sums)]
         self.sums, self.fill = sums + gradients, self.fill + 1
         if self.fill < self.accumulate:
             return None

@@ -22,7 +22,7 @@ from ..planning.sparse_plan import Carry, SparsePlan, TablePlan, padded_size
 from ..tables import table_state
 from ..tables.hashing import Shards
 from ..tables.table_state import arrays_of
-from .embedding import FIRST_ROWS, Embedding, WorkingSet
+from .embedding import Embedding, WorkingSet
 from .embedding_cells import embedding_cells, head_cells
 from .row_optimizer import RowOptimizer
 from .stack_program import StackProgram
@@ -153,10 +153,10 @@ class SparseTables(nn.Cell):
         hide(self, "_sums", [None] * len(self.programs))
         for index, program in enumerate(self.programs):
             if program.trainable and accumulate > 1:
-                blank = Tensor(np.zeros((FIRST_ROWS, program.dim), np.float32))
+                blank = Tensor(np.zeros((1, program.dim), np.float32))
                 name = f"embedding.{program.name}.gradient_sum"
                 self.gradient_sums.append(Parameter(blank, name=name, requires_grad=False))
-                self._sums[index] = Mirror(self.gradient_sums[-1])
+                self._sums[index] = Mirror(self.gradient_sums[-1], in_branch=True)
 
     def _number_inputs(self, bundles: Sequence[Bundle]) -> None:
         """Assign each program its extra step inputs, indexed from the end."""
@@ -210,7 +210,9 @@ class SparseTables(nn.Cell):
         mirror = self._sums[index]
         if mirror is not None and mirror.parameter.shape[0] != step_size:
             old = np.array(mirror.parameter.asnumpy())[:step_size]  # rows beyond are zeros
-            mirror.array(step_size)[: len(old)] = old
+            array = mirror.array(step_size)
+            array[:] = 0.0
+            array[: len(old)] = old
             mirror.push()
         if table in plan.map_sizes:
             program.working_set.mirror("step_map").array(plan.map_sizes[table])

@@ -44,7 +44,7 @@ class OwnerPlanner(ShardedPlanner):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._owned_sizes = PaddedSizes(self.accumulate)
+        self._owned_sizes = PaddedSizes()
         self._owned_rows, self._sorted_rows = UniqueIndexer(), SortingIndexer()
         self._owned_steps = UniqueIndexer()
         self._by_clock = self._placeholder = False

@@ -46,7 +46,7 @@ class Planner:
         self.accumulate = accumulate
         self.layout = layout
         self._read_sets = ReadSets(self.tables, self.layout)
-        self._work_sizes, self._step_sizes, self._map_sizes = (PaddedSizes(accumulate) for _ in range(3))
+        self._work_sizes, self._step_sizes, self._map_sizes = (PaddedSizes() for _ in range(3))
         self.carry: Carry = {}
         self._rows: UniqueIndexer | SortingIndexer = UniqueIndexer()
         self._steps = UniqueIndexer()

@@ -35,12 +35,10 @@ class PaddedSizes:
     """Padded numbers of rows: few, and none larger than its batches need.
 
     A size grows with the batches that could hold about as many ids, so a large batch does not make small ones dearer. A
-    batch of another shape is another program anyway. While gradients accumulate sizes only grow: the sums of an open
-    accumulation are in a parameter of that size.
+    batch of another shape is another program anyway.
     """
 
-    def __init__(self, accumulate: int) -> None:
-        self._only_grows = accumulate > 1
+    def __init__(self) -> None:
         self._sizes: dict[tuple[int, int], int] = {}
 
     def fitting(self, index: int, needed: int, most: int) -> int:
@@ -48,7 +46,7 @@ class PaddedSizes:
 
         `most` is the number of rows that the batch could need.
         """
-        key = index, 0 if self._only_grows else bucket(most)
+        key = index, bucket(most)
         if needed > self._sizes.get(key, 0):
             self._sizes[key] = padded_size(needed)
         return self._sizes[key]
