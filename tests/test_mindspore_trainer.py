@@ -123,10 +123,12 @@ def train(run):
     return start
 
 
+@pytest.mark.long
 def test_the_names_are_the_same_objects_where_nothing_is_hidden(train):
     assert train([], SAME) == "same True True trainer.run.limits True\n"
 
 
+@pytest.mark.long
 def test_a_path_in_a_configuration_finds_the_package_first_and_then_the_users_module(train):
     out = train(["trainer", "callbacks"], RESOLVED)
     assert "mindspore_trainer.callbacks.loss_monitor.LossMonitor" in out
@@ -141,6 +143,7 @@ def test_a_users_module_that_needs_the_hidden_package_gets_its_other_name(train)
     assert "trainer.py hides the package 'trainer' there: import it as 'mindspore_trainer'" in out
 
 
+@pytest.mark.long(but=["trainer-own1"])
 @pytest.mark.parametrize(
     ("module", "own"), [("mindspore_trainer", ["callbacks", "trainer"]), ("trainer", ["callbacks"])]
 )

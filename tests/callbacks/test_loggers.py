@@ -60,6 +60,7 @@ def test_a_resumed_run_drops_what_was_logged_after_its_snapshot(fit, tmp_path):
     assert [int(row["step"]) for row in rows_of(tmp_path)] == list(range(1, 17))
 
 
+@pytest.mark.long
 def test_a_run_of_any_length_has_at_least_200_points_and_not_many_more(fit, online, tmp_path):
     fit(JSONLinesLogger(), epochs=100, valid=False, sink_size=8)
     points = [line for line in lines_of(tmp_path) if "train/loss" in line]

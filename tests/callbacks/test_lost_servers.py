@@ -116,6 +116,7 @@ def test_a_request_that_is_refused_is_dropped_and_the_next_ones_are_sent(caplog)
     assert sent == [1, 2]
 
 
+@pytest.mark.long
 def test_uploads_that_mlflow_refuses_cost_no_point_and_end_no_run(fit, tmp_path, caplog):
     from mlflow.tracking import MlflowClient
 

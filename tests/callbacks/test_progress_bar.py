@@ -150,6 +150,7 @@ def test_the_end_tells_preparing_from_waiting_for_data(fit, cancer, monkeypatch)
     assert bar._times.ahead >= 8 * 0.02
 
 
+@pytest.mark.long
 def test_the_end_says_how_many_rows_were_set_aside_and_why():
     features = Features([Numeric("a"), Numeric("b")], label="y")
     rows = {"a": ["1", "2", "x", "4"] * 8, "b": ["1"] * 32, "y": [0, 1] * 16}

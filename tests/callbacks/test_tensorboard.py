@@ -116,6 +116,7 @@ def test_norms_of_a_whole_training_step_are_refused(cancer):
         Trainer(step).fit(cancer["train"], batch_size=64, callbacks=[TensorBoard("unused", norms=4)])
 
 
+@pytest.mark.long
 def test_curves_of_a_binary_target_are_those_of_its_predictions(fit, cancer, tmp_path):
     trainer = fit(TensorBoard(), epochs=2)
     found = read(tmp_path / "tensorboard")
@@ -159,6 +160,7 @@ def test_windows_are_there_over_event_time_too(online, tmp_path):
     assert wall_times["window/auc"][0] >= now - 1
 
 
+@pytest.mark.long
 def test_tensorboards_own_reader_reads_all_of_it(fit, tmp_path):
     from tensorboard.backend.event_processing import event_accumulator as accumulator
 

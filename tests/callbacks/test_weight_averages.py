@@ -152,6 +152,7 @@ def test_averages_may_stay_in_the_network(history_of_weights):
     )
 
 
+@pytest.mark.long
 def test_an_update_that_is_skipped_adds_nothing():
     trainer = make()
     data = {"x": DATA["x"].copy(), "y": DATA["y"]}
@@ -175,6 +176,7 @@ def test_what_cannot_be_averaged_is_refused():
         EMA(1.0)
 
 
+@pytest.mark.long
 def test_the_best_averages_are_restored_where_a_validation_measured_them():
     trainer = make()
     stopping = EarlyStopping("val_loss", patience=1, mode="max", restore_best=True)

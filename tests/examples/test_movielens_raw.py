@@ -11,6 +11,7 @@ from trainer.features import Categorical, Features, RawFiles
 from trainer.features.feature_data import rows_of
 
 
+@pytest.mark.long
 def test_they_are_the_columns_of_load_before_anything_was_made_of_them(tmp_path):
     path = raw_rows(tmp_path / "rows" / "movielens.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()]

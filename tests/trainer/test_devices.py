@@ -125,7 +125,7 @@ def reference(optimizer):
     return total
 
 
-@pytest.mark.long(but=["1-cpu", "8-cpu"])
+@pytest.mark.long(but=["8-cpu"])
 @pytest.mark.parametrize("sink_size", [1, 8, 32, -1])
 def test_a_training_gives_numpys_losses_with_any_number_of_steps_per_call(device, sink_size):
     trainer = make(device, "sgd")
@@ -134,7 +134,7 @@ def test_a_training_gives_numpys_losses_with_any_number_of_steps_per_call(device
     assert trainer.device is devices.current()
 
 
-@pytest.mark.long(but=["adam-cpu", "ftrl-cpu"])
+@pytest.mark.long(but=["adam-cpu"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_training_beside_a_living_trainer_equals_one_alone(device, optimizer, monkeypatch):
     monkeypatch.setenv(devices.UNSAFE, "1")  # the fault is what is looked for
@@ -146,6 +146,7 @@ def test_a_training_beside_a_living_trainer_equals_one_alone(device, optimizer, 
     assert all((value != before[name]).any() for name, value in weights(first).items())
 
 
+@pytest.mark.long
 def test_evaluation_between_epochs_and_a_snapshot_leave_the_training_alone(device, tmp_path):
     whole = make(device)
     valid = {"ids": IDS[:100], "x": X[:100], "y": Y[:100]}

@@ -83,7 +83,6 @@ REFUSED = [case for case in CASES if not case.used]
     but=[
         "BCEWithLogitsLoss, mean",
         "CrossEntropyLoss, class weights and ignored labels",
-        "of your own, takes the weight",
         "MultiTaskLoss",
         "none: the network names label and weight",
     ]

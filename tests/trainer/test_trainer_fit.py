@@ -75,6 +75,7 @@ class PlainStep(nn.Cell):
 
 
 class TestWhatMayBePassed:
+    @pytest.mark.long(but=["loss and prediction"])
     @pytest.mark.parametrize("only_loss", [True, False], ids=["loss", "loss and prediction"])
     def test_a_network_that_returns_its_loss(self, only_loss, linear, batches, reference):
         network = WithLoss(linear(), only_loss)
@@ -95,6 +96,7 @@ class TestWhatMayBePassed:
         if kind is UsersStep:
             assert int(step.calls.asnumpy()) == 4
 
+    @pytest.mark.long(but=["cell"])
     @pytest.mark.parametrize("scale", ["cell", "tensor"])
     def test_train_one_step_with_loss_scale_cell(self, scale, linear, batches, reference):
         network = WithLoss(linear(), only_loss=True)

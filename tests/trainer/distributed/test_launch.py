@@ -79,6 +79,7 @@ def test_a_signal_reaches_every_process_and_their_snapshots_are_waited_for(scrip
     assert (tmp_path / "snapshot_1").exists()
 
 
+@pytest.mark.long
 def test_the_lines_of_all_processes_are_one_prefixed_stream_on_request(script, tmp_path):
     code, output = jobs.run("python", script, tmp_path, "quick", options=["--all-output"])
     assert code == 0
@@ -87,6 +88,7 @@ def test_the_lines_of_all_processes_are_one_prefixed_stream_on_request(script, t
     assert "[scheduler]" not in output
 
 
+@pytest.mark.long
 def test_how_long_a_collective_waits_is_the_users_if_they_say_so(script, tmp_path, monkeypatch):
     monkeypatch.setenv("MS_CPU_COMM_OP_TIMEOUT", "77")
     assert "a collective waits 77 seconds" in jobs.run("python", script, tmp_path, "quick")[1]

@@ -4,7 +4,7 @@ import pytest
 
 from tests.trainer.distributed import refusal_program
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 PROGRAM = refusal_program
 

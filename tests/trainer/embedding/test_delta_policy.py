@@ -82,6 +82,7 @@ def test_a_chain_of_deltas_resumes_bit_for_bit(straight, tmp_path, background):
     assert straight[2]["evicted"] > 0
 
 
+@pytest.mark.long
 def test_a_failed_write_makes_the_next_snapshot_full(tmp_path, monkeypatch):
     run = trainer()
     saving = SaveEach(tmp_path, (8, 10))

@@ -1,6 +1,7 @@
 """Tables that are read together in one run and apart in the next."""
 
 import numpy as np
+import pytest
 from mindspore import Tensor, nn, ops
 
 from trainer import Trainer
@@ -21,6 +22,7 @@ class TrainedAndFrozen(nn.Cell):
         return self.top(ops.concat((self.trained(users).sum(axis=1), self.frozen(films).sum(axis=1)), 1))
 
 
+@pytest.mark.long
 def test_a_table_read_with_a_frozen_one_is_trained_by_itself_afterwards():
     random = np.random.default_rng(0)
     users, films = random.integers(0, 40, (64, 2)), random.integers(0, 50, (64, 3))

@@ -232,6 +232,7 @@ class EachOptimizer(nn.Cell):
         return total / len(self.each)
 
 
+@pytest.mark.long
 def test_rows_trained_in_place_equal_those_trained_in_the_graph(monkeypatch):
     _, ids, labels = data()
     found = {}
@@ -306,6 +307,7 @@ def test_many_tables_are_read_and_updated_as_one_and_train_as_they_would_alone(p
     assert network.deep[0].working_set is network.deep[1].working_set if build is Fields else network.deep.is_shared
 
 
+@pytest.mark.long
 def test_many_tables_accumulate_as_one():
     _, expected = fields_trained(OwnSGD, 6, 3)
     for per_call in (6, 4):  # whole windows, straddling windows
@@ -314,6 +316,7 @@ def test_many_tables_accumulate_as_one():
             np.testing.assert_allclose(found[name], values, atol=1e-6, err_msg=f"{name}, {per_call} steps per call")
 
 
+@pytest.mark.long
 def test_tables_grouped_in_the_graph_train_as_those_on_the_host(monkeypatch, one_by_one):
     monkeypatch.setitem(device.DEVICES, "CPU", replace(device.CPU, runs_python=False))
     (_, network, tables), found = fields_trained(RowSGD, 5)
@@ -375,6 +378,7 @@ def test_gradients_are_added_up_in_place_only_where_no_order_of_reads_can_change
         assert (tables.params[0].shape == (1,)) is in_place
 
 
+@pytest.mark.long
 def test_tables_may_share_columns_and_columns_tables():
     numbers, ids, labels = data(30)
     other = np.where(numbers[:, :, :3] % 5 == 0, -1, numbers[:, :, :3])

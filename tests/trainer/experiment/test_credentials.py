@@ -168,7 +168,7 @@ def rows():
 """
 
 
-@pytest.mark.long(but=["referred to"])
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.parametrize("written", [SECRET, "${env:PW_OF_THE_TEST}"], ids=["written out", "referred to"])
 def test_a_failure_of_the_users_own_code_shows_no_credential_either(written, project, monkeypatch):

@@ -38,6 +38,7 @@ def config(tmp_path, monkeypatch):
     return tmp_path / "table.yaml"
 
 
+@pytest.mark.long
 def test_a_csv_is_trained_on_without_code(config, capsys):
     for command in (["check", config], ["fit", config], ["evaluate", "runs/table"], ["predict", "runs/table"]):
         assert main(list(map(str, command))) == 0, capsys.readouterr()

@@ -38,6 +38,7 @@ def config(tmp_path, monkeypatch):
     return tmp_path / "table.yaml"
 
 
+@pytest.mark.long
 def test_it_is_trained_and_its_run_folder_loads_as_the_same_model(config, capsys):
     for command in (["fit", config], ["evaluate", "runs/table"], ["predict", "runs/table"]):
         assert main(list(map(str, command))) == 0, capsys.readouterr()

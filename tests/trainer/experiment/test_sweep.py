@@ -64,6 +64,7 @@ def config(tmp_path_factory):
     return folder / "line.yaml"
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_sweep_that_was_killed_goes_on_where_it_was(config, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "rates"
@@ -157,6 +158,7 @@ def test_trials_at_the_same_time_publish_into_folders_of_their_own(config, tmp_p
     assert not (config.parent / "published").exists()
 
 
+@pytest.mark.long
 def test_windows_of_a_stream_rank_trials_too(config, tmp_path):
     online = config.with_name("online.yaml")
     online.write_text(
@@ -174,6 +176,7 @@ def test_windows_of_a_stream_rank_trials_too(config, tmp_path):
         assert trial.value == pytest.approx(min(windows))
 
 
+@pytest.mark.long
 def test_a_trial_that_cannot_start_has_failed_and_the_others_go_on(config, tmp_path):
     """Values that are right each, and wrong together: AdamWeightDecay has no momentum."""
     together = config.with_name("together.yaml")

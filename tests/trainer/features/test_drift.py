@@ -56,6 +56,7 @@ def test_the_index_is_that_of_its_formula():
     assert drift["c"] == pytest.approx(((actual - expected) * np.log(actual / expected)).sum())
 
 
+@pytest.mark.long
 def test_a_snapshot_holds_what_drift_is_measured_from(tmp_path):
     trainer = make_trainer()
     trainer.fit(ROWS[:600], epochs=1, batch_size=64, callbacks=[ModelCheckpoint(tmp_path / "s", every=5)])

@@ -113,6 +113,7 @@ def test_a_run_that_was_interrupted_goes_on_with_the_next_row(folder, tmp_path):
     np.testing.assert_array_equal(np.concatenate([begun, rest]), whole)
 
 
+@pytest.mark.long
 def test_parts_are_those_that_are_held_in_memory(folder):
     for part in ("train", "valid", "test"):
         features = Features([Numeric("n")], label="y")
@@ -142,6 +143,7 @@ def test_files_that_change_between_epochs_are_noticed(tmp_path):
         seen_rows(large(path), [Truncate()], epochs=4)
 
 
+@pytest.mark.long
 def test_memory_holds_a_few_blocks(tmp_path):
     rows = 200_000
     path = tmp_path / "rows.csv"

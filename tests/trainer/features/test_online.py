@@ -111,6 +111,7 @@ def test_a_resumed_run_is_the_undisturbed_one_to_the_bit(undisturbed, tmp_path, 
     np.testing.assert_array_equal(resumed.predict(ALL), undisturbed.predict(ALL))
 
 
+@pytest.mark.long
 def test_a_second_call_goes_on_with_what_the_first_has_learned(undisturbed):
     trainer = make_trainer()
     stream = ReplayStream(ALL)
@@ -120,6 +121,7 @@ def test_a_second_call_goes_on_with_what_the_first_has_learned(undisturbed):
     np.testing.assert_array_equal(trainer.predict(ALL), undisturbed.predict(ALL))
 
 
+@pytest.mark.long
 def test_each_published_version_holds_what_it_was_trained_with(tmp_path):
     trainer, found = make_trainer(), []
     rows = {name: column for name, column in ALL.items() if name != "y"}
@@ -143,6 +145,7 @@ def test_each_published_version_holds_what_it_was_trained_with(tmp_path):
     model[0].close()
 
 
+@pytest.mark.long
 def test_without_update_every_what_was_learned_stays():
     trainer = make_trainer(update_every=None)
     with pytest.raises(ConfigurationError, match="update_every=10_000"):

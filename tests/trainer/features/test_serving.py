@@ -79,6 +79,7 @@ def test_roles_change_no_score_and_kept_columns_come_with_theirs(served):
     assert ours["request"].tolist() == [f"r{n}" for n in range(len(rows))]
 
 
+@pytest.mark.long
 def test_lists_longer_than_any_in_training_are_served(tmp_path):
     """DeepFM reads the list with two tables, which share the positions of its ids."""
     rng = np.random.default_rng(0)

@@ -46,7 +46,7 @@ def test_raw_rows_train_like_the_arrays_they_become(reference):
     assert reference.history.history["loss"][1] < reference.history.history["loss"][0]
 
 
-@pytest.mark.long(but=["pandas"])
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["pandas", "a.csv"])
 def test_other_forms_train_to_the_same_weights(reference, form, tmp_path):
     if form in TABLES:
@@ -65,6 +65,7 @@ def test_one_row_is_predicted_like_in_its_batch(reference):
     np.testing.assert_allclose(reference.predict(unlabelled), whole[3:4], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_resumed_fit_goes_on_with_what_was_learned(tmp_path, reference):
     trained(ROWS, [ModelCheckpoint(tmp_path, every=5)], max_steps=10)
     more = [*ROWS[:-1], {**ROWS[-1], "age": 1e6}]  # would move mean and boundaries
@@ -119,6 +120,7 @@ def test_a_stream_loses_the_rows_that_are_forbidden():
     assert stream.dead_letter.bad == 3
 
 
+@pytest.mark.long
 def test_group_time_and_weight_are_not_inputs():
     rows = {
         "x": np.arange(60.0), "c": ["a", "b", None] * 20, "user": ["u", "v"] * 30, "ts": np.arange(60.0) + 100,

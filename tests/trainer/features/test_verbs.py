@@ -116,6 +116,7 @@ def test_online_training_weighs_groups_and_says_what_it_set_aside(kind, caplog, 
     np.testing.assert_array_equal(weightless.network.top.weight.asnumpy(), before)
 
 
+@pytest.mark.long
 def test_a_short_stream_with_too_many_bad_rows_ends_with_an_error():
     trainer = make_trainer()
     trainer.features.fit(GOOD)
@@ -165,7 +166,7 @@ def test_finite_data_with_too_many_bad_rows_end_with_an_error(form, tmp_path, ca
     assert TOO_MANY in caplog.text
 
 
-@pytest.mark.long(but=["table"])
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["table", "file", "large file"])
 def test_predict_sets_rows_aside_where_asked(served, form, tmp_path, caplog):
     trainer, bad = served[0], bad_quarter()[1]

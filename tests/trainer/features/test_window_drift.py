@@ -67,6 +67,7 @@ def test_each_window_has_the_index_of_its_rows():
     assert (np.array(windows)[3:, [0, 2]] > 1).all()
 
 
+@pytest.mark.long
 def test_without_earlier_rows_the_first_window_is_the_reference():
     windows = train(make_trainer())
     reference = Features([Numeric("x"), Numeric("z"), Categorical("city")])
@@ -77,6 +78,7 @@ def test_without_earlier_rows_the_first_window_is_the_reference():
         np.testing.assert_allclose(window, [drift[name] for name in ("x", "z", "city")], rtol=1e-12)
 
 
+@pytest.mark.long
 def test_the_event_names_the_feature_and_comes_once():
     events = []
     trainer = make_trainer(update_every=None)

@@ -47,6 +47,7 @@ def test_the_network_of_a_dropped_trainer_is_freed(make, inputs, options):
     assert [network() for network in networks] == [None, None]
 
 
+@pytest.mark.long
 def test_a_network_trained_by_one_trainer_after_the_other():
     network = nn.Dense(4, 1)
     for _ in range(3):

@@ -150,9 +150,7 @@ def of_shapes(loss, flat, column, online=False, several=False, batch_size=5):
     return results | trainer.evaluate(data, batch_size=batch_size)
 
 
-@pytest.mark.long(
-    but=["MSELoss-False-5-True", "BCEWithLogitsLoss-False-4-False", "<lambda>-True-4-True", "<lambda>-False-5_1-False"]
-)
+@pytest.mark.long(but=["MSELoss-False-5-True", "<lambda>-True-4-True"])
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize(
     ("loss", "online", "batch_size"),
@@ -175,6 +173,7 @@ def test_the_label_and_the_weight_of_a_users_loss_get_the_shape_of_the_predictio
     assert of_shapes(OwnLoss, False, False, several=True) == pytest.approx(same, rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_changed_shape_is_logged_once_and_right_ones_are_not(caplog):
     caplog.set_level(logging.INFO)
     trained(nn.MSELoss(), LIKED[:, 0], outputs=1)

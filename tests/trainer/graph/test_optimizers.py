@@ -98,7 +98,7 @@ def test_two_optimizers_each_update_their_own_part_as_they_would_alone(table, tm
     np.testing.assert_allclose(weights(again), weights(both), rtol=1e-6)
 
 
-@pytest.mark.long(but=["adagrad"])
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", [RowAdagrad(lr=0.5), ("adam", {"learning_rate": 0.05}), "adagrad"])
 def test_a_network_of_tables_alone_trains(ratings, optimizer):
     trainer = fit(Factors(), optimizer, ratings)

@@ -50,6 +50,7 @@ def compiled():
     return trainer
 
 
+@pytest.mark.long(but=["1"])
 @pytest.mark.parametrize("mode", [mindspore.PYNATIVE_MODE, mindspore.GRAPH_MODE])
 def test_it_trains_evaluates_and_predicts_as_the_compiled_network(mode, compiled, caplog):
     before = mindspore.get_context("mode")
@@ -95,6 +96,7 @@ class Scores(nn.Cell):
         return ops.square(logits - y).mean(), self.decide(logits), y
 
 
+@pytest.mark.long
 def test_an_evaluation_cell_that_cannot_be_compiled_runs_operator_by_operator(caplog):
     network = Plain()
     cell = Scores(network, lambda logits: logits > 0)

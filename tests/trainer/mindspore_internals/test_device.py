@@ -169,6 +169,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.skipif(not cuda_stand_ins.can_be_built(), reason="needs gcc, nm and MindSpore's GPU plugin")
 def test_mindspores_plugin_loads_without_settings_and_no_trainer_takes_its_device_unasked(tmp_path):

@@ -64,6 +64,7 @@ def test_with_copies_in_place_of_views_training_gives_the_same_bits_and_says_so_
     assert caplog.text.count("does not share memory with the parameter") == 1
 
 
+@pytest.mark.long
 def test_the_user_can_ask_for_public_functions_alone(expected, monkeypatch, caplog):
     monkeypatch.setenv("TRAINER_PUBLIC_MINDSPORE", "1")
     assert not views_are_live()

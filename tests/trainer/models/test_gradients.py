@@ -74,7 +74,7 @@ def with_alpha(cell):
     return cell
 
 
-@pytest.mark.long(but=["attention", "dice"])
+@pytest.mark.long(but=["attention"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_gradient_is_the_slope_of_the_value(case):
     cell, inputs = CASES[case]()

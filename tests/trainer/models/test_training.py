@@ -44,7 +44,7 @@ def loss_of(name):
     return InBatchSoftmax(0.5) if name == "two_tower" else nn.BCEWithLogitsLoss()
 
 
-@pytest.mark.long(but=["deepfm-O2", "din-O2", "mmoe-O2"])
+@pytest.mark.long(but=["deepfm-O2", "din-O2"])
 @pytest.mark.parametrize(("name", "level"), [*((name, "O2") for name in MODELS), ("deepfm", "O0")])
 def test_a_model_learns_offline_and_online_and_is_served_with_the_same_bits_and_exported(name, level, tmp_path):
     """Tables are sparse, lists of any length up to a longest, columns have missing values; two steps per call."""
@@ -104,6 +104,7 @@ def test_what_a_model_cannot_use_is_refused(name, pooling, options, message):
         getattr(models, MODELS[name])(features, **options)
 
 
+@pytest.mark.long
 def test_features_of_numbers_alone_train_with_float16():
     set_seed(0)
     features = Features([Numeric("price"), Numeric("age")], label="click")
@@ -136,7 +137,7 @@ def sequence(**options):
 AISLES = [[item % 4 for item in items] for items in TABLE["history"]]
 
 
-@pytest.mark.long(but=["din"])
+@pytest.mark.long
 @pytest.mark.parametrize("name", HISTORIES)
 def test_several_columns_of_one_history_are_learned_and_served(name, tmp_path):
     set_seed(0)

@@ -220,6 +220,7 @@ setTimeout(check, 500);
 </script></body></html>"""
 
 
+@pytest.mark.long
 @pytest.mark.server
 @pytest.mark.skipif(CHROMIUM is None, reason="needs the program chromium")
 @pytest.mark.parametrize("width", [390, 1400])

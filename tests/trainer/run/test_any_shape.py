@@ -130,6 +130,7 @@ class LabelledGraph(nn.Cell):
         return self.loss(self.network(adjacency, features), labels)
 
 
+@pytest.mark.long
 def test_a_graph_network_trains_on_graphs_of_different_sizes(caplog):
     data = graphs([4, 6, 6])
     data = [

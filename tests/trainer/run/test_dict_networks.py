@@ -108,6 +108,7 @@ def test_training_equals_that_of_a_network_of_two_arguments(trained):
     assert trained.predict({"b": B, "a": A}).tolist() == trained.predict(mixed).tolist() == other.predict(A, B).tolist()
 
 
+@pytest.mark.long
 def test_pipelines_and_streams_are_read_by_name(trained):
     reordered = {name: DATA[name] for name in ("b", "a", "y")}
     pipeline = ms_dataset.NumpySlicesDataset(reordered, shuffle=False).batch(6)
@@ -144,6 +145,7 @@ def test_lower_precision_an_evaluation_cell_and_a_network_that_runs_operator_by_
     assert eager.predict(DATA) == pytest.approx(compiled.predict(DATA), abs=1e-6)
 
 
+@pytest.mark.long
 def test_a_network_that_returns_its_loss_reads_the_label_too():
     class OwnLoss(ByName):
         def construct(self, batch):
@@ -159,6 +161,7 @@ def test_a_network_that_returns_its_loss_reads_the_label_too():
     assert network.left.weight.asnumpy() == pytest.approx(twin.network.left.weight.asnumpy(), abs=1e-6)
 
 
+@pytest.mark.long
 def test_sparse_tables_lists_and_served_models(tmp_path):
     items = np.array(["shoe", "hat", "coat"])[np.arange(12) % 3]
     prices = Ragged.of([[float(i)] * (i % 3) for i in range(12)], max_length=2)
@@ -186,6 +189,7 @@ def test_columns_that_the_dict_lacks_are_named():
         trainer.online_train([{"a": A, "bb": B, "y": DATA["y"]}])
 
 
+@pytest.mark.long
 def test_a_network_whose_source_does_not_show_its_keys_gets_a_hint():
     class Untold(Loops):
         batch_keys = None

@@ -100,7 +100,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.long(but=["jsonl", "arrow", "batches"])
+@pytest.mark.long(but=["jsonl", "batches"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_cold_users_in_single_rows_and_first(source, tmp_path):
     """One row at a time, in an order that begins with empty lists, trains as lists of a declared dtype do."""
@@ -132,6 +132,7 @@ def test_every_verb_takes_a_batch_of_empty_lists_first(network):
     assert trainer.predict({"history": Ragged.of([[], []])}) == pytest.approx(after[:2], rel=1e-6)
 
 
+@pytest.mark.long
 def test_a_text_history_may_begin_with_empty_lists_and_is_served(tmp_path):
     table = {"history": Ragged.of(WORDS), "label": np.array(LABELS, np.float32)}
     expected = trained(OfTable, ReplayStream(table), batch_size=1)

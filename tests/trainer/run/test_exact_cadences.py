@@ -97,6 +97,7 @@ def test_steps_of_a_stream(tmp_path):
     np.testing.assert_array_equal(weights(trainer), weights(whole))
 
 
+@pytest.mark.long
 def test_a_cadence_that_was_not_asked_for_cuts_no_call():
     steps = Steps()
     make().fit((X, Y), 4, batch_size=4, callbacks=[steps, History(), LossMonitor()])

@@ -231,6 +231,7 @@ def test_a_callback_may_evaluate_while_training_goes_on(linear, cancer, values, 
     assert same(values(runs[0].network), values(runs[1].network))
 
 
+@pytest.mark.long
 def test_hooks_and_results_of_a_training_are_not_mixed_with_what_its_callbacks_evaluate(linear, cancer):
     hooks, monitored = [], []
 
@@ -387,6 +388,7 @@ class TestEvaluationsOfManySizes:
             trainer.builder.programs - before == 4
         )  # 1, 2, 3, 32 and 128 rows, also once more of a table have been read
 
+    @pytest.mark.long
     def test_a_call_of_one_batch_starts_no_thread(self, monkeypatch):
         trainer = self.make(Net())
         ids, labels = np.arange(60).reshape(20, 3), np.ones((20, 1), np.float32)

@@ -119,6 +119,7 @@ def test_infinite_labels_and_missing_inputs_are_still_warned_of(half_labelled, c
     assert "column 'x' holds NaN or infinite values, first in row 0 (8 rows)" in caplog.text
 
 
+@pytest.mark.long
 def test_a_column_for_each_task_is_as_good_as_a_dict(digits):
     results, windows = [], []
     for kind in (tuple, 3):
@@ -161,6 +162,7 @@ def test_each_tasks_loss_can_be_monitored_and_is_drawn_with_its_weight(trained):
         assert np.isfinite(list(events[f"train/{task}_loss"].values())).all()
 
 
+@pytest.mark.long
 def test_the_log_tells_each_tasks_loss_and_weight(digits, caplog):
     few = {name: column[:64] for name, column in digits.items()}
     with caplog.at_level(logging.INFO), pytest.raises(ConfigurationError, match="no metric of that name"):

@@ -271,6 +271,7 @@ def test_a_signal_while_the_stream_is_silent_leaves_a_snapshot(table, tmp_path):
     assert trainer.state.snapshot.name == f"step_{trainer.state.progress.global_step:08d}"
 
 
+@pytest.mark.long
 def test_a_bounded_and_an_endless_pipeline_are_streams(table):
     pipeline = ds.NumpySlicesDataset({k: table[k] for k in ("features", "label")}, shuffle=False).batch(32)
     trainer = make()

@@ -108,6 +108,7 @@ def labelled(digits):
     return {"features": digits["features"], "labels": labels}
 
 
+@pytest.mark.long
 def test_several_labels_have_an_auc_and_a_log_loss_each_and_their_means(labelled):
     seen = Predictions()
     trainer = make(nn.BCEWithLogitsLoss(), 64, 3, metrics={"auc": "auc", "log_loss": "log_loss", "right": "accuracy"})
@@ -203,6 +204,7 @@ def test_fit_names_a_metric_that_cannot_read_the_validation_before_the_first_ste
     assert trainer.state.progress.global_step == 0
 
 
+@pytest.mark.long
 def test_what_is_neither_trains_with_the_loss_alone_and_says_so_once(diabetes, caplog):
     class Pairwise(nn.Cell):
         def construct(self, prediction, label):
@@ -230,6 +232,7 @@ def test_windows_of_the_loss_alone_compile_one_program(diabetes):
     assert trainer.builder.programs == 1
 
 
+@pytest.mark.long
 def test_chosen_metrics_count_too_groups_mindspores_and_a_users_own(digits):
     class Steps:
         """A metric of a user: rows in the window."""

@@ -50,6 +50,7 @@ def test_a_loss_of_the_outputs_alone_trains_as_one_that_is_given_the_input_twice
     assert alone.predict(X)[0].tolist() == twice.predict(X).tolist()
 
 
+@pytest.mark.long
 def test_a_stream_of_inputs_alone():
     trainer = trainer_of(difference)
     before = trainer.evaluate({"x": X})["loss"]

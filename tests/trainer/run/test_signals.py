@@ -287,6 +287,7 @@ def test_wherever_a_signal_strikes_a_wait_the_wait_is_over():
     assert left
 
 
+@pytest.mark.long
 def test_another_trainer_may_be_used_in_a_callback(trainer, linear, batches, tmp_path):
     class Ask(Callback):
         def on_train_step_begin(self, trainer):

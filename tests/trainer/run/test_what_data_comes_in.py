@@ -97,7 +97,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.long(but=["4-CrossEntropyLoss", "8-SoftmaxCrossEntropyWithLogits"])
+@pytest.mark.long(but=["4-CrossEntropyLoss"])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("batch_size", [4, 8])
 def test_a_class_out_of_range_is_named_before_the_program_runs_and_the_process_trains_on(loss, batch_size):

@@ -145,6 +145,7 @@ class Numbered(nn.Cell):
         return self.head(x) + ops.cast(ops.arange(x.shape[0]), x.dtype).reshape(-1, 1)
 
 
+@pytest.mark.long
 def test_a_network_that_counts_its_rows_is_exported_for_one_size_of_batch(tmp_path):
     assert export_model(Trainer(Numbered()), tmp_path / "model", DENSE, batch=4).batch == 4
     assert "exactly 4 rows" in (tmp_path / "model" / "README.md").read_text()
@@ -198,7 +199,7 @@ def run(tmp_path, monkeypatch, request):
     return Path("runs/towers")
 
 
-@pytest.mark.long(but=["fit"])
+@pytest.mark.long
 def test_a_run_is_exported_with_vectors_of_items_and_users(run, capsys):
     Path("users.csv").write_text("user\n3\n99\n")
     rows_of = ["--items", "items.csv", "--item-id", "item", "--users", "users.csv"]

@@ -63,7 +63,7 @@ def is_finite(folder):
         return all(np.isfinite(value).all() for value in values)
 
 
-@pytest.mark.long(but=["1-{}", "2-{'gradient_accumulation_steps': 2}"])
+@pytest.mark.long(but=["1-{}"])
 @pytest.mark.parametrize(
     ("sink_size", "options"),
     [(1, {}), (4, {}), (2, {"gradient_accumulation_steps": 2}), (1, {"clip_norm": 1.0})],

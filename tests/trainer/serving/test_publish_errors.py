@@ -83,6 +83,7 @@ class NoMoreFiles(Callback):
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, self.hard))
 
 
+@pytest.mark.long
 def test_the_folder_is_given_back_although_no_file_can_be_opened_at_the_end(trainer, tmp_path, caplog):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -104,7 +105,7 @@ class NotExported(nn.Cell):
         return (lambda value: value * self.scale)(float(1) * x).sum(1) + len(str(x.shape)) * 0
 
 
-@pytest.mark.long(but=["warn"])
+@pytest.mark.long
 @pytest.mark.parametrize("on_error", ["warn", "raise"])
 def test_a_network_that_cannot_be_exported_is_named_once_in_a_while(tmp_path, caplog, on_error):
     network = NotExported()

@@ -328,6 +328,7 @@ def test_the_last_version_is_written_again_when_it_fails(trained, tmp_path, capl
         np.testing.assert_allclose(model.predict(QUESTION), trainer.predict(QUESTION), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_server_that_opens_a_model_slowly_is_waited_for(trained, tmp_path, monkeypatch):
     """Versions that are old by then are removed once it has read them."""
     trainer, _ = trained

@@ -140,6 +140,7 @@ def test_a_server_follows_without_being_asked(run, monkeypatch):
     assert threads <= {threading.main_thread()}
 
 
+@pytest.mark.long
 def test_a_server_that_answers_nothing_keeps_no_graphs_it_has_replaced(run, monkeypatch):
     trainer, publish, _ = run
     opened = weakref.WeakSet()
@@ -213,6 +214,7 @@ def test_what_cannot_work_is_refused(tmp_path):
         ServedModel(tmp_path)
 
 
+@pytest.mark.long
 def test_two_publishers_of_one_run_publish_every_change_each(tmp_path):
     network = Net()
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 0.05))

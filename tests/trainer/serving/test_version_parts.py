@@ -289,6 +289,7 @@ def test_a_rank_that_ended_before_or_while_it_wrote_leaves_no_version(tmp_path):
         assert names(tmp_path) == []
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_rank_that_ended_after_its_part_does_no_harm(tmp_path):
     shared = begin(tmp_path, 2, ended_process())
@@ -394,6 +395,7 @@ def test_what_is_sent_for_a_version_given_up_leaves_no_note(tmp_path):
     assert names(tmp_path) == []
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_rank_that_ended_while_it_sent_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(version_parts, "NOTE_SECONDS", 0)

@@ -247,6 +247,7 @@ def test_the_shadow_is_scored_beside_the_served_version(trained, root):
         assert scoring.report()["difference"]["mean"] == pytest.approx(gap.mean(), rel=1e-4)
 
 
+@pytest.mark.long
 def test_the_command_lists_rolls_back_and_compares(trained, root, tmp_path, capsys):
     pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     folder = str(root)

@@ -103,11 +103,13 @@ def test_training_goes_on_without_its_mirror_which_catches_up(s3, url, cancer, m
         fit(made(tmp_path / "third"), cancer, [Mirror(url)])
 
 
+@pytest.mark.long
 def test_a_fast_dev_run_leaves_nothing_in_a_mirror(url, cancer, made, tmp_path):
     fit(made(tmp_path / "run"), cancer, [Mirror(url)], fast_dev_run=True)
     assert not Location(url).files()
 
 
+@pytest.mark.long
 def test_a_run_that_ends_without_its_mirror_says_so_and_the_next_start_uploads(s3, url, cancer, made, tmp_path, caplog):
     fit(made(tmp_path / "run"), cancer, [Mirror(url, wait=0), Kills(s3, 2, None)], max_steps=8)
     assert "the next start of this run uploads them" in caplog.text
@@ -209,7 +211,7 @@ def test_trainer_serve_answers_from_a_mirror(s3, url, cancer, made, tmp_path):
         server.stop()
 
 
-@pytest.mark.long(but=["beside-it"])
+@pytest.mark.long
 @pytest.mark.parametrize("inside", [True, False], ids=["in-the-run-folder", "beside-it"])
 def test_what_was_published_stays_and_its_numbers_go_on_elsewhere(s3, url, cancer, made, tmp_path, inside):
     def train(name, **options):
@@ -235,6 +237,7 @@ def test_what_was_published_stays_and_its_numbers_go_on_elsewhere(s3, url, cance
     assert {path.name for path in again.glob("[vg]*")} == shown(s3, where)  # nothing is left behind for ever
 
 
+@pytest.mark.long
 def test_the_number_of_a_version_that_is_damaged_in_the_mirror_is_not_used_again(url, cancer, made, tmp_path, caplog):
     def train(name, **options):
         trainer = made(tmp_path / name)
