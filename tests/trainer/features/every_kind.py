@@ -62,9 +62,10 @@ def make_rows(count, seed=0, missing=MISSING_SHARE):
     """Return rows as Python values, as a JSON line holds them; a missing value is None."""
     rng = np.random.default_rng(seed)
     words = np.array(["red", "blue", "shoe", "hat", "cap", "green", "Table", "chair"])
+    genres, items = np.array(["x", "y", "z z"]), np.array([f"i{i}" for i in range(30)])
 
-    def texts(most):
-        return [" ".join(rng.choice(words, rng.integers(1, most))) for _ in range(count)]
+    def lists(values, most):  # what `rng.choice` gives, in a third of the time
+        return [values[rng.integers(0, len(values), rng.integers(1, most))].tolist() for _ in range(count)]
 
     columns = {
         "age": rng.normal(40, 12, count).round(2).tolist(),
@@ -74,15 +75,15 @@ def make_rows(count, seed=0, missing=MISSING_SHARE):
         "city": rng.choice([*"abcdef", *[f"rare{i}" for i in range(40)]], count).tolist(),
         "shop": rng.choice([f"shop {i}" for i in range(90)], count).tolist(),
         "device": rng.choice(["phone", "desk", "watch"], count).tolist(),
-        "item": rng.choice([f"i{i}" for i in range(30)], count).tolist(),
+        "item": rng.choice(items, count).tolist(),
         "ts": rng.integers(1_500_000_000, 1_700_000_000, count).astype(float).tolist(),
         "born": rng.integers(1_400_000_000, 1_600_000_000, count).astype(float).tolist(),
-        "genres": ["|".join(rng.choice(["x", "y", "z z"], rng.integers(1, 4))) for _ in range(count)],
-        "history": [rng.choice([f"i{i}" for i in range(30)], rng.integers(1, 7)).tolist() for _ in range(count)],
+        "genres": ["|".join(some) for some in lists(genres, 4)],
+        "history": lists(items, 7),
         "tags": [rng.integers(0, 20, rng.integers(1, 4)).tolist() for _ in range(count)],
         "tag_weights": [rng.random(rng.integers(1, 4)).round(2).tolist() for _ in range(count)],
-        "title": texts(4),
-        "query": texts(3),
+        "title": [" ".join(some) for some in lists(words, 4)],
+        "query": [" ".join(some) for some in lists(words, 3)],
         "tastes": [f"a:{a}|b:{b}" for a, b in rng.random((count, 2)).round(2)],
     }
     for values in columns.values():

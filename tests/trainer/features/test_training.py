@@ -85,6 +85,7 @@ def online(data, trainer, **options):
 LOSS = ("loss",)  # windows of the loss alone need no further program
 
 
+@pytest.mark.long
 def test_streams_train_on_raw_rows_and_resume(tmp_path):
     (tmp_path / "rows").mkdir()
     FILES["a.jsonl"](ROWS[:300], tmp_path / "rows" / "1.jsonl")

@@ -90,7 +90,7 @@ def test_the_event_names_the_feature_and_comes_once():
     ]
 
 
-@pytest.mark.long(but=["2-True"])
+@pytest.mark.long
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("sink_size", [1, 2])
 def test_a_run_resumed_within_a_window_measures_the_same(tmp_path, learned, sink_size):
