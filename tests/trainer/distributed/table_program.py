@@ -5,6 +5,7 @@ python table_program.py FOLDER
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,6 +168,32 @@ def cut_inside_a_window(folder, group, data):
     return found
 
 
+def more(folder, group, data, whole):
+    """Return what long tests alone look at."""
+    options = {"network": Pairs(DoubledSGD()), "gradient_accumulation_steps": 2, "amp_level": "O2", "epochs": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(device.DEVICES, "CPU", replace(device.CPU, runs_python=False))
+        trainer, one = train(folder, group, "in graph", whole, **options)
+    found = one
+    found["in graph/by_owner"] = np.array(trainer.tables.tables.by_owner)
+    # in the graph, for there is no kernel for the user's own rule
+    options = {"bias": RULES, "optimizer": ScaledAdagrad, "clip_norm": 0.1, "sink_size": 2, "epochs": 1}
+    trainer, one = train(folder, group, "own rule, accumulated", whole, gradient_accumulation_steps=3, **options)
+    found |= one
+    found["own rule, accumulated/by_owner"] = np.array(trainer.tables.tables.by_owner)
+    options = {"bias": {"capacity": 5000, "eviction": Eviction("lfu")}, "clip_norm": 0.1, "epochs": 1}
+    options["amp_level"] = "O2"
+    trainer, one = train(folder, group, "half", whole, **options)
+    found |= one
+    found["half/by_owner"] = np.array(trainer.tables.tables.by_owner)
+    baskets = {**whole, "items": np.where(np.arange(3) < np.arange(448)[:, None] % 4, whole["items"], 0)}
+    options = {"network": Baskets(), "clip_norm": 0.1, "epochs": 2, "sink_size": 2}
+    trainer, one = train(folder, group, "bags", baskets, **options)
+    found |= one
+    found["bags/predicted"] = trainer.predict({key: baskets[key] for key in ("user", "items")}, batch_size=56)
+    return found | cut_inside_a_window(folder, group, data)
+
+
 def main(folder):
     group = jobs.member()
     table_feed.usable_cores = lambda: 2  # with a single core the processes would exchange ids on the graph's thread
@@ -209,28 +236,8 @@ def main(folder):
     trainer.online_train(stream, [], batch_size=STEP // group.size, sink_size=2, window=Window(rows=200))
     found |= {f"stream/rows/{key}": value for key, value in content(trainer).items()}
     found["stream/loss"] = np.array([trainer.state.window["window_loss"], trainer.state.window["window_auc"]])
-    options = {"network": Pairs(DoubledSGD()), "gradient_accumulation_steps": 2, "amp_level": "O2", "epochs": 1}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(device.DEVICES, "CPU", replace(device.CPU, runs_python=False))
-        trainer, one = train(folder, group, "in graph", whole, **options)
-    found |= one
-    found["in graph/by_owner"] = np.array(trainer.tables.tables.by_owner)
-    # in the graph, for there is no kernel for the user's own rule
-    options = {"bias": RULES, "optimizer": ScaledAdagrad, "clip_norm": 0.1, "sink_size": 2, "epochs": 1}
-    trainer, one = train(folder, group, "own rule, accumulated", whole, gradient_accumulation_steps=3, **options)
-    found |= one
-    found["own rule, accumulated/by_owner"] = np.array(trainer.tables.tables.by_owner)
-    options = {"bias": {"capacity": 5000, "eviction": Eviction("lfu")}, "clip_norm": 0.1, "epochs": 1}
-    options["amp_level"] = "O2"
-    trainer, one = train(folder, group, "half", whole, **options)
-    found |= one
-    found["half/by_owner"] = np.array(trainer.tables.tables.by_owner)
-    baskets = {**whole, "items": np.where(np.arange(3) < np.arange(448)[:, None] % 4, whole["items"], 0)}
-    options = {"network": Baskets(), "clip_norm": 0.1, "epochs": 2, "sink_size": 2}
-    trainer, one = train(folder, group, "bags", baskets, **options)
-    found |= one
-    found["bags/predicted"] = trainer.predict({key: baskets[key] for key in ("user", "items")}, batch_size=56)
-    found |= cut_inside_a_window(folder, group, data)
+    if not Path(folder, "quick").exists():
+        found |= more(folder, group, data, whole)
     # What another number of processes has written, deltas included, is taken up, and gone on with.
     other = 1 if group.size > 1 else 2
     if group.size > 1:
