@@ -200,6 +200,7 @@ def test_a_shape_the_network_cannot_take_is_reported(linear):
     assert not isinstance(caught.value, DataError)
 
 
+@pytest.mark.long
 def test_how_many_shapes_there_were_is_reported_at_the_end(caplog):
     with caplog.at_level(logging.DEBUG):
         trained(Bags(), nn.MSELoss(), sequences([3, 5, 3]), 1)

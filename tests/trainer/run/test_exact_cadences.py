@@ -54,7 +54,7 @@ def uncut(request):
     return request.param, weights(trainer), steps.calls[-1]
 
 
-@pytest.mark.long(but=["each batch a step-a pipeline", "three batches a step-arrays"])
+@pytest.mark.long(but=["each batch a step-a pipeline"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_validation_callbacks_and_snapshots_come_at_their_steps(uncut, kind, tmp_path):
     accumulate, expected, last = uncut

@@ -82,7 +82,7 @@ CASES = [
 ]
 
 
-@pytest.mark.long(but=["click O2", "classes O0"])
+@pytest.mark.long(but=["click O2"])
 @pytest.mark.parametrize(("kind", "loss", "outputs", "level", "verb"), CASES, ids=[f"{c[0]} {c[3]}" for c in CASES])
 def test_few_programs_train_to_the_weights_of_the_batches_as_they_are(kind, loss, outputs, level, verb):
     compiled_for.clear()
@@ -100,6 +100,7 @@ def test_few_programs_train_to_the_weights_of_the_batches_as_they_are(kind, loss
     assert trainer.state.progress.global_step == len(SIZES)
 
 
+@pytest.mark.long
 def test_windows_and_callbacks_see_the_rows_that_are_there():
     batches = [dict(zip(("x", "label"), batch, strict=True)) for batch in batches_of("click", FEWER)]
     results, shapes = {}, []
@@ -144,7 +145,7 @@ def test_rows_of_a_table_may_need_more_room_when_filled_up():
     assert trainer.builder.programs <= 4, "two sizes, one filled up and one for larger tables"
 
 
-@pytest.mark.long(but=["ids seen twice"])
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [{"admission": MinSightings(2)}, {"eviction": Eviction("lfu"), "capacity": 40}],
@@ -264,11 +265,12 @@ class ByBatch(nn.Cell):
 
 REASONS = {
     "norm": "because the network normalizes over the rows of a batch",
-    "undeclared": "because ByBatch does not declare rows_are_independent = True",
-    "loss": "because Own is not known to give a loss for each row",
+    "undeclared": "because ByBatch does not declare rows_are_independent = True; declare it in that class",
+    "loss": "because Own is not known to give a loss for each row; return one value per row",
 }
 
 
+@pytest.mark.long(but=["undeclared"])
 @pytest.mark.parametrize("how", REASONS)
 def test_what_is_not_declared_is_trained_as_it_is_and_the_reason_is_reported(how, caplog):
     compiled_for.clear()
@@ -277,7 +279,6 @@ def test_what_is_not_declared_is_trained_as_it_is_and_the_reason_is_reported(how
     assert set(compiled_for) == set(SIZES[:5])
     assert caplog.text.count("every number of rows is compiled") == 1
     assert f"20, 24, 9 so far, {REASONS[how]}" in caplog.text
-    assert "declare rows_are_independent = True in the network's class" in caplog.text
     assert "batch_size" in caplog.text
 
 
