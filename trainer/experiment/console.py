@@ -49,12 +49,24 @@ def print_traceback(*exception: Any) -> None:
 
 
 class Console(logging.StreamHandler):
-    """Writes log messages and remembers the last error, to print it once."""
+    """Writes log messages and remembers the last error, to print it once.
+
+    What is said of raw rows is written once: train, valid and test are often parts of the same files.
+    """
 
     last_error = ""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
+        if record.name.startswith("trainer.features."):
+            message = record.getMessage()
+            if message in self._said:
+                return
+            self._said.add(message)
         if record.levelno >= logging.ERROR:
             self.last_error = mask_text(record.getMessage())
         super().emit(record)

@@ -17,6 +17,7 @@ from ..checks import number, refuse, whole
 from ..embedding.tables.hashing import to_ids
 from ..errors import CheckpointMismatchError, ConfigurationError, DataError, did_you_mean
 from ..state import Stateful
+from ..streams.formats.csv_format import CsvFormat
 from ..streams.formats.schema import Schema
 from .feature import (
     IDS,
@@ -84,6 +85,8 @@ class Features(Stateful):
             else reads are texts.
         update_every: rows of a stream after which what the features learn (vocabularies, means, quantiles) is brought
             up to date, at the beginning of the next batch; None: `online_train` leaves it as it is.
+        csv: how CSV files are written, and numbers that come as text, such as ``{"delimiter": ";", "decimal": ","}``;
+            see `trainer.streams.formats.csv_format.CsvFormat`. It holds for all files and streams of these features.
         max_bad_share: largest share of rows set aside, 0 to 1, in finite data; a larger one is an error in `fit` and
             `evaluate`, where more than 10 rows are bad. Streams have a `max_bad_share` of their own.
 
@@ -112,6 +115,7 @@ class Features(Stateful):
         keep: Sequence[str] = (),
         update_every: int | None = None,
         max_bad_share: float = 0.5,
+        csv: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(features, Feature | Mapping) or not len(features):
             refuse("Features(features)", "a list of at least one feature", features)
@@ -127,11 +131,12 @@ class Features(Stateful):
         check_unique("feature", [feature.name for feature in self.features])
         check_unique("output", [output.name for output in self.outputs])
         self.columns = raw_columns(self.features)
-        aligned = aligned_columns(self.features)
-        self.schema = replace(self._schema(), aligned=aligned)
-        self.unlabelled_schema = Schema(self.columns, aligned=aligned)
+        self.csv = CsvFormat.of(csv)
+        shared: dict[str, Any] = {"aligned": aligned_columns(self.features), "csv": self.csv}
+        self.schema = replace(self._schema(), **shared)
+        self.unlabelled_schema = Schema(self.columns, **shared)
         kept = {**{name: text_column(required=False) for name in self.keep}, **self.columns}
-        self.kept_schema = Schema(kept, aligned=aligned)
+        self.kept_schema = Schema(kept, **shared)
         self.update_every = whole("Features(update_every=...)", update_every, optional=True)
         self.max_bad_share = number("Features(max_bad_share=...)", max_bad_share, least=0, most=1, what="a share")
         self.learned = Learned(self.features, self.columns)
@@ -369,14 +374,14 @@ class Features(Stateful):
         for feature in self.features:
             if type(feature) not in kinds:
                 raise ConfigurationError(f"feature {feature.name!r} is of a kind of your own; use Custom instead")
-        roles = {"label": list(self.labels), "weight": self.weight, "group": self.group, "event_time": self.event_time}
-        roles |= {
-            name: getattr(self, name)
-            for name in ("event_time_unit", "event_time_day_first")
-            if getattr(self, name) is not None
-        }
+        roles: dict[str, Any] = {"label": list(self.labels)}
+        roles |= {name: getattr(self, name) for name in ("weight", "group", "event_time")}
+        options = {name: getattr(self, name) for name in ("event_time_unit", "event_time_day_first")}
+        roles |= {name: value for name, value in options.items() if value is not None}
         if self.label_classes:
             roles["label_classes"] = list(self.label_classes)
+        if csv := self.csv.declaration():
+            roles["csv"] = csv
         features = [{"kind": kinds[type(feature)], **feature.declaration()} for feature in self.features]
         return {"features": features, **roles, "label_dtype": self.label_dtype.name, "keep": list(self.keep)}
 

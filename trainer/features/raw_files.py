@@ -134,7 +134,7 @@ class RawFiles:
 
     def _times(self, features: Features, column: str) -> np.ndarray:
         """Return the times at which the parts "valid" and "test" start."""
-        schema = Schema({column: features.schema.fields[column]})
+        schema = Schema({column: features.schema.fields[column]}, csv=features.csv)
         with contextlib.closing(FileStream(self.path, schema, end="at_last", dead_letter=SetAside())) as stream:
             times = [rows.columns[column] for rows in parts_of(stream)]
         if not times:

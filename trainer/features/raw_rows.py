@@ -17,9 +17,10 @@ import numpy as np
 from ..errors import DataError, StreamError, did_you_mean
 from ..streams.batch import Span, columns_of, is_frame
 from ..streams.dead_letter import BadRow, DeadLetter
-from ..streams.formats import arrow
+from ..streams.formats import arrow, csv_header
 from ..streams.formats.coercion import is_missing
 from ..streams.formats.column import Column
+from ..streams.formats.csv_format import CsvFormat
 from ..streams.formats.ragged_column import Ragged
 from ..streams.formats.schema import Schema
 
@@ -172,6 +173,7 @@ class AbsentColumns:
     """Notes which declared columns have had a value."""
 
     def __init__(self, schema: Schema) -> None:
+        self._csv = schema.csv
         self._absent = {name: column for name, column in schema.fields.items() if column.default is not None}
         self._rows = 0
 
@@ -186,7 +188,7 @@ class AbsentColumns:
         """Warn of columns without a value; `data` are the rows, or the path of files."""
         if not self._absent or self._rows < FEWEST:
             return
-        present = list(dict.fromkeys(str(name) for name in names_in(data)))
+        present = list(dict.fromkeys(str(name) for name in names_in(data, self._csv)))
         for name in self._absent:
             hint = "" if name in present else did_you_mean(name, [other for other in present if other != name])
             have = f"; the data have {', '.join(present[:_SHOWN])}{', ...' if len(present) > _SHOWN else ''}"
@@ -207,7 +209,7 @@ def _all_missing(values: Any, missing: Any) -> bool:
     return bool(values.ravel()[0] == missing and (values == missing).all())
 
 
-def names_in(data: Any) -> Iterable[Any]:
+def names_in(data: Any, csv_format: CsvFormat) -> Iterable[Any]:
     """Return the column names of raw rows or of a path's first file; empty if unknown."""
     if is_frame(data):
         data = columns_of(data)
@@ -217,11 +219,11 @@ def names_in(data: Any) -> Iterable[Any]:
         return [name for row in data[:_SAMPLE] for name in row]
     if isinstance(data, str | Path):
         with contextlib.suppress(OSError, ValueError, ImportError, csv.Error):
-            return _names_of_file(Path(data))
+            return _names_of_file(Path(data), csv_format)
     return []
 
 
-def _names_of_file(path: Path) -> list[str]:
+def _names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
     if path.is_dir():
         path = min(file for file in path.iterdir() if file.is_file() and not file.name.startswith((".", "_")))
     kind = path.suffix.lower()
@@ -229,7 +231,7 @@ def _names_of_file(path: Path) -> list[str]:
         from pyarrow import parquet
 
         return list(parquet.read_schema(path).names)
-    with open(path, encoding="utf-8-sig") as file:
-        if kind in (".csv", ".tsv"):
-            return next(csv.reader(file, delimiter="\t" if kind == ".tsv" else ","), [])
+    if kind in (".csv", ".tsv"):
+        return csv_header.names_of_file(path, csv_format)
+    with open(path, encoding="utf-8") as file:
         return list(json.loads(file.readline(1 << 20)))

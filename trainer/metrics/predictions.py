@@ -165,9 +165,10 @@ def named_classes(probabilities: np.ndarray, classes: Sequence[Any]) -> dict[str
     """Return the most likely class by name, and the probability of each.
 
     Args:
-        probabilities: of the second of two classes, [B], or of all of them, [B, classes].
+        probabilities: of the second of two classes, [B] or [B, 1], or of all of them, [B, classes].
     """
-    if probabilities.ndim == 1:
+    if probabilities.ndim == 1 or probabilities.shape[1] == 1:
+        probabilities = probabilities.reshape(-1)
         probabilities = np.stack([1 - probabilities, probabilities], 1)
     best = np.array(classes)[probabilities.argmax(1)]
     return {"prediction": best} | {f"probability_{name}": probabilities[:, n] for n, name in enumerate(classes)}

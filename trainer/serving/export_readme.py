@@ -116,6 +116,9 @@ def _inputs(model: Mapping[str, Any]) -> str:
         lines.append(f"\nProbabilities are 1 / (1 + exp(-{model['outputs'][0]['name']})).")
     elif model["activation"] not in (None, "identity"):
         lines.append(f"\nThe quantity of the label is the {model['activation']} of {model['outputs'][0]['name']}.")
+    if model.get("classes"):
+        shown = ", ".join(f"{number} is {name}" for number, name in enumerate(model["classes"]))
+        lines.append(f"\nThe label's classes: {shown}{'; probabilities are of 1' * (len(model['classes']) == 2)}.")
     return "\n".join(lines) + "\n"
 
 

@@ -126,6 +126,7 @@ def export_model(
             "inputs": _described_inputs(graph, fields, columns, sparse_tables),
             "outputs": [{"name": name, "shape": [None, *answer.shape[1:]]} for name, answer in answers.items()],
             "activation": graph.activation,
+            **({"classes": list(graph.classes)} if graph.classes else {}),
             "tables": _write_tables(files, sparse_tables, tables),
             "onnx": None,
         }
@@ -174,7 +175,7 @@ def _check(trainer: Trainer, onnx: bool, tables: str, data: Any) -> None:
             f"export works in one process, and this is one of {trainer.group.size}: export the run's snapshot, "
             "`trainer export RUN`"
         )
-    if data is None and trainer.state.outputs is None:
+    if data is None and (trainer.run is None or trainer.state.outputs is None):
         raise ConfigurationError("export_model(data=...) takes some rows, which show what the network takes")
     if trainer.features is not None:
         check_publishable(trainer.features)

@@ -40,6 +40,7 @@ class ServedGraph:
         self.ragged = {name: RaggedInput(tuple(suffixes), *rest) for name, (suffixes, *rest) in ragged.items()}
         self.given = given_names(about["columns"], self.ragged)  # names of the columns that callers give
         self.features = read_features(folder) if about.get("features") else None  # for raw rows
+        self.classes: tuple[Any, ...] = () if self.features is None else self.features.label_classes
         self.activation: str | None = about.get("activation")  # from the first output to the quantity of the label
         specs = [
             TableSpec(table["name"], table["dim"], initializer="zeros", padding=table["padding"])

@@ -20,6 +20,7 @@ from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError
 from ..features.feature import PREDICTION, SET_ASIDE
 from ..features.feature_data import is_raw
 from ..features.features import Features
+from ..metrics.predictions import named_classes
 from ..mindspore_internals.execution import check_not_forked
 from ..mindspore_internals.messages import gist
 from .finite import check_finite
@@ -117,7 +118,7 @@ class ServedModel:
                 array of an only column.
             output: "network" for its output itself; "probability" for what the loss compares with the label: sigmoid of
                 the logits of `BCEWithLogitsLoss`, softmax of those of `CrossEntropyLoss`, or what
-                `Trainer(prediction_activation=...)` names.
+                `Trainer(prediction_activation=...)` names; "class" for the most likely class of `label_classes`.
             keep: of raw rows, return a dict with the columns of `Features(keep=...)` behind the "prediction".
             set_aside: of raw rows, leave those out that the declaration forbids, as `Trainer.predict` does, and return
                 a dict with the "prediction" of the others and why the rest has none, under "set_aside".
@@ -125,18 +126,19 @@ class ServedModel:
 
         Returns:
             float32 array with n rows, or a tuple of them: the network's output itself, as `Trainer.predict` gives it
-            (docs/serving.md says where to the bit), unless `output` says otherwise. With `keep` or `set_aside` a dict:
-            "prediction", for `set_aside` a mapping from the index of each row left out to its column and reason, the
-            columns that are kept.
+            (docs/serving.md says where to the bit), unless `output` says otherwise; of "class" the names of classes.
+            With `keep` or `set_aside` a dict: "prediction", for `set_aside` a mapping from the index of each row left
+            out to its column and reason, the columns that are kept.
 
         Raises:
-            ConfigurationError: "probability" of a model whose loss does not say what its outputs mean.
+            ConfigurationError: "probability" of a model whose loss does not say what its outputs mean; "class" of one
+                without `Features(label_classes=...)`.
             DataError: a row that the features' declaration forbids, with `set_aside` all of them; columns are missing,
                 or differ in their number of rows, or have another shape than in training.
             ConfigurationError: this process was forked from one that has run graphs.
         """
         check_not_forked()
-        choice("output", output, ("network", "probability"))
+        choice("output", output, ("network", "probability", "class"))
         if batch is not None and columns:
             raise DataError("predict takes a batch, or columns as keywords, not both")
         batch = columns if batch is None else batch
@@ -151,10 +153,14 @@ class ServedModel:
                 option = "keep" if keep else "set_aside"
                 raise ConfigurationError(f"predict({option}=True) goes with raw rows of a model trained on features")
             outputs = version.run(batch)
-        if output == "probability":
+        if output != "network":
             if version.graph.activation is None:
-                raise ConfigurationError("output='probability': the model's loss does not say what its outputs mean")
+                raise ConfigurationError(f"output={output!r}: the model's loss does not say what its outputs mean")
             outputs = (version.probability(outputs), *outputs[1:])
+        if output == "class":
+            if not version.graph.classes:
+                raise ConfigurationError("output='class': the model was trained without Features(label_classes=...)")
+            outputs = (named_classes(outputs[0], version.graph.classes)["prediction"], *outputs[1:])
         predictions = outputs if len(outputs) > 1 else outputs[0]
         if not keep and aside is None:
             return predictions

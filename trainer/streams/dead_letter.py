@@ -31,20 +31,22 @@ class BadRow:
         message: index of its message among those read together.
         row: its index within the message.
         raw: the payload: bytes or text, or any value that JSON can hold.
+        line: number of the line in its file, from 1, where the row begins; None where there are no lines.
     """
 
     message: int
     row: int
     reason: str
     raw: Any
+    line: int | None = None
 
 
 class DeadLetter:
     """Counts rows, writes bad ones to a file, and raises if too many are bad.
 
-    Each line of the file is a JSON object: ``source``, ``partition``, ``offset``, ``row``, ``reason`` and ``raw`` (the
-    payload as text) or ``raw_base64`` (where it is not UTF-8), cut after 65,536 bytes. A record read again after a
-    resume is written again, with the same offset and row.
+    Each line of the file is a JSON object: ``source``, ``partition``, ``offset``, ``row``, ``line`` (of a text file),
+    ``reason`` and ``raw`` (the payload as text) or ``raw_base64`` (where it is not UTF-8), cut after 65,536 bytes. A
+    record read again after a resume is written again, with the same offset and row.
 
     Args:
         path: JSON-lines file to append to; None: bad rows are counted and the first is logged.
@@ -97,16 +99,17 @@ class DeadLetter:
             if not self._warned:
                 self._warned = True
                 first, origin = rows[0], origins[rows[0].message]
+                at = f"row {first.row}" if first.line is None else f"line {first.line}"
                 logger.warning(
-                    "%s: bad record at %s %s row %d: %s",
-                    source, origin.partition, origin.offset, first.row, first.reason,
-                )  # fmt: skip
+                    "%s: bad record at %s %s %s: %s", source, origin.partition, origin.offset, at, first.reason
+                )
             return
         lines = []
         for bad in rows:
             origin = origins[bad.message]
-            line = {"source": source, "partition": origin.partition, "offset": origin.offset}
-            lines.append(json.dumps({**line, "row": bad.row, "reason": bad.reason, **_raw(bad.raw)}) + "\n")
+            line = {"source": source, "partition": origin.partition, "offset": origin.offset, "row": bad.row}
+            line |= {} if bad.line is None else {"line": bad.line}
+            lines.append(json.dumps({**line, "reason": bad.reason, **_raw(bad.raw)}) + "\n")
         with self._lock:
             try:
                 self._write("".join(lines).encode())
@@ -121,7 +124,9 @@ class DeadLetter:
             reason = _short(bad.reason)
             self.reasons[reason if reason in self.reasons or len(self.reasons) < _MOST_REASONS else "other"] += 1
         if rows and not self.first:
-            self.first = f"row {rows[0].row}{_location(origins[rows[0].message]) if origins else ''}"
+            first = rows[0]
+            at = f"row {first.row}" if first.line is None else f"line {first.line}"
+            self.first = f"{at}{_location(origins[first.message]) if origins else ''}{_received(first.reason)}"
 
     def report(self) -> str | None:
         """Return a message with the count and reasons of bad rows; None if all are good."""
@@ -212,6 +217,11 @@ def _raw(raw: Any) -> dict[str, str]:
 def _short(reason: str) -> str:
     """Return a reason without the value, so that similar reasons are counted together."""
     return reason.partition("; received")[0].removeprefix("column ").replace("'", "", 2)
+
+
+def _received(reason: str) -> str:
+    """Return the value that a reason names, or nothing."""
+    return "".join(reason.partition("; received")[1:]).replace(";", ",", 1)
 
 
 def _location(origin: Span) -> str:

@@ -87,13 +87,13 @@ def test_rows_have_the_declared_types_and_what_is_set_aside_is_told(tmp_path, ca
     path = tmp_path / "rows.csv"
     path.write_text("zip,n,x\n0301,1,2\n0302,2,three\n0303,,1\n")
     with caplog.at_level(logging.WARNING):
-        blocks = list(DeclaredRows(str(path)).blocks(features.columns, 1, 1.0))
+        blocks = list(DeclaredRows(str(path), features.csv).blocks(features.columns, 1, 1.0))
     assert [block["zip"].tolist() for block in blocks] == [["0301"], ["0303"]]
     assert "1 of 3 rows set aside" in caplog.text
     with pytest.raises(DataError, match="takes float64"):
-        list(DeclaredRows(str(path)).blocks(features.columns, 10, 0.0))
+        list(DeclaredRows(str(path), features.csv).blocks(features.columns, 10, 0.0))
     with pytest.raises(ConfigurationError, match="has none of the columns"):
-        list(DeclaredRows(str(path)).blocks({"other": features.columns["zip"]}, 10, 0.0))
+        list(DeclaredRows(str(path), features.csv).blocks({"other": features.columns["zip"]}, 10, 0.0))
 
 
 def test_a_column_that_two_versions_read_differently_is_read_as_text():

@@ -128,7 +128,7 @@ def test_rows_that_are_set_aside_are_counted_once(tmp_path, caplog):
     assert set(range(ROWS)) - set(rows) == {5, 700, 1999}
     messages = [record.message for record in caplog.records if "set aside" in record.message]
     assert len(messages) == 1
-    assert "3 of 2000 rows set aside: y is missing 3; the first is row 5 of 1.csv" in messages[0]
+    assert "3 of 2000 rows set aside: y is missing 3; the first is line 7 of 1.csv" in messages[0]
 
 
 def test_files_that_change_between_epochs_are_noticed(tmp_path):

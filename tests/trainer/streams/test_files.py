@@ -137,6 +137,7 @@ def test_bad_lines_go_to_the_dead_letter_file_with_their_place(folder, tmp_path,
     assert read(stream()).columns["user"].tolist() == [0, 1, 2, 3, 4, 5]
     entries = [json.loads(line) for line in bad.read_text().splitlines()]
     assert [entry["row"] for entry in entries] == [1, 4, 7, 9]
+    assert [entry["line"] for entry in entries] == [2, 4, 6, 8]
     assert {entry["offset"] for entry in entries} == {"a.jsonl@0"}
     assert entries[0]["raw"] == "{broken"
     resumes(stream, list(range(6)), max_rows=4)

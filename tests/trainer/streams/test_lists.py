@@ -123,7 +123,7 @@ def test_online_training_is_that_of_fit_in_the_same_order(network, sink, tmp_pat
                 mindspore.Tensor(np.cos(np.arange(parameter.size, dtype=np.float32)).reshape(parameter.shape))
             )
         trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-2))
-        with caplog.at_level(logging.INFO):
+        with caplog.at_level(logging.DEBUG):
             if online:
                 trainer.online_train(rows_of_json(tmp_path), [], batch_size=8, sink_size=sink)
                 assert 0 < trainer.state.window["window_auc"] < 1

@@ -13,6 +13,7 @@ import numpy as np
 from ...errors import ConfigurationError, did_you_mean
 from ...storage.cached_segments import local_files
 from ...streams.formats.column import Column
+from ...streams.formats.csv_format import CsvFormat
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +32,12 @@ class DeclaredRows:
         DataError: it cannot be read, or has no rows.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, csv_format: CsvFormat) -> None:
         from .table_summary import summarize
 
         self.path = local_files(path)
-        self.names = summarize(Path(self.path), _NAMED_ROWS).names
+        self._csv = csv_format
+        self.names = summarize(Path(self.path), _NAMED_ROWS, csv_format, declared=True).names
 
     def check_column(self, name: str) -> None:
         """Check that the file has a column."""
@@ -52,7 +54,8 @@ class DeclaredRows:
         if not present:
             raise ConfigurationError(f"{self.path} has none of the columns {', '.join(columns)}")
         aside = SetAside(max_bad_share)
-        with contextlib.closing(FileStream(self.path, Schema(present), end="at_last", dead_letter=aside)) as stream:
+        schema = Schema(present, csv=self._csv)
+        with contextlib.closing(FileStream(self.path, schema, end="at_last", dead_letter=aside)) as stream:
             for rows in parts_of(stream, size):
                 if rows.good:
                     yield {name: _masked(column, present.get(name)) for name, column in rows.columns.items()}

@@ -132,7 +132,7 @@ def _rows(trainer: Any, path: str | None, column: str | None) -> tuple[Any, Any]
         return None
     if trainer.features is None:
         raise ConfigurationError("--items and --users take raw rows, which need the section features")
-    table = DeclaredRows(path)
+    table = DeclaredRows(path, trainer.features.csv)
     column = table.names[0] if column is None else column
     table.check_column(column)
     columns = {column: text_column(required=False), **trainer.features.columns}

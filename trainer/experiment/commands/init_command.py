@@ -9,9 +9,10 @@ from typing import Any
 
 from ...checkpoint import durable
 from ...errors import ConfigurationError
+from ...streams.formats.csv_format import CsvFormat
 from ..configuration.loader import load_config
 from ..configuration.yaml_tree import dump_line
-from .proposal import NO_SIDES, Proposal, Sides, propose
+from .proposal import NO_SIDES, Proposal, Sides, propose, time_options
 from .table_summary import TableSummary, summarize
 
 _HEAD = """\
@@ -59,6 +60,10 @@ def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
         commands=_commands(f'"{output}"' if " " in str(output) else str(output), name),
         name=name,
     )
+    if table.csv is not None and (written := table.csv.declaration()):
+        text = (
+            text.removesuffix("  columns:\n") + f"  csv: {dump_line(written)}  # how the file is written\n  columns:\n"
+        )
     for arguments, about in proposal.features:
         line = f"- {dump_line(arguments)}  # " if arguments else "# left out: "
         text += f"    {line}{_comment(about)}\n"
@@ -72,6 +77,9 @@ def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
         text += "  label_dtype: int32\n"
     if proposal.event_time:
         text += f"  event_time: {dump_line(proposal.event_time)}  # the newest rows are kept to judge on\n"
+        if not any(arguments and arguments["name"] == proposal.event_time for arguments, _ in proposal.features):
+            options = time_options(table.column(proposal.event_time))
+            text += "".join(f"  event_time_{name}: {dump_line(value)}\n" for name, value in options.items())
     why = f"# {proposal.reason}; `trainer models` lists others\n" if proposal.reason else ""
     text += f"\n{why}network:\n  model: {proposal.model}\n"
     text += "".join(f"  {name}: {dump_line(value)}\n" for name, value in proposal.options.items())
@@ -183,10 +191,12 @@ def write_first_config(
     sides: Sides = NO_SIDES,  # columns of two towers, and those left out
     output: Path | None = None,  # None: named like the data, with the suffix .yaml, in the working directory
     overwrite: Callable[[Path], bool] = lambda path: False,  # whether an existing file may be replaced
-) -> tuple[Path, Proposal]:
-    """Write a first experiment for a table; return its path and the proposal."""
+    csv_format: CsvFormat | None = None,  # what is known of a CSV file; the rest is told from it
+    day_first: bool | None = None,
+) -> tuple[Path, TableSummary, Proposal]:
+    """Write a first experiment for a table; return its path and what it was made from."""
     output = Path(f"{data.name.partition('.')[0] or 'table'}.yaml") if output is None else output
-    table = summarize(data)
+    table = summarize(data, given=csv_format, day_first=day_first)
     proposal = propose(table, model, labels, event_time, sides)
     text = config_text(table, proposal, output)
     if output.exists() and not overwrite(output):
@@ -196,4 +206,4 @@ def write_first_config(
     except OSError as error:
         raise ConfigurationError(f"{output} cannot be written: {error.strerror or error}") from error
     load_config(output)
-    return output, proposal
+    return output, table, proposal

@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from ...streams.formats.csv_format import CsvFormat
     from ...trainer import Trainer
     from ..configuration.experiment_config import ExperimentConfig
 
@@ -86,7 +87,8 @@ def predict_to(
     if trainer.group.size > 1:
         raise ConfigurationError("trainer predict --to works in one process; divide the files, and run one for each")
     columns = [] if trainer.features is None else list(trainer.features.keep)
-    _check_kept(columns, data)
+    if columns:
+        _check_kept(columns, data, trainer.features.csv)
     keep = bool(columns)
     task = {"snapshot": str(checkpoint.resolve()), "step": trainer.state.progress.global_step, "split": split}
     task |= {"data": _data_identity(config, split, data), "columns": columns, "part_rows": part_rows}
@@ -104,13 +106,13 @@ def predict_to(
         file.close()
 
 
-def _check_kept(columns: list[str], data: Any) -> None:
+def _check_kept(columns: list[str], data: Any, csv_format: CsvFormat) -> None:
     """Refuse kept columns that raw files lack; ConfigurationError names the nearest."""
     from ...features.raw_files import RawFiles
     from .declared_rows import DeclaredRows
 
-    if columns and isinstance(data, RawFiles):
-        rows = DeclaredRows(str(data.path))
+    if isinstance(data, RawFiles):
+        rows = DeclaredRows(str(data.path), csv_format)
         for name in columns:
             rows.check_column(name)
 

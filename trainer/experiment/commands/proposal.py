@@ -11,8 +11,9 @@ from typing import Any
 from ...checks import choice
 from ...errors import ConfigurationError
 from ...models import MODELS
+from .column_summary import ColumnSummary
 from .declared_rows import require_column
-from .table_summary import ColumnSummary, TableSummary
+from .table_summary import TableSummary
 
 HISTORY_MODELS, TASK_MODELS = ("din", "bst"), ("mmoe", "ple", "esmm")
 _LABELS = re.compile(
@@ -25,6 +26,7 @@ _ROW_IDS = re.compile(r"^(id|index|row|row_id|uuid|guid|rowid|unnamed: 0|)$", re
 _HISTORIES = re.compile(r"hist|seq|recent|last|past|previous|viewed|clicks|items", re.IGNORECASE)
 _ITEMS = re.compile(r"item|film|movie|product|article|ad|song|video|goods|news", re.IGNORECASE)
 _USERS = re.compile(r"user|customer|member|visitor|client|person|session|(^|_)uid$", re.IGNORECASE)
+_NEGATIVE = ("no", "n", "nein", "non", "nee", "nej", "nie", "не", "нет", "否", "不", "false", "off", "none", "negative")
 _LABEL_KINDS = ("number", "integer", "bool", "text")
 _FEW, _SMALL_VOCABULARY, _LONGEST_LIST, _MOST_CLASSES = 20, 1000, 50, 100
 
@@ -78,6 +80,8 @@ def propose(
         require_column(table.path, name, table.names)
     labels = tuple(labels) or (_item_label(table) if model == "two_tower" else _label(table, model))
     classes = () if model == "two_tower" else _classes(table, labels)
+    if event_time is not None and (problem := table.column(event_time).problem) is not None:
+        raise ConfigurationError(f"--time {event_time}: {problem}")
     if event_time is None:
         event_time = next((c.name for c in table.columns if c.kind == "time" and c.name not in labels), None)
     history, item = _history(table, labels, wanted=model in HISTORY_MODELS)
@@ -145,13 +149,15 @@ def _classes(table: TableSummary, labels: Sequence[str]) -> tuple[Any, ...]:
             raise ConfigurationError(
                 f"label {column.name!r} is text, and labels of several tasks are numbers: write 0 and 1"
             )
+        if column.problem is not None:
+            raise ConfigurationError(f"label {column.name!r}: {column.problem}")
         if column.kind not in _LABEL_KINDS or (text and not 2 <= column.distinct <= _MOST_CLASSES):
             raise ConfigurationError(
                 f"label {column.name!r} is {column.kind}, {column.describe()}; a label is a number, 0 and 1, or one of "
                 f"2 to {_MOST_CLASSES} texts. Name another column: --label NAME, one of {', '.join(table.names)}"
             )
         if text:
-            return tuple(sorted(column.values))
+            return tuple(sorted(column.values, key=lambda text: (text.lower() not in _NEGATIVE, text)))
         if two and len(labels) == 1:
             return tuple(sorted(float(value) if "." in value else int(value) for value in column.values))
     return ()
@@ -241,17 +247,25 @@ def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[
 
 def _useless(column: ColumnSummary) -> str | None:
     """Return why a column cannot be a feature, or None."""
+    if column.problem is not None:
+        return column.problem
     if column.distinct == 1 and not column.missing and column.kind not in ("list", "map", "empty"):
         return "one value in all rows"
-    named_as_id = column.kind == "integer" and _ROW_IDS.match(column.name)
+    named_as_id = column.kind == "integer" and (_ROW_IDS.match(column.name) or _IDS.search(column.name))
+    numbered = column.kind == "integer" and column.maximum - column.minimum < 1.1 * column.rows
     single_words = column.kind == "text" and column.width < 2
-    if column.rows > 50 and column.distinct == column.rows and (named_as_id or single_words):
+    if column.rows > 50 and column.distinct == column.rows and (named_as_id or numbered or single_words):
         return "another value in every row"
     return {
         "empty": "no value",
-        "milliseconds": "times in milliseconds; give seconds, or text as 2024-05-01 09:30",
         "map": "maps; see kind lookup in docs/features.md",
     }.get(column.kind)
+
+
+def time_options(column: ColumnSummary) -> dict[str, Any]:
+    """Return the options that the times of a column need to be read."""
+    unit = {} if column.unit in (None, "s") else {"unit": column.unit}
+    return unit if column.day_first is None else {**unit, "day_first": column.day_first}
 
 
 def _vocabulary(column: ColumnSummary, table: str | None) -> dict[str, Any]:
@@ -263,7 +277,8 @@ def _listed(column: ColumnSummary, sequence: bool, shared: dict[str, Any]) -> di
         return {"kind": "vector", "name": column.name, "width": int(column.width)}
     if column.kind == "time":
         days = column.minimum % 86_400 == 0 and column.maximum % 86_400 == 0
-        return {"kind": "time", "name": column.name, "parts": ["weekday", "month"] if days else ["hour", "weekday"]}
+        parts = ["weekday", "month"] if days else ["hour", "weekday"]
+        return {"kind": "time", "name": column.name, "parts": parts, **time_options(column)}
     arguments: dict[str, Any] = {"kind": "list", "name": column.name}
     if column.separator is not None:
         arguments["separator"] = column.separator

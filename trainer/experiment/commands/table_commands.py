@@ -19,7 +19,9 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     parser.usage = (
         "trainer init [-h] [--label COLUMN] [--time COLUMN] [--leave-out COLUMN]\n                    "
-        "[--user COLUMN] [--item COLUMN] [--output FILE] [--force] [MODEL] DATA"
+        "[--user COLUMN] [--item COLUMN] [--day-first | --month-first]\n                    "
+        "[--delimiter SIGN] [--encoding NAME] [--decimal SIGN] [--thousands SIGN]\n                    "
+        "[--output FILE] [--force] [MODEL] DATA"
     )
     add(
         "words",
@@ -32,13 +34,23 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
     add("--user", metavar="COLUMN", action="append", default=[], help="two_tower: known before the choice")
     add("--item", metavar="COLUMN", action="append", default=[], help="two_tower: a column of the item")
     add("--leave-out", metavar="COLUMN", action="append", default=[], help="no feature: known only after the label")
+    order = parser.add_mutually_exclusive_group()
+    for option, first in (("--day-first", True), ("--month-first", False)):
+        about = f"03/02/2024 is {'the third of February' if first else 'the second of March'}"
+        order.add_argument(option, dest="day_first", action="store_const", const=first, help=about)
+    add("--delimiter", metavar="SIGN", help="between the fields of a CSV file; default: what the file shows, as below")
+    add("--encoding", metavar="NAME", default="utf-8", help="of a CSV file, as gb18030")
+    add("--decimal", metavar="SIGN", default=".", help="of numbers, . or ,")
+    add("--thousands", metavar="SIGN", help="between groups of three digits")
     add("--output", metavar="FILE", type=Path, help="default: DATA's name with .yaml, in this folder")
     add("--force", action="store_true", help="replace the file if it exists")
 
 
 def init(args: argparse.Namespace) -> None:
     """Write a first configuration for a table."""
+    from ...streams.formats.csv_format import CsvFormat
     from .init_command import write_first_config
+    from .init_report import described
     from .proposal import Sides
 
     *model, data = args.words
@@ -48,7 +60,7 @@ def init(args: argparse.Namespace) -> None:
     def overwrite(path: Path) -> bool:
         return args.force or (sys.stdin.isatty() and input(f"{path} exists; replace it? [y/N] ").strip().lower() == "y")
 
-    output, proposal = write_first_config(
+    output, table, proposal = write_first_config(
         Path(data),
         *model,
         labels=args.label,
@@ -56,10 +68,11 @@ def init(args: argparse.Namespace) -> None:
         sides=Sides(args.user, args.item, args.leave_out),
         output=args.output,
         overwrite=overwrite,
+        csv_format=CsvFormat(args.delimiter, args.encoding, args.decimal, args.thousands),
+        day_first=args.day_first,
     )
-    features = sum(arguments is not None for arguments, _ in proposal.features)
-    print(f"{output}: {proposal.model} predicts {', '.join(proposal.labels)} from {features} features")
-    print(f"next: trainer fit {shlex.quote(str(output))}")
+    print(described(table, proposal))
+    print(f"written: {output}\nnext: trainer fit {shlex.quote(str(output))}")
 
 
 def features_arguments(parser: argparse.ArgumentParser) -> None:

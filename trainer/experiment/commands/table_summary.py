@@ -2,76 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import datetime
 import itertools
 import json
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ...errors import ConfigurationError, DataError
-from ...streams.formats.coercion import MisfitError, as_text, is_missing
-from ...streams.formats.times import UnclearTimeError, seconds_of
+from ...errors import ConfigurationError, DataError, StreamError
+from ...streams.formats.coercion import is_missing
+from ...streams.formats.csv_format import CsvFormat
+from ...streams.formats.csv_header import names_of_file
+from ...streams.formats.csv_sniffing import sniff
+from ...streams.formats.number_signs import with_signs
+from ...streams.formats.schema import Schema
+from ...streams.sources.files import FileStream
 from ...streams.sources.folder_segments import kind_of
+from .column_summary import ColumnSummary, summary_of
 
 SAMPLE_ROWS = 100_000
-_SEPARATORS = ("|", ";", ",")
-_SECONDS = (3e8, 5e9)  # 1979 to 2128
-_TIME_NAME = re.compile(r"(^|_)(ts|time|timestamp|unixtime|date|datetime|at)$|time$|timestamp$", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class ColumnSummary:
-    """Summary of a column."""
-
-    name: str
-    kind: str  # "number", "integer", "bool", "time", "milliseconds", "text", "list", "vector", "map" or "empty"
-    rows: int  # that were examined
-    missing: int = 0
-    distinct: int = 0  # values; for lists, elements
-    values: Mapping[str, int] = field(default_factory=dict, repr=False)  # counts of values, or list elements, as text
-    minimum: float = 0.0  # and maximum: of numbers, of times in seconds, or of list lengths
-    maximum: float = 0.0
-    median: float = 0.0
-    mean: float = 0.0
-    deviation: float = 1.0
-    width: float = 0.0  # length of a vector; for text, the mean number of words; for lists, the mean length
-    separator: str | None = None  # separator of a list written as text, or None
-    whole: bool = False  # whether the elements of a list are integers
-
-    @property
-    def missing_share(self) -> float:
-        """Share of missing rows."""
-        return self.missing / max(1, self.rows)
-
-    @property
-    def is_binary(self) -> bool:
-        """Whether the values are 0 and 1, or false and true."""
-        return self.kind == "bool" or (
-            self.kind in ("number", "integer") and self.distinct == 2 and (self.minimum, self.maximum) == (0, 1)
-        )
-
-    def describe(self) -> str:
-        """Return the summary in a few words."""
-        words = [f"{self.missing_share:.1%} missing"] if self.missing else []
-        if self.kind in ("number", "integer"):
-            words += [f"{self.minimum:g} to {self.maximum:g}", f"{self.distinct:,} distinct"]
-        elif self.kind == "time":
-            ends = (datetime.datetime.fromtimestamp(end, datetime.timezone.utc) for end in (self.minimum, self.maximum))
-            words.append(" to ".join(f"{end:%Y-%m-%d}" for end in ends))
-        elif self.kind == "list":
-            words += [f"{self.minimum:.0f} to {self.maximum:.0f} values of {self.distinct:,}"]
-        elif self.kind == "vector":
-            words += [f"{self.width:.0f} numbers"]
-        else:
-            words += [f"{self.distinct:,} distinct"]
-        return ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -83,6 +35,8 @@ class TableSummary:
     rows: int  # rows in the whole table; an estimate if `complete` is False
     complete: bool  # whether all rows were examined
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)  # of the rows examined
+    csv: CsvFormat | None = None  # how a CSV file is written; None for others
+    set_aside: str | None = None  # lines of a CSV file that are no rows, in words
 
     def determines(self, key: str, name: str) -> bool:
         """Return whether each value of `key` has one value of `name` only."""
@@ -104,24 +58,39 @@ class TableSummary:
         return self.columns[self.names.index(name)]
 
 
-def summarize(path: Path, sample: int = SAMPLE_ROWS) -> TableSummary:
+def summarize(
+    path: Path,
+    sample: int = SAMPLE_ROWS,
+    given: CsvFormat | None = None,  # what is known of CSV files; the rest is told from the text
+    day_first: bool | None = None,
+    declared: bool = False,  # whether `given` is all there is to know
+) -> TableSummary:
     """Summarize the table `path` from its first `sample` rows.
 
     It is a CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of them, of which only the first file is read.
     """
     files = _files(path)
     first = files[0]
-    read = _read_arrow if kind_of(first.name, None) == "table" else _read_text
+    csv_format, aside = None, None
     try:
-        columns, complete, share = read(first, sample)
-    except (OSError, ValueError, csv.Error) as error:
+        if kind_of(first.name, None) == "csv":
+            csv_format = CsvFormat.of(given) if declared else sniff(first, given)
+            columns, complete, share, aside = _read_csv(first, sample, csv_format)
+            csv_format = csv_format if declared else with_signs(csv_format, columns)
+        else:
+            read = _read_arrow if kind_of(first.name, None) == "table" else _read_json
+            columns, complete, share = read(first, sample)
+    except (OSError, ValueError, StreamError, csv.Error) as error:
         raise DataError(f"{first} cannot be read: {error}") from error
     rows = max(map(len, columns.values()), default=0)
     if not rows:
         raise DataError(f"{first} has no rows")
     size = sum(file.stat().st_size for file in files) / max(1, first.stat().st_size)
-    summaries = tuple(_summary(name, values) for name, values in columns.items())
-    return TableSummary(path, summaries, round(rows / share * size), complete and len(files) == 1, columns)
+    summaries = tuple(
+        summary_of(name, values, csv_format or CsvFormat(), day_first) for name, values in columns.items()
+    )
+    whole = complete and len(files) == 1
+    return TableSummary(path, summaries, round(rows / share * size), whole, columns, csv_format, aside)
 
 
 def _files(path: Path) -> list[Path]:
@@ -134,22 +103,37 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _read_text(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
+def _read_csv(path: Path, sample: int, csv_format: CsvFormat) -> tuple[dict[str, list[Any]], bool, float, str | None]:
+    """Return what `_read_json` does, all values as text, and which lines are no rows."""
+    from ...features.raw_rows import SetAside
+
+    names = [name for name in names_of_file(path, csv_format) if name]
+    if not names:
+        raise ValueError("its first line has no names")
+    _check_names(names)
+    schema, aside = Schema(dict.fromkeys(names, "str"), csv=csv_format), SetAside()
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    rows = 0
+    with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=aside)) as stream:
+        while rows < sample and not stream.exhausted:
+            batch = stream.poll(sample - rows, 1.0)
+            if batch is not None:
+                rows += batch.rows
+                for name, values in batch.columns.items():
+                    columns[name] += values.tolist()
+        waiting = 0 if stream.exhausted else stream.lag() or 0
+    return columns, not waiting, rows / max(1, rows + waiting), aside.report()
+
+
+def _read_json(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
     """Return (first rows' columns; whether these are all; their share of the file)."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = iter(file.readline, "")
-        if kind_of(path.name, None) == "csv":
-            reader = csv.reader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-            names = next(reader, [])
-            _check_names(names)
-            rows = [row for row in itertools.islice(reader, sample) if len(row) == len(names)]
-            columns = {name: [row[index] for row in rows] for index, name in enumerate(names)}
-        else:
-            records = [json.loads(line) for line in itertools.islice(lines, sample) if line.strip()]
-            if not all(isinstance(record, dict) for record in records):
-                raise ValueError("a line is no JSON object")
-            names = list(dict.fromkeys(name for record in records for name in record))
-            columns = {name: [record.get(name) for record in records] for name in names}
+        records = [json.loads(line) for line in itertools.islice(lines, sample) if line.strip()]
+        if not all(isinstance(record, dict) for record in records):
+            raise ValueError("a line is no JSON object")
+        names = list(dict.fromkeys(name for record in records for name in record))
+        columns = {name: [record.get(name) for record in records] for name in names}
         read, size = file.tell(), path.stat().st_size
     return columns, read >= size, read / max(1, size)
 
@@ -161,7 +145,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _read_arrow(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
-    """Return what `_read_text` does, for a Parquet or Arrow file."""
+    """Return what `_read_json` does, for a Parquet or Arrow file."""
     from ...streams.formats import arrow
 
     pyarrow = arrow.require()
@@ -186,116 +170,3 @@ def _read_arrow(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, fl
             break
     total = max(total, rows)
     return columns, rows == total, rows / max(1, total)
-
-
-def _summary(name: str, values: Sequence[Any]) -> ColumnSummary:
-    present = [value for value in values if not (is_missing(value) or value == "")]
-    rows, missing = len(values), len(values) - len(present)
-    if not present:
-        return ColumnSummary(name, "empty", rows, missing)
-    for judge in (_numbers, _times, _lists):
-        facts = judge(name, present)
-        if facts is not None:
-            return ColumnSummary(name, rows=rows, missing=missing, **facts)
-    texts = [_text(value) for value in present]  # counted as the categories that are learned
-    return ColumnSummary(name, rows=rows, missing=missing, **_texts(texts))
-
-
-def _text(value: Any) -> str:
-    try:
-        return as_text(value)
-    except MisfitError:
-        return str(value)
-
-
-def _counted(texts: Iterable[str]) -> dict[str, Any]:
-    counts = Counter(texts)
-    return {"distinct": len(counts), "values": counts}
-
-
-def _numbers(name: str, present: list[Any]) -> dict[str, Any] | None:
-    if all(isinstance(value, bool) or (isinstance(value, str) and value.lower() in _BOOLS) for value in present):
-        return {"kind": "bool", **_counted(str(value).lower() for value in present), "maximum": 1.0}
-    if not all(map(_is_plain_number, present)):
-        return None
-    try:
-        numbers = np.array([float(value) for value in present])
-    except (ValueError, OverflowError):
-        return None
-    finite = numbers[np.isfinite(numbers)]
-    if not len(finite):
-        return None
-    ends = {"minimum": float(finite.min()), "maximum": float(finite.max()), "median": float(np.median(finite))}
-    ends |= {"mean": float(finite.mean()), "deviation": float(finite.std()) or 1.0}
-    if _TIME_NAME.search(name):
-        for kind, unit in (("time", 1.0), ("milliseconds", 1e3)):
-            if _SECONDS[0] <= ends["minimum"] / unit and ends["maximum"] / unit <= _SECONDS[1]:
-                return {"kind": kind, **ends, "distinct": len(np.unique(finite))}
-    whole = bool((finite == np.floor(finite)).all()) and all("." not in str(value) for value in present[:1000])
-    texts = (str(value) for value in present) if whole else map(repr, finite.tolist())
-    return {"kind": "integer" if whole else "number", **_counted(texts), **ends}
-
-
-_BOOLS = ("true", "false")
-_CODE = re.compile(r"\s*[+-]?0[0-9]")
-_DIGITS = re.compile(r"\s*([+-]?\d{1,7}|[+-]\d+|\d{9,})\s*")  # eight are a date
-
-
-def _is_plain_number(value: Any) -> bool:
-    if isinstance(value, str):
-        is_code = _CODE.match(value) is not None  # "0301" is another post code than "301"
-        return value.isascii() and "_" not in value and not value.strip()[:1].isalpha() and not is_code
-    return isinstance(value, int | float) or type(value).__name__ == "Decimal"
-
-
-def _times(name: str, present: list[Any]) -> dict[str, Any] | None:
-    texts = (value.isoformat() if isinstance(value, datetime.date) else value for value in present)
-    try:
-        seconds = [
-            seconds_of(text) if isinstance(text, str) and not _DIGITS.fullmatch(text) else None for text in texts
-        ]
-    except UnclearTimeError:
-        return None
-    if None in seconds:
-        return None
-    return {"kind": "time", "minimum": min(seconds), "maximum": max(seconds), "distinct": len(set(seconds))}
-
-
-def _lists(name: str, present: list[Any]) -> dict[str, Any] | None:
-    if all(isinstance(value, dict) for value in present):
-        return {"kind": "map", "distinct": len({key for value in present for key in value})}
-    if not all(isinstance(value, list | tuple) for value in present):
-        return None
-    if any(isinstance(part, list | tuple | dict) for value in present for part in value):
-        return {"kind": "map"}
-    parts = [part for value in present for part in value if part is not None]
-    lengths = [len(value) for value in present]
-    numbers = bool(parts) and all(isinstance(part, int | float) and not isinstance(part, bool) for part in parts)
-    whole = numbers and all(isinstance(part, int) for part in parts)
-    if numbers and not whole and len(set(lengths)) == 1:
-        return {"kind": "vector", "width": float(lengths[0])}
-    facts = _list_facts([[_text(part) for part in value] for value in present])
-    return {"kind": "list", **facts, "whole": whole}
-
-
-def _list_facts(lists: list[list[str]]) -> dict[str, Any]:
-    lengths = [len(parts) for parts in lists]
-    ends = {"minimum": float(min(lengths)), "maximum": float(max(lengths)), "width": float(np.mean(lengths))}
-    return {**_counted(part for parts in lists for part in parts), **ends}
-
-
-def _texts(texts: list[str]) -> dict[str, Any]:
-    distinct = set(texts)
-    for separator in _SEPARATORS:
-        holding = sum(separator in text for text in texts) / len(texts)
-        split = {text: [part.strip() for part in text.split(separator) if part.strip()] for text in distinct}
-        parts = {part for own in split.values() for part in own}
-        if holding >= 0.1 and len(parts) < len(distinct) and all(len(part) <= 40 for part in parts):
-            facts = _list_facts([split[text] for text in texts])
-            whole = all(part.removeprefix("-").isdigit() for part in parts)
-            return {"kind": "list", **facts, "separator": separator, "whole": whole}
-    words = float(np.mean([len(text.split()) for text in texts]))
-    parts = {word for text in distinct for word in text.split()}
-    if words < 3 and 3 * len(parts) < len(distinct):  # few words in many combinations, such as genres
-        return {"kind": "list", **_list_facts([text.split() for text in texts]), "separator": " "}
-    return {"kind": "text", **_counted(texts), "width": words}

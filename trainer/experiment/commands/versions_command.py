@@ -136,7 +136,7 @@ def _rows_of(scoring: Any, args: argparse.Namespace) -> Iterator[tuple[Any, Any]
         yield from _arrays_of(args.data, args.label, args.batch)
         return
     features = declared[0]
-    table = DeclaredRows(args.data)
+    table = DeclaredRows(args.data, features.csv)
     columns = columns_of_all([own.columns for own in declared])
     groups = [name.rpartition("/")[2] for name in args.metrics or () if "/" in name]
     for name in groups:

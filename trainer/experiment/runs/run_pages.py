@@ -106,6 +106,9 @@ def _facts(run: Run, record: Record) -> Iterator[tuple[str, str]]:
         yield "so far", f"{max(series.steps[-1] for series in record.series.values()):,} steps"
         if record.newest is not None:
             yield "last value", f"{datetime.fromtimestamp(record.newest, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    declared = run.config.get("features") or {}
+    if declared.get("label_classes"):
+        yield "classes of the label", ", ".join(map(str, declared["label_classes"]))
     if run.versions.get("started"):
         yield "started", str(run.versions["started"])[:16].replace("T", " ") + " UTC"
     yield "folder", str(run.path)

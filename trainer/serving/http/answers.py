@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from ...metrics.predictions import named_classes
 from ..published import Current
 from .batching import Scored
 from .request_rows import column_and_reason
@@ -17,7 +18,8 @@ from .service_call import ARROW, JSON, Reply
 def reply_to(scored: Scored, *, logits: bool, accept: str) -> Reply:
     """Return the answer to a prediction, as the media type that the client accepts.
 
-    Rows that were not answered are null, and named under "errors". The status is 422 when no row was answered.
+    Rows that were not answered are null, and named under "errors". The status is 422 when no row was answered. A label
+    of named classes has the most likely one under "prediction", and all of them, by number, under "classes".
     `logits` adds the network's own outputs to probabilities.
     """
     columns = named_outputs(scored, logits)
@@ -26,13 +28,16 @@ def reply_to(scored: Scored, *, logits: bool, accept: str) -> Reply:
     if accept == ARROW:
         return Reply(status, _arrow(scored, columns, errors), ARROW)
     listed = {name: _with_nulls(scored, values) for name, values in columns.items()}
-    return Reply(status, orjson.dumps({**about(scored.current), **listed, "errors": errors}), JSON)
+    classes = {"classes": scored.classes} if scored.classes else {}
+    return Reply(status, orjson.dumps({**about(scored.current), **classes, **listed, "errors": errors}), JSON)
 
 
 def named_outputs(scored: Scored, logits: bool = True) -> dict[str, np.ndarray]:
     """Return the outputs of the good rows, by name."""
     columns: dict[str, np.ndarray] = {}
     if scored.probability is not None:
+        if scored.classes:
+            columns["prediction"] = named_classes(scored.probability, scored.classes)["prediction"]
         columns["probability"] = scored.probability
     if logits or scored.probability is None:
         columns["logits" if scored.probability is not None else "prediction"] = (scored.outputs or (np.zeros(0),))[0]
@@ -72,14 +77,15 @@ def _arrow(scored: Scored, columns: dict[str, np.ndarray], errors: list[dict[str
 
     arrays: dict[str, Any] = {}
     for name, values in columns.items():
-        kind = pa.float32()
+        kind = pa.string() if values.dtype.kind == "U" else pa.from_numpy_dtype(values.dtype)
         for _ in values.shape[1:]:
             kind = pa.list_(kind)
         arrays[name] = pa.array(_with_nulls(scored, values), kind)
     reasons, rows = {error["row"]: error for error in errors}, range(scored.request.count)
     for key in ("column", "reason"):
         arrays[f"error_{key}"] = pa.array([reasons.get(row, {}).get(key) for row in rows], pa.string())
-    table = pa.table(arrays).replace_schema_metadata({key: str(value) for key, value in about(scored.current).items()})
+    facts = about(scored.current) | ({"classes": orjson.dumps(scored.classes).decode()} if scored.classes else {})
+    table = pa.table(arrays).replace_schema_metadata({key: str(value) for key, value in facts.items()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

@@ -39,6 +39,7 @@ class Scored:
     probability: np.ndarray | None  # in the unit of the label, [g, ...]; None if the loss does not define it
     bad: dict[int, str]  # row number -> why it was not answered
     current: Current  # the version that answered
+    classes: tuple[Any, ...] = ()  # names of the label's classes, by number
     not_finite: int = 0  # rows among the bad ones for which the model computed NaN or an infinite number
 
 
@@ -211,6 +212,7 @@ def _scored(version: HeldVersion, reader: RowReader, jobs: Sequence[_Job]) -> li
                 None if probability is None else probability[kept],
                 bad | dict.fromkeys(wrong, _NOT_FINITE),
                 version.current,
+                version.graph.classes,
                 len(wrong),
             )
         )

@@ -5,6 +5,7 @@ See https://github.com/kserve/open-inference-protocol. A request is answered as 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -107,24 +108,30 @@ def infer_reply(scored: Scored, name: str) -> Reply:
     tensors = [
         {
             "name": output,
-            "datatype": _NAMES.get(outputs[output].dtype.name, "FP32"),
+            "datatype": _datatype(outputs[output].dtype),
             "shape": list(outputs[output].shape),
             "data": outputs[output].ravel().tolist(),
         }
         for output in wanted
     ]
-    body = {"model_name": name, "model_version": str(scored.current.version), "outputs": tensors}
+    body: dict[str, Any] = {"model_name": name, "model_version": str(scored.current.version), "outputs": tensors}
+    if scored.classes:
+        body["parameters"] = {"classes": list(scored.classes)}
     if scored.request.id is not None:
         body["id"] = scored.request.id
     return Reply(200, orjson.dumps(body))
 
 
-def model_metadata(name: str, version: int, reader: RowReader, outputs: list[str]) -> dict[str, Any]:
+def _datatype(dtype: np.dtype) -> str:
+    return "BYTES" if dtype.kind == "U" else _NAMES.get(dtype.name, "FP32")
+
+
+def model_metadata(name: str, version: int, reader: RowReader, outputs: Mapping[str, np.dtype]) -> dict[str, Any]:
     """Return a model's metadata: datatypes and shapes, -1 for any length."""
     inputs = [
         {
             "name": column,
-            "datatype": "BYTES" if field.dtype.kind == "U" else _NAMES[field.dtype.name],
+            "datatype": _datatype(field.dtype),
             "shape": [-1, *(-1 if n is None else n for n in field.shape)],
         }
         for column, field in reader.fields.items()
@@ -134,5 +141,5 @@ def model_metadata(name: str, version: int, reader: RowReader, outputs: list[str
         "versions": [str(version)],
         "platform": "mindspore_mindir",
         "inputs": inputs,
-        "outputs": [{"name": output, "datatype": "FP32", "shape": [-1]} for output in outputs],
+        "outputs": [{"name": output, "datatype": _datatype(dtype), "shape": [-1]} for output, dtype in outputs.items()],
     }

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import orjson
 
 from ...errors import CheckpointError, CheckpointNotFoundError
@@ -157,6 +158,9 @@ class Service:
 
     async def _model(self, call: Call) -> Reply:
         current, engine = self._current(call), self._opened(call)
-        outputs = ["probability", "logits"] if engine.model.graph.activation else ["prediction"]
+        graph, number = engine.model.graph, np.dtype(np.float32)
+        outputs = dict.fromkeys(["probability", "logits"] if graph.activation else ["prediction"], number)
+        if graph.activation and graph.classes:
+            outputs = {"prediction": np.array(graph.classes).dtype, **outputs}
         body = model_metadata(self._options.name, current.version, engine.reader(), outputs)
         return Reply(200, orjson.dumps(body))

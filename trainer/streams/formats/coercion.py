@@ -155,6 +155,26 @@ def as_seconds(value: Any, unit: str | None = None, day_first: bool | None = Non
         raise MisfitError("received a number too large for a time") from None
 
 
+def in_plain_notation(text: str, decimal: str, thousands: str | None) -> str:
+    """Return a number as text with "." for its decimal sign and no others.
+
+    Raises:
+        MisfitError: the signs are not those of a number; what is no number at all is returned as it is.
+    """
+    text = text.strip(" \t\r\n").replace("\xa0", " ").replace("\u202f", " ")
+    if thousands is not None and thousands in text:
+        if not re.fullmatch(rf"[+-]?\d{{1,3}}(?:\{thousands}\d{{3}})+(?:\{decimal}\d*)?", text):
+            raise MisfitError(f"received text that is no number with groups of three digits between {thousands!r}")
+        text = text.replace(thousands, "")
+    if decimal == ".":
+        if _COMMA.fullmatch(text):
+            raise MisfitError("received a number with a comma, and csv: {decimal: ','} is not declared")
+        return text
+    if "." in text and _DOT.fullmatch(text):
+        raise MisfitError(f"received a number with '.', and its decimal sign is declared as {decimal!r}")
+    return text.replace(decimal, ".")
+
+
 def whole_numbers(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """Return floats [n] as int64, and which are NaN; None unless all are exact."""
     absent = np.isnan(values)
@@ -180,6 +200,8 @@ def _whole(value: float) -> int:
 
 # Python takes more for a number: 1_0, digits and spaces of other scripts.
 _PLAIN_CHARACTERS = re.compile(r"[\t -^`-~]*")
+_COMMA = re.compile(r"[+-]?\d*,\d+")
+_DOT = re.compile(r"[+-]?\d*\.\d*([eE][+-]?\d+)?")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 

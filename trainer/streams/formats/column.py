@@ -14,6 +14,7 @@ from ...errors import ConfigurationError, did_you_mean
 from . import coercion, conversion
 from .coercion import MISSING as MISSING
 from .conversion import Misfits
+from .csv_format import check_signs
 from .ragged_column import Ragged
 from .times import TIME_UNITS
 
@@ -38,6 +39,7 @@ class Column:
             `trainer.streams.formats.times.seconds_of` for the texts and numbers that are accepted.
         time_unit: of times given as numbers, "s", "ms", "us", "ns" or "yyyymmdd"; None: recognised by their size.
         day_first: whether the time "03/02/2024" is the third of February; None: such a row is bad.
+        decimal, thousands: signs in numbers as text, see `trainer.streams.formats.csv_format.CsvFormat`.
         accepts: the only values accepted, texts or numbers; None: all.
 
     Raises:
@@ -57,6 +59,8 @@ class Column:
     times: bool = False
     time_unit: Any = None
     day_first: bool | None = None
+    decimal: str = "."
+    thousands: str | None = None
     accepts: tuple[Any, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -78,6 +82,7 @@ class Column:
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "shape", shape)
         choice("time_unit", self.time_unit, TIME_UNITS, optional=True)
+        check_signs(self.decimal, self.thousands)
         self.blank(0)
         if not self.ragged and (self.max_length is not None or self.per_octave != 1 or self.padding is not None):
             raise ConfigurationError(

@@ -152,6 +152,8 @@ def _read(column: Column, value: Any, text: bool, strict: bool) -> Any:
             raise MisfitError(coercion.received(value))
     if column.times:
         return coercion.as_seconds(value, column.time_unit, column.day_first)
+    if isinstance(value, str):
+        value = coercion.in_plain_notation(value, column.decimal, column.thousands)
     if kind == "f":
         return coercion.as_float(value)
     if isinstance(value, float | np.floating) and not float(value).is_integer():

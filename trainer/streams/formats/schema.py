@@ -13,6 +13,7 @@ from ...errors import ConfigurationError
 from ..batch import MAX_FUTURE, far_ahead
 from ..dead_letter import BadRow
 from .column import MISSING, Column, absent_column, as_column, known_arguments
+from .csv_format import CsvFormat
 from .ragged_column import Ragged
 from .times import TIME_UNITS, UNITS, seconds_of_array
 
@@ -148,6 +149,8 @@ class Schema:
         key: name of the column by which streams are joined, or None.
         aligned: columns of lists that describe one sequence: its name -> their names. A row where their lengths differ
             is bad. Of lists written as one text, a mapping from the columns' names to their separators.
+        csv: how CSV files are written, and numbers that are text, a mapping of the arguments of
+            `trainer.streams.formats.csv_format.CsvFormat`; its signs are those of columns that declare none.
 
     Raises:
         ConfigurationError: no columns, or a name that is not among them.
@@ -160,6 +163,7 @@ class Schema:
     max_future: float | None = MAX_FUTURE
     key: str | None = None
     aligned: Mapping[str, Any] = field(default_factory=dict)
+    csv: Any = None
     fields: dict[str, Column] = field(init=False, repr=False)
     sequences: tuple[AlignedLists, ...] = field(init=False, repr=False)
 
@@ -180,6 +184,14 @@ class Schema:
         fields = dict(columns)
         if self.event_time is not None and self.event_time not in fields:
             fields[self.event_time] = Column(np.float64, coerce=True, times=True, time_unit=self.event_time_unit)
+        csv = CsvFormat.of(self.csv)
+        if (csv.decimal, csv.thousands) != (".", None):
+            signs: dict[str, Any] = {"decimal": csv.decimal, "thousands": csv.thousands}
+            fields = {
+                name: replace(column, **signs) if (column.decimal, column.thousands) == (".", None) else column
+                for name, column in fields.items()
+            }
+        object.__setattr__(self, "csv", csv)
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "sequences", as_aligned(self.aligned, fields))
 
@@ -261,7 +273,7 @@ def as_schema(value: Any) -> Schema:
     """Return `value` as a `Schema`: itself, or a mapping of `Schema`'s arguments."""
     if isinstance(value, Schema):
         return value
-    accepted = ["columns", "label", "event_time", "event_time_unit", "max_future", "key", "aligned"]
+    accepted = ["columns", "label", "event_time", "event_time_unit", "max_future", "key", "aligned", "csv"]
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"schema takes a Schema or a mapping of {accepted}; received {value!r}")
     return Schema(**known_arguments("a schema", value, accepted, "columns"))

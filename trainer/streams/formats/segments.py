@@ -10,8 +10,8 @@ from __future__ import annotations
 import csv
 import functools
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import numpy as np
 
 from ...errors import StreamError
 from ..dead_letter import BadRow
-from . import arrow, arrow_messages, text_blocks
+from . import arrow, arrow_messages, csv_header, text_blocks
+from .csv_format import CsvFormat, EncodedFile
 from .decode import Decoder
 from .schema import Decoded, joined
 from .text_blocks import BlockParser
@@ -42,10 +43,12 @@ class Piece:
 class TextReader:
     """Reads whole lines; an unfinished last line waits for its newline or the end."""
 
-    def __init__(self, path: Path, decoder: Decoder) -> None:
+    def __init__(self, path: Path, decoder: Decoder, encoding: str = "utf-8") -> None:
         self.path = path
         self.decoder = decoder
-        self._file = path.open("rb")
+        self._file = EncodedFile(path, encoding)
+        self._counted = (0, 1)  # an address, and the number of the line there
+        self._records: list[bytes] | None = None  # of the current block; None: they are its lines
         self._parser: BlockParser | None = None
         self._prepared = False  # whether `_parser` is known; a CSV header must be read before
         self._skipped = (-1, 0)  # an address, and how far its too long line has been searched for its end
@@ -55,33 +58,51 @@ class TextReader:
         """Return the lines of about one block from byte `address` on."""
         limit, want, data, end = self.decoder.max_record_bytes, BLOCK_BYTES, b"", 0
         while not end:
-            self._file.seek(address)
-            data = self._file.read(want)
+            data, more = self._file.read(address, want)
             # A line that is longer than a block is read alone.
             end = (data.rfind(b"\n") if want == BLOCK_BYTES else data.find(b"\n")) + 1
             if not end and len(data) > limit:
                 return self._too_long(address, data, finished)
-            end = self._records_end(data, end, finished and end == len(data) < want)
-            if not end and len(data) < want:
+            end = self._records_end(data, end, finished and end == len(data) and not more)
+            if not end and not more:
                 if not data or not finished:
                     return None
                 end = self._records_end(data, len(data), True)
             want = min(2 * want, max(limit, BLOCK_BYTES) + 1)
         data = data[:end]
+        after = address + self._file.size_of(data)
         if not self._prepared:
             self._parser, self._prepared = self._block_parser(), True
         parts: list[Decoded] = []
+        self._parsed = 0  # records of the block
         self._halves = self._parse(data, parts, self._halves)
-        return Piece(joined(parts), address + len(data))
+        decoded = joined(parts)
+        if decoded.bad:
+            lines = self._line_numbers(address, data)
+            decoded = replace(decoded, bad=[replace(bad, line=lines[bad.line or 0]) for bad in decoded.bad])
+        return Piece(decoded, after)
+
+    def _line_numbers(self, address: int, data: bytes) -> list[int]:
+        """Return the line at which each record of the block at `address` begins."""
+        counted, line = self._counted if self._counted[0] <= address else (0, 1)
+        line += self._file.lines(counted, address)
+        self._counted = (address, line)
+        numbers = []
+        for record in data.split(b"\n") if self._records is None else self._records:
+            if record.strip():
+                numbers.append(line)
+            line += record.count(b"\n") + 1
+        return numbers
 
     def _too_long(self, address: int, head: bytes, finished: bool) -> Piece | None:
         """Set aside the line at `address`; None while it has no end."""
-        at = max(address + len(head), self._skipped[1] if self._skipped[0] == address else 0)
-        self._file.seek(at)
-        while block := self._file.read(BLOCK_BYTES):
-            line_end = block.find(b"\n")
-            at += len(block) if line_end < 0 else line_end + 1
-            if line_end >= 0:
+        at = max(address + self._file.size_of(head), self._skipped[1] if self._skipped[0] == address else 0)
+        more = True
+        while more:
+            block, more = self._file.read(at, BLOCK_BYTES)
+            line = block[: block.find(b"\n") + 1]
+            at += self._file.size_of(line or block)
+            if line:
                 return Piece(self.decoder.too_long(at - address - 1, head), at)
         self._skipped = (address, at)
         return Piece(self.decoder.too_long(at - address, head), at) if finished else None
@@ -99,12 +120,25 @@ class TextReader:
         decoded = None if self._parser is None or limited else self._parser(data)
         if decoded is not None:
             parts.append(decoded)
+            self._parsed += int(decoded.counts.sum())
             return True
         cut = data.rfind(b"\n", 0, len(data) // 2) + 1
         if not (halves and cut and len(data) >= _LEAST_BYTES and self._parser):
-            parts.append(self.decode([line for line in data.split(b"\n") if line.strip()]))
+            parts.append(self._decode_records(data.split(b"\n")))
             return False
         return self._parse(data[:cut], parts, True) | self._parse(data[cut:], parts, True)
+
+    def _decode_records(self, records: Iterable[bytes]) -> Decoded:
+        """Decode records that are not blank.
+
+        The `line` of a bad row is the index of its record in the block, for `read`.
+        """
+        lines = [record for record in records if record.strip()]
+        decoded, before = self.decode(lines), self._parsed
+        self._parsed += len(lines)
+        a_message_each = len(decoded.counts) == len(lines)
+        numbered = [replace(bad, line=before + (bad.message if a_message_each else bad.row)) for bad in decoded.bad]
+        return replace(decoded, bad=numbered)
 
     def decode(self, lines: list[bytes]) -> Decoded:
         """Convert non-empty lines to rows."""
@@ -135,43 +169,33 @@ class CsvReader(TextReader):
 
     Args:
         names: field names; None: from the first line of each segment.
+        csv_format: how the file is written, its delimiter included.
         list_delimiter: delimiter of values in a list field.
     """
 
     def __init__(
-        self, path: Path, decoder: Decoder, names: list[str] | None, delimiter: str, list_delimiter: str
+        self, path: Path, decoder: Decoder, names: list[str] | None, csv_format: CsvFormat, list_delimiter: str
     ) -> None:
-        super().__init__(path, decoder)
-        self.delimiter, self.list_delimiter = delimiter, list_delimiter
+        super().__init__(path, decoder, csv_format.encoding)
+        self.format, self.list_delimiter = csv_format, list_delimiter
+        self._reading: dict[str, Any] = {"delimiter": csv_format.delimiter, "skipinitialspace": csv_format.strip}
         self._header_bytes = 0
         self._names = names
         self._read_header = names is None
-        self._records: list[bytes] | None = None  # of the current block; None: they are its lines
 
     def read(self, address: int, finished: bool) -> Piece | None:
         """Return the rows of about one block from byte `address` on, without the header."""
         if self._read_header:
-            self._file.seek(0)
-            header = self._file.readline()
-            if not header.endswith(b"\n") and not finished:
+            header = csv_header.read(self._file)
+            if header is None or (not header.endswith(b"\n") and not finished):
                 return None
-            self._header_bytes = len(header)
-            try:
-                text = header.decode("utf-8-sig").strip("\r\n")
-                self._names = next(csv.reader([text], delimiter=self.delimiter), [])
-            except (UnicodeDecodeError, csv.Error) as error:
-                raise StreamError(f"segment {self.path} is damaged: its first line has no names: {error}") from error
-            for name in self.decoder.schema.fields:
-                if self._names.count(name) > 1:
-                    raise StreamError(
-                        f"segment {self.path}: its first line names column {name!r} {self._names.count(name)} times; "
-                        "give every column a name of its own"
-                    )
+            self._header_bytes = self._file.size_of(header)
+            self._names = csv_header.names(header, self.path, self.format, self.decoder.schema.fields)
             self._read_header = False
         return super().read(max(address, self._header_bytes), finished)
 
     def _block_parser(self) -> BlockParser | None:
-        return text_blocks.csv_parser(self.decoder.schema, self._names, self.delimiter, self.list_delimiter)
+        return text_blocks.csv_parser(self.decoder.schema, self._names, self.format, self.list_delimiter)
 
     def _records_end(self, data: bytes, end: int, last: bool) -> int:
         self._records = None
@@ -188,7 +212,7 @@ class CsvReader(TextReader):
             first += max(1, count)
             taken += len(records[-1]) + 1
         if len(records) < first:
-            self._records = [record for record in records if record.strip()]
+            self._records = records
         return min(taken, end)
 
     def _lines_of_record(self, lines: list[bytes], first: int) -> int:
@@ -211,7 +235,7 @@ class CsvReader(TextReader):
                 yield line.decode("utf-8", "replace").replace("\r", "") + "\n"
             closed = False
 
-        reader = csv.reader(following(), delimiter=self.delimiter, strict=True)
+        reader = csv.reader(following(), strict=True, **self._reading)
         try:
             row = next(reader, [])
         except csv.Error:  # text behind a closing quote; or the lines end inside of a quoted field
@@ -231,7 +255,7 @@ class CsvReader(TextReader):
     def _parse(self, data: bytes, parts: list[Decoded], halves: bool) -> bool:
         if self._records is None:
             return super()._parse(data, parts, halves)
-        parts.append(self.decode(self._records))
+        parts.append(self._decode_records(self._records))
         return halves
 
     def decode(self, lines: list[bytes]) -> Decoded:
@@ -254,17 +278,20 @@ class CsvReader(TextReader):
         """Return the cells of a record, or why it is bad."""
         if len(record) > self.decoder.max_record_bytes:
             return self.decoder.reason(len(record))
-        reason = f"takes a line of {len(self._names)} fields of UTF-8 text"
         try:
             *inner, final = record.decode("utf-8").rstrip("\r").split("\n")
             lines = [*(line + "\n" for line in inner), final]
-            reader = csv.reader([*lines, ""], delimiter=self.delimiter)
+            reader = csv.reader([*lines, ""], **self._reading)
             row = next(reader)
-        except (UnicodeDecodeError, csv.Error, StopIteration):
-            return reason
+        except UnicodeDecodeError:
+            return f"takes {self.format.encoding} text, see encoding in docs/your-own-table.md; received other bytes"
+        except (csv.Error, StopIteration) as error:
+            return f"takes a line of {len(self._names)} fields; received one that is no CSV: {error}"
         if reader.line_num > len(lines):
             return "a quote is not closed: double the quotes inside of a quoted field, and quote whole fields only"
-        return row if len(row) == len(self._names) else reason
+        if len(row) != len(self._names):
+            return f"takes a line of {len(self._names)} fields; received one of {len(row)}"
+        return [cell.strip(" ") for cell in row] if self.format.strip else row
 
 
 class TableReader:

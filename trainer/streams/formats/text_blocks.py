@@ -18,6 +18,7 @@ import numpy as np
 from . import arrow
 from .coercion import EXACT
 from .column import Column
+from .csv_format import CsvFormat
 from .schema import Decoded, Schema
 
 BlockParser = Callable[[bytes], Decoded | None]
@@ -57,9 +58,10 @@ def json_parser(schema: Schema) -> BlockParser | None:
     return _or_none(parse)
 
 
-def csv_parser(schema: Schema, names: Sequence[str], delimiter: str, list_delimiter: str) -> BlockParser | None:
+def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list_delimiter: str) -> BlockParser | None:
     """Return the parser of CSV lines with these fields; None if there can be none."""
-    fields = schema.fields
+    fields, delimiter = schema.fields, csv_format.delimiter or ","
+    decimals = {column.decimal for column in fields.values() if column.dtype.kind == "f" and not column.times}
     between, within = delimiter.encode(), list_delimiter.encode()
     required = any(column.dtype.kind != "U" and column.default is None for column in fields.values())
     odd = [b'"', b"\0"]
@@ -70,6 +72,7 @@ def csv_parser(schema: Schema, names: Sequence[str], delimiter: str, list_delimi
         or any(column.ragged or len(column.shape) > 1 for column in fields.values())
         or any(column.shape and column.dtype.kind in "Ub" for column in fields.values())
         or (delimiter.isspace() and not required)  # a line of only delimiters is not a row
+        or len(decimals) > 1
     ):
         return None
     try:
@@ -90,17 +93,21 @@ def csv_parser(schema: Schema, names: Sequence[str], delimiter: str, list_delimi
     converting = pa_csv.ConvertOptions(
         column_types=types,
         include_columns=list(types),
+        decimal_point=next(iter(decimals), "."),
         null_values=[""],
         strings_can_be_null=False,
         true_values=["true", "True", "TRUE", "1"],
         false_values=["false", "False", "FALSE", "0"],
     )
+    outer_spaces = re.compile(rb"(?:^ +| *(%s|\r?\n) *)" % re.escape(between))
     others = bytes(byte for byte in range(256) if byte not in (*between, *within, 10))
 
     def parse(data: bytes) -> Decoded:
         data = _lines(data)
         if any(part in data for part in odd) or data.count(b"\r") != data.count(b"\r\n"):
             raise UnusualError
+        if csv_format.strip:
+            data = outer_spaces.sub(rb"\1", data)
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
         if int(np.diff(ends, prepend=-1).max()) > _LONGEST_FIELD:
             raise UnusualError

@@ -50,8 +50,8 @@ def seconds_of(text: str, unit: str | None = None, day_first: bool | None = None
             "03.02.2024 17:18"), an eight-digit date ("20240203"), or a number as `seconds_of_number` takes it. UTC
             where it names no zone; digits below a microsecond are dropped.
         unit: of numbers, one of `TIME_UNITS`; None: recognised.
-        day_first: whether "03/02/2024" is the third of February; None: such a date is refused unless one of its
-            numbers is above 12 or both are equal.
+        day_first: whether "03/02/2024" is the third of February, and "02/13/2024" no time; None: such a date is refused
+            unless one of its numbers is above 12 or both are equal.
 
     Raises:
         UnclearTimeError: it could be several times.
@@ -179,8 +179,8 @@ def _date_of(match: re.Match[str], day_first: bool | None) -> datetime.date | No
         return datetime.date(int(found["year"]), int(found["month"]), int(found["day"]))
     if found["year2"]:
         first, second, year = int(found["first"]), int(found["second"]), int(found["year2"])
-        if first > 12 or second > 12 or first == second:
-            day_first = first > 12 or (day_first and second <= 12)
+        if day_first is None and (first > 12 or second > 12 or first == second):
+            day_first = first > 12
         elif day_first is None:
             readings = datetime.date(year, second, first), datetime.date(year, first, second)
             raise UnclearTimeError(f"a date that is {readings[0]} or {readings[1]}: declare day_first=True or False")

@@ -18,6 +18,7 @@ from ..base import BufferedStream, Sharing
 from ..batch import Cursor, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
 from ..formats import arrow
+from ..formats.csv_format import CsvFormat
 from ..formats.decode import MAX_RECORD_BYTES, Decoder
 from ..formats.schema import Schema
 from ..formats.segments import CsvReader, Reader, TableReader, TextReader
@@ -74,7 +75,8 @@ class FileStream(BufferedStream):
         give_up_after: seconds of unbroken failure to list, open or read, after which StreamError names the file; None:
             never.
         names: CSV field names; None: the first line of each segment has them.
-        delimiter: CSV field delimiter; None: a tab for ``.tsv``, else a comma.
+        delimiter: CSV field delimiter; None: the schema's `csv`, else a tab for ``.tsv`` and a comma for others.
+        encoding: of CSV files, see `trainer.streams.formats.csv_format.CsvFormat`; None: the schema's `csv`.
         list_delimiter: between the values of a CSV field that holds a list.
 
     Raises:
@@ -103,6 +105,7 @@ class FileStream(BufferedStream):
         give_up_after: float | None = 300.0,
         names: list[str] | None = None,
         delimiter: str | None = None,
+        encoding: str | None = None,
         list_delimiter: str = " ",
     ) -> None:
         super().__init__()
@@ -116,7 +119,10 @@ class FileStream(BufferedStream):
         self._segments = SegmentNames(self.folder, single, pattern, format, copies)
         self.pattern, self.format, self.end = pattern, format, end
         self.on_missing, self.on_change = on_missing, on_change
-        self.names, self.delimiter, self.list_delimiter = names, delimiter, list_delimiter
+        self.names, self.list_delimiter = names, list_delimiter
+        given = {"delimiter": delimiter, "encoding": encoding}
+        self._csv = {name: value for name, value in given.items() if value is not None}
+        CsvFormat.of(self._csv)
         self.poll_interval = poll_interval
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
         self._decoder = Decoder(schema, self.dead_letter, f"files {path}", "json", max_record_bytes)
@@ -300,8 +306,8 @@ class FileStream(BufferedStream):
             return TableReader(path, self._decoder)
         if kind == "jsonl":
             return TextReader(path, self._decoder)
-        delimiter = self.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
-        return CsvReader(path, self._decoder, self.names, delimiter, self.list_delimiter)
+        csv_format = replace(self._decoder.schema.csv, **self._csv).for_file(path)
+        return CsvReader(path, self._decoder, self.names, csv_format, self.list_delimiter)
 
     def seek(self, position: Position) -> None:
         """Continue reading at `position`.

@@ -1,0 +1,232 @@
+"""Summarizes a column: what its values are, how many, their range."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...streams.formats.coercion import MisfitError, as_text, in_plain_notation, is_missing
+from ...streams.formats.csv_format import CsvFormat
+from ...streams.formats.number_signs import problem_of
+from ...streams.formats.times import DATE_UNIT, UNITS, UnclearTimeError, seconds_of, seconds_of_number
+
+_SEPARATORS = ("|", ";", ",")
+_SECONDS = (3e8, 5e9)  # 1979 to 2128
+_TIME_NAME = re.compile(r"(^|_)(ts|time|timestamp|unixtime|date|datetime|at)$|time$|timestamp$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ColumnSummary:
+    """Summary of a column."""
+
+    name: str
+    kind: str  # "number", "integer", "bool", "time", "text", "list", "vector", "map" or "empty"
+    rows: int  # that were examined
+    missing: int = 0
+    distinct: int = 0  # values; for lists, elements
+    values: Mapping[str, int] = field(default_factory=dict, repr=False)  # counts of values, or list elements, as text
+    minimum: float = 0.0  # and maximum: of numbers, of times in seconds, or of list lengths
+    maximum: float = 0.0
+    median: float = 0.0
+    mean: float = 0.0
+    deviation: float = 1.0
+    width: float = 0.0  # length of a vector; for text, the mean number of words; for lists, the mean length
+    separator: str | None = None  # separator of a list written as text, or None
+    whole: bool = False  # whether the elements of a list are integers
+    unit: str | None = None  # of times given as numbers
+    day_first: bool | None = None  # of dates whose order only other rows of the column show
+    problem: str | None = None  # why the values cannot be read as what they seem to be, and what to do
+
+    @property
+    def missing_share(self) -> float:
+        """Share of missing rows."""
+        return self.missing / max(1, self.rows)
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether the values are 0 and 1, or false and true."""
+        return self.kind == "bool" or (
+            self.kind in ("number", "integer") and self.distinct == 2 and (self.minimum, self.maximum) == (0, 1)
+        )
+
+    def describe(self) -> str:
+        """Return the summary in a few words."""
+        words = [f"{self.missing_share:.1%} missing"] if self.missing else []
+        if self.kind in ("number", "integer"):
+            words += [f"{self.minimum:g} to {self.maximum:g}", f"{self.distinct:,} distinct"]
+        elif self.kind == "time":
+            ends = (datetime.datetime.fromtimestamp(end, datetime.timezone.utc) for end in (self.minimum, self.maximum))
+            words.append(" to ".join(f"{end:%Y-%m-%d}" for end in ends))
+        elif self.kind == "list":
+            words += [f"{self.minimum:.0f} to {self.maximum:.0f} values of {self.distinct:,}"]
+        elif self.kind == "vector":
+            words += [f"{self.width:.0f} numbers"]
+        else:
+            words += [f"{self.distinct:,} distinct"]
+        return ", ".join(words)
+
+
+def summary_of(name: str, values: Sequence[Any], csv_format: CsvFormat, day_first: bool | None) -> ColumnSummary:
+    """Summarize the values of a column; dates and numbers are read as declared."""
+    present = [value for value in values if not (is_missing(value) or value == "")]
+    rows, missing = len(values), len(values) - len(present)
+    if not present:
+        return ColumnSummary(name, "empty", rows, missing)
+    facts = _numbers(name, present, csv_format) or _times(present, day_first) or _lists(present)
+    if facts is None:
+        texts = [_text(value) for value in present]  # counted as the categories that are learned
+        problem = problem_of(present, csv_format)
+        facts = _texts(texts) if problem is None else {"kind": "text", **_counted(texts), "problem": problem}
+    return ColumnSummary(name, rows=rows, missing=missing, **facts)
+
+
+def _text(value: Any) -> str:
+    try:
+        return as_text(value)
+    except MisfitError:
+        return str(value)
+
+
+def _counted(texts: Iterable[str]) -> dict[str, Any]:
+    counts = Counter(texts)
+    return {"distinct": len(counts), "values": counts}
+
+
+def _numbers(name: str, present: list[Any], csv_format: CsvFormat) -> dict[str, Any] | None:
+    if all(isinstance(value, bool) or (isinstance(value, str) and value.lower() in _BOOLS) for value in present):
+        return {"kind": "bool", **_counted(str(value).lower() for value in present), "maximum": 1.0}
+    try:
+        present = [_number(value, csv_format) for value in present]
+        if not all(map(_is_plain_number, present)):
+            return None
+        numbers = np.array([float(value) for value in present])
+    except (MisfitError, ValueError, OverflowError):
+        return None
+    finite = numbers[np.isfinite(numbers)]
+    if not len(finite):
+        return None
+    ends = {"minimum": float(finite.min()), "maximum": float(finite.max()), "median": float(np.median(finite))}
+    ends |= {"mean": float(finite.mean()), "deviation": float(finite.std()) or 1.0}
+    if _TIME_NAME.search(name):
+        for unit, of_second in UNITS.items():
+            if _SECONDS[0] <= ends["minimum"] / of_second and ends["maximum"] / of_second <= _SECONDS[1]:
+                seconds = {"minimum": ends["minimum"] / of_second, "maximum": ends["maximum"] / of_second}
+                return {"kind": "time", **seconds, "distinct": len(np.unique(finite)), "unit": unit}
+        if (dates := _packed_dates(finite)) is not None:
+            return {"kind": "time", **dates, "distinct": len(np.unique(finite)), "unit": DATE_UNIT}
+    whole = bool((finite == np.floor(finite)).all()) and all("." not in str(value) for value in present[:1000])
+    texts = (str(value) for value in present) if whole else map(repr, finite.tolist())
+    return {"kind": "integer" if whole else "number", **_counted(texts), **ends}
+
+
+_BOOLS = ("true", "false")
+_DAY_MONTH = re.compile(r"\s*\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
+_CODE = re.compile(r"\s*[+-]?0[0-9]")
+_DIGITS = re.compile(r"\s*([+-]?\d{1,7}|[+-]\d+|\d{9,}|[+-]?\d*\.\d+)\s*")  # eight are a date
+
+
+def _number(value: Any, csv_format: CsvFormat) -> Any:
+    """Return text in Python's notation of numbers, other values as they are."""
+    if not isinstance(value, str):
+        return value
+    return in_plain_notation(value, csv_format.decimal, csv_format.thousands)
+
+
+def _is_plain_number(value: Any) -> bool:
+    if isinstance(value, str):
+        is_code = _CODE.match(value) is not None  # "0301" is another post code than "301"
+        return value.isascii() and "_" not in value and not value.strip()[:1].isalpha() and not is_code
+    return isinstance(value, int | float) or type(value).__name__ == "Decimal"
+
+
+def _packed_dates(numbers: np.ndarray) -> dict[str, float] | None:
+    """Return the ends of numbers that are dates such as 20240203, else None."""
+    try:
+        seconds = [seconds_of_number(number, DATE_UNIT) for number in np.unique(numbers).tolist()]
+    except UnclearTimeError:
+        return None
+    return {"minimum": min(seconds), "maximum": max(seconds)}
+
+
+def _times(present: list[Any], day_first: bool | None) -> dict[str, Any] | None:
+    """Return what times show, or None.
+
+    The order of day and month is the one in which all rows of the column are dates, if there is one such order.
+    """
+    texts = [value.isoformat() if isinstance(value, datetime.date) else value for value in present]
+    if not all(isinstance(text, str) and not _DIGITS.fullmatch(text) for text in texts):
+        return None
+    if not any(map(_DAY_MONTH.match, texts)):
+        found: dict[bool | None, list[float] | str | None] = {None: _seconds(texts, None)}
+    else:
+        found = {order: _seconds(texts, order) for order in (True, False) if day_first in (None, order)}
+    fitting = {order: seconds for order, seconds in found.items() if isinstance(seconds, list)}
+    unclear = None if len(fitting) == 1 else _seconds(texts, None)
+    if len(fitting) == 1 or isinstance(unclear, list):
+        order, seconds = next(iter(fitting.items())) if unclear is None else (None, unclear)
+        ends = {"minimum": min(seconds), "maximum": max(seconds), "distinct": len(set(seconds))}
+        return {"kind": "time", **ends, "day_first": order}
+    if unclear is None:
+        return None
+    remedy = "give --day-first or --month-first" if fitting else "other rows have another order; write one in all"
+    return {"kind": "text", **_counted(texts), "problem": f"{unclear}; {remedy}"}
+
+
+def _seconds(texts: list[str], day_first: bool | None) -> list[float] | str | None:
+    """Return texts as times; a text, which of them is unclear; None if one is no time."""
+    seconds, unclear = [], None
+    for text in texts:
+        try:
+            value = seconds_of(text, None, day_first)
+        except UnclearTimeError as error:
+            value, unclear = 0.0, unclear or f"{text.strip()} is {str(error).partition(': ')[0]}"
+        if value is None:
+            return None
+        seconds.append(value)
+    return unclear or seconds
+
+
+def _lists(present: list[Any]) -> dict[str, Any] | None:
+    if all(isinstance(value, dict) for value in present):
+        return {"kind": "map", "distinct": len({key for value in present for key in value})}
+    if not all(isinstance(value, list | tuple) for value in present):
+        return None
+    if any(isinstance(part, list | tuple | dict) for value in present for part in value):
+        return {"kind": "map"}
+    parts = [part for value in present for part in value if part is not None]
+    lengths = [len(value) for value in present]
+    numbers = bool(parts) and all(isinstance(part, int | float) and not isinstance(part, bool) for part in parts)
+    whole = numbers and all(isinstance(part, int) for part in parts)
+    if numbers and not whole and len(set(lengths)) == 1:
+        return {"kind": "vector", "width": float(lengths[0])}
+    facts = _list_facts([[_text(part) for part in value] for value in present])
+    return {"kind": "list", **facts, "whole": whole}
+
+
+def _list_facts(lists: list[list[str]]) -> dict[str, Any]:
+    lengths = [len(parts) for parts in lists]
+    ends = {"minimum": float(min(lengths)), "maximum": float(max(lengths)), "width": float(np.mean(lengths))}
+    return {**_counted(part for parts in lists for part in parts), **ends}
+
+
+def _texts(texts: list[str]) -> dict[str, Any]:
+    distinct = set(texts)
+    for separator in _SEPARATORS:
+        holding = sum(separator in text for text in texts) / len(texts)
+        split = {text: [part.strip() for part in text.split(separator) if part.strip()] for text in distinct}
+        parts = {part for own in split.values() for part in own}
+        if holding >= 0.1 and len(parts) < len(distinct) and all(len(part) <= 40 for part in parts):
+            facts = _list_facts([split[text] for text in texts])
+            whole = all(part.removeprefix("-").isdigit() for part in parts)
+            return {"kind": "list", **facts, "separator": separator, "whole": whole}
+    words = float(np.mean([len(text.split()) for text in texts]))
+    parts = {word for text in distinct for word in text.split()}
+    if words < 3 and 3 * len(parts) < len(distinct):  # few words in many combinations, such as genres
+        return {"kind": "list", **_list_facts([text.split() for text in texts]), "separator": " "}
+    return {"kind": "text", **_counted(texts), "width": words}

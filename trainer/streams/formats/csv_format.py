@@ -1,0 +1,167 @@
+"""How the text of a table is written: delimiter, encoding, signs within numbers."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...checks import refuse
+from ...errors import ConfigurationError, did_you_mean
+
+UTF_16 = ("utf-16", "utf-16-le", "utf-16-be")
+DECIMALS, THOUSANDS = (".", ","), (".", ",", " ", "'")
+# encodings in which the byte 10 is a line end and nothing else, whatever precedes it
+_ENCODINGS = re.compile(
+    r"utf-8|ascii|iso8859-\d+|cp\d+|koi8\S*|mac\S*|gb\S*|big5\S*|shift_jis\S*|euc_\S*|johab|tis-620"
+)
+
+
+@dataclass(frozen=True)
+class CsvFormat:
+    """How CSV files are written, and numbers as text wherever they come from.
+
+    Args:
+        delimiter: between fields, a character; None: a tab for ``.tsv``, else a comma.
+        encoding: "utf-8", "utf-16" (its byte order mark decides), "cp1252", "gb18030" or another one of Python's.
+        decimal: the decimal sign of numbers, "." or ",".
+        thousands: the sign between groups of three digits, ".", ",", " " or "'"; None: there is none.
+        strip: whether spaces around fields are no part of them. Those around names of columns never are.
+
+    Raises:
+        ConfigurationError: an unknown encoding, or signs that contradict each other.
+    """
+
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    decimal: str = "."
+    thousands: str | None = None
+    strip: bool = False
+
+    def __post_init__(self) -> None:
+        if self.delimiter is not None and (not isinstance(self.delimiter, str) or len(self.delimiter) != 1):
+            refuse("csv: delimiter", "one character", self.delimiter)
+        object.__setattr__(self, "encoding", checked_encoding(self.encoding))
+        check_signs(self.decimal, self.thousands)
+        if not isinstance(self.strip, bool) or (self.strip and self.delimiter == " "):
+            refuse("csv: strip", "true or false, and false where spaces are delimiters", self.strip)
+
+    @classmethod
+    def of(cls, value: CsvFormat | Mapping[str, Any] | None) -> CsvFormat:
+        """Return `value`, or the format that a mapping of arguments describes."""
+        if isinstance(value, CsvFormat):
+            return value
+        accepted = [field.name for field in fields(cls)]
+        if not isinstance(value or {}, Mapping):
+            refuse("csv", f"a mapping of {', '.join(accepted)}", value)
+        for name in value or {}:
+            if name not in accepted:
+                refuse("csv", f"{', '.join(accepted)}{did_you_mean(str(name), accepted)}", name)
+        return cls(**(value or {}))
+
+    def declaration(self) -> dict[str, Any]:
+        """Return the arguments that are not their defaults."""
+        default = CsvFormat()
+        return {name: value for name, value in vars(self).items() if value != getattr(default, name)}
+
+    def for_file(self, path: Path) -> CsvFormat:
+        """Return the format with the delimiter of a file."""
+        return replace(self, delimiter=self.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ","))
+
+
+def checked_encoding(name: Any) -> str:
+    """Return the canonical name of an encoding that files can be read in."""
+    try:
+        known = codecs.lookup(name).name.removesuffix("-sig")
+        if known in UTF_16 or (_ENCODINGS.fullmatch(known) and "a\n".encode(known) == b"a\n"):
+            return known
+    except (LookupError, TypeError, ValueError):
+        pass
+    accepted = ("utf-8", "utf-16", "cp1252", "latin-1", "gb18030", "shift_jis")
+    raise ConfigurationError(
+        f"csv: encoding takes {', '.join(accepted)} or another one of Python's; received {name!r}"
+        + did_you_mean(str(name), accepted)
+    )
+
+
+def check_signs(decimal: Any, thousands: Any) -> None:
+    """Check the signs within numbers; ConfigurationError if they cannot be told apart."""
+    if decimal not in DECIMALS:
+        refuse("decimal", " or ".join(map(repr, DECIMALS)), decimal)
+    if thousands is not None and thousands not in THOUSANDS:
+        refuse("thousands", f"{', '.join(map(repr, THOUSANDS))} or none", thousands)
+    if thousands == decimal:
+        raise ConfigurationError(f"decimal and thousands are two signs; received {decimal!r} for both")
+
+
+class EncodedFile:
+    """A text file as UTF-8, addressed by its own bytes.
+
+    What is invalid in its encoding is invalid UTF-8, too.
+    """
+
+    def __init__(self, path: Path, encoding: str = "utf-8") -> None:
+        self._file = path.open("rb")
+        self._encoding = encoding
+        self._raw = self._text = b""
+
+    def read(self, address: int, size: int) -> tuple[bytes, bool]:
+        """Return text of up to `size` bytes of the file, and whether the file may go on."""
+        self._file.seek(address)
+        self._raw = self._file.read(size)
+        more = len(self._raw) == size
+        if self._encoding == "utf-16":
+            self._encoding = _byte_order(self._file)
+        if self._encoding != "utf-8":
+            self._raw = self._raw[: len(self._raw) // self._unit.itemsize * self._unit.itemsize]
+            handler = "surrogatepass" if self._encoding in UTF_16 else "surrogateescape"
+            decoder = codecs.getincrementaldecoder(self._encoding)(handler)
+            text = decoder.decode(self._raw, final=not more).encode("utf-8", "surrogatepass")
+            self._raw = self._raw[: len(self._raw) - len(decoder.getstate()[0])]  # without half a character
+        else:
+            text = self._raw
+        self._text = text
+        return text, more
+
+    def size_of(self, text: bytes) -> int:
+        """Return the size in the file of the beginning of what `read` returned last.
+
+        It is all of that, or whole lines.
+        """
+        if self._encoding == "utf-8" or len(text) == len(self._text):
+            return len(text) if self._encoding == "utf-8" else len(self._raw)
+        ends = np.flatnonzero(np.frombuffer(self._raw, self._unit) == 10)
+        return (int(ends[text.count(b"\n") - 1]) + 1) * self._unit.itemsize
+
+    def lines(self, address: int, end: int) -> int:
+        """Return the number of line ends between two addresses."""
+        count = 0
+        self._file.seek(address)
+        while address < end and (raw := self._file.read(min(end - address, 1 << 20))):
+            whole = len(raw) // self._unit.itemsize * self._unit.itemsize
+            count += int(np.count_nonzero(np.frombuffer(raw[:whole], self._unit) == 10))
+            address += len(raw)
+        return count
+
+    @property
+    def _unit(self) -> np.dtype:
+        return np.dtype({"utf-16-le": "<u2", "utf-16-be": ">u2"}.get(self._encoding, "u1"))
+
+    def fileno(self) -> int:
+        """Return the file descriptor."""
+        return self._file.fileno()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _byte_order(file: Any) -> str:
+    file.seek(0)
+    mark = file.read(2)
+    return "utf-16-be" if mark == codecs.BOM_UTF16_BE else "utf-16-le" if len(mark) == 2 else "utf-16"

@@ -1,0 +1,66 @@
+"""The first line of a CSV file: the names of its columns, or a refusal."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection
+from pathlib import Path
+
+from ...errors import StreamError
+from .csv_format import CsvFormat, EncodedFile
+from .csv_sniffing import other_format
+
+_BLOCK = 1 << 16
+
+
+def read(file: EncodedFile) -> bytes | None:
+    """Return the first line, or what there is of it; None of an empty file."""
+    size, more, text = _BLOCK, True, b""
+    while more and b"\n" not in text:
+        text, more = file.read(0, size)
+        size *= 2
+    return text[: text.find(b"\n") + 1] or text or None
+
+
+def split(header: bytes, csv_format: CsvFormat) -> list[str]:
+    """Return the names in a first line, without spaces around them."""
+    text = header.decode("utf-8-sig").strip("\r\n")
+    reader = csv.reader([text], delimiter=csv_format.delimiter or ",", skipinitialspace=True)
+    return [name.strip() for name in next(reader, [])]
+
+
+def names(header: bytes, path: Path, csv_format: CsvFormat, declared: Collection[str]) -> list[str]:
+    """Return the names of a file's columns.
+
+    Raises:
+        StreamError: the line is not text, names a `declared` column twice, or none of them.
+    """
+    try:
+        found = split(header, csv_format)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise StreamError(
+            f"segment {path} is damaged: its first line has no names: {error}{other_format(path, csv_format)}"
+        ) from error
+    for name in declared:
+        if found.count(name) > 1:
+            raise StreamError(
+                f"segment {path}: its first line names column {name!r} {found.count(name)} times; "
+                "give every column a name of its own"
+            )
+    if not set(declared) & set(found):
+        shown = ", ".join(map(repr, found[:5])) + (", ..." if len(found) > 5 else "")
+        raise StreamError(
+            f"segment {path}: its first line names none of the declared columns {', '.join(list(declared)[:10])}; "
+            f"received {shown}{other_format(path, csv_format)}"
+        )
+    return found
+
+
+def names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
+    """Return the names in a file's first line."""
+    own = csv_format.for_file(path)
+    file = EncodedFile(path, own.encoding)
+    try:
+        return split(read(file) or b"", own)
+    finally:
+        file.close()

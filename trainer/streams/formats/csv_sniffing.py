@@ -1,0 +1,114 @@
+"""Tells from a CSV file how it is written: encoding, delimiter, spaces."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from ...errors import DataError
+from .csv_format import CsvFormat
+
+DELIMITERS = (",", ";", "\t", "|")
+_SAMPLE = 1 << 16  # bytes for the delimiter
+_SCANNED = 1 << 28  # bytes for the encoding
+_HIGH = re.compile(rb"[\x80-\xff]+")
+# letters, and the signs that occur in prose: euro, quotation marks, dashes, degrees
+_WESTERN = bytes(range(0xC0, 0x100)) + bytes.fromhex("80 84 85 91 92 93 94 95 96 97 a0 a7 ab b0 b2 b3 b4 b5 bb bc bd")
+_ASKED = ("gb18030", "shift_jis", "big5", "cp949", "cp1250", "cp1251", "cp1252")
+_SHOWN = 30  # characters of a line
+
+
+def sniff(path: Path, given: CsvFormat | None = None) -> CsvFormat:
+    """Return how a CSV file is written, as far as its text shows.
+
+    The signs within numbers are told from whole columns, not here.
+
+    Args:
+        given: what is known: values other than the defaults are kept.
+
+    Raises:
+        DataError: its encoding cannot be told; the message says what to give.
+    """
+    given = given or CsvFormat()
+    encoding = _encoding(path) if given.encoding == "utf-8" else given.encoding
+    with path.open(encoding=encoding, errors="replace", newline="") as file:
+        text = file.read(_SAMPLE).lstrip("\ufeff")
+    lines = text.splitlines()[: -1 if len(text) == _SAMPLE else None]
+    delimiter = given.delimiter or _delimiter(lines, path)
+    strip = given.strip or _has_outer_spaces(lines[1:], delimiter)
+    usual = CsvFormat().for_file(path).delimiter
+    return replace(given, encoding=encoding, delimiter=None if delimiter == usual else delimiter, strip=strip)
+
+
+def _has_outer_spaces(lines: list[str], delimiter: str) -> bool:
+    try:
+        return any(cell != cell.strip(" ") for row in csv.reader(lines, delimiter=delimiter) for cell in row)
+    except csv.Error:
+        return False
+
+
+def other_format(path: Path, csv_format: CsvFormat) -> str:
+    """Return the declaration that fits a file better than `csv_format`, in words."""
+    try:
+        found = sniff(path)
+    except (DataError, OSError) as error:
+        return f"; {error}"
+    wanted = {
+        name: value
+        for name, value in vars(found.for_file(path)).items()
+        if name in ("delimiter", "encoding") and value != getattr(csv_format, name)
+    }
+    shown = ", ".join(f"{name}: {value!r}" for name, value in wanted.items())
+    return f"; this file fits csv: {{{shown}}} in the section features, Features(csv=...)" if wanted else ""
+
+
+def _encoding(path: Path) -> str:
+    with path.open("rb") as file:
+        head = file.read(_SAMPLE)
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return "utf-16"
+        zeros = [head[start::2].count(0) * 4 > len(head) for start in (0, 1)]
+        if any(zeros):
+            return "utf-16-be" if zeros[0] else "utf-16-le"
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        block = head
+        while block and file.tell() <= _SCANNED:
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError:
+                return _single_byte(path, block)
+            block = file.read(1 << 20)
+    return "utf-8"
+
+
+def _single_byte(path: Path, block: bytes) -> str:
+    """Return cp1252 if the text looks like western European; else ask.
+
+    There, letters beyond ASCII mostly stand alone; elsewhere they come in runs, and several encodings fit.
+    """
+    runs = _HIGH.findall(block)
+    high = b"".join(runs)
+    if len(high) < 1.7 * len(runs) and len(high.translate(None, _WESTERN)) < 0.05 * len(high):
+        return "cp1252"
+    line = next(line for line in block.split(b"\n") if _HIGH.search(line))
+    readings = {name: line.decode(name, "replace").strip()[:_SHOWN] for name in _ASKED}
+    fitting = [f"{name} {text!r}" for name, text in readings.items() if "\ufffd" not in text]
+    raise DataError(
+        f"{path} is not UTF-8; give --encoding NAME, in YAML features: {{csv: {{encoding: NAME}}}}. A line of it reads "
+        f"as {'; '.join(fitting) or 'text in none of ' + ', '.join(_ASKED)}"
+    )
+
+
+def _delimiter(lines: list[str], path: Path) -> str:
+    usual = CsvFormat().for_file(path).delimiter or ","
+    unquoted = re.sub(r'"[^"]*"', "", lines[0]) if lines else ""
+    present = [sign for sign in DELIMITERS if sign in unquoted]
+    if len(present) < 2:
+        return present[0] if present else usual
+    try:
+        return csv.Sniffer().sniff("\n".join(lines[:200]), "".join(present)).delimiter
+    except csv.Error:
+        return usual if usual in present else present[0]

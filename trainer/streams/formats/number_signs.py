@@ -1,0 +1,87 @@
+"""Tells the decimal and thousands signs of a table's numbers from its columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .csv_format import CsvFormat
+
+_SHOWN = 10_000  # values of a column that are looked at
+# forms of a number, by what they show
+_FORMS = {
+    "whole": re.compile(r"[+-]?\d+([eE][+-]?\d+)?"),
+    "unclear": re.compile(r"[+-]?[1-9]\d{0,2},\d{3}"),  # 1,234: thousands, or a decimal comma
+    "comma": re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?"),
+    "three": re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}"),  # 1.234: a decimal point, or thousands beside decimal commas
+    "point": re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?"),
+    "comma thousands": re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3}){2,}|[+-]?[1-9]\d{0,2}(,\d{3})+\.\d*"),
+    "point thousands": re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3}){2,}|[+-]?[1-9]\d{0,2}(\.\d{3})+,\d*"),
+    "space thousands": re.compile(r"[+-]?[1-9]\d{0,2}([ \xa0\u202f]\d{3})+(\.\d*)?"),
+    "space thousands comma": re.compile(r"[+-]?[1-9]\d{0,2}([ \xa0\u202f]\d{3})+,\d*"),
+    "quote thousands": re.compile(r"[+-]?[1-9]\d{0,2}('\d{3})+(\.\d*)?"),
+    "quote thousands comma": re.compile(r"[+-]?[1-9]\d{0,2}('\d{3})+,\d*"),
+}
+_THOUSANDS = {"comma": ",", "point": ".", "space": " ", "quote": "'"}
+_SIGN = "([€$£¥₽₹%]|EUR|USD|GBP|CHF|CNY|RMB)"
+_UNIT = re.compile(rf"(?:{_SIGN}\s?)?[+-]?\d[\d.,' \xa0\u202f]*(?:{_SIGN})?")
+
+
+def with_signs(csv_format: CsvFormat, columns: Mapping[str, Sequence[Any]]) -> CsvFormat:
+    """Return the format with the signs that all columns of numbers show.
+
+    Nothing is changed where columns show different signs, or where signs were declared.
+    """
+    if (csv_format.decimal, csv_format.thousands) != (".", None):
+        return csv_format
+    forms: set[str] = set()
+    for values in columns.values():
+        forms |= _forms(values) or set()
+    signs = {_THOUSANDS[form.split()[0]] for form in forms if "thousands" in form}
+    comma = "." in signs or any(form.endswith("comma") for form in forms)
+    if len(signs) > 1 or (comma and ({"point"} & forms or "," in signs)):
+        return csv_format
+    return replace(csv_format, decimal="," if comma else ".", thousands=signs.pop() if signs else None)
+
+
+def problem_of(values: Sequence[Any], csv_format: CsvFormat) -> str | None:
+    """Return why a column of numbers cannot be read with these signs, or None."""
+    forms = _forms(values)
+    if forms is None:
+        units = {_UNIT.fullmatch(value.strip()) for value in _texts(values)}
+        found = {"".join(filter(None, match.groups())) if match else "" for match in units}
+        unit = found.pop() if len(found) == 1 else ""
+        return f"numbers with {unit!r} behind or before them; write the numbers alone" if unit else None
+    shown = {form: next(v for v in _texts(values) if _form(v.strip()) == form) for form in forms}
+    if "unclear" in forms and (csv_format.decimal, csv_format.thousands) == (".", None):
+        value = shown["unclear"]
+        plain = value.replace(",", "")
+        return f"{value} is {plain} or {value.replace(',', '.')}; give --decimal , or --thousands ,"
+    if "three" in forms and csv_format.decimal == "," and csv_format.thousands is None:
+        value = shown["three"]
+        return f"{value} is {value.replace('.', '')} or {value}; give --thousands . or --decimal ."
+    wrong = "comma" if csv_format.decimal == "." else "point"
+    if wrong in forms:
+        return f"{shown[wrong]}: other numbers of the table have {csv_format.decimal!r} as decimal sign; write one sign"
+    return None
+
+
+def _texts(values: Sequence[Any]) -> Iterable[str]:
+    return (value for value in values[:_SHOWN] if isinstance(value, str) and value.strip())
+
+
+def _form(value: str) -> str | None:
+    return next((form for form, pattern in _FORMS.items() if pattern.fullmatch(value)), None)
+
+
+def _forms(values: Sequence[Any]) -> set[str] | None:
+    """Return the forms of a column's numbers; None of text and of whole numbers."""
+    forms: set[str] = set()
+    for value in _texts(values):
+        form = _form(value.strip())
+        if form is None:
+            return None
+        forms.add(form)
+    return forms - {"whole"} and forms
