@@ -8,6 +8,8 @@ import pytest
 from tests.own_tables import KINDS, write_csv
 from trainer.experiment.cli import main
 
+pytestmark = pytest.mark.long
+
 ROWS = 4000
 MODELS, OPTIONS = {"implicit": ["two_tower"]}, {"revenue": ["--label", "revenue"]}
 METRICS = {"clicks": ["auc", "log_loss"], "classes": ["log_loss", "accuracy"], "implicit": ["recall_10"]}

@@ -11,7 +11,7 @@ TUTORIALS = Path(__file__).resolve().parent.parent / "docs" / "tutorials"
 NUMBER = re.compile(r"\d+\.\d+")
 
 
-@pytest.mark.long(but=["offline"])
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["offline", "online", "serving"])
 def test_a_tutorial_prints_what_it_shows(name, tmp_path, installed_forks):
     page = (TUTORIALS / f"{name}.md").read_text("utf-8")

@@ -80,12 +80,7 @@ REFUSED = [case for case in CASES if not case.used]
 
 
 @pytest.mark.long(
-    but=[
-        "BCEWithLogitsLoss, mean",
-        "CrossEntropyLoss, class weights and ignored labels",
-        "MultiTaskLoss",
-        "none: the network names label and weight",
-    ]
+    but=["BCEWithLogitsLoss, mean", "CrossEntropyLoss, class weights and ignored labels", "MultiTaskLoss"]
 )
 @pytest.mark.parametrize("case", USED, ids=[case.loss for case in USED])
 def test_used_as_declared(case):

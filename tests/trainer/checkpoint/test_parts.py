@@ -114,6 +114,7 @@ def test_a_rank_that_ends_before_its_part_leaves_the_former_snapshot(tmp_path):
     assert checkpoint.find(tmp_path).step == 1
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_rank_that_ends_right_after_its_part_does_no_harm(tmp_path):
     shared = begin(tmp_path, 2, (ended_process(), True), (ended_process(), True))
@@ -122,6 +123,7 @@ def test_a_rank_that_ends_right_after_its_part_does_no_harm(tmp_path):
     assert checkpoint.read(finish(tmp_path, 2, shared)).step == 2
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_half_a_part_is_none(tmp_path):
     """The rank was killed while it wrote: the file is there, its note is not."""

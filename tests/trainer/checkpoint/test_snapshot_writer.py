@@ -265,6 +265,7 @@ class TestDiskTrouble:
             write(disk, 2)
             assert_holds(checkpoint.find(disk), 2)
 
+    @pytest.mark.long
     @pytest.mark.process
     def test_a_file_size_limit_leaves_the_earlier_snapshots(self, tmp_path):
         write(tmp_path, 1)

@@ -47,6 +47,7 @@ def frame(kind):
     return pandas.DataFrame(COLUMNS)
 
 
+@pytest.mark.long(but=["pandas"])
 @pytest.mark.parametrize("kind", ["arrow", "pandas"])
 def test_a_frame_is_its_columns_as_a_whole_in_batches_and_in_streams(kind, expected):
     table = frame(kind)

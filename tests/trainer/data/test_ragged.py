@@ -175,6 +175,7 @@ def test_a_network_with_a_mask_trains_as_on_arrays_padded_by_hand(kind, by_hand,
     )
 
 
+@pytest.mark.long(but=["True"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_bags_with_offsets_train(sparse):
     rows, labels = histories()

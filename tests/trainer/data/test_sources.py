@@ -113,7 +113,7 @@ def trainer(linear):
     return Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1), metrics=["auc"])
 
 
-@pytest.mark.long(but=["dict of arrays", "pipeline"])
+@pytest.mark.long(but=["pipeline"])
 @pytest.mark.parametrize("kind", ["dict of arrays", "pipeline", "list of dicts", "another library's loader"])
 def test_trains_and_evaluates_on_it_again_and_again(kind, trainer, linear, cancer, batches):
     data, batch_size = kinds(cancer, batches)[kind]

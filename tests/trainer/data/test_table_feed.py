@@ -170,7 +170,7 @@ def texts(data):
     return rows, content(trainer)
 
 
-@pytest.mark.long(but=["4"])
+@pytest.mark.long
 @pytest.mark.parametrize("sink_size", [1, 4])
 def test_text_of_another_width_in_every_batch_is_trained_like_text_of_one_width(texts, sink_size):
     rows, expected = texts
@@ -246,6 +246,7 @@ def test_computed_ids_are_refused_before_anything_is_compiled(data):
         trainer.fit(data, 1, callbacks=[], batch_size=BATCH)
 
 
+@pytest.mark.long
 def test_two_trainers_in_one_process_do_not_meddle(data, reference):
     first, second = build(clip_norm=1.0), build(Taste(seed=5), clip_norm=1.0)
     for _ in range(2):  # turn and turn about, an epoch each
@@ -339,6 +340,7 @@ def test_kill_9_loses_no_row_and_trains_none_twice(data, tmp_path):
     assert any(manifest["snapshot"]["base"] for manifest in manifests)
 
 
+@pytest.mark.long
 def test_a_network_without_an_optimizer_is_applied_but_not_trained(data):
     trainer = Trainer(Taste())
     assert trainer.predict(data["ids"][:5], data["x"][:5]).shape == (5, 1)

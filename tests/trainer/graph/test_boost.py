@@ -187,6 +187,7 @@ class TestFreezing:
         for name in ("0.3.weight", "0.3.bias", "1.moment1.3.weight", "1.moment2.3.bias", "0.1.moving_mean"):
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
+    @pytest.mark.long
     def test_sunk_calls_freeze_as_a_whole_and_are_compiled_ahead(self, mlp, batches, values):
         network = mlp()
         trainer = boosted(network)

@@ -147,6 +147,7 @@ class TestResume:
         other.load(tmp_path, weights_only=True)
         np.testing.assert_allclose(other.predict(cancer["x"]), trainer.predict(cancer["x"]), atol=1e-6)
 
+    @pytest.mark.long
     def test_ordinary_dropout_is_warned_of(self, linear, batches, tmp_path, caplog):
         network = nn.SequentialCell(nn.Dropout(p=0.2), linear())
         trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))

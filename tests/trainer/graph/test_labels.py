@@ -34,7 +34,7 @@ def of_classes(made):
     return trained(nn.CrossEntropyLoss(), labels)[0]
 
 
-@pytest.mark.long(but=["CrossEntropyLoss-labels0-numbers", "BCEWithLogitsLoss-labels2-right2"])
+@pytest.mark.long(but=["CrossEntropyLoss-labels0-numbers"])
 @pytest.mark.parametrize(
     ("loss", "labels", "right"),
     [
@@ -83,6 +83,7 @@ def test_class_numbers_that_are_floats_are_refused_before_anything_is_compiled(w
         trained(nn.CrossEntropyLoss(), labels, online=online)
 
 
+@pytest.mark.long
 def test_probabilities_and_classes_of_bool_are_taken():
     assert of_classes("probabilities") == pytest.approx(of_classes("numbers"), rel=1e-5)
     assert (
@@ -150,7 +151,7 @@ def of_shapes(loss, flat, column, online=False, several=False, batch_size=5):
     return results | trainer.evaluate(data, batch_size=batch_size)
 
 
-@pytest.mark.long(but=["MSELoss-False-5-True", "<lambda>-True-4-True"])
+@pytest.mark.long(but=["MSELoss-False-5-True"])
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize(
     ("loss", "online", "batch_size"),

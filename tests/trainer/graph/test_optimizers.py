@@ -73,7 +73,7 @@ def test_a_name_and_a_function_make_the_optimizer_over_the_networks_parameters(t
         np.testing.assert_array_equal(weights(network), weights(given))
 
 
-@pytest.mark.long(but=["guarded"])
+@pytest.mark.long
 @pytest.mark.parametrize("callbacks", [[], [SkipNonFinite()]], ids=["plain", "guarded"])
 def test_two_optimizers_each_update_their_own_part_as_they_would_alone(table, tmp_path, callbacks):
     both, wide, deep = WideDeep(), WideDeep(), WideDeep()

@@ -30,7 +30,7 @@ def expected(kind, step, peak=0.1, total=STEPS, warmup=10, floor=0.01):
     }[kind]
 
 
-@pytest.mark.long(but=["linear", "one_cycle"])
+@pytest.mark.long(but=["linear"])
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "inverse_sqrt", "one_cycle"])
 def test_the_weights_move_by_the_rate_of_each_step(kind):
     """The gradient of sum(w x) is x = 1, so plain gradient descent moves the weight by the rate itself."""

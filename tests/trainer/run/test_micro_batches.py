@@ -175,6 +175,7 @@ def test_made_up_rows_leave_no_trace_in_a_table(options):
     assert 13 not in sizes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -212,6 +213,7 @@ def test_clipping_accumulation_guard_and_repeatable_dropout_keep_their_meaning(o
     np.testing.assert_allclose(weights, plain, rtol=within, atol=within)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["fit", "online_train"])
 def test_a_resumed_run_ends_with_the_same_bits(verb, tmp_path):
     sizes = (20, 20, 24, 41, 41, 41, 7, 7, 41, 1, 20)

@@ -174,6 +174,7 @@ def test_the_log_tells_each_tasks_loss_and_weight(digits, caplog):
     )
 
 
+@pytest.mark.long
 def test_windows_count_each_task_by_its_target_sunk_or_not(digits):
     windows = {}
     for kind, sink_size in ((dict, 1), (tuple, 4)):
@@ -211,6 +212,7 @@ def test_label_columns_of_other_names_are_asked_for_by_every_verb(digits, verb):
         VERBS[verb](make(), renamed)
 
 
+@pytest.mark.long
 def test_label_columns_are_found_by_labels_or_in_a_tuple_by_position(digits):
     """Columns in another order train the same, and tuples are taken alike by finite data and streams."""
     ordered = [digits[name][:256] for name in ("features", *TASKS)]

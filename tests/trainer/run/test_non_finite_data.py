@@ -51,6 +51,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.long(but=["batches"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_rows_of_a_stream_that_are_not_finite_are_set_aside(source, tmp_path, caplog):
     bad = DeadLetter(tmp_path / "bad.json", max_bad_share=0.5)
@@ -77,6 +78,7 @@ def test_a_stream_without_a_dead_letter_counts_bad_rows_and_names_the_first(capl
         trained([{"x": np.ones((2000, 3), np.float32), "label": y}])
 
 
+@pytest.mark.long
 def test_a_position_behind_bad_rows_is_reached_again(tmp_path):
     """A run that is stopped and resumed among bad rows trains on every good row once."""
     whole = trained(ReplayStream(poisoned()))
@@ -87,6 +89,7 @@ def test_a_position_behind_bad_rows_is_reached_again(tmp_path):
     assert again.network.weight.asnumpy() == pytest.approx(whole.network.weight.asnumpy(), rel=1e-6)
 
 
+@pytest.mark.long
 def test_columns_that_may_hold_nan_are_let_through(tmp_path, caplog):
     table = data()
     table["x"][3] = np.nan
@@ -110,6 +113,7 @@ def test_allow_nan_false_lets_no_column_through():
     assert trained(stream).state.progress.samples_seen == ROWS - len(BAD)
 
 
+@pytest.mark.long
 def test_labels_that_a_task_masks_may_be_nan():
     def two_tasks():
         mse = nn.MSELoss

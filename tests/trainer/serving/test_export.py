@@ -119,6 +119,7 @@ def test_an_operator_that_mindspore_does_not_export_is_named(tmp_path):
     assert (tmp_path / "model" / "network.mindir").is_file()
 
 
+@pytest.mark.long
 def test_a_network_without_tables_is_exported(tmp_path):
     assert export_model(Trainer(Sums(False)), tmp_path / "model", DENSE, batch=4).batch is None
     assert "output (4,) largest difference" in run_readme(tmp_path / "model")

@@ -252,7 +252,7 @@ def tmpfs(folder, size):
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-@pytest.mark.long(but=["a later version"])
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.parametrize("size", ["20k", "40k", "56k"], ids=["the graph", "the first version", "a later version"])
 def test_a_full_disk_leaves_no_litter_and_does_not_end_training(trained, tmp_path, caplog, size):
@@ -308,6 +308,7 @@ def test_what_kills_leave_is_removed_by_the_next_run(trained, tmp_path):
         np.testing.assert_allclose(model.predict(QUESTION), trained[0].predict(QUESTION), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_the_last_version_is_written_again_when_it_fails(trained, tmp_path, caplog, monkeypatch):
     trainer, _ = trained
     rename, calls = os.rename, []

@@ -166,7 +166,7 @@ def test_a_server_that_answers_nothing_keeps_no_graphs_it_has_replaced(run, monk
     assert count == [2, 2, 2, 1]
 
 
-@pytest.mark.long(but=["O2"])
+@pytest.mark.long
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_a_model_trained_in_low_precision_is_served_as_it_predicts(level, tmp_path):
     ms.set_seed(0)

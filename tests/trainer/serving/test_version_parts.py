@@ -325,6 +325,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_what_rank_0_leaves_when_it_is_killed_is_removed_by_the_next_run(whole, tmp_path):
     """Killed before one version was closed, and before the pointer moved to the next."""

@@ -131,6 +131,7 @@ def config(url, tmp_path, monkeypatch):
     return tmp_path / "table.yaml"
 
 
+@pytest.mark.long
 def test_an_experiment_is_mirrored_and_goes_on_elsewhere(s3, url, config, tmp_path, capsys, monkeypatch):
     assert main(["fit", str(config)]) == 0, capsys.readouterr()
     first = shown(s3, f"{url}/run")
