@@ -7,6 +7,7 @@ over all orders, so an untrained network gets no credit for the input order.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from ..checks import nonempty_text, whole
 from ..errors import DataError
 from .predictions import binary_scores, group_column, hard_labels, row_weights
 from .window_metric import RowMetric
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_CAPACITY = 1_000_000
 EVERY_GROUP = (1 << 63) - 1
@@ -37,9 +40,10 @@ class Ranked(NamedTuple):
 class GroupMetric(RowMetric):
     """Base of metrics by group: rows of the open window, sums of past ones.
 
-    If a window has more than `capacity` rows, whole groups are dropped by a hash of the group. The value is then that
-    of a random sample of groups, independent of row order. A group larger than half of the capacity is itself
-    subsampled.
+    If a window has more than `capacity` rows, whole groups are dropped by a hash of the group, with a warning. The
+    value is then that of a random sample of groups, independent of row order. Where one group alone is too large,
+    `Gauc` keeps a random half of the rows, again and again; metrics of the first k have no value (NaN), because the
+    first k of some rows are not those of all.
 
     Args:
         group: column whose values are the groups; integers or strings.
@@ -51,12 +55,14 @@ class GroupMetric(RowMetric):
 
     higher_is_better = True
     takes_raw = True
+    samples_rows = False  # whether the value of some rows of a group estimates that of all
 
     def __init__(self, group: str, capacity: int = DEFAULT_CAPACITY) -> None:
         super().__init__()
         kind = type(self).__name__
         self.group = nonempty_text(f"{kind}(group=...)", group, "the name of a column")
         self.capacity = whole(f"{kind}(capacity=...)", capacity, 2)
+        self._has_warned = False
         self.clear()
 
     def clear(self) -> None:
@@ -88,8 +94,9 @@ class GroupMetric(RowMetric):
         if not weights.all():  # a row that weighs nothing takes no place in its group
             columns = tuple(column[weights > 0] for column in columns)
         if self._every > 1:
-            first, self._seen = -self._seen % self._every, self._seen + len(columns[0])
-            columns = tuple(column[first :: self._every] for column in columns)
+            kept = _random_rows(self._seen, len(columns[0]), self._every)
+            self._seen += len(columns[0])
+            columns = tuple(column[kept] for column in columns)
             columns = (*columns[:3], columns[3] * self._every)
         self._keep(*columns)
 
@@ -116,11 +123,24 @@ class GroupMetric(RowMetric):
             end = ends[fits - 1]
             self._bound = int(keys[order[end]])
             columns = tuple(column[np.sort(order[:end])] for column in columns)
-        else:  # a single group fills the buffer: from now on keep every other row with twice its weight
-            columns = tuple(column[::2] for column in columns)
+            self._warn("the value is that of a random sample of groups")
+        elif self.samples_rows:  # a single group fills the buffer: keep half of the rows, with twice their weight
+            kept = _random_rows(self._every, len(keys), 2)  # another half each time
+            columns = tuple(column[kept] for column in columns)
             columns = (*columns[:3], columns[3] * 2)
             self._every *= 2
+            self._warn("one group has more than it holds, so the value is that of a random sample of rows")
+        else:
+            self._bound = int(keys.min())
+            columns = tuple(column[:0] for column in columns)
+            self._warn("one group has more than it holds, so there is no value")
         self._blocks, self._rows = [columns], len(columns[0])
+
+    def _warn(self, what: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            held = f"holds {self.capacity:,} rows of a window or an evaluation (capacity), and there are more"
+            logger.warning("%s by %r %s: %s", self.name, self.group, held, what)
 
     def _columns(self) -> tuple[np.ndarray, ...]:
         if not self._blocks:
@@ -195,6 +215,7 @@ class Gauc(GroupMetric):
     """
 
     name = "gauc"
+    samples_rows = True
 
     def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
         positive, negative = rows.weights * rows.labels, rows.weights * (1.0 - rows.labels)
@@ -293,6 +314,11 @@ class Ndcg(FirstK):
         ideal = rows.labels[np.lexsort((-rows.labels, rows.group))]
         best = np.bincount(rows.group, ideal * discount)
         return np.divide(gained, best, out=np.zeros_like(gained), where=best > 0), self._group_weights(rows, best > 0)
+
+
+def _random_rows(first: int, rows: int, every: int) -> np.ndarray:
+    """Return which of `rows` rows to keep, one of `every`, bool [rows]; the same for the same number `first`."""
+    return group_hashes(np.arange(first, first + rows), rows) % every == 0
 
 
 def group_hashes(groups: Any, rows: int) -> np.ndarray:

@@ -29,6 +29,7 @@ from ..checkpoint import catalog, durable, manifest, strict_json, tensor_file
 from ..checkpoint.manifest import FolderWriter
 from ..checks import is_number
 from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
+from .finite import check_finite
 
 CURRENT, PINS = "current.json", "pins.json"
 GRAPH, VERSION = "graph", "version"
@@ -210,7 +211,11 @@ def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where
     Args:
         tensors: content of the file, "<table>/<key>" -> array.
         dims: table -> columns of its weights.
-        where: name of the file, for the CheckpointDamagedError if it does not hold rows of these tables.
+        where: name of the file.
+
+    Raises:
+        CheckpointDamagedError: the file does not hold rows of these tables.
+        NonFiniteError: a number of a row is NaN or infinite.
     """
     rows: dict[str, dict[str, np.ndarray]] = {name: {} for name in dims}
     for key, array in tensors.items():
@@ -229,6 +234,7 @@ def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where
             if array is None or array.dtype != dtype or array.shape != shape:
                 what = "is missing" if array is None else f"is {array.dtype} {list(array.shape)}"
                 raise CheckpointDamagedError(f"{where} does not hold rows of table {name!r}: {key} {what}")
+        check_finite({key: arrays[key] for key in wanted}, f"{where}: of table {name!r}")
     return rows
 
 

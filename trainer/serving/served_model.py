@@ -23,7 +23,7 @@ from ..features.features import Features
 from ..metrics.predictions import named_classes
 from ..mindspore_internals.execution import check_not_forked
 from ..mindspore_internals.messages import gist
-from .finite import check_finite
+from .finite import check_finite, check_learned
 from .mirrored_versions import root_of
 from .packed_rows import unpack_rows
 from .published import CURRENT, FULL, GRAPH, PINS, ROWS, VERSION, WEIGHTS, Current, Folder, Part, locked, table_rows
@@ -63,7 +63,7 @@ class ServedModel:
     Raises:
         CheckpointNotFoundError: nothing has been published there.
         CheckpointDamagedError: it is damaged; the message names the file and what is wrong.
-        NonFiniteError: a parameter is NaN or infinite.
+        NonFiniteError: a parameter, a row of a table or a statistic of features is NaN or infinite.
     """
 
     def __init__(
@@ -272,6 +272,8 @@ class ServedModel:
         ]
         weights = _weights_for(graph, folders[-1])
         learned = folders[-1].learned()
+        if learned is not None:
+            check_learned(learned)
         if is_new:
             _update_tables(graph, updates)
         # all files are verified: only now change the served state

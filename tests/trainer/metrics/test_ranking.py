@@ -1,5 +1,6 @@
 """Metrics by group against plain loops over groups with scikit-learn, ties and bounded memory included."""
 
+import functools
 import json
 from itertools import permutations
 
@@ -116,6 +117,30 @@ def test_memory_is_bounded_by_leaving_out_whole_groups_whatever_the_order():
     assert shuffled.eval() == pytest.approx(exact, abs=0.02)
     one = filled(Gauc("user", capacity=10_000), scores, labels, users * 0)
     assert one.eval() == pytest.approx(roc_auc_score(labels, scores), abs=0.02)
+
+
+def test_a_group_larger_than_the_capacity_is_sampled_at_random_or_has_no_value(caplog):
+    """Rows in turns of both classes: every other one would be of one class."""
+    rows = 60_000
+    labels = np.tile(np.float32([0, 1]), rows // 2)
+    scores = (np.random.default_rng(7).normal(size=rows) + labels).astype(np.float32)
+    found = {}
+    for kind in (
+        Gauc,
+        functools.partial(RecallAtK, 10),
+        functools.partial(Ndcg, 10),
+        functools.partial(HitRateAtK, 10),
+    ):
+        metric = filled(kind(group="country", capacity=10_000), scores, labels, np.zeros(rows, np.int64), cut=1000)
+        assert len(metric.state_dict()["arrays"]["keys"]) <= 10_000
+        found[metric.name] = metric.eval()
+    assert found["gauc"] == pytest.approx(roc_auc_score(labels, scores), abs=0.02)
+    assert np.isnan([value for name, value in found.items() if name != "gauc"]).all()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 4
+    assert "gauc by 'country' holds 10,000 rows of a window" in told[0]
+    assert "a random sample of rows" in told[0]
+    assert all("there is no value" in text for text in told[1:])
 
 
 def test_groups_left_out_by_a_smaller_capacity_after_a_resume_stay_out():

@@ -12,10 +12,10 @@ from trainer import Trainer
 from trainer.embedding import Embedding
 from trainer.errors import NonFiniteError
 from trainer.features import Categorical, FeatureEmbedding, Features, Numeric
-from trainer.serving import Publish, ServedModel, export_model
+from trainer.serving import Publish, ServedModel, Versions, export_model
 from trainer.serving.http.service import Service
 from trainer.serving.http.service_call import Call, ServeOptions
-from trainer.serving.published import known_versions
+from trainer.serving.published import known_versions, table_rows
 from trainer.streams import ReplayStream
 
 BATCH, STEPS, BAD = 32, 12, 5  # the batch with one row of 3e25, a number whose square overflows
@@ -176,7 +176,7 @@ def test_each_part_of_a_version_is_checked(tmp_path):
 
 def test_answers_that_are_not_finite_are_errors_and_readiness_says_so(tmp_path):
     """A row beyond float32 among others: it is null and named, they are answered; weights of NaN are not served."""
-    trained(Publish(tmp_path, batch=8), online={"max_steps": 4})
+    trained(Publish(tmp_path, batch=8, every=1e-3), online={"max_steps": 4})
     rows = [{"x": [1.0, 2.0], "ids": 3}, {"x": [3e38, 3e38], "ids": 3}, {"x": [0.0, 1.0], "ids": 4}]
     tensors = [
         {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [3e38, 3e38]},
@@ -193,14 +193,39 @@ def test_answers_that_are_not_finite_are_errors_and_readiness_says_so(tmp_path):
         calls = [Call("predict", json.dumps(rows).encode()), Call("infer", json.dumps({"inputs": tensors}).encode())]
         replies = [await service.handle(call) for call in calls]
         after = await service.handle(Call("ready"))
+        with service._engine.model.held() as version:  # a version without an answer
+            top.set_data(Tensor(np.full(top.shape, np.nan, np.float32)))
+        for _ in range(2):
+            await service.handle(Call("predict", json.dumps(rows[::2]).encode()))
+        spoilt = await service.handle(Call("ready"))
+        Versions(tmp_path).pin(service._engine.model.version - 1)
+        while service._engine.model.version == version.current.version:
+            await asyncio.sleep(0.02)
+        replies.append(await service.handle(Call("predict", json.dumps(rows[::2]).encode())))
+        good = await service.handle(Call("ready"))
         await service.stop()
-        return [(reply.status, json.loads(reply.body)) for reply in (before, *replies, after)]
+        return [(reply.status, json.loads(reply.body)) for reply in (before, *replies, after, spoilt, good)]
 
-    before, (status, answer), infer, after = asyncio.run(ask())
+    before, (status, answer), infer, again, after, spoilt, good = asyncio.run(ask())
     assert before[1]["problem"] is None
     assert status == 200
     assert [p is None for p in answer["probability"]] == [False, True, False]
     assert [(e["row"], e["status"]) for e in answer["errors"]] == [(1, 422)]
     assert "NaN or infinite" in answer["errors"][0]["reason"]
     assert (infer[0], "NaN or infinite" in infer[1]["error"]) == (422, True)
-    assert "2 answers of version" in after[1]["problem"]
+    assert "2 of 4 answers of version" in after[1]["problem"]
+    assert (after[0], after[1]["ready"]) == (200, True)  # a caller's rows make no server unready
+    assert "6 of 8 answers of version" in spoilt[1]["problem"]
+    assert (spoilt[0], spoilt[1]["ready"]) == (503, False)
+    assert None not in again[1]["probability"]
+    assert (good[0], good[1]["ready"], good[1]["problem"]) == (200, True, None)
+
+
+def test_rows_that_are_not_finite_are_not_read():
+    rows = {"ids": np.arange(2), "removed": np.zeros(0, np.int64), "default": np.zeros((0, 3), np.float32)}
+    sound = {**rows, "weights": np.ones((2, 3), np.float32)}
+    assert len(table_rows({f"taste/{key}": sound[key] for key in sound}, {"taste": 3}, "a file")["taste"]["ids"]) == 2
+    for wrong in ({"weights": np.full((2, 3), np.nan, np.float32)}, {"default": np.full((1, 3), np.inf, np.float32)}):
+        tensors = {f"taste/{key}": array for key, array in (sound | wrong).items()}
+        with pytest.raises(NonFiniteError, match=f"a file: of table 'taste' '{next(iter(wrong))}' holds"):
+            table_rows(tensors, {"taste": 3}, "a file")

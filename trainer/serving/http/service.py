@@ -37,7 +37,7 @@ class Service:
         self._traffic = Traffic()
         self._engine: Engine | None = None
         self._problem = f"no model has been published at {root} yet"  # why there is no engine
-        self._not_finite = (0, 0)  # version and how many of its answers were not finite
+        self._answered = (0, 0, 0)  # version, rows that it computed, and how many of these were not finite
         self._opening: asyncio.Task | None = None
         self._answers = {
             "predict": self._predict,
@@ -128,20 +128,25 @@ class Service:
     async def _scored(self, call: Call, parse: Callable[[], RequestRows]) -> Scored:
         scored = await self._opened(call).score(parse, call.version)
         self._traffic.rows(len(scored.good), len(scored.bad))
-        if scored.not_finite:
-            version, count = scored.current.version, scored.not_finite
-            self._not_finite = version, count + (self._not_finite[1] if self._not_finite[0] == version else 0)
+        version, wrong = scored.current.version, scored.not_finite
+        before = self._answered[1:] if self._answered[0] == version else (0, 0)
+        self._answered = version, before[0] + len(scored.good) + wrong, before[1] + wrong
         return scored
 
     async def _ready(self, call: Call) -> Reply:
         current = self._current(call)
         problem, oldest = self._opened(call).model.problem, self._options.max_age
         age = time.time() - current.time
-        ready = oldest is None or age <= oldest
-        if not ready:
+        version, rows, wrong = self._answered if self._answered[0] == current.version else (0, 0, 0)
+        is_recent = oldest is None or age <= oldest
+        is_sound = 2 * wrong <= rows  # a few rows that no model can answer make no server unready
+        ready = is_recent and is_sound
+        if not is_recent:
             problem = problem or f"no version for {age:.0f} s; accepted {oldest:g}"
-        if self._not_finite[0] == current.version:
-            problem = problem or f"{self._not_finite[1]} answers of version {current.version} were NaN or infinite"
+        if wrong:
+            problem = f"{wrong} of {rows} answers of version {version} were NaN or infinite" + (
+                f"; {problem}" if problem else ""
+            )
         body = {"ready": ready, "name": self._options.name, **about(current), "problem": problem}
         return Reply(200 if ready else 503, orjson.dumps(body))
 
