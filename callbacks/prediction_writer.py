@@ -79,6 +79,7 @@ class PredictionWriter(Callback):
         columns, names = [], []
         for name, index in (("prediction", prediction), ("label", label)):
             parts = outputs[index]
+            parts = list(parts.values()) if isinstance(parts, dict) else parts
             for part in parts if isinstance(parts, tuple | list) else (parts,):
                 values = part.asnumpy()
                 columns.append(values.reshape(len(values), -1))

@@ -66,18 +66,21 @@ def ways_and_values() -> list[str]:
     return table(["way in", *cases], rows)
 
 
-def roles_and_losses() -> list[str]:
-    """Return what becomes of a declared label and weight, as `tests/trainer/test_roles.py` tries each case."""
-    from tests.trainer.role_cases import CASES, TRIED_VERBS
+def roles_losses_and_verbs() -> list[str]:
+    """Return what becomes of declared roles, as `tests/trainer/test_roles.py` tries each case."""
+    from tests.trainer.role_cases import CASES, FILES, OTHER_ROLES, PARTS, VERBS
 
-    rows = []
-    for case in CASES:
-        verbs = [case.result if verb in case.verbs else "-" for verb in TRIED_VERBS]
-        rows.append([case.loss, *(verbs if case.used else ["refused"] * len(TRIED_VERBS))])
-    return table(["loss with a declared label and weight", *TRIED_VERBS], rows)
+    heads = (*VERBS, *PARTS, *FILES)
+    tried = [(case.roles, case.loss, case.result if case.used else "refused", case.verbs) for case in CASES]
+    tried += [(roles, CASES[0].loss, found, verbs) for roles, found, verbs in OTHER_ROLES]
+    rows = [[roles, loss, *(found if verb in verbs else "-" for verb in heads)] for roles, loss, found, verbs in tried]
+    return table(["declared roles", "loss", *heads], rows)
 
 
-TABLES: dict[str, Callable[[], list[str]]] = {"ways x values": ways_and_values, "roles x losses": roles_and_losses}
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "ways x values": ways_and_values,
+    "roles x losses x verbs": roles_losses_and_verbs,
+}
 
 
 def written(page: str, names: Sequence[str] = tuple(TABLES)) -> str:

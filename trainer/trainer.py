@@ -156,10 +156,10 @@ class Trainer(TrainerBase):
         self.prediction_activations = task_activations(prediction_activation, task_names)
         self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes, self.metrics.values())
         self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
-        denominator = network_checks.check_denominator(network, loss_fn, optimizer, self.accumulate, self.group.size)
         columns = loss_columns(network, loss_fn, features)
-        if columns.weighs:
-            denominator = columns.kind
+        denominator = network_checks.check_denominator(
+            network, loss_fn, optimizer, self.accumulate, self.group.size, columns.rows_loss
+        )
         checks.boolean("weighted_metrics", weighted_metrics)
         weighs_metrics = columns.weight is not None and weighted_metrics
         if weighs_metrics and columns.weight is not None:

@@ -77,6 +77,8 @@ def predict(trainer: TrainerBase, *predict_data: Any, backend: str | None = None
 
 
 def _tensors(outputs: Any) -> Any:
+    if isinstance(outputs, dict):
+        return {name: _tensors(output) for name, output in outputs.items()}
     return tuple(map(_tensors, outputs)) if isinstance(outputs, tuple) else Tensor(outputs)
 
 

@@ -91,7 +91,7 @@ class Exchange(nn.Cell):
         Not for tasks that divide by different numbers.
         """
         if self.tasks is not None and self.counts:
-            return ops.reshape(self._all_of_tasks(rows), ())
+            return self._first(self._all_of_tasks(rows))
         return self._second(rows)
 
     def own_of(self, rows, part):

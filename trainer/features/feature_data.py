@@ -200,4 +200,6 @@ class KeptColumns:
 
 
 def _rows(predictions: Any) -> int:
-    return _rows(predictions[0]) if isinstance(predictions, tuple) else len(predictions)
+    if isinstance(predictions, tuple | dict):
+        return _rows(next(iter(predictions.values())) if isinstance(predictions, dict) else predictions[0])
+    return len(predictions)

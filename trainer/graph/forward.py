@@ -135,6 +135,8 @@ def to_float32(value):
     """Cast half-precision outputs, in tuples too, to float32; graph code."""
     if isinstance(value, tuple):
         return tuple([to_float32(item) for item in value])
+    if isinstance(value, dict):
+        return {key: to_float32(item) for key, item in value.items()}
     if value.dtype in (mstype.float16, mstype.bfloat16):
         return ops.cast(value, mstype.float32)
     return value

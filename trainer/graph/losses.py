@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 
@@ -72,11 +74,34 @@ class _OfClassNumbers(nn.Cell):
         return self.mul(self.sub(self.softmax(logits), wanted), weights), self.zeros(labels)
 
 
+class BroadcastBCE(nn.Cell):
+    """`nn.BCELoss` with a weight of any shape that broadcasts to the prediction's, such as [C].
+
+    MindSpore's kernel on CPU reads as many weights as there are predictions, past the end of a smaller weight.
+    """
+
+    def __init__(self, loss: nn.BCELoss, reduction: str) -> None:
+        super().__init__(auto_prefix=False)
+        self.weight, self.reduction = loss.weight, reduction
+
+    def construct(self, prediction, labels):
+        """Return the loss."""
+        weight = ops.broadcast_to(ops.cast(self.weight, prediction.dtype), prediction.shape)
+        return ops.binary_cross_entropy(prediction, labels, weight, self.reduction)
+
+
+def broadcasting(loss_fn: Any, reduction: str | None = None) -> Any:
+    """Return `nn.BCELoss` with a weight as a `BroadcastBCE`, any other loss as it is."""
+    if type(loss_fn) is not nn.BCELoss or loss_fn.weight is None:
+        return loss_fn
+    return BroadcastBCE(loss_fn, loss_fn.reduction if reduction is None else reduction)
+
+
 def fused_loss(loss_fn: nn.Cell | None) -> nn.Cell | None:
     """Return an equivalent of `loss_fn` with fewer operators, or `loss_fn` itself."""
     kind = type(loss_fn)
     if kind not in (nn.BCEWithLogitsLoss, nn.CrossEntropyLoss):
-        return loss_fn
+        return broadcasting(loss_fn)
     if loss_fn.reduction != "mean" or loss_fn.weight is not None:
         return loss_fn
     if kind is nn.BCEWithLogitsLoss:

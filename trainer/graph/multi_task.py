@@ -13,6 +13,7 @@ from ..checks import choice, number, refuse
 from ..errors import ConfigurationError
 from .denominators import COUNTED, ONE, ROWS, ClassWeights, RowCount, denominator_of, name_of
 from .labels import LabelCast
+from .losses import broadcasting
 from .row_losses import weighable
 
 
@@ -78,11 +79,13 @@ class MultiTaskLoss(nn.Cell):
         self.mask_places = tuple(self.tasks.index(masks[task]) if task in masks else -1 for task in self.tasks)
         self.ignores_nan = tuple(task in ignored for task in self.tasks)
         self.losses = nn.CellList([_as_cell(task, loss) for task, loss in losses.items()])
+        self.applied = nn.CellList([broadcasting(loss) for loss in self.losses], auto_prefix=False)
         self.label_casts = nn.CellList([LabelCast(loss) for loss in losses.values()])
         self.leaves_any_out = any(self.leaves_out(place) for place in range(len(self.tasks)))
         denominators = [denominator_of(loss) for loss in losses.values()]
         places = [place for place, known in enumerate(denominators) if known is None and not self.leaves_out(place)]
         self.unknown = [list(losses.values())[place] for place in places]  # losses that may divide by anything
+        self.row_losses: nn.CellList | None = None  # the losses over weighted rows
         self.ignores_labels = True  # False: class numbers to ignore are refused
         self._set_denominators([denominator or RowCount() for denominator in denominators])
         for place, (task, loss) in enumerate(losses.items()):
@@ -92,7 +95,6 @@ class MultiTaskLoss(nn.Cell):
                     f"MultiTaskLoss: rows of task {task!r} are left out, so its loss must give one value per row; "
                     f"build {type(loss).__name__} with reduction='none' (received {reduction!r})"
                 )
-        self.row_losses: nn.CellList | None = None  # the losses over weighted rows
         zeros = np.zeros(len(self.tasks), np.float32)
         self.loss_sums = Parameter(Tensor(zeros), name="trainer.task_loss_sums", requires_grad=False)
         self.row_counts = Parameter(Tensor(zeros.copy()), name="trainer.task_row_counts", requires_grad=False)
@@ -111,18 +113,19 @@ class MultiTaskLoss(nn.Cell):
         of_tasks = dict(zip(self.tasks, functions, strict=True))
         weighed = [weighable(loss, weight, f"task {task!r}: ") for task, loss in of_tasks.items()]
         for task, loss in zip(self.tasks, weighed, strict=True):
-            if loss.is_sum:
+            if loss.kind == ONE:
                 raise ConfigurationError(
                     f"Features(weight={weight!r}): the loss of task {task!r} is a sum, and a task's is divided by "
                     f"its weights; build {name_of(of_tasks[task])} with reduction='mean' or 'none'"
                 )
-        self.row_losses = nn.CellList(weighed)
-        self.kind = COUNTED
+        self.row_losses, self.unknown = nn.CellList(weighed), []
+        self._set_denominators([*self.denominators])
 
     def _set_denominators(self, denominators: Sequence[nn.Cell]) -> None:
         self.denominators = nn.CellList(denominators)
         kinds = [self.kind_of(place) for place in range(len(self.tasks))]
-        self.kind = kinds[0] if len({*kinds}) == 1 and kinds[0] != COUNTED else COUNTED
+        self.alike = len({*kinds}) == 1 and kinds[0] != COUNTED  # whether one number divides all tasks
+        self.kind = kinds[0] if self.alike and self.row_losses is None else COUNTED
         self.sums = tuple(float(kind == ONE) for kind in kinds)
 
     def divide_alike(self) -> bool:
@@ -130,12 +133,12 @@ class MultiTaskLoss(nn.Cell):
 
         Class numbers to ignore are refused then, because each task may ignore others.
         """
-        if self.kind == COUNTED and len(self.tasks) > 1:
+        if not self.alike and len(self.tasks) > 1:
             plain = [isinstance(d, ClassWeights) and not d.has_classes and d.ignored < 0 for d in self.denominators]
             self.ignores_labels = not any(plain)
             pairs = zip(plain, self.denominators, strict=True)
             self._set_denominators([RowCount() if is_plain else given for is_plain, given in pairs])
-        return self.kind != COUNTED or len(self.tasks) == 1
+        return self.alike or len(self.tasks) == 1
 
     def kind_of(self, place: int) -> str:
         """Return the kind (`graph.denominators`) of the denominator of a task."""
@@ -197,10 +200,10 @@ class MultiTaskLoss(nn.Cell):
             if weights is not None:
                 losses += (self.row_losses[place](prediction, (label,), counted * weights),)
             elif self.leaves_out(place):
-                each = ops.reshape(self.losses[place](prediction, label), (rows, -1)).mean(axis=1)
+                each = ops.reshape(self.applied[place](prediction, label), (rows, -1)).mean(axis=1)
                 losses += (ops.sum(ops.cast(each, mstype.float32) * counted) / ops.maximum(counted.sum(), 1.0),)
             else:
-                loss = ops.cast(ops.mean(self.losses[place](prediction, label)), mstype.float32)
+                loss = ops.cast(ops.mean(self.applied[place](prediction, label)), mstype.float32)
                 if self.kind_of(place) == COUNTED:  # NaN if no label counts
                     loss = ops.select(counts[place] > 0, loss, ops.zeros_like(loss))
                 losses += (loss,)

@@ -17,6 +17,7 @@ from ..mindspore_internals.cell_structure import cells_and_names, children_of, p
 from .denominators import ROWS, denominator_of, name_of
 from .multi_task import MultiTaskLoss
 from .optimizers import PLACEHOLDER
+from .row_losses import RowLoss
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
         raise ConfigurationError(f"eval_network takes a Cell or None; received {_kind(eval_network)}")
     _check_methods(network)
     _check_names(network)
+    _check_bce_weights(network, loss_fn, eval_network)
     if optimizer is None:
         return
     if not isinstance(optimizer, nn.Cell) or not hasattr(optimizer, "parameters"):
@@ -81,6 +83,19 @@ def _check_names(network: nn.Cell) -> None:
                 "networks that were made on their own, or their optimizers; give each its prefix, a network before its "
                 "optimizer is made: generator.update_parameters_name('generator.')"
             )
+
+
+def _check_bce_weights(network: nn.Cell, loss_fn: Any, eval_network: Any) -> None:
+    """Refuse a weight that MindSpore's kernel on CPU would read past its end; a `loss_fn` itself is computed right."""
+    computed = {id(loss) for loss in (loss_fn, *getattr(loss_fn, "losses", ()))}
+    for root in (network, loss_fn, eval_network):
+        for name, cell in cells_and_names(root) if isinstance(root, nn.Cell) else ():
+            if type(cell) is nn.BCELoss and cell.weight is not None and id(cell) not in computed:
+                raise ConfigurationError(
+                    f"{type(root).__name__}{'.' * bool(name)}{name}: nn.BCELoss reads a weight of shape "
+                    f"{list(cell.weight.shape)} past its end where the prediction is larger; give the loss to Trainer "
+                    "as loss_fn, or build it without weight and with reduction='none', and multiply what it returns"
+                )
 
 
 def _kind(value: Any) -> str:
@@ -132,10 +147,18 @@ def check_custom_step(network: nn.Cell, **options: Any) -> None:
         )
 
 
-def check_denominator(network: nn.Cell, loss_fn: Any, optimizer: Any, accumulate: int, processes: int) -> str:
+def check_denominator(
+    network: nn.Cell,
+    loss_fn: Any,
+    optimizer: Any,
+    accumulate: int,
+    processes: int,
+    weighed: RowLoss | None = None,
+) -> str:
     """Return the kind of the loss's denominator; check that parts add up.
 
-    Parts are micro-batches and the rows of processes. See `trainer.graph.denominators`.
+    Parts are micro-batches and the rows of processes. See `trainer.graph.denominators`. `weighed` is the loss over rows
+    with a declared weight, which divides by the sum of the weights.
 
     Raises:
         ConfigurationError: there are several parts, and the loss compares rows (a class with ``rows_depend = True``),
@@ -143,8 +166,11 @@ def check_denominator(network: nn.Cell, loss_fn: Any, optimizer: Any, accumulate
     """
     own = network if loss_fn is None else loss_fn
     tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
-    denominator = denominator_of(own) if tasks is None else tasks
-    kind = ROWS if denominator is None else denominator.kind
+    if weighed is not None:
+        denominator, kind = weighed.divisor, weighed.kind
+    else:
+        denominator = denominator_of(own) if tasks is None else tasks
+        kind = ROWS if denominator is None else denominator.kind
     if accumulate == 1 and processes == 1:
         return kind
     divided = f"gradient_accumulation_steps={accumulate}" if accumulate > 1 else f"{processes} processes"

@@ -10,7 +10,7 @@ from mindspore import nn
 
 from ..data.column_checks import arguments_of, label_columns
 from ..errors import ConfigurationError, did_you_mean
-from .denominators import COUNTED, ONE, name_of
+from .denominators import COUNTED, name_of
 from .multi_task import MultiTaskLoss
 from .row_losses import RowLoss, weighable
 
@@ -28,7 +28,7 @@ class LossColumns:
     @property
     def kind(self) -> str:
         """What a weighed loss divides by: the kind of its denominator."""
-        return ONE if self.rows_loss is not None and self.rows_loss.is_sum else COUNTED
+        return COUNTED if self.rows_loss is None else self.rows_loss.kind
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def loss_columns(network: nn.Cell | type[nn.Cell], loss_fn: Any, features: Any) 
             loss takes.
     """
     tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
-    takes = len(tasks.tasks) if tasks is not None else label_columns(loss_fn)
+    takes = labels_of(loss_fn)
     if features is None or not (features.labels or features.weight):
         return LossColumns(takes, () if tasks is None else tasks.label_names)
     labels, weight = features.labels, features.weight
@@ -78,6 +78,11 @@ def loss_columns(network: nn.Cell | type[nn.Cell], loss_fn: Any, features: Any) 
     if weight is None:
         return LossColumns(takes, labels)
     return LossColumns(takes + 1, labels, weight, True, weighable(loss_fn, weight))
+
+
+def labels_of(loss_fn: Any) -> int:
+    """Return how many label columns a loss takes."""
+    return len(loss_fn.tasks) if isinstance(loss_fn, MultiTaskLoss) else label_columns(loss_fn)
 
 
 def _of_tasks(tasks: MultiTaskLoss, labels: Sequence[str], weight: str | None) -> LossColumns:

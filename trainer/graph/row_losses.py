@@ -12,11 +12,12 @@ from mindspore import dtype as mstype
 from ..data.column_checks import label_columns
 from ..errors import ConfigurationError
 from ..mindspore_internals.execution import await_operators, operator_by_operator
-from .denominators import ONE, ClassWeights, RowCount, denominator_of, name_of, reduction_of
+from .denominators import COUNTED, ONE, ClassWeights, Declared, RowCount, denominator_of, name_of, reduction_of
+from .losses import broadcasting
 
 # By class of loss: the loss without its reduction.
 _EACH: dict[type, Callable[[Any], nn.Cell]] = {
-    nn.BCELoss: lambda loss: nn.BCELoss(loss.weight, "none"),
+    nn.BCELoss: lambda loss: nn.BCELoss(None, "none") if loss.weight is None else broadcasting(loss, "none"),
     nn.BCEWithLogitsLoss: lambda loss: nn.BCEWithLogitsLoss("none", loss.weight, loss.pos_weight),
     nn.CrossEntropyLoss: lambda loss: nn.CrossEntropyLoss(loss.weight, loss.ignore_index, "none", loss.label_smoothing),
     nn.FocalLoss: lambda loss: nn.FocalLoss(loss.weight, loss.gamma, "none"),
@@ -51,7 +52,7 @@ class RowLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.each = each
         self.divisor = divisor
-        self.is_sum = divisor.kind == ONE
+        self.kind = ONE if divisor.kind == ONE else COUNTED  # of its denominator
         self.of_classes = isinstance(divisor, ClassWeights)
         self.name = name_of(each)
 
@@ -61,7 +62,7 @@ class RowLoss(nn.Cell):
         rows = weights.shape[0]
         values = ops.reshape(ops.cast(values, mstype.float32), _shape_of_rows(self.name, values.shape, rows))
         total = ops.sum(values * ops.reshape(weights, (rows, 1)))
-        if self.is_sum:
+        if self.kind == ONE:
             return total
         elements = 1 if self.of_classes and labels[0].ndim < prediction.ndim else values.shape[1]
         return total / (ops.maximum(self.divisor(labels, weights), TINY) * elements)
@@ -111,7 +112,13 @@ def weighable(loss_fn: Any, weight: str, what: str = "") -> RowLoss:
             f"Features(weight={weight!r}): {what}{name_of(loss_fn)} returns one number for a batch, so the weights "
             f"of its rows cannot be applied; {_REMEDY}"
         )
-    return RowLoss(loss_fn, RowCount())
+    divisor = denominator_of(loss_fn) or RowCount()
+    if isinstance(divisor, Declared):
+        raise ConfigurationError(
+            f"Features(weight={weight!r}): {what}{name_of(loss_fn)}.denominator knows the labels of a batch and not "
+            "the weights of its rows; leave it out, for sum(w l) / sum(w), or take the weight as the last argument"
+        )
+    return RowLoss(loss_fn, divisor)
 
 
 def _reduces(loss_fn: Any) -> bool:

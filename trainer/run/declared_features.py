@@ -33,6 +33,8 @@ from ..features.features import Features
 from ..features.learned import Learned
 from ..features.raw_files import PART_ROWS, RawBlocks, RawFiles
 from ..features.stream_rows import BatchTransform, WindowDrift
+from ..graph.denominators import name_of
+from ..graph.roles import labels_of
 from ..storage.fetch import fetched_snapshot
 from ..streams import Sharing, Stream
 from .call import make_callbacks, published_folders, snapshot_folders
@@ -72,15 +74,18 @@ def prepare(
     kept: KeptColumns | None = None,
     set_aside: bool = False,
     sharded: bool | None = None,
+    loss_fn: Any = None,
 ) -> Any:
     """Return the network's inputs for raw rows to evaluate or predict.
 
-    Other data are returned unchanged.
+    Other data are returned unchanged. `loss_fn` is given what comes out.
     """
     if features is None:
         return data
+    if is_raw(data):
+        check_labels(features, loss_fn)
     if is_named(features, data):
-        options: dict[str, Any] = {"labelled": labelled, "set_aside": set_aside, "sharded": sharded}
+        options: dict[str, Any] = {"labelled": labelled, "set_aside": set_aside, "sharded": sharded, "loss_fn": loss_fn}
         return {name: prepare(features, group, part, batch_size, **options) for name, part in data.items()}
     files = _large_files(data)
     if files is None:
@@ -100,6 +105,8 @@ def prepare_training(
     features, group = trainer.features, trainer.group
     if features is None:
         return data
+    if is_raw(data):
+        check_labels(features, trainer.loss_fn)
     if sharded and group.size > 1 and is_raw(data):
         _learn_together(features, data, group)
     files = _large_files(data)
@@ -107,6 +114,20 @@ def prepare_training(
         return inputs_of(features, data, fit=True)
     source = RawRowBlocks(features, files, batch_size or DEFAULT_BATCH_SIZE, shuffle, trainer.order_seed)
     return source if group.size == 1 or sharded else EveryNth(source, group)
+
+
+def check_labels(features: Features, loss_fn: Any) -> None:
+    """Refuse raw rows without a declared label where the loss takes one.
+
+    Raises:
+        ConfigurationError: as said.
+    """
+    takes = 0 if loss_fn is None else labels_of(loss_fn)
+    if takes and not features.labels:
+        raise ConfigurationError(
+            f"Features: no column is declared as label, and {name_of(loss_fn)} takes {takes} after the prediction; add "
+            f"label={'the name of a column' if takes == 1 else 'the names of columns'} of the rows"
+        )
 
 
 def kept_columns(features: Features | None, data: tuple[Any, ...]) -> KeptColumns:
@@ -137,10 +158,13 @@ def _learn_together(features: Features, data: Any, group: Group) -> None:
     group.check_same("what the features have learned", features.learned.state_dict()["arrays"])
 
 
-def stream_transform(features: Features | None, stream: Stream, processes: int) -> BatchTransform | None:
+def stream_transform(
+    features: Features | None, stream: Stream, processes: int, loss_fn: Any = None
+) -> BatchTransform | None:
     """Return the transform of the stream's raw rows; None without features."""
     if features is None:
         return None
+    check_labels(features, loss_fn)
     if features.learns_online:
         if processes > 1 and stream.sharing is Sharing.PARTITIONED:
             raise ConfigurationError(

@@ -40,7 +40,10 @@ def evaluate(
 def _evaluate(
     trainer: TrainerBase, dataset: Any, callbacks: Any, batch_size: int | None, sharded: bool | None
 ) -> dict[str, float]:
-    dataset = declared_features.prepare(trainer.features, trainer.group, dataset, batch_size, sharded=sharded)
+    loss_fn = trainer.loss_fn if trainer.own_eval_network is None else None
+    dataset = declared_features.prepare(
+        trainer.features, trainer.group, dataset, batch_size, sharded=sharded, loss_fn=loss_fn
+    )
     feed = evaluation_feed(trainer, dataset, batch_size, sharded=sharded)
     alone = trainer.state.phase is Phase.IDLE  # a callback gets its results even after a stop signal
     with call(trainer, Phase.EVALUATE, callbacks if callbacks is not None else []) as signals:
@@ -180,8 +183,11 @@ def _predictions(trainer: TrainerBase, feed: Feed, *, own: bool = False) -> Iter
 def _concatenate(batches: list[Any]) -> Any:
     if not batches:
         raise DataError("predict: the dataset delivered no batches")
-    if isinstance(batches[0], tuple):
-        return tuple(_join(parts) for parts in zip(*batches, strict=True))
+    first = batches[0]
+    if isinstance(first, tuple):
+        return tuple(_concatenate(list(parts)) for parts in zip(*batches, strict=True))
+    if isinstance(first, dict):
+        return {name: _concatenate([batch[name] for batch in batches]) for name in first}
     return _join(batches)
 
 

@@ -203,8 +203,8 @@ def predict(trainer: TrainerBase, feed: Feed, cell: Any, *, own: bool = False) -
     with contextlib.suppress(Interrupted):
         for outputs, rows in lockstep_outputs(trainer.group, own_outputs(), feed.join_exchange, share=not own):
             predictions = _host(outputs, rows if filled else None)
-            for part in predictions if isinstance(predictions, tuple) else (predictions,):
-                if not isinstance(part, tuple) and part.dtype.kind == "f" and not np.isfinite(part).all():
+            for part in leaves(predictions):
+                if part.dtype.kind == "f" and not np.isfinite(part).all():
                     _warn_of_non_finite(trainer, "predictions are NaN or infinite: the inputs are, or the weights")
             yield predictions
     call("on_predict_end", trainer)
@@ -240,9 +240,20 @@ def _leaver(trainer: TrainerBase) -> Callable[[], bool]:
     return leave
 
 
+def leaves(outputs: Any) -> Iterator[np.ndarray]:
+    """Yield the arrays of a network's outputs: an array, or tuples and dicts of them."""
+    if isinstance(outputs, tuple | dict):
+        for part in outputs.values() if isinstance(outputs, dict) else outputs:
+            yield from leaves(part)
+    else:
+        yield outputs
+
+
 def _host(outputs: Any, rows: int | None) -> Any:
     if isinstance(outputs, tuple):
         return tuple(_host(output, rows) for output in outputs)
+    if isinstance(outputs, dict):
+        return {name: _host(output, rows) for name, output in outputs.items()}
     return np.array(outputs.asnumpy()[:rows] if rows is not None else outputs.asnumpy())
 
 

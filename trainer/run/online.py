@@ -222,7 +222,7 @@ def online_train(
     scoring = _make_scoring(trainer, window)
     resume = declared_features.restore(trainer, resume, callbacks)
     raw_rows = as_stream(stream)
-    transform = declared_features.stream_transform(trainer.features, raw_rows, group.size)
+    transform = declared_features.stream_transform(trainer.features, raw_rows, group.size, trainer.loss_fn)
     rows = StreamSource(
         raw_rows,
         batch_size,

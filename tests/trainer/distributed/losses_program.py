@@ -8,7 +8,9 @@ import sys
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from tests.trainer import role_cases
 from tests.trainer.distributed import jobs
+from tests.trainer.role_cases import PARTS
 from trainer import MultiTaskLoss, Trainer
 from trainer.errors import TrainerError
 
@@ -40,6 +42,17 @@ def two_tasks():
     return MultiTaskLoss(losses, {"b": 0.01}, ignore_nan=["a"])
 
 
+class Heads(nn.Cell):
+    """Outputs by name, one of them a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Dense(3, 1, weight_init=Tensor(X[:1]), bias_init="zeros")
+
+    def construct(self, x):
+        return {"one": self.one(x), "several": (x[:, 0], ops.exp(x))}
+
+
 CASES = {  # loss, labels, outputs of the network
     "mean": (nn.BCEWithLogitsLoss, {"y": CLICKED}, 1),
     "sum": (lambda: nn.BCEWithLogitsLoss(reduction="sum"), {"y": CLICKED}, 1),
@@ -49,6 +62,10 @@ CASES = {  # loss, labels, outputs of the network
     "own": (Own, {"y": CLICKED}, 1),
     "tasks": (two_tasks, {"a": MISSING, "b": X[:, :1]}, 2),
 }
+
+
+WEIGHED = [(case, 2) for case in role_cases.CASES if case.used and PARTS[1] in case.verbs]  # and their micro-batches
+WEIGHED += [(case, 1) for case, _ in WEIGHED if case.loss.startswith("BCE")]
 
 
 def trainer_of(loss, outputs=1, **options):
@@ -61,6 +78,17 @@ def error_of(verb, *arguments, **options):
         return f"no error, {verb(*arguments, **options)}"
     except TrainerError as error:
         return f"{type(error).__name__}: {error}"
+
+
+def train_weighed(group, found):
+    """Train with a declared weight, which is 0 in all rows of some parts."""
+    for case, parts in WEIGHED:
+        trainer = role_cases.make_trainer(case, gradient_accumulation_steps=parts, metrics=None)
+        rows = role_cases.ROWS // group.size // parts
+        data = role_cases.rows_of(case)
+        history = trainer.fit(data, 2, batch_size=rows, shuffle=False, callbacks=[]).history
+        found[f"{case.loss}/{parts}/weights"] = trainer.network.dense.weight.asnumpy().copy()
+        found[f"{case.loss}/{parts}/losses"] = np.array([v for k, v in sorted(history.items()) if "loss" in k])
 
 
 def train(group, found):
@@ -82,6 +110,9 @@ def judge(group, found):
     whole, part = {"x": X, "y": CLICKED}, {"x": X[own], "y": CLICKED[own]}
     found["whole"] = np.array(sorted(trainer.evaluate(whole, batch_size=5).items()))
     predicted = trainer.predict({"x": X}, batch_size=5)
+    named = Trainer(Heads()).predict({"x": X}, batch_size=5)
+    first, second = named["several"]
+    found |= {"named/one": named["one"], "named/first": first, "named/second": second}
     if size == 1:
         return
     found["parts"] = np.array(sorted(trainer.evaluate(part, batch_size=5, sharded=True).items()))
@@ -113,6 +144,7 @@ def main(folder):
     group = jobs.member()
     found = {}
     train(group, found)
+    train_weighed(group, found)
     judge(group, found)
     if group.size > 1:
         part_ways(group, found)

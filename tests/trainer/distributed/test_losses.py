@@ -9,6 +9,7 @@ pytestmark = pytest.mark.process
 
 PROGRAM = losses_program
 TRAINED = [f"{name}/{parts}" for name in losses_program.CASES for parts in (1, 2) if (name, parts) != ("tasks", 2)]
+TRAINED += [f"{case.loss}/{parts}" for case, parts in losses_program.WEIGHED]
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -18,7 +19,7 @@ def test_parameters_and_losses_are_those_of_one_process(one, two, name):
         np.testing.assert_allclose(found[f"{name}/losses"], one[f"{name}/losses"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", [name.removesuffix("/2") for name in TRAINED if name.endswith("/2")])
+@pytest.mark.parametrize("name", [name[:-2] for name in TRAINED if name[-1] == "2" and f"{name[:-2]}/1" in TRAINED])
 def test_micro_batches_are_one_batch(two, name):
     np.testing.assert_allclose(two[0][f"{name}/2/weights"], two[0][f"{name}/1/weights"], rtol=3e-7, atol=6e-8)
 
@@ -29,6 +30,13 @@ def test_rows_of_their_own_are_evaluated_together(one, two):
         np.testing.assert_array_equal(found["parts"][:, 0], one["whole"][:, 0])
         np.testing.assert_allclose(found["parts"][:, 1].astype(float), one["whole"][:, 1].astype(float), rtol=1e-6)
         assert {"val_auc", "val_loss"} <= {*found["validated"].tolist()}
+
+
+def test_outputs_by_name_are_predicted_on_all_processes(one, two):
+    assert one["named/second"].shape == losses_program.X.shape
+    for found in two:
+        for name in ("one", "first", "second"):
+            np.testing.assert_array_equal(found[f"named/{name}"], one[f"named/{name}"])
 
 
 def test_each_process_gets_the_predictions_of_its_own_rows(two):

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from trainer import Trainer
+from trainer import MultiTaskLoss, Trainer
+from trainer.errors import ConfigurationError
 from trainer.graph.losses import FusedBCEWithLogits, FusedCrossEntropy, fused_loss
 from trainer.graph.row_losses import row_loss
 
@@ -100,6 +101,57 @@ def test_shapes_that_do_not_fit_are_refused_as_by_mindspore():
     data = {"x": np.ones((8, 3), np.float32), "label": np.ones((8, 2), np.float32)}
     with pytest.raises(Exception, match="shape"):
         trainer.fit(data, batch_size=4, callbacks=[], sink_size=1)
+
+
+class Summed(nn.Cell):
+    """The sum of each of several losses."""
+
+    def __init__(self, losses):
+        super().__init__()
+        self.losses = nn.CellList(losses)
+
+    def construct(self, prediction, labels):
+        found = ()
+        for loss in self.losses:
+            found += (loss(prediction, labels).sum(),)
+        return found
+
+
+def test_a_weight_of_bce_counts_as_it_broadcasts():
+    """MindSpore's own kernel reads past the end of a weight that is smaller than the prediction."""
+    random = np.random.default_rng(5)
+    p, y = random.uniform(0.1, 0.9, (4, 3)), random.integers(0, 2, (4, 3))
+    weights = [np.float32(0.5), *(random.random(shape) for shape in [(1,), (3,), (1, 3), (4, 1), (4, 3)])]
+    weights = [np.asarray(weight, np.float32) for weight in weights]
+    cases = [(weight, reduction) for weight in weights for reduction in ("mean", "sum", "none")]
+    losses = [fused_loss(nn.BCELoss(Tensor(weight), reduction)) for weight, reduction in cases]
+    each = [row_loss(nn.BCELoss(Tensor(weight))).each for weight in weights]
+    found = Summed([*losses, *each]).compile_and_run(Tensor(p.astype(np.float32)), Tensor(y.astype(np.float32)))
+    rows = -(y * np.log(p) + (1 - y) * np.log(1 - p))
+    expected = [np.mean(w * rows) if reduction == "mean" else np.sum(w * rows) for w, reduction in cases]
+    expected += [np.sum(w * rows) for w in weights]
+    np.testing.assert_allclose([value.asnumpy() for value in found], expected, rtol=1e-5)
+
+
+class Scores(nn.Cell):
+    """Probabilities of one task."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, 1, weight_init="zeros", bias_init="zeros")
+
+    def construct(self, x):
+        return nn.Sigmoid()(self.dense(x))
+
+
+def test_a_weight_of_bce_counts_in_training_and_in_a_task():
+    data = {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 1), np.float32)}
+    loss = nn.BCELoss(Tensor(np.array([0.5], np.float32)))
+    for given in (loss, MultiTaskLoss({"y": loss})):
+        trainer = Trainer(Scores(), given, "sgd")
+        assert trainer.evaluate(data, batch_size=8)["loss"] == pytest.approx(0.5 * np.log(2))
+    with pytest.raises(ConfigurationError, match=r"WithLossCell._loss_fn: nn.BCELoss reads a weight of shape \[1\]"):
+        Trainer(nn.WithLossCell(Scores(), loss), None, "sgd")
 
 
 ROWS, SIZE = 5, 8

@@ -153,6 +153,7 @@ def declared_roles(config: ExperimentConfig) -> tuple[str, list[Problem]]:
     """
     from ...graph.roles import loss_columns
     from ...metrics.registry import check_weighted, task_metrics
+    from ...run.declared_features import check_labels
 
     ours = ("mindspore.", "trainer.", "mindspore_trainer.")
     parts = [config.network, *_objects(config.loss)]
@@ -160,7 +161,9 @@ def declared_roles(config: ExperimentConfig) -> tuple[str, list[Problem]]:
         return "", []
     try:
         loss = None if config.loss is None else instantiate(config.loss)
-        columns = loss_columns(_target(config.network), loss, make_features(config.features))
+        features = make_features(config.features)
+        columns = loss_columns(_target(config.network), loss, features)
+        check_labels(features, loss)
         if columns.weight is not None and config.trainer.get("weighted_metrics", True):
             named = [metric for metric in config.metrics if isinstance(metric, str)]
             check_weighted(task_metrics(named, () if not hasattr(loss, "tasks") else loss.tasks), columns.weight)

@@ -284,15 +284,22 @@ def predict(config: ExperimentConfig, checkpoint: Path, output: Path, split: str
     except OSError as error:
         reason = f"the predictions cannot be written ({error.strerror or error}); choose another --output"
         raise TrainerError(f"{output}: {reason}") from error
-    return split, tuple(part.shape for part in predictions) if isinstance(predictions, tuple) else predictions.shape
+    return split, _shapes(predictions)
+
+
+def _shapes(predictions: Any) -> Any:
+    if isinstance(predictions, dict):
+        return {name: _shapes(part) for name, part in predictions.items()}
+    return tuple(map(_shapes, predictions)) if isinstance(predictions, tuple) else predictions.shape
 
 
 def _save_predictions(output: Path, trainer: Trainer, predictions: Any) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.suffix == ".csv":
         write_predictions(output, trainer, predictions)
-    elif isinstance(predictions, tuple):
-        np.savez(output.with_suffix(".npz"), *predictions)
+    elif isinstance(predictions, tuple | dict):
+        named = predictions if isinstance(predictions, dict) else {}
+        np.savez(output.with_suffix(".npz"), *(() if named else predictions), **named)
     else:
         with open(output, "wb") as file:  # np.save would add a suffix to a name without one
             np.save(file, predictions)
@@ -315,17 +322,20 @@ def write_predictions(output: Path, trainer: Trainer, predictions: Any) -> None:
 def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarray]:
     """Return predictions by name, [n, ...], in label units if the loss defines them."""
     tasks = () if trainer.tasks is None else trainer.tasks.tasks
-    parts = predictions if isinstance(predictions, tuple) else (predictions,)
-    losses = [trainer.loss_fn] if trainer.tasks is None else list(trainer.tasks.losses)
+    parts = predictions if isinstance(predictions, tuple | dict) else (predictions,)
+    if not isinstance(parts, dict):
+        others = ["prediction"] if len(parts) == 1 else [f"prediction_{index}" for index in range(len(parts))]
+        parts = dict(zip([*tasks, *others[len(tasks) :]], parts, strict=False))
+    losses = {next(iter(parts)): trainer.loss_fn}
+    if trainer.tasks is not None:
+        losses = dict(zip(tasks, trainer.tasks.losses, strict=True))
     columns = {}
-    for index, part in enumerate(parts):
-        name = tasks[index] if index < len(tasks) else "prediction" if len(parts) == 1 else f"prediction_{index}"
+    for name, part in parts.items():
         declared = trainer.prediction_activations.get(name if tasks else "")
-        loss = losses[index] if index < len(losses) else None
-        values = activate(meaning_of(loss, declared).activation, np.asarray(part))
+        values = activate(meaning_of(losses.get(name), declared).activation, np.asarray(part))
         columns[name] = values.reshape(-1) if values.size == len(values) else values
     classes = () if trainer.features is None else trainer.features.label_classes
-    return named_classes(columns["prediction"], classes) if classes and len(parts) == 1 else columns
+    return named_classes(next(iter(columns.values())), classes) if classes and len(parts) == 1 else columns
 
 
 def splits_of(config: ExperimentConfig) -> list[str]:
