@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -66,7 +67,7 @@ def available(root: str | os.PathLike[str]) -> list[Entry]:
     problems: dict[str, str | None] = {}
     for name, folder in folders.items():
         try:
-            manifests[name] = Manifest.load(folder)
+            manifests[name] = _manifest(folder)
             problems[name] = problem(folder, manifests[name].files)
         except CheckpointError as error:
             problems[name] = str(error)
@@ -78,6 +79,20 @@ def available(root: str | os.PathLike[str]) -> list[Entry]:
         sequence = manifest.sequence if manifest else -1
         entries.append(Entry(name, int(name.removeprefix("step_")), folder, sequence, base, trouble))
     return sorted(entries, key=lambda entry: (entry.sequence, entry.step))
+
+
+def _manifest(folder: Path) -> Manifest:
+    """Return the manifest of a listed snapshot, read again only where the file is another one."""
+    try:
+        status = os.stat(folder / MANIFEST)
+    except OSError:
+        return Manifest.load(folder)  # which says what is wrong
+    return _manifest_of(str(folder), (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=4096)
+def _manifest_of(folder: str, seen: tuple[int, ...]) -> Manifest:
+    return Manifest.load(Path(folder))
 
 
 def _base_problem(

@@ -184,3 +184,23 @@ class TestPrune:
             checkpoint.set_pointer(tmp_path, "last", "step_00000007")
         with pytest.raises(CheckpointError, match="did you mean 'last'"):
             checkpoint.read_pointer(tmp_path, "lst")
+
+
+def test_a_manifest_is_read_once_and_again_when_it_is_another_one(tmp_path, monkeypatch):
+    """Each save of a run lists its snapshots, of which there may be thousands."""
+    read_bytes, read = durable.read_bytes, []
+
+    def count(path, *limit):
+        read.append(path.parent.name)
+        return read_bytes(path, *limit)
+
+    monkeypatch.setattr(durable, "read_bytes", count)
+    write(tmp_path, *range(1, 31))
+    checkpoint.available(tmp_path)
+    assert len(read) < 3 * 30
+    read.clear()
+    write(tmp_path, 7)
+    flip(tmp_path / "step_00000003" / "manifest.json", 40)
+    problems = {entry.step: entry.problem for entry in checkpoint.available(tmp_path)}
+    assert {step for step, problem in problems.items() if problem} == {3}
+    assert {*read} <= {"step_00000003", "step_00000007"}
