@@ -39,10 +39,15 @@ def table():
     return {"x": x, "number": number, "time": number * 1.0, "label": y}
 
 
-def write_segments(folder, sizes):
-    """Write the first rows of the table as segments; the folder is complete."""
+def write_segments(folder, sizes, overflowing=None):
+    """Write the first rows of the table as segments; the folder is complete.
+
+    The row `overflowing` has a number whose square is infinite.
+    """
     folder.mkdir()
     columns, first = table(), 0
+    if overflowing is not None:
+        columns["x"][overflowing, 3] = 3e25
     for place, size in enumerate(sizes):
         rows = [{name: column[at].tolist() for name, column in columns.items()} for at in range(first, first + size)]
         (folder / f"part-{place:03d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -105,6 +110,20 @@ class FullDisk(Callback):
             resource.setrlimit(resource.RLIMIT_FSIZE, (64 if step == 3 else most, most))
 
 
+class Grows(Callback):
+    """Appends rows to this process's first segment, which it has left; 10 of rank 0, 7 of rank 1."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_step_begin(self, trainer):
+        if trainer.state.progress.global_step == 3:
+            rank = trainer.group.rank
+            path = self.folder / f"part-{rank:03d}.jsonl"
+            with path.open("a") as file:
+                file.writelines(path.read_text().splitlines(keepends=True)[: 10 - 3 * rank])
+
+
 class Commits(FileStream):
     """Notes what it was told to be safe, and when."""
 
@@ -156,6 +175,7 @@ class Trained:
             "open": trainer.state.window,
             "progress": trainer.state.progress.state_dict(),
             "stop": trainer.state.stop_reason.kind,
+            "skipped": trainer.state.skipped_steps,
             "parameters": [p.asnumpy().reshape(-1).tolist() for p in network.trainable_params()],
         }
         return trainer
@@ -188,6 +208,7 @@ def main(folder):
         # The last batch of rank 0 is short, and rank 1 has none: what it makes up is larger than all that there is.
         with_table = build(WithTable())
         run.train("tables", FileStream(folder / "uneven", SCHEMA), trainer=with_table)
+        run.train("spoilt", FileStream(folder / "spoilt", SCHEMA))
         run.train("seconds", FileStream(folder / "segments", SCHEMA), window=Window(seconds=0.05))
         run.train("event time", FileStream(folder / "segments", SCHEMA), window=Window(event_time=100))
         idle = FileStream(folder / "followed", SCHEMA)
@@ -202,6 +223,9 @@ def main(folder):
             run.train("full", FileStream(folder / "segments", SCHEMA), trainer=with_table, callbacks=full, sink_size=1)
         except CheckpointError as error:
             run.found["full"] = str(error)
+        run.train("spoilt tables", FileStream(folder / "spoilt", SCHEMA), trainer=with_table)
+        late = FileStream(folder / "late", SCHEMA, poll_interval=0.01)
+        run.train("late", late, callbacks=[Grows(folder / "late")], window=Window(rows=300))
         foreign = build(Numbered(), metrics={"error": MAE()})
         run.train("foreign", ReplayStream(replayed), trainer=foreign, window=Window(rows=500))
     (folder / f"found_{group.size}_{group.rank}.json").write_text(json.dumps(run.found))

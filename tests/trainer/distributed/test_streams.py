@@ -23,6 +23,8 @@ def prepare(folder):
     stream_program.write_segments(folder / "followed", [40, 40])
     (folder / "followed" / "_DONE").unlink()
     stream_program.write_segments(folder / "uneven", [20, 16])
+    stream_program.write_segments(folder / "spoilt", [50, 50], overflowing=60)
+    stream_program.write_segments(folder / "late", [16] * 34)
 
 
 def rows_of(found, name):
@@ -30,9 +32,10 @@ def rows_of(found, name):
 
 
 NAMES = ["files", "one sided", "replayed", "stopped", "seconds", "event time", "idle", "tables", "went on"]
+SPOILT = ["spoilt", "spoilt tables"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *SPOILT])
 def test_all_processes_take_the_same_steps_to_the_same_bits(two, name):
     for kind in ("parameters", "progress", "stop", "windows", "losses"):
         # as text, for a window may hold NaN
@@ -63,6 +66,25 @@ def test_a_process_that_never_has_a_row_changes_nothing(one, two):
     assert rows_of(two[0], "one sided") == rows_of(one, "one sided")
     for mine, theirs in zip(one["one sided"]["parameters"], two[0]["one sided"]["parameters"], strict=True):
         np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_step_that_one_process_cannot_compute_is_left_out_on_all(two, name):
+    """The row falls to rank 1, in its first batch; weights, rows of tables and losses go on with the next one."""
+    assert 60 in two[1][name]["steps"][0]
+    for found in two:
+        assert found[name]["skipped"] == 1
+        assert found[name]["stop"] == "stream_end"
+        assert len(found[name]["steps"]) == 4
+        assert all(np.isfinite(parameter).all() for parameter in found[name]["parameters"])
+        assert np.isfinite(found[name]["losses"][1:]).all()
+        assert np.abs(np.concatenate(found[name]["parameters"])).max() < 10
+
+
+def test_late_rows_are_those_of_all_processes(two):
+    for found in two:
+        assert found["late"]["progress"]["samples_seen"] == 34 * 16
+        assert found["late"]["windows"][-1]["late_rows"] == 10 + 7
 
 
 def test_a_stream_without_partitions_is_shared_batch_by_batch(one, two):

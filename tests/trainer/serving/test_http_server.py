@@ -222,7 +222,9 @@ def test_tensors_that_do_not_hold_their_datatype_are_refused(server, change, sai
     assert (status, said in answer["error"]) == (400, True), answer
 
 
-@pytest.mark.parametrize("outputs", [5, ["probability"], [{"parameters": {}}], {"name": "probability"}])
+@pytest.mark.parametrize(
+    "outputs", [5, ["probability"], [{"parameters": {}}], {"name": "probability"}, [{"name": ["x"]}]], ids=str
+)
 def test_outputs_of_another_form_are_refused(server, outputs):
     inputs = [{"name": "age", "shape": [1], "datatype": "INT64", "data": [30.0]}]
     request = {"inputs": inputs, "outputs": outputs}

@@ -175,3 +175,22 @@ def test_a_folder_of_parquet_files_is_read_where_it_lies(s3, url, tmp_path):
         ParquetFolder(url, 32, ["z"])
     with pytest.raises(DataError, match=r"holds no files named \*\.parquet"):
         ParquetFolder(f"{url}/none", 32)
+
+
+def test_objects_that_grew_after_they_were_left_are_told_of_and_counted(s3, url, caplog):
+    location = Location(url)
+    for number in range(3):
+        location.write(f"{number}.jsonl", lines(8 * number, 8 * number + 8))
+    stream = FileStream(url, make_schema(), poll_interval=0.01)
+    assert users(read_all(stream, timeout=5.0, rows=18)) == [*range(18)]
+    location.write("0.jsonl", lines(0, 8) + lines(100, 105))
+    location.write("1.jsonl", lines(50, 57))  # another one: none of its rows has been read
+    location.write("_DONE", b"")
+    assert users(read_all(stream, timeout=5.0, rows=6)) == [*range(18, 24)]
+    until = time.monotonic() + 20
+    while not stream.exhausted and time.monotonic() < until:
+        assert stream.poll(100, 0.1) is None
+    assert stream.late_rows() == 12
+    told = [message for message in caplog.messages if "that will not be read" in message]
+    assert sorted(message.split()[1] for message in told) == ["0.jsonl", "1.jsonl"]
+    stream.close()

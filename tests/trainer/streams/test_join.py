@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainer.errors import ConfigurationError, DataError, StreamError
-from trainer.streams import DelayedLabelJoin, IterableStream, advance
+from trainer.streams import DelayedLabelJoin, FileStream, IterableStream, Schema, advance
 from trainer.streams.sources.pending import PendingRows
 
 WITHIN = 50.0
@@ -202,3 +202,28 @@ def test_what_cannot_be_joined_is_refused(logs):
         join(logs).seek({"join": [3, 0], "@state": {}})
     with pytest.raises(StreamError, match="no longer known"):
         join(logs).seek({"join": [30, 0]})
+
+
+def test_late_rows_are_those_of_both_sides(tmp_path):
+    """Streams that cannot tell count none."""
+    sides, schema = [], Schema({"user": "int64", "ts": "float64"}, event_time="ts")
+    for side in range(2):
+        folder = tmp_path / str(side)
+        folder.mkdir()
+        for number in range(3):
+            lines = [json.dumps({"user": user, "ts": user * 1.0}) for user in range(4 * number, 4 * number + 4)]
+            (folder / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
+        sides.append(FileStream(folder, schema, poll_interval=0.01))
+    joined = DelayedLabelJoin(*sides, "user", 1.0)
+    while not all("1.jsonl" in json.dumps(side.position()) for side in sides):
+        joined.poll(2, 0.1)
+    for side, late in enumerate((3, 2)):
+        with (tmp_path / str(side) / "0.jsonl").open("a") as file:
+            file.writelines(json.dumps({"user": user, "ts": 0.0}) + "\n" for user in range(late))
+        (tmp_path / str(side) / "_DONE").touch()
+    while not joined.exhausted:
+        joined.poll(100, 0.1)
+    assert [side.late_rows() for side in sides] == [3, 2]
+    assert joined.late_rows() == 5
+    joined.close()
+    assert join((([1], [0.0]), ([1], [1.0]))).late_rows() is None

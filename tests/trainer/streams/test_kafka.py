@@ -132,6 +132,24 @@ def test_a_message_that_is_delivered_twice_is_two_messages(make_kafka, stream, r
     assert read(resumed, timeout=LONG, rows=5).columns["user"].tolist() == [1, 2, 2, 3, 3]
 
 
+def test_a_message_above_the_declared_size_is_set_aside(make_kafka, stream, rows, read, tmp_path):
+    cluster = make_kafka("clicks")
+    long = json.dumps({**rows(1, 2)[0], "note": "x" * 5000})
+    cluster.produce([json.dumps(rows(0, 1)[0]), long, b"x" * 6000, json.dumps(rows(2, 3)[0])])
+    letters = tmp_path / "letters"
+    opened = stream(cluster, dead_letter=letters, max_record_bytes=5000)
+    assert read(opened, timeout=LONG, rows=2).columns["user"].tolist() == [0, 2]
+    told = [json.loads(line)["reason"] for line in letters.read_text().splitlines()]
+    assert told == [
+        f"takes a record of at most max_record_bytes=5000; received one of {size} bytes" for size in (len(long), 6000)
+    ]
+    resumed = stream(cluster, dead_letter=tmp_path / "others", max_record_bytes=5000)
+    resumed.seek(opened.position())
+    cluster.produce([json.dumps(rows(3, 4)[0])])
+    assert read(resumed, timeout=LONG, rows=1).columns["user"].tolist() == [3]
+    assert not (tmp_path / "others").exists()
+
+
 def test_arrow_arrival_order_lag_and_commit(make_kafka, stream, rows, read, same):
     pa = pytest.importorskip("pyarrow")
     cluster = make_kafka("clicks")
