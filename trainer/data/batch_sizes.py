@@ -83,7 +83,10 @@ class RowPadding:
                 warn_of_sizes("predict", self._sizes, self._reason)
 
     def size_for(self, rows: int) -> int:
-        """Return the number of rows to pad a batch to; above `SERVED` `rows` itself if it has a program."""
+        """Return the number of rows to pad a batch to.
+
+        Above `SERVED` it is `rows` itself if that has a program.
+        """
         if self.allowed and rows <= SERVED[-1]:
             return next(size for size in SERVED if rows <= size)
         if not self.allowed or rows in self._sizes or not self._sizes:

@@ -321,7 +321,7 @@ class StepBuilder:
 
     @contextlib.contextmanager
     def numbering_kept(self) -> Iterator[None]:
-        """Keep the numbers of steps and of skipped steps while a snapshot is restored into a run that goes on."""
+        """Keep the counts of steps and of skipped steps during a restore into a run."""
         step = self.step
         numbers = (step.steps_done, step.bad_steps) if isinstance(step, TrainStep) else ()
         values = [number.asnumpy().copy() for number in numbers]

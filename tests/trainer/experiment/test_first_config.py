@@ -221,6 +221,28 @@ def test_without_a_command_all_commands_are_listed_by_task(capsys):
     assert shown.index("begin:") < shown.index("train:") < shown.index("use:")
 
 
+def test_few_times_divide_no_rows_and_numbers_that_count_rows_are_no_features(tmp_path):
+    columns = {"when": ["2024-01-01", "2024-01-02"] * 100, "Kundennr": list(range(5000, 5200)), "click": [0, 1] * 100}
+    proposal = propose(summarize(write(columns | {"x": [n / 7 for n in range(200)]}, tmp_path / "rows.csv")))
+    assert proposal.event_time is None
+    assert [about for arguments, about in proposal.features if arguments is None] == [
+        "Kundennr: another value in every row"
+    ]
+
+
+@pytest.mark.parametrize(("unit", "of_second"), [("ms", 10**3), ("us", 10**6), ("ns", 10**9), ("yyyymmdd", None)])
+def test_times_in_other_units_are_times(tmp_path, unit, of_second):
+    days = np.datetime64("2024-01-01") + np.arange(200)
+    values = days.astype("datetime64[s]").astype(np.int64)
+    numbers = values * of_second if of_second else np.char.replace(days.astype(str), "-", "").astype(int)
+    columns = {"ts": numbers.tolist(), "x": [n / 7 for n in range(200)], "click": [0, 1] * 100}
+    proposal = propose(summarize(write(columns, tmp_path / "rows.csv")))
+    assert (proposal.features[0][0]["unit"], proposal.event_time) == (unit, "ts")
+    features = Features([arguments for arguments, _ in proposal.features], label="click", event_time="ts")
+    (rows,) = rows_of(features, str(tmp_path / "rows.csv"))
+    assert rows.columns["ts"].tolist() == values.tolist()
+
+
 def test_an_empty_or_damaged_file_is_named(tmp_path):
     (tmp_path / "empty.csv").write_text("a,b\n")
     (tmp_path / "broken.jsonl").write_text("{\n")

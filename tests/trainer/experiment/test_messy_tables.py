@@ -109,7 +109,7 @@ def test_what_is_found_is_said_declared_and_read(kind, tmp_path, monkeypatch, ca
 
 
 ASKED = [
-    ("when,click\n03/02/2024,1\n05/06/2024,0\n", "when left out 03/02/2024 is a date that is 2024-02-03 or 2024-03-02",
+    ("when,click\n03/02/2024,1\n05/06/2024,0\n", "when left out 03/02/2024 is 2024-02-03 or 2024-03-02",
      {"--day-first": "2024-02-03 to 2024-06-05", "--month-first": "2024-03-02 to 2024-05-06"}),
     ('n,click\n"1,234",1\n"2,345",0\n', "n left out 1,234 is 1234 or 1.234; give --decimal , or --thousands ,",
      {"--decimal=,": "n number 1.234 to 2.345", "--thousands=,": "n number 1234 to 2345"}),

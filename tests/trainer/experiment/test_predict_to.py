@@ -212,7 +212,7 @@ def test_rows_that_the_features_forbid_are_left_out_where_asked(project, expecte
     message = capsys.readouterr().err
     assert "1 of 30 rows set aside: age takes" in message
     assert "line 6 of odd.csv" in message
-    assert "trainer predict --set-aside" in message
+    assert "trainer predict --to FILE --keep COLUMN --set-aside" in message
     assert main(["predict", "runs/table", *data, "--set-aside"]) == 2
     assert "--set-aside goes with --to" in capsys.readouterr().err
     assert main(["predict", "runs/table", *data, "--to", "good.jsonl", "--set-aside"]) == 0

@@ -185,11 +185,15 @@ def _seconds(texts: list[str], day_first: bool | None) -> list[float] | str | No
         try:
             value = seconds_of(text, None, day_first)
         except UnclearTimeError as error:
-            value, unclear = 0.0, unclear or f"{text.strip()} is {str(error).partition(': ')[0]}"
+            value, unclear = 0.0, unclear or f"{text.strip()} is {_readings(error)}"
         if value is None:
             return None
         seconds.append(value)
     return unclear or seconds
+
+
+def _readings(error: UnclearTimeError) -> str:
+    return str(error).partition(": ")[0].removeprefix("a date that is ")
 
 
 def _lists(present: list[Any]) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ def described(table: TableSummary, proposal: Proposal) -> str:
         about += f", the first {table.columns[0].rows:,} looked at"
     lines = _wrapped(about + _written(table), "  ")
     if table.set_aside is not None:
-        lines += _wrapped(f"left out: {table.set_aside}", "  ")
+        lines += _wrapped(table.set_aside, "  ")
     rows = list(_rows(table, proposal))
     widths = [
         min(most, max(len(row[index]) for row in rows)) for index, most in enumerate((_LONGEST_NAME, _LONGEST_KIND))
@@ -101,7 +101,7 @@ def _label(column: ColumnSummary, proposal: Proposal) -> str:
 
 def _division(proposal: Proposal) -> str:
     if proposal.event_time is None:
-        return "80 % drawn at random to train on, 10 % to validate, 10 % to test: no column of times"
+        return "80 % drawn at random to train on, 10 % to validate, 10 % to test: no column of times divides them"
     return (
         f"ordered by {proposal.event_time}: the oldest 80 % to train on, 10 % to validate, the newest 10 % to test, as "
         "a model predicts what comes later"

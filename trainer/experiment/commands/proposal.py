@@ -28,6 +28,7 @@ _ITEMS = re.compile(r"item|film|movie|product|article|ad|song|video|goods|news",
 _USERS = re.compile(r"user|customer|member|visitor|client|person|session|(^|_)uid$", re.IGNORECASE)
 _NEGATIVE = ("no", "n", "nein", "non", "nee", "nej", "nie", "не", "нет", "否", "不", "false", "off", "none", "negative")
 _LABEL_KINDS = ("number", "integer", "bool", "text")
+_FEWEST_TIMES = 10  # that can divide the rows into three parts
 _FEW, _SMALL_VOCABULARY, _LONGEST_LIST, _MOST_CLASSES = 20, 1000, 50, 100
 
 
@@ -70,7 +71,7 @@ def propose(
 
     Args:
         labels: names of the label columns; empty: the column whose name and values look like a label.
-        event_time: name of the column with the time of an event; None: the first column of times.
+        event_time: name of the column with the time of an event; None: the first column of 10 times or more.
         sides: which columns go into which tower, and which are no features.
     """
     choice("MODEL", model, MODELS, optional=True)
@@ -83,7 +84,8 @@ def propose(
     if event_time is not None and (problem := table.column(event_time).problem) is not None:
         raise ConfigurationError(f"--time {event_time}: {problem}")
     if event_time is None:
-        event_time = next((c.name for c in table.columns if c.kind == "time" and c.name not in labels), None)
+        times = [c.name for c in table.columns if c.kind == "time" and c.distinct >= _FEWEST_TIMES]
+        event_time = next((name for name in times if name not in labels), None)
     history, item = _history(table, labels, wanted=model in HISTORY_MODELS)
     reason = ""
     if model is None:
