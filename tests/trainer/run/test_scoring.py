@@ -293,6 +293,7 @@ def test_a_target_that_turns_out_otherwise_lets_the_metrics_go_and_not_the_run(d
     assert np.isnan(trainer.state.window["lifetime_auc"])
 
 
+@pytest.mark.long
 def test_a_resumed_stream_goes_on_with_its_windows_to_the_bit(diabetes, tmp_path):
     def run(*callbacks, **options):
         trainer = make(metrics=["rmse", "r2", "rmse/clinic"])
