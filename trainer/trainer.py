@@ -93,6 +93,9 @@ class Trainer(TrainerBase):
             says, by its class (`BCEWithLogitsLoss`, `CrossEntropyLoss`, `PoissonNLLLoss`) or by an attribute
             ``prediction_activation`` of your own. It changes neither training nor `predict`; MindSpore's metrics and
             those with `clear`, `update` and `eval` alone read the output itself.
+        deterministic: compile programs whose bits do not depend on the number of cores, so that they are the same in
+            every run on one kind of processor (docs/resuming.md has the price). Networks with `nn.Dropout` need
+            `exact_resume` too; refused off the CPU, in a lower precision, and with ``compile=False``.
         device: "cpu", "gpu" or "ascend": where this process computes; "auto": where MindSpore says. None: as
             `mindspore.set_device` was told, else on the CPU; a device that MindSpore has taken by itself is refused.
         weighted_metrics: whether metrics count rows by the weight that `features` declares, as the loss does; a metric
@@ -144,6 +147,7 @@ class Trainer(TrainerBase):
         prediction_activation: Any = None,
         device: str | None = None,
         weighted_metrics: bool = True,
+        deterministic: bool = False,
     ) -> None:
         self.device = choose(device if device is not None else self.default_device)  # before anything is computed
         self.group = join()  # early: under msrun a scheduler process runs the same script and never returns from here
@@ -182,6 +186,7 @@ class Trainer(TrainerBase):
         self.scaler = precision.make_scaler(loss_scale, self.precision)
         if exact_resume:
             replace_dropout(network, self.seed)
+        for_one_core = network_checks.check_deterministic(network, deterministic, self.compiled, self.precision.lowers)
         self.boost = make_boost(boost_level, boost_config, network, optimizer, self.seed)
         precision.convert(network, self.precision)
         self.step_options = StepOptions(
@@ -203,6 +208,7 @@ class Trainer(TrainerBase):
             steps_done=lambda: self.state.progress.global_step,
             compiled=self.compiled,
             loss_columns=columns,
+            for_one_core=for_one_core,
         )
         self.label_count = self.builder.label_count
         self.state = State()

@@ -68,6 +68,7 @@ class StepBuilder:
     steps_done: Callable[[], int]  # number of optimizer steps, which decides how many layers are frozen
     compiled: bool  # otherwise cells run operator by operator
     loss_columns: LossColumns  # which columns go to the loss
+    for_one_core: bool = False  # whether sums are those of one core, however many there are
     tables: SparseTables | None = None
     step: TrainStep | CustomStep | None = None
     average: WeightAverage | None = None
@@ -196,7 +197,8 @@ class StepBuilder:
             self._cells[id(cell)] = cell
         if not self.compiled:
             return EagerCall(cell)
-        return EvaluationCall(cell) if self.inference.is_users(cell) and self.tables is None else GraphCall(cell)
+        users = self.inference.is_users(cell) and self.tables is None
+        return (EvaluationCall if users else GraphCall)(cell, for_one_core=self.for_one_core)
 
     def _frozen_step(self, options: StepOptions, depth: int) -> TrainStep | CustomStep:
         """Return a step without the first `depth` parameters; counters are shared."""
@@ -267,7 +269,8 @@ class StepBuilder:
                 leading = (Tensor(batches_per_call, mstype.int32), Tensor(False))
             with self.training():
                 cell.set_train(True)
-                compile_for(sample, cell, (*leading, *inputs_of(options)(sample)))
+                tensors = (*leading, *inputs_of(options)(sample))
+                compile_for(sample, cell, tensors, for_one_core=self.for_one_core)
 
     def _one_step(self, options: StepOptions, depth: int) -> nn.Cell:
         step = self._frozen_step(options, depth)

@@ -42,10 +42,15 @@ class GraphCall:
 
     The first call with new shapes or dtypes compiles, and checks that calling the program directly gives the same
     outputs. Later calls do that; if outputs differ, they go through `compile_and_run`.
+
+    Args:
+        cell: what is compiled.
+        for_one_core: whether its sums are those of one core, however many there are.
     """
 
-    def __init__(self, cell: nn.Cell) -> None:
+    def __init__(self, cell: nn.Cell, *, for_one_core: bool = False) -> None:
         self.cell = cell
+        self._for_one_core = for_one_core
         self._programs: dict[Any, str | None] = {}  # None: only `compile_and_run` gives the right outputs
         self.programs = 0  # looked up or compiled
         self.seconds = 0.0  # of the lookups and compilations, with the first run of each program
@@ -60,7 +65,7 @@ class GraphCall:
         if key in self._programs:
             return cell.compile_and_run(*tensors)
         began = time.perf_counter()
-        with compiling(cell):
+        with compiling(cell, for_one_core=self._for_one_core):
             outputs, self._programs[key] = execution.compiled(cell, tensors)
         self.programs += 1
         self.seconds += time.perf_counter() - began
@@ -85,8 +90,8 @@ class EagerCall:
 class EvaluationCall(GraphCall):
     """Run a user's evaluation cell as a graph, or eagerly if it cannot be compiled."""
 
-    def __init__(self, cell: nn.Cell) -> None:
-        super().__init__(cell)
+    def __init__(self, cell: nn.Cell, *, for_one_core: bool = False) -> None:
+        super().__init__(cell, for_one_core=for_one_core)
         self._eager: EagerCall | None = None
 
     def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
@@ -180,10 +185,10 @@ def _integers(text: str, chunk: Chunk, shapes: Sequence[Sequence[int]]) -> str:
     return f"; layers compute with floats, and {', '.join(names)} holds integers: x.astype(np.float32)"
 
 
-def compile_for(chunk: Chunk, cell: nn.Cell, tensors: Sequence[Tensor]) -> None:
+def compile_for(chunk: Chunk, cell: nn.Cell, tensors: Sequence[Tensor], *, for_one_core: bool = False) -> None:
     """Compile a cell for tensors like those of a chunk."""
     try:
-        with compiling(cell):
+        with compiling(cell, for_one_core=for_one_core):
             cell.compile(*tensors)
     except Exception as error:
         raise to_graph_error(error, chunk) from None

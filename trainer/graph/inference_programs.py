@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,8 @@ class InferencePrograms:
         if self._builder.class_range and cell is self._evaluate:
             # the label cast of a user's cell does not show the shapes
             compiles = self.eval_network is None and self._builder.compiled
-            self._builder.class_range(chunk, (lambda: compile_for(chunk, cell, chunk.tensors)) if compiles else None)
+            build = functools.partial(compile_for, chunk, cell, chunk.tensors, for_one_core=self._builder.for_one_core)
+            self._builder.class_range(chunk, build if compiles else None)
         try:
             outputs = run(*chunk.tensors, like=chunk.signature)
         except Exception as error:

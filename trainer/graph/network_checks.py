@@ -14,7 +14,9 @@ from ..errors import ConfigurationError
 from ..metrics.loss import Loss
 from ..mindspore_internals import device
 from ..mindspore_internals.cell_structure import cells_and_names, children_of, parameters_of, trainable_parameters
+from ..mindspore_internals.cpu_kernels import can_plan_for_one_core
 from .denominators import ROWS, denominator_of, name_of
+from .dropout import repeatable
 from .multi_task import MultiTaskLoss
 from .optimizers import PLACEHOLDER
 from .row_losses import RowLoss
@@ -121,6 +123,36 @@ def check_compile(network: nn.Cell, compile: Any) -> bool:
             )
         logger.warning("compile=False: the network runs operator by operator, one step per call, many times slower")
     return compile
+
+
+def check_deterministic(network: nn.Cell, deterministic: Any, compiled: bool, lowers: bool) -> bool:
+    """Return whether the bits of programs must not depend on the number of cores."""
+    if not checks.boolean("deterministic", deterministic):
+        return False
+    where = device.current()
+    if not where.uses_onednn:
+        raise ConfigurationError(
+            f"deterministic=True: its programs are for the CPU; on {where.name} call mindspore.set_deterministic(True) "
+            "before the first network, which the trainer has not tried"
+        )
+    if not can_plan_for_one_core:
+        raise ConfigurationError(
+            "deterministic=True: this system does not let a thread choose its cores; Linux does. Start the process "
+            "with the same number of cores each time instead"
+        )
+    if not compiled:
+        raise ConfigurationError("deterministic=True: operators that are not compiled follow the number of cores")
+    if lowers:
+        raise ConfigurationError(
+            "deterministic=True: in a lower precision the gradients of strided and transposed convolutions still "
+            'follow the number of cores; use amp_level="O0"'
+        )
+    if not repeatable(network):
+        raise ConfigurationError(
+            "deterministic=True: MindSpore's nn.Dropout draws masks that are not repeatable; add exact_resume=True, "
+            "which replaces it by one whose masks are"
+        )
+    return True
 
 
 def is_training_step(network: nn.Cell) -> bool:

@@ -41,14 +41,15 @@ from mindspore.graph._parse import parser
 from mindspore.graph.api import _cell_graph_executor
 
 from .cell_structure import cells_and_names
-from .cpu_kernels import fast_max_pooling
+from .cpu_kernels import fast_max_pooling, planned_for_one_core
 
 
 @contextlib.contextmanager
-def compiling(cell: nn.Cell) -> Iterator[None]:
+def compiling(cell: nn.Cell, *, for_one_core: bool = False) -> Iterator[None]:
     """Compile `cell` in less time to a faster program; restore all settings on exit."""
     release_dropped()
-    with collection_skipped(), parser_cached(), fast_max_pooling(cell):
+    plan = planned_for_one_core() if for_one_core else contextlib.nullcontext()
+    with collection_skipped(), parser_cached(), fast_max_pooling(cell), plan:
         yield
 
 

@@ -1,4 +1,4 @@
-"""Avoid slow CPU kernels: AVX-512 convolutions, AVX2 gradients of max pooling.
+"""Avoid slow CPU kernels (AVX-512 convolutions, AVX2 max pooling), and sums that depend on the number of cores.
 
 Convolutions: with AVX-512, MindSpore's build of oneDNN runs its reference code. Relied on: `libdnnl.so.3` in
 MindSpore's `lib` folder, loaded with MindSpore, and two functions of oneDNN's public C interface,
@@ -10,12 +10,18 @@ Max pooling: with AVX2, `MaxPool` and its gradient take 10.6 ms for 64 images of
 the gradient; 5.0 ms with AVX-512. MindSpore's `AdaptiveMaxPool2D` takes 3.4 to 4.6 ms with either, nearly all of it
 for the maxima, so it is used in training only. It gives the same maxima where windows neither overlap nor leave a
 remainder. Relied on: an `nn.MaxPool2d` has its operator in `max_pool`.
+
+Sums: oneDNN divides the sum of a convolution's weight gradient among threads, as many as the thread that makes the
+operator may use cores. Relied on: MindSpore makes operators while it compiles, on the thread that compiles. Seen on one
+and two cores: of 20 layers and operators with their gradients (Dense, convolutions, recurrent layers, normalizations,
+losses, sums, lookups) only the weight gradients of convolutions, depthwise ones excepted, differ in their bits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import types
@@ -45,6 +51,33 @@ _TOO_LATE = (
     "it is too late to choose other instructions, because this process has already run a network: make the Trainer "
     "first, or start with ONEDNN_MAX_CPU_ISA=AVX2"
 )
+
+
+can_plan_for_one_core = hasattr(os, "sched_setaffinity")
+
+
+@functools.cache
+def _start_runtime() -> None:
+    """Run a graph, so that MindSpore has started its threads for all cores."""
+    nn.ReLU().compile_and_run(mindspore.Tensor([1.0], mstype.float32))
+
+
+@contextlib.contextmanager
+def planned_for_one_core() -> Iterator[None]:
+    """Make operators whose sums do not depend on the number of cores; restore it on exit.
+
+    The compiling thread may use one core in the meantime. Other threads keep theirs.
+    """
+    _start_runtime()
+    tasks, cores = set(os.listdir("/proc/self/task")), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+        for task in set(os.listdir("/proc/self/task")) - tasks:  # threads inherit the cores of their creator
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(task), cores)
 
 
 def limit_for_convolutions(network: nn.Cell) -> None:

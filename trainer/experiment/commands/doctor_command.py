@@ -220,8 +220,8 @@ def _cpus() -> Iterator[Finding]:
     yield Finding("cpus", text, NOTE if few else OK, advice)
     many = usable > _REPEATABLE_CORES
     text = "networks with convolutions differ from run to run in the last digits" if many else "same bits in every run"
-    advice = "for the same bits start the process with `taskset -c 0,1`; see docs/resuming.md" if many else ""
-    yield Finding("repeatability", text, NOTE if many else OK, advice)
+    advice = "for the same bits: Trainer(deterministic=True), or start with `taskset -c 0,1`; see docs/resuming.md"
+    yield Finding("repeatability", text, NOTE if many else OK, advice if many else "")
     load = os.getloadavg()[0]
     busy = load > usable
     advice = "other work is running; timings will vary" if busy else ""
