@@ -315,6 +315,7 @@ np.savez(sys.argv[3], **t.content(trainer))
 """
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_kill_9_loses_no_row_and_trains_none_twice(data, tmp_path):
     """Killed at random, resumed on deltas, and in the end the tables of a run nobody killed."""

@@ -125,6 +125,7 @@ def test_a_network_without_tables_is_exported(tmp_path):
     assert "output (4,) largest difference" in run_readme(tmp_path / "model")
 
 
+@pytest.mark.long
 def test_lists_as_values_and_offsets_have_an_operator_that_is_named(tmp_path):
     trainer = train_lists(tmp_path / "published", max_length=8)
     history, tags, number = lists()
