@@ -166,7 +166,7 @@ def test_a_network_with_a_mask_trains_as_on_arrays_padded_by_hand(kind, by_hand,
     elif kind == "batches":
         data = [{"history": rows[i : i + 8], "y": labels[i : i + 8]} for i in range(0, 40, 8)]
         options = {}
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         trainer, loss = fitted(data, **options)
     assert loss == pytest.approx(by_hand[1], rel=1e-5)
     assert "% padding" in caplog.text
