@@ -149,6 +149,9 @@ def test_predict_reads_another_file_as_it_is_declared_or_says_what_fits(tmp_path
         if command[0] == "fit":  # train, valid and test are read from one file
             said = f"1 of {ROWS + 1} rows set aside: takes a line of 4 fields 1; the first is line {ROWS + 2} of t.csv"
             assert capsys.readouterr().err.count(said) == 1
+    page = (tmp_path / "runs" / "t" / "report.html").read_text("utf-8")
+    assert "classes of the label" in page
+    assert "nein, ja" in page
     lines = (tmp_path / "answers.csv").read_text().splitlines()
     assert lines[0] == "row,prediction,probability_nein,probability_ja"
     assert len(lines) == len((tmp_path / "new.csv").read_bytes().splitlines())
