@@ -451,9 +451,9 @@ class Trainer(TrainerBase):
             sharded: as in `fit`; each process gets the predictions of its own rows.
 
         Returns:
-            The network's output itself (logits stay logits), float32 arrays with the rows on axis 0; a tuple of them
-            when the network returns a tuple. If predictions of batches have different row shapes, a list of arrays, one
-            per batch.
+            The network's output itself (logits stay logits), float32 arrays with the rows on axis 0; a tuple or a
+            dict of them when the network returns one. If predictions of batches have different row shapes, a list of
+            arrays, one per batch.
         """
         return inference.predict(self, data, batch_size, stream, keep, set_aside, sharded)
 
