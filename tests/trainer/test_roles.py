@@ -118,6 +118,7 @@ def check_windows(case: Case):
         check_metrics(case, names, (X @ weight.T + bias)[:, 0], data)
 
 
+@pytest.mark.long(but=["a value per row, of your own", "MultiTaskLoss"])
 @pytest.mark.parametrize("case", [case for case in USED if case.parts], ids=lambda case: case.loss)
 def test_micro_batches_at_o2_are_one_weighted_batch(case):
     """The micro-batches' weights add up to very different sums, the last to 0."""
@@ -194,6 +195,7 @@ def experiment(tmp_path, monkeypatch):
 IN_FILES = [case for case in CASES if case.yaml]
 
 
+@pytest.mark.long(but=["BCEWithLogitsLoss, mean", "BCEWithLogitsLoss, sum", "RMSELoss", "one label for two tasks"])
 @pytest.mark.parametrize("case", IN_FILES, ids=[case.loss for case in IN_FILES])
 def test_an_experiment_is_told_what_its_roles_do(case, experiment, capsys):
     experiment(case)
