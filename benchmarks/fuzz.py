@@ -193,7 +193,7 @@ def configurations(folder: Path) -> Make:
         path = scratch / "experiment.yaml"
         text = CONFIG.encode()
         if choose.random() < 0.5:
-            plain = parse_tree(CONFIG, "text").plain()
+            plain = parse_tree(CONFIG, "text").value
             for _ in range(choose.randrange(1, 4)):
                 forge(choose, plain)
             text = dump(plain).encode("utf-8", "surrogatepass")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from .configuration.experiment_config import DataConfig, ExperimentConfig, ObjectSpec
+from .configuration.experiment_config import DataConfig, ExperimentConfig
 from .configuration.instantiate import Experiment, build, instantiate
 from .configuration.loader import load_config
+from .configuration.object_spec import ObjectSpec
 from .configuration.problems import ConfigErrors, Problem, SourceLocation
 
 __all__ = [

@@ -11,7 +11,6 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +231,7 @@ def _loaded(source: Path, args: argparse.Namespace) -> Iterator[Any]:
     with project_paths(source):
         config = load_config(source, args.overrides)
         # a run folder may have been moved since it was written
-        yield replace(config, run_dir=source) if source.is_dir() else config
+        yield config.model_copy(update={"run_dir": source}) if source.is_dir() else config
 
 
 @contextlib.contextmanager
@@ -297,13 +296,10 @@ def _export(args: argparse.Namespace) -> None:
 def _check(args: argparse.Namespace) -> None:
     source = Path(args.config)
     with _loaded(source, args) as config:
-        from .configuration.declared_checks import declared_roles, missing_beginning, stream_problems, tower_problems
-        from .configuration.problems import ConfigErrors
+        from .commands import check_command
 
-        roles, wrong = declared_roles(config)
-        if problems := [*stream_problems(config), *missing_beginning(config), *wrong, *tower_problems(config)]:
-            raise ConfigErrors(problems)
-    print(f"{source}: nothing wrong with experiment {config.experiment!r}" + (f"\nroles: {roles}" if roles else ""))
+        found = check_command.run(config)
+    print(f"{source}: {found}")
 
 
 def _show_loop(args: argparse.Namespace) -> None:

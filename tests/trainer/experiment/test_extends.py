@@ -102,7 +102,7 @@ def test_a_variable_of_the_environment_has_a_default_or_is_named_when_missing(wr
     [
         ("[a]", "init_from", "accepts a path, or a mapping with the keys path, parameter_map, strict"),
         ("{pth: a}", "init_from.pth", "did you mean 'path'"),
-        ("{path: 3}", "init_from.path", "accepts a path"),
+        ("{path: 3}", "init_from.path", "accepts text or a path"),
         ("{path: a, strict: maybe}", "init_from.strict", "accepts true or false"),
     ],
 )

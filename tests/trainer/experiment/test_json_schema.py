@@ -52,11 +52,11 @@ def validator():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_experiment_of_the_repository_is_accepted(validator, path):
-    assert [error.message for error in validator.iter_errors(read_tree(path).plain())] == []
+    assert [error.message for error in validator.iter_errors(read_tree(path).value)] == []
 
 
 def test_what_an_experiment_may_hold_is_accepted(validator):
-    assert [str(error) for error in validator.iter_errors(parse_tree(EXPERIMENT, "text").plain())] == []
+    assert [str(error) for error in validator.iter_errors(parse_tree(EXPERIMENT, "text").value)] == []
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_an_experiment_may_hold_is_accepted(validator):
     ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else None,
 )
 def test_a_typo_is_marked_where_it_stands(validator, path, value):
-    experiment = copy.deepcopy(parse_tree(EXPERIMENT, "text").plain())
+    experiment = copy.deepcopy(parse_tree(EXPERIMENT, "text").value)
     inner = experiment
     for key in path[:-1]:
         inner = inner[key]

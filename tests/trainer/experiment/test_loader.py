@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from trainer.experiment.configuration import yaml_tree as tree
-from trainer.experiment.configuration.experiment_config import ExperimentConfig, ObjectSpec
+from trainer.experiment.configuration.experiment_config import ExperimentConfig
 from trainer.experiment.configuration.loader import load_config
+from trainer.experiment.configuration.object_spec import ObjectSpec
 from trainer.experiment.configuration.problems import ConfigErrors
 from trainer.experiment.configuration.yaml_tree import dump, parse_tree
 
@@ -181,14 +182,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_scalars_mean_what_people_expect():
     text = "[1e-3, 010, yes, on, 2024-01-01, 1:30, 0x1f, 1_000, .inf, ~, true, 1.5, '1e-3', -2, 1_]"
     expected = [1e-3, 10, "yes", "on", "2024-01-01", "1:30", 31, 1000, float("inf"), None, True, 1.5, "1e-3", -2, "1_"]
-    read = parse_tree(text, "text").plain()
+    read = parse_tree(text, "text").value
     assert read == expected
     assert list(map(type, read)) == list(map(type, expected))
 
 
 def test_anchors_and_merge_keys_work_and_what_is_written_wins():
     text = "base: &base {a: 1, b: 2}\nother: &other {b: 3, c: 4}\nuse: {<<: [*base, *other], a: 5}\n"
-    assert parse_tree(text, "text").plain()["use"] == {"a": 5, "b": 2, "c": 4}
+    assert parse_tree(text, "text").value["use"] == {"a": 5, "b": 2, "c": 4}
 
 
 def test_overrides_are_read_as_yaml_and_reach_everywhere(tmp_path):

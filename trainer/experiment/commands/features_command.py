@@ -16,8 +16,10 @@ from ...features.feature import UNSEEN_ROW, Feature, Kind
 from ...features.feature_data import rows_of
 from ...features.raw_rows import Rows, SetAside
 from ...streams.formats.ragged_column import Ragged
-from ..configuration.experiment_config import ExperimentConfig, ObjectSpec
-from ..configuration.instantiate import instantiate, make_features
+from ..configuration.experiment_config import ExperimentConfig
+from ..configuration.instantiate import instantiate
+from ..configuration.object_spec import ObjectSpec
+from ..configuration.sections import make_features
 from ..runs.compare import table
 
 logger = logging.getLogger(__name__)

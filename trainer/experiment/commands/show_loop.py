@@ -7,8 +7,9 @@ from typing import Any
 
 from callbacks import CallbackList, History, ProgressBar, adapt
 
-from ..configuration.experiment_config import ExperimentConfig, ObjectSpec
+from ..configuration.experiment_config import ExperimentConfig
 from ..configuration.instantiate import instantiate
+from ..configuration.object_spec import ObjectSpec
 
 # (indent, line, hook): the callbacks of a hook are listed below it
 _LOOP: tuple[tuple[int, str, str | None], ...] = (

@@ -77,7 +77,7 @@ def _parsed(text: str) -> tuple[str, Any]:
     if not equals or not values:
         raise ConfigurationError(f"--vary takes A.B=VALUES; received {text!r}")
     source = f"--vary {text}"
-    listed = parse_tree(f"[{values}]", source, SourceLocation(source)).plain()
+    listed = parse_tree(f"[{values}]", source, SourceLocation(source)).value
     low, dots, high = values.partition("..")
     if not dots or len(listed) != 1 or not isinstance(listed[0], str):
         return path, listed
@@ -93,7 +93,7 @@ def _number(text: str) -> float | None:
     from ..configuration.yaml_tree import parse_tree
 
     try:
-        value = parse_tree(text, "--vary").plain()
+        value = parse_tree(text, "--vary").value
     except ConfigErrors:
         return None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -6,7 +6,6 @@ import argparse
 import json
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,7 @@ def schema(args: argparse.Namespace) -> None:
 def with_data(config: Any, data: str, split: str | None) -> Any:
     """Return the configuration with a file or folder of raw rows as data.test."""
     from ...storage.location import is_url
-    from ..configuration.experiment_config import ObjectSpec
+    from ..configuration.object_spec import ObjectSpec
 
     if split is not None:
         raise ConfigurationError("give --data or --split, not both")
@@ -128,4 +127,4 @@ def with_data(config: Any, data: str, split: str | None) -> Any:
     if not is_url(data) and not Path(data).exists():
         raise ConfigurationError(f"--data: no such file or folder: {data}")
     rows = ObjectSpec("trainer.features.RawFiles", {"path": data}, path="data.test")
-    return replace(config, data=replace(config.data, test=rows))
+    return config.model_copy(update={"data": config.data.model_copy(update={"test": rows})})

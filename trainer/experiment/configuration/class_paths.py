@@ -13,9 +13,7 @@ import keyword
 import os
 import pkgutil
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +21,8 @@ from mindspore_trainer import PACKAGES, hidden_by, home_of
 
 from ...errors import ConfigurationError, did_you_mean
 from ...masking import is_secret, remember_credentials, remember_secret
+
+DOTTED = {"type": "string", "pattern": r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"}  # in a JSON schema
 
 
 class UnresolvedError(Exception):
@@ -123,23 +123,6 @@ def _similar_module(name: str) -> str:
     # strict cutoff: among hundreds of installed modules there is always a near match
     matches = difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules()], n=1, cutoff=0.75)
     return f"; did you mean {matches[0]!r}?" if matches else ""
-
-
-@contextlib.contextmanager
-def import_paths(first: Iterable[Path], last: Iterable[Path] = ()) -> Iterator[None]:
-    """Add folders to both ends of ``sys.path`` inside the context."""
-    known = {entry or "." for entry in sys.path}
-    front = [str(folder) for folder in first if str(folder) not in known]
-    back = [str(folder) for folder in last if str(folder) not in known and str(folder) not in front]
-    sys.path[:0] = front
-    sys.path.extend(back)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        for entry in (*front, *back):
-            with contextlib.suppress(ValueError):
-                sys.path.remove(entry)
 
 
 _REFERENCE = re.compile(r"\$\{env:([^}]{0,200})\}")

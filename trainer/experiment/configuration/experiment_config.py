@@ -1,172 +1,169 @@
-"""A checked configuration as frozen dataclasses, and its plain form."""
+"""The sections of an experiment.
+
+Each section is one field of `ExperimentConfig`: `load_config` reads it as its annotation says, the JSON schema and the
+YAML reference show it with its docstring, the run folder records it, and `build` makes the objects in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StrictInt, StrictStr, ValidationInfo
 
 from ...masking import mask_value
-from .problems import SourceLocation, join
+from ...storage.location import is_url, url_problem
+from .class_paths import has_reference, wrong_reference
+from .object_spec import ObjectSpec, default_paths, to_plain
+from .problems import Problem, SourceLocation
+from .reader import Section, noted
+from .sections import Callbacks, DeclaredFeatures, Keywords, Made, Metrics, Network, Rows
+from .yaml_tree import Tree
+
+_RESUME = "trainer {} --resume RUN"
+_TRAINER = Keywords(
+    elsewhere={
+        **{name: f"section {name}" for name in ("network", "features", "optimizer", "metrics")},
+        "loss_fn": "section loss",
+        "seed": "key seed",
+        "run_dir": "key run_dir",
+    }
+)
+_CALLBACKS = {"callbacks": "section callbacks"}
+_FIT = Keywords(
+    "fit",
+    {"train_dataset": "data.train", "valid_dataset": "data.valid", **_CALLBACKS, "resume": _RESUME.format("fit")},
+)
+_ONLINE = Keywords("online_train", {"stream": "data.stream", **_CALLBACKS, "resume": _RESUME.format("online")})
 
 
-@dataclass(frozen=True)
-class ObjectSpec:
-    """An object to be instantiated: ``class_path`` called with ``init_args``.
-
-    Attributes:
-        class_path: dotted path of a class, or of any callable that returns the object.
-        init_args: keyword arguments; values are plain or `ObjectSpec`, also inside lists and mappings.
-        args: positional arguments, if ``init_args`` is a list.
-        location: where the object is in the configuration file.
-        path: its dotted path in the configuration.
-        defaults: plain default values of arguments that are not given, recorded with the run.
-        model: name in `trainer.models`, if the configuration gives it instead of ``class_path``; or "".
-    """
-
-    class_path: str
-    init_args: Mapping[str, Any] = field(default_factory=dict)
-    args: tuple[Any, ...] = ()
-    location: SourceLocation = field(default=SourceLocation(""), compare=False)
-    path: str = field(default="", compare=False)
-    defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    model: str = field(default="", compare=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plain form with defaults filled in."""
-        if self.model:
-            return {"model": self.model, **to_plain({**self.init_args, **self.defaults})}
-        plain: dict[str, Any] = {"class_path": self.class_path}
-        if self.args:
-            plain["init_args"] = to_plain(self.args)
-        elif self.init_args or self.defaults:
-            plain["init_args"] = to_plain({**self.init_args, **self.defaults})
-        return plain
+def _folder(value: Any) -> Path:
+    if not isinstance(value, str) or not value.strip() or not value.isprintable() or has_reference(value):
+        raise ValueError("no folder")
+    return Path(value)
 
 
-@dataclass(frozen=True)
-class DataConfig:
-    """The datasets of an experiment.
-
-    Attributes:
-        train: what `fit` trains on.
-        valid: what `fit` validates on.
-        test: what `evaluate` and `predict` read, and what a finished `fit` is evaluated on.
-        stream: what `online` trains on.
-    """
-
-    train: ObjectSpec | None = None
-    valid: ObjectSpec | None = None
-    test: ObjectSpec | None = None
-    stream: ObjectSpec | None = None
+def _store(value: str, info: ValidationInfo) -> str:
+    if has_reference(value) or is_url(value):
+        wrong = wrong_reference(value) if has_reference(value) else url_problem(value)
+        if wrong:
+            info.context.add((info.field_name,), wrong)
+            raise noted()
+        return value
+    raise ValueError("no URL")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExperimentConfig:
-    """A checked experiment.
+def _data(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, DataConfig):
+        return value
+    read = info.context.model(DataConfig, value, (info.field_name,))
+    if read is None:
+        raise noted()
+    return read
 
-    Attributes:
-        experiment: name of the experiment: letters, digits, ``_``, ``-`` and ``.``.
-        network: the network.
-        features: arguments of `Features`, its features under "columns"; None: data are the network's inputs.
-        init_from: arguments of `Trainer.init_from`, applied before `fit` and `online`; None: a training from the start.
-        seed: seed of every random number generator; 0 to 2**32 - 1. Default: 0.
-        run_dir: folder of the run. Default: ``runs/<experiment>``.
-        mirror: URL of the run's mirror, as in ``s3://bucket/run``; None: it has none.
-        loss: the loss, or None when the network returns it.
-        optimizer: the optimizer, or None when the network is a whole training step. Its `params` are filled in.
-        metrics: names and objects.
-        trainer: further keyword arguments of `Trainer`.
-        data: the datasets.
-        fit: further keyword arguments of `Trainer.fit`.
-        online: further keyword arguments of `Trainer.online_train`.
-        callbacks: the callbacks, in order.
-        report: an object called as ``report(trainer, run_dir)`` after `fit`.
-        source: the file the configuration was read from.
-        overrides: the ``--set`` arguments that were applied.
-        locations: location of each section, for messages.
-        section_defaults: dotted paths of keywords of `trainer`, `fit` and `online` that are filled in.
-    """
 
-    experiment: str
-    seed: int = 0
-    run_dir: Path = Path("runs")
-    mirror: str | None = None
-    init_from: Mapping[str, Any] | None = None
-    features: Mapping[str, Any] | None = None
-    network: ObjectSpec
-    loss: ObjectSpec | None = None
-    optimizer: ObjectSpec | None = None
-    metrics: tuple[str | ObjectSpec, ...] = ()
-    trainer: Mapping[str, Any] = field(default_factory=dict)
-    data: DataConfig = field(default_factory=DataConfig)
-    fit: Mapping[str, Any] = field(default_factory=dict)
-    online: Mapping[str, Any] = field(default_factory=dict)
-    callbacks: tuple[ObjectSpec, ...] = ()
-    report: ObjectSpec | None = None
-    source: Path | None = field(default=None, compare=False)
-    overrides: tuple[str, ...] = field(default=(), compare=False)
-    locations: Mapping[str, SourceLocation] = field(default_factory=dict, compare=False)
-    section_defaults: tuple[str, ...] = field(default=(), compare=False)
+class DataConfig(Section):
+    """The datasets of an experiment."""
+
+    train: Annotated[ObjectSpec | None, Rows("data")] = None
+    """What `fit` trains on."""
+    valid: Annotated[ObjectSpec | None, Rows("data")] = None
+    """What `fit` validates on."""
+    test: Annotated[ObjectSpec | None, Rows("data")] = None
+    """What `evaluate` and `predict` read, and what a finished `fit` is evaluated on."""
+    stream: Annotated[ObjectSpec | None, Rows("data")] = None
+    """What `online` trains on."""
+
+
+class ExperimentConfig(Section):
+    """A checked experiment."""
+
+    experiment: Annotated[
+        StrictStr,
+        Field(
+            pattern=r"^[A-Za-z0-9_][\w.-]*$",
+            title="a name of letters, digits, '_', '-' and '.', as in wide_deep_movielens",
+        ),
+    ]
+    """Name of the experiment: letters, digits, ``_``, ``-`` and ``.``."""
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**32, title="a whole number from 0 to 4294967295")] = 0
+    """Seed of every random number generator; 0 to 2**32 - 1. Default: 0."""
+    run_dir: Annotated[Path, BeforeValidator(_folder), Field(title="the path of a folder")] = Path("runs")
+    """Folder of the run. Default: ``runs/<experiment>``."""
+    mirror: Annotated[
+        StrictStr, AfterValidator(_store), Field(title="the URL of a folder in a store, as in s3://bucket/run")
+    ] = None
+    """URL of the run's mirror, as in ``s3://bucket/run``; None: it has none."""
+    init_from: Annotated[Mapping[str, Any] | None, Keywords("init_from", filled=False, alone="path")] = None
+    """Arguments of `Trainer.init_from`, applied before `fit` and `online`; None: a training from the start."""
+    features: Annotated[Mapping[str, Any] | None, DeclaredFeatures()] = None
+    """Arguments of `Features`, its features under "columns"; None: data are the network's inputs."""
+    network: Annotated[ObjectSpec, Network("network")]
+    """The network."""
+    loss: Annotated[ObjectSpec | None, Made("loss")] = None
+    """The loss, or None when the network returns it."""
+    optimizer: Annotated[ObjectSpec | None, Made("optimizer")] = None
+    """The optimizer, or None when the network is a whole training step. Its `params` are filled in."""
+    metrics: Annotated[tuple[str | ObjectSpec, ...], Metrics("metrics")] = ()
+    """Names and objects."""
+    trainer: Annotated[Mapping[str, Any], _TRAINER] = {}
+    """Further keyword arguments of `Trainer`."""
+    data: Annotated[DataConfig, BeforeValidator(_data)] = DataConfig()
+    """The datasets."""
+    fit: Annotated[Mapping[str, Any], _FIT] = {}
+    """Further keyword arguments of `Trainer.fit`."""
+    online: Annotated[Mapping[str, Any], _ONLINE] = {}
+    """Further keyword arguments of `Trainer.online_train`."""
+    callbacks: Annotated[tuple[ObjectSpec, ...], Callbacks("callbacks")] = ()
+    """The callbacks, in order."""
+    report: Annotated[ObjectSpec | None, Made("report")] = None
+    """An object called as ``report(trainer, run_dir)`` after `fit`."""
+
+    _source: Path | None = PrivateAttr(None)
+    _overrides: tuple[str, ...] = PrivateAttr(())
+    _tree: Tree | None = PrivateAttr(None)
+
+    @property
+    def source(self) -> Path | None:
+        """The file the configuration was read from."""
+        return self._source
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The ``--set`` arguments that were applied."""
+        return self._overrides
+
+    def read_from(self, source: Path, overrides: tuple[str, ...], tree: Tree) -> ExperimentConfig:
+        """Return the configuration with where it was read."""
+        config = self.model_copy()
+        config._source, config._overrides, config._tree = source, overrides, tree
+        return config
+
+    def location(self, *path: str) -> SourceLocation:
+        """Return where the value at a path stands."""
+        return SourceLocation("configuration") if self._tree is None else self._tree.location(path)
+
+    def problem(self, section: str, message: str) -> Problem:
+        """Return `message` as a problem at the key it begins with, else at the section."""
+        key = message.partition(":")[0].partition("=")[0].strip()
+        written = None if self._tree is None else self._tree.get((section,))
+        if isinstance(written, dict) and key in written:
+            return Problem(self.location(section, key), f"{section}.{key}", message.partition(":")[2].strip())
+        return Problem(self.location(section), section, message)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain form for the run folder, without empty values.
 
         References to environment variables stay references; credentials are masked.
         """
-        plain = mask_value({name: to_plain(getattr(self, name)) for name in SECTIONS})
+        plain = mask_value(to_plain(self))
         return {name: value for name, value in plain.items() if value not in (None, {}, [])}
 
     def default_paths(self) -> list[str]:
         """Return the dotted paths of the arguments that have their default values."""
-        return [*self.section_defaults, *(path for name in SECTIONS for path in _defaults(getattr(self, name), name))]
+        return list(default_paths(self))
 
 
-def _defaults(value: Any, path: str) -> Iterator[str]:
-    if isinstance(value, ObjectSpec):
-        below = path if value.model else f"{path}.init_args"
-        yield from (f"{below}.{name}" for name in value.defaults)
-        yield from _defaults(dict(value.init_args), below)
-    elif isinstance(value, DataConfig):
-        for name in DATA_KEYS:
-            yield from _defaults(getattr(value, name), f"{path}.{name}")
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _defaults(item, f"{path}.{name}")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _defaults(item, f"{path}.{index}")
-
-
-SECTIONS: tuple[str, ...] = tuple(entry.name for entry in fields(ExperimentConfig) if entry.compare)
-REQUIRED: tuple[str, ...] = ("experiment", "network")
-INIT_KEYS: tuple[str, ...] = ("path", "parameter_map", "strict")
-DATA_KEYS: tuple[str, ...] = tuple(entry.name for entry in fields(DataConfig))
-
-
-def to_plain(value: Any) -> Any:
-    """Return the plain form: no `ObjectSpec`, dataclass section, path or tuple."""
-    if isinstance(value, ObjectSpec):
-        return value.to_dict()
-    if isinstance(value, DataConfig):
-        return {name: to_plain(getattr(value, name)) for name in DATA_KEYS if getattr(value, name) is not None}
-    if isinstance(value, Mapping):
-        return {key: to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings and lists, empty ones too, by dotted path."""
-    if isinstance(value, Mapping) and value:
-        children: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        children = enumerate(value)
-    else:
-        return {path: value}
-    flat: dict[str, Any] = {}
-    for key, item in children:
-        flat.update(flatten(item, join(path, str(key))))
-    return flat
+SECTIONS: tuple[str, ...] = tuple(ExperimentConfig.model_fields)
+DATA_KEYS: tuple[str, ...] = tuple(DataConfig.model_fields)

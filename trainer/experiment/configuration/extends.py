@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from .problems import ConfigErrors, Problem, format_value
-from .yaml_tree import Entry, Node, read_tree
+from .yaml_tree import Tree, read_tree
 
 KEY = "extends"
 _MOST = 10
 _OBJECTS = ("class_path", "model", "kind")  # keys that identify an object; a different one drops the base arguments
 
 
-def read_extended(path: Path, above: tuple[Path, ...] = ()) -> Node:
+def read_extended(path: Path, above: tuple[Path, ...] = ()) -> Tree:
     """Return the tree of the YAML file `path` merged over the files it extends.
 
     Mappings are merged key by key; anything else replaces the base value, including objects of another class, model or
@@ -22,44 +23,35 @@ def read_extended(path: Path, above: tuple[Path, ...] = ()) -> Node:
     Raises:
         ConfigErrors: see `read_tree`; or a file extends itself or an unreadable file.
     """
-    root = read_tree(path)
-    if not isinstance(root.value, dict) or KEY not in root.value:
-        return root
-    entries = dict(root.value)
-    named = entries.pop(KEY).node
-    own = Node(entries, root.location)
-    items = named.value if isinstance(named.value, tuple) else (named,)
-    base: Node | None = None
-    for item in items:
-        file = path.parent / (item.value if isinstance(item.value, str) else "")
-        chain = (*above, path.resolve())
-        if not isinstance(item.value, str) or not item.value.strip():
-            message = f"received {format_value(item.value)}; accepts the path of an experiment, or a list of them"
+    tree = read_tree(path)
+    if not isinstance(tree.value, dict) or KEY not in tree.value:
+        return tree
+    named = tree.value[KEY]
+    own = {key: value for key, value in tree.value.items() if key != KEY}
+    chain = (*above, path.resolve())
+    places, merged = dict[Any, Any](), None
+    for index, item in enumerate(named if isinstance(named, list) else [named]):
+        file = path.parent / (item if isinstance(item, str) else "")
+        if not isinstance(item, str) or not item.strip():
+            message = f"received {format_value(item)}; accepts the path of an experiment, or a list of them"
         elif file.resolve() in chain or len(chain) > _MOST:
             files = " -> ".join(map(str, (*chain, file.resolve())))
             message = f"a file extends itself, or one of {_MOST} others: {files}"
         elif not file.is_file():
             there = f"there is no file {file} (paths are relative to {path.parent})"
-            message = f"received {format_value(item.value)}; {there}"
+            message = f"received {format_value(item)}; {there}"
         else:
-            read = read_extended(file, chain)
-            base = read if base is None else merged(base, read)
+            base = read_extended(file, chain)
+            merged, places = _merged(merged, base.value), places | dict(base.places)
             continue
-        raise ConfigErrors([Problem(item.location, KEY, message)])
-    return own if base is None else merged(base, own)
+        raise ConfigErrors([Problem(tree.location((KEY, index)), KEY, message)])
+    return Tree(_merged(merged, own), {**places, **tree.places})
 
 
-def merged(base: Node, over: Node) -> Node:
-    """Return `base` overridden by `over`."""
-    if not isinstance(base.value, dict) or not isinstance(over.value, dict) or _is_another(base, over):
+def _merged(base: Any, over: Any) -> Any:
+    """Return the plain value `base` overridden by `over`."""
+    if not isinstance(base, dict) or not isinstance(over, dict):
         return over
-    entries = dict(base.value)
-    for key, entry in over.value.items():
-        before = entries.get(key)
-        entries[key] = entry if before is None else Entry(entry.location, merged(before.node, entry.node))
-    return Node(entries, over.location)
-
-
-def _is_another(base: Node, over: Node) -> bool:
-    kinds = [(base.get(key), over.get(key)) for key in _OBJECTS]
-    return any(after and (before is None or before.value != after.value) for before, after in kinds)
+    if any(over.get(key) is not None and over[key] != base.get(key) for key in _OBJECTS):
+        return over
+    return {**base, **{key: _merged(base.get(key), value) for key, value in over.items()}}

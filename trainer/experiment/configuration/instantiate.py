@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigurationError, TrainerError
+from .arguments import Signature, real_signature
 from .class_paths import UnresolvedError, expand, has_reference, resolve
-from .experiment_config import DATA_KEYS, ExperimentConfig, ObjectSpec
-from .extends import read_extended
-from .problems import ConfigErrors, Problem, SourceLocation
-from .sections import wrong_result
-from .signature import Signature, real_signature
-from .yaml_tree import apply_overrides, parse_tree
+from .experiment_config import DATA_KEYS, ExperimentConfig
+from .kinds import wrong_result
+from .object_spec import ObjectSpec
+from .problems import ConfigErrors, Problem
+from .sections import Made, make_features
+from .yaml_tree import parse_tree
 
 if TYPE_CHECKING:
-    from ...features import Features
     from ...trainer import Trainer
 
 
@@ -32,14 +32,19 @@ class Experiment:
         trainer: the trainer, with network, loss, optimizer and metrics.
         callbacks: the callbacks, in configuration order.
         datasets: the requested datasets by their key in section `data`.
-        report: the object to call after `fit`, or None.
+        parts: the objects of the other sections by name, such as "report"; None for a section without one.
     """
 
     config: ExperimentConfig
     trainer: Trainer
     callbacks: list[Any] = field(default_factory=list)
     datasets: dict[str, Any] = field(default_factory=dict)
-    report: Callable[[Trainer, Path], Any] | None = None
+    parts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def report(self) -> Callable[[Trainer, Path], Any] | None:
+        """The object to call after `fit`, or None."""
+        return self.parts.get("report")
 
 
 def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Experiment:
@@ -60,15 +65,22 @@ def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Ex
     seed_everything(config.seed)
     builder = _Builder(config)
     trainer = builder.trainer()
-    callbacks = [builder.make(spec, "callbacks") for spec in config.callbacks]
-    report = builder.make(config.report, "report")
+    parts = {name: builder.make(getattr(config, name), kind) for name, kind in _OTHER_PARTS.items()}
     objects = {}
     if not builder.problems:  # reading data may be slow, so report other problems first
         specs = {key: getattr(config.data, key) for key in (DATA_KEYS if datasets is None else datasets)}
         objects = {key: builder.make(spec, "data") for key, spec in specs.items() if spec is not None}
     if builder.problems or trainer is None:
         raise ConfigErrors(builder.problems)
-    return Experiment(config, trainer, callbacks, objects, report)
+    return Experiment(config, trainer, parts.pop("callbacks"), objects, parts)
+
+
+_OTHER_PARTS = {
+    name: kind.takes
+    for name, section in ExperimentConfig.model_fields.items()
+    for kind in section.metadata
+    if isinstance(kind, Made) and name not in ("network", "loss", "optimizer", "metrics")  # which the trainer gets
+}
 
 
 class _Builder:
@@ -76,10 +88,12 @@ class _Builder:
         self.config = config
         self.problems: list[Problem] = []
 
-    def make(self, spec: ObjectSpec | None, section: str, supplied: Mapping[str, Any] | None = None) -> Any:
-        """Return the object of `spec`; on failure record the problem and return None."""
-        if spec is None:
-            return None
+    def make(self, spec: Any, section: str, supplied: Mapping[str, Any] | None = None) -> Any:
+        """Return the object of `spec`, or those of several; record a problem as None."""
+        if isinstance(spec, tuple):
+            return [self.make(item, section) for item in spec]
+        if not isinstance(spec, ObjectSpec):  # None, or the name of a metric
+            return spec
         try:
             instance = instantiate(spec, supplied)
         except ConfigErrors as errors:
@@ -100,7 +114,7 @@ class _Builder:
             try:
                 features = make_features(config.features)
             except ConfigurationError as error:
-                self.problems.append(locate(config, "features", str(error)))
+                self.problems.append(config.problem("features", str(error)))
                 return None
         network = self.make(config.network, "network", {} if features is None else {"features": features})
         loss = self.make(config.loss, "loss")
@@ -108,7 +122,7 @@ class _Builder:
         if config.optimizer is not None and network is not None:
             supplied = {"params": dense_parameters(network), "network": network}
             optimizer = self.make(config.optimizer, "optimizer", supplied)
-        metrics = [m if isinstance(m, str) else self.make(m, "metrics") for m in config.metrics]
+        metrics = self.make(config.metrics, "metrics")
         options = dict(config.trainer)
         evaluated = options.pop("eval_network", None)
         try:
@@ -123,19 +137,8 @@ class _Builder:
         try:
             return Trainer(network, loss, optimizer, metrics or None, seed=config.seed, features=features, **options)
         except (ConfigurationError, TypeError, ValueError) as error:
-            self.problems.append(locate(config, "trainer", str(error)))
+            self.problems.append(config.problem("trainer", str(error)))
             return None
-
-
-def make_features(section: Mapping[str, Any]) -> Features:
-    """Create the `Features` that the section `features` declares.
-
-    Raises:
-        ConfigurationError: invalid declaration; the message begins with the key.
-    """
-    from ...features import Features
-
-    return Features(section["columns"], **{name: value for name, value in section.items() if name != "columns"})
 
 
 def keyword_values(section: Mapping[str, Any], target: Callable[..., Any]) -> dict[str, Any]:
@@ -203,11 +206,12 @@ def _argument(name: str, value: Any, signature: Signature | None) -> Any:
     accepts = signature.accepts.get(name) if signature is not None else None
     if accepts is None:
         return instance
-    if isinstance(value, str) and has_reference(value) and not accepts.fits(instance):
-        instance = parse_tree(instance, name).plain()  # "6379" for a numeric parameter
-        if not accepts.fits(instance):
+    fits, converted = accepts.convert(instance)
+    if isinstance(value, str) and has_reference(value) and not fits:
+        fits, converted = accepts.convert(parse_tree(instance, name).value)  # "6379" for a numeric parameter
+        if not fits:
             raise ConfigurationError(f"{name}: what {value} stands for does not fit; accepts {accepts.text}")
-    return accepts.convert(instance)
+    return converted
 
 
 def _instantiated(value: Any, name: object) -> Any:
@@ -225,16 +229,3 @@ def _failure(spec: ObjectSpec, error: Exception) -> str:
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
     text = str(error).split("\n---")[0].strip()
     return f"{spec.class_path} cannot be made: {type(error).__name__}: {text}{where}"
-
-
-def locate(config: ExperimentConfig, section: str, message: str) -> Problem:
-    """Return `message` as a problem at the key it begins with, else at `section`."""
-    key = message.partition(":")[0].partition("=")[0].strip()
-    if config.source is None:
-        return Problem(SourceLocation("configuration"), section, message)
-    root, _ = apply_overrides(read_extended(config.source), config.overrides)
-    node = root.get(section) or root
-    inner = node.get(key)
-    if inner is None:
-        return Problem(node.location, section, message)
-    return Problem(inner.location, f"{section}.{key}", message.partition(":")[2].strip())

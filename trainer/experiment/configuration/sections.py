@@ -1,93 +1,225 @@
-"""The values that each section accepts, from the real signatures."""
+"""What the sections of an experiment hold.
+
+Each reads values and knows its part of the JSON schema. It stands in the annotation of a field of
+`ExperimentConfig`; its methods get the path of the section.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import sys
-import typing
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationInfo, WithJsonSchema
+from pydantic_core import core_schema
 
 from ... import checks
-from ...errors import ConfigurationError
-from .signature import Signature, alternatives, real_signature
+from ...errors import ConfigurationError, did_you_mean
+from ...storage.location import is_url
+from .arguments import OBJECT, Accepted, Signature, real_signature
+from .class_paths import DOTTED, has_reference, is_dotted, wrong_reference
+from .kinds import known_metrics, metric_known, supplied_names
+from .object_spec import ObjectSpec, Options
+from .reader import Reader, noted, recordable
+from .schema_parts import Schema, arguments_schema, documented, when
 
-_ELSEWHERE: dict[str, dict[str, str]] = {
-    "trainer": {
-        "network": "section network",
-        "features": "section features",
-        "loss_fn": "section loss",
-        "optimizer": "section optimizer",
-        "metrics": "section metrics",
-        "seed": "key seed",
-        "run_dir": "key run_dir",
-    },
-    "fit": {
-        "train_dataset": "data.train",
-        "valid_dataset": "data.valid",
-        "callbacks": "section callbacks",
-        "resume": "trainer fit --resume RUN",
-    },
-    "online": {
-        "stream": "data.stream",
-        "callbacks": "section callbacks",
-        "resume": "trainer online --resume RUN",
-    },
-}
-_METHODS = {"trainer": "__init__", "fit": "fit", "online": "online_train"}
+_ROWS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".arrows", ".feather")
+_FEATURE_ARGUMENT = re.compile(r"\w+\((\w+)=")  # begins the errors of features
 
 
-@functools.cache
-def section_signature(section: str) -> tuple[Signature, Mapping[str, str]]:
-    """Return the signature of "trainer", "fit" or "online", and keys given elsewhere."""
-    from ...trainer import Trainer
+class Content:
+    """What a section holds."""
 
-    target = Trainer if section == "trainer" else inspect.unwrap(getattr(Trainer, _METHODS[section]))
-    signature = real_signature(target)
-    assert signature is not None
-    parameters = {name: p for name, p in signature.parameters.items() if name != "self"}
-    return replace(signature, name=f"section {section}", parameters=parameters), _ELSEWHERE[section]
+    def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Any:
+        """Return the section's value; note its problems."""
+        raise NotImplementedError
+
+    def schema(self) -> Schema:
+        """Return the JSON schema of the section."""
+        raise NotImplementedError
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.with_info_plain_validator_function(self._validate)
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Schema:
+        return self.schema()
+
+    def _validate(self, value: Any, info: ValidationInfo) -> Any:
+        reader: Reader = info.context
+        before = len(reader.problems)
+        read = self.read(reader, value, (*reader.above, info.field_name))
+        if len(reader.problems) > before:
+            raise noted()
+        return read
 
 
-def supplied_names(section: str, signature: Signature | None, *, features: bool = False) -> frozenset[str]:
-    """Return the arguments of an object that other sections supply.
+@dataclass(frozen=True)
+class Made(Content):
+    """An object, or its class path alone; `takes` names its kind in `kinds`."""
 
-    Where there is a section `features`, networks may take it as an argument.
+    takes: str
+
+    def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> ObjectSpec | None:
+        return reader.object(value, path, self.takes)
+
+    def schema(self) -> Schema:
+        return {**DOTTED, "type": ["string", "object"], "if": {"type": "object"}, "then": OBJECT}
+
+
+class Network(Made):
+    """A network, which `trainer.models` may have by name."""
+
+    def schema(self) -> Schema:
+        from ... import models
+
+        variants = []
+        for name, class_name in models.MODELS.items():
+            target = getattr(models, class_name)
+            signature = signature_of(target)
+            left_out = supplied_names("network", signature, features=True)
+            schema = arguments_schema(signature, left_out, documented(target))
+            paper = (inspect.getmodule(target).__doc__ or "").partition("\n")[0]
+            schema["properties"] = {"model": {"const": name, "description": paper}, **schema["properties"]}
+            variants.append(when("model", name, schema))
+        named = {"type": "object", "properties": {"model": {"enum": list(models.MODELS)}}, "allOf": variants}
+        return {"if": {"type": "object", "required": ["model"]}, "then": named, "else": super().schema()}
+
+
+class Rows(Made):
+    """A dataset or stream; with features, a path to raw rows is accepted as well."""
+
+    def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> ObjectSpec | None:
+        named = isinstance(value, str) and (has_reference(value) or _is_path_of_rows(value))
+        if not reader.has_features or not named:
+            return reader.object(value, path, self.takes)
+        if wrong := wrong_reference(value):
+            return reader.add(path, wrong)
+        if not has_reference(value) and not is_url(value) and not Path(value).exists():
+            return reader.refuse(path, "a file or folder of raw rows that exists, or class_path and init_args")
+        kind = "trainer.streams.FileStream" if path[-1] == "stream" else "trainer.features.RawFiles"
+        return ObjectSpec(kind, {"path": value}, location=reader.tree.location(path), path=".".join(path))
+
+    def schema(self) -> Schema:
+        return {"type": ["string", "object", "null"], "if": {"type": "object"}, "then": OBJECT}
+
+
+class Callbacks(Made):
+    """A list of objects."""
+
+    def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Any:
+        if not isinstance(value, list):
+            return reader.refuse(path, f"a list of {path[-1]}, each with class_path and init_args")
+        return tuple(reader.object(item, (*path, index), self.takes) for index, item in enumerate(value))
+
+    def schema(self) -> Schema:
+        return {"type": "array", "items": super().schema()}
+
+
+class Metrics(Made):
+    """A metric or a list of them, each an object or a name."""
+
+    def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(value, dict) and "class_path" not in value:
+            return reader.refuse(path, "a list of metrics, each a name, or class_path and init_args")
+        if not isinstance(value, list):
+            return (self._metric(reader, value, path),)
+        return tuple(self._metric(reader, item, (*path, index)) for index, item in enumerate(value))
+
+    def _metric(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> str | ObjectSpec | None:
+        if isinstance(value, dict) or is_dotted(value):
+            return reader.object(value, path, self.takes)
+        if not isinstance(value, str):
+            return reader.refuse(path, "the name of a metric, or class_path and init_args")
+        if metric_known(value):
+            return value
+        names = known_metrics()
+        return reader.refuse(path, f"{', '.join(sorted(names))}, or class_path", did_you_mean(value, names))
+
+    def schema(self) -> Schema:
+        name = {"anyOf": [{"enum": list(known_metrics())}, {"type": "string"}]}  # "click_auc", "gauc/user"
+        metric = {"anyOf": [name, OBJECT]}
+        return {"anyOf": [metric, {"type": "array", "items": metric}]}
+
+
+@dataclass(frozen=True)
+class Keywords(Content):
+    """Keyword arguments of `Trainer`, or of a method of it.
+
+    Attributes:
+        method: the method; "" for `Trainer` itself.
+        elsewhere: arguments that are given elsewhere, and where.
+        filled: whether defaults are filled in.
+        alone: the argument that a text alone stands for.
     """
-    if signature is None:
-        return frozenset({"params"} if section == "optimizer" else ())
-    filled = {
-        "network": {"features"} if features else set(),
-        # a function that builds an optimizer may take the network instead of its parameters, to group them
-        "optimizer": {"params", "network"},
-        "eval_network": {"network", "loss_fn"},
-    }
-    return frozenset(filled.get(section, set()) & set(signature.parameters))
+
+    method: str = ""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    filled: bool = True
+    alone: str = ""
+
+    def _signature(self, section: str) -> tuple[Signature, Any]:
+        from ...trainer import Trainer
+
+        target = getattr(Trainer, self.method) if self.method else Trainer
+        signature = signature_of(inspect.unwrap(target))
+        parameters = {name: p for name, p in signature.parameters.items() if name != "self"}
+        accepts = {name: signature.accepts[name] for name in parameters}
+        return replace(signature, name=f"section {section}", parameters=parameters, accepts=accepts), target
+
+    def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Options | None:
+        signature, _ = self._signature(path[-1])
+        if self.alone and isinstance(value, str):
+            return Options({self.alone: value})
+        if self.alone and isinstance(value, dict):
+            value = {name: item for name, item in value.items() if item is not None}
+        if not isinstance(value, dict):
+            keys = f" with the keys {', '.join(signature.names())}" if self.alone else ""
+            return reader.refuse(path, f"{'a path, or ' if self.alone else ''}a mapping{keys}")
+        given = {name: f"is given elsewhere: {where}" for name, where in self.elsewhere.items()}
+        options = Options(reader.arguments(value, path, signature, given))
+        for name, message in out_of_range(path[-1], options).items():
+            reader.add((*path, name), message)
+        if self.filled:
+            defaults = recordable(signature, {*given, *options})
+            options.update(defaults)
+            options.defaults = tuple(defaults)
+        return options
+
+    def schema(self) -> Schema:
+        signature, target = self._signature("")
+        schema = arguments_schema(signature, self.elsewhere, documented(target), needed=not self.filled)
+        return {**schema, "type": ["string", "object"] if self.alone else "object"}
 
 
-def trainer_problems(keywords: Mapping[str, Any]) -> dict[str, str]:
-    """Return the problems of `trainer` that need no network, by key."""
+def out_of_range(section: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is wrong with values of the right types, by key."""
     from ...graph import precision
     from ...metrics.predictions import check_activation
 
-    key, activation = "prediction_activation", keywords.get("prediction_activation")
-    if isinstance(activation, str):
+    problems = {}
+
+    def attempt(name: str, check: Callable[..., Any], *values: Any) -> None:
         try:
-            check_activation(key, activation)
+            check(*values)
         except ConfigurationError as error:
-            return {key: str(error).removeprefix(f"{key} ")}
-    level, dtype = keywords.get("amp_level", "O0"), keywords.get("amp_dtype", "float16")
-    if not isinstance(level, str) or not isinstance(dtype, str):
-        return {}
-    try:
-        precision.resolve(level, dtype)
-    except ConfigurationError as error:
-        key = "amp_level" if str(error).startswith("amp_level") else "amp_dtype"
-        return {key: str(error).removeprefix(f"{key} ")}
-    return {}
+            name = next((key for key in ("amp_level", "amp_dtype") if str(error).startswith(key)), name)
+            problems[name] = str(error).removeprefix(f"{name} ")
+
+    ranges = {**_RANGES, "sink_size": _sink_size if section == "fit" else checks.whole}
+    for name in ranges.keys() & options.keys():
+        if checks.is_number(options[name]) or name == "max_time":  # other types are rejected by the type check
+            attempt(name, ranges[name], name, options[name])
+    if section == "trainer":
+        if isinstance(activation := options.get("prediction_activation"), str):
+            attempt("prediction_activation", check_activation, "prediction_activation", activation)
+        level, dtype = options.get("amp_level", "O0"), options.get("amp_dtype", "float16")
+        if isinstance(level, str) and isinstance(dtype, str):
+            attempt("amp_level", precision.resolve, level, dtype)
+    return problems
 
 
 def _sink_size(name: str, value: Any) -> None:
@@ -112,187 +244,98 @@ _RANGES: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-def value_problems(section: str, keywords: Mapping[str, Any]) -> dict[str, str]:
-    """Check that the numbers of a section are in range; return messages by key."""
-    problems = {}
-    ranges = {**_RANGES, "sink_size": _sink_size if section == "fit" else checks.whole}
-    for name in ranges.keys() & keywords.keys():
-        if checks.is_number(keywords[name]) or name == "max_time":  # other types are rejected by the type check
+_COLUMNS = Accepted(
+    Annotated[
+        list[Any],
+        Field(min_length=1),
+        WithJsonSchema({"title": "a list of features, each a mapping with its kind"}),
+    ]
+)
+
+
+class DeclaredFeatures(Content):
+    """The arguments of `Features`: its columns, each with its kind, and options."""
+
+    def _signature(self) -> Signature:
+        from ...features import Features
+
+        signature = signature_of(Features)
+        parameters, accepts = dict(signature.parameters), dict(signature.accepts)
+        del accepts["features"]
+        parameters = {"columns": parameters.pop("features"), **parameters}
+        return replace(
+            signature, name="section features", parameters=parameters, accepts={"columns": _COLUMNS, **accepts}
+        )
+
+    def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> dict[str, Any] | None:
+        signature, before = self._signature(), len(reader.problems)
+        if not isinstance(value, dict):
+            return reader.refuse(path, f"a mapping with the keys {', '.join(signature.names())}")
+        columns = value.get("columns")
+        for index, column in enumerate(columns if isinstance(columns, list) else ()):
+            self._column(reader, column, (*path, "columns", index))
+        reader.arguments(value, path, signature, {})
+        if len(reader.problems) == before:
             try:
-                ranges[name](name, keywords[name])
-            except ConfigurationError as error:
-                problems[name] = str(error).removeprefix(f"{name} ")
-    return problems
+                make_features(value)
+            except (ConfigurationError, TypeError) as error:
+                reader.add(path, str(error))
+        return value
+
+    def _column(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> None:
+        from ...features import KINDS
+        from ...features.feature import as_feature
+
+        if not isinstance(value, dict):
+            return reader.refuse(path, "a mapping with kind and name")
+        kind = value.get("kind")
+        if kind not in list(KINDS):
+            hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
+            return reader.refuse((*path, "kind"), ", ".join(KINDS), hint)
+        before, options = len(reader.problems), {key: item for key, item in value.items() if key != "kind"}
+        reader.arguments(options, path, signature_of(KINDS[kind]), {})
+        if len(reader.problems) > before:
+            return
+        try:
+            as_feature(value)
+        except (ConfigurationError, TypeError) as error:
+            argument = _FEATURE_ARGUMENT.match(str(error))
+            if argument is None or argument[1] not in value:
+                return reader.add(path, str(error))
+            reader.add((*path, argument[1]), str(error), of_key=True)
+
+    def schema(self) -> Schema:
+        from ...features import KINDS, Features
+
+        variants = []
+        for name, kind in KINDS.items():
+            schema = arguments_schema(signature_of(kind), (), documented(kind))
+            schema["properties"] = {"kind": {"const": name}, **schema["properties"]}
+            variants.append(when("kind", name, schema))
+        column = {"type": "object", "properties": {"kind": {"enum": list(KINDS)}}, "allOf": variants}
+        schema = arguments_schema(self._signature(), (), documented(Features))
+        columns = {"type": "array", "minItems": 1, "items": {**column, "required": ["kind", "name"]}}
+        return {**schema, "properties": {**schema["properties"], "columns": columns}}
 
 
-@functools.cache
-def features_keys() -> tuple[str, ...]:
-    """Return the keys of section `features`: columns, and the options of `Features`."""
+def make_features(section: Mapping[str, Any]) -> Any:
+    """Create the `Features` that the section `features` declares.
+
+    Raises:
+        ConfigurationError: invalid declaration; the message begins with the key.
+    """
     from ...features import Features
 
-    return ("columns", *list(inspect.signature(Features).parameters)[1:])
+    return Features(section["columns"], **{name: value for name, value in section.items() if name != "columns"})
 
 
-@functools.cache
-def known_metrics() -> tuple[str, ...]:
-    """Return the metric names that `Trainer(metrics=...)` accepts."""
-    from ...metrics import metric_names
-
-    return tuple(metric_names())
-
-
-def metric_known(name: str) -> bool:
-    """Return whether `name` is a metric, also as in "gauc/user" and "click_auc"."""
-    from ...metrics import get_metrics
-
-    if name in known_metrics():
-        return True
-    words = name.split("_")
-    for start in range(len(words)):  # the words before are a task name, which the loss knows
-        with contextlib.suppress(ConfigurationError):
-            get_metrics(["_".join(words[start:])])
-            return True
-    return False
+def signature_of(target: Callable[..., Any]) -> Signature:
+    """Return the signature of a class or function that has one."""
+    signature = real_signature(target)
+    assert signature is not None
+    return signature
 
 
-# Standard library modules with plain values; anything else in it has side effects or is not a valid object here.
-_VALUE_MODULES = frozenset({"collections", "datetime", "decimal", "fractions", "pathlib", "zoneinfo"})
-_UNTYPED = (object, typing.Any, inspect.Signature.empty)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """The kind of object a section takes."""
-
-    name: str  # for messages: "a callbacks.Callback or a mindspore.train.Callback"
-    fits: Callable[[type], bool]
-    examples: tuple[type, ...] = ()  # a function annotated to return a base class of these may return one
-
-
-@functools.cache
-def kind_of_section(section: str) -> Kind | None:
-    """Return the kind of a section; None, as for arguments, accepts anything."""
-    if section == "data":
-        return Kind("a dataset, a stream or another source of batches", _is_data)
-    if section == "report":
-        return Kind("an object to call as report(trainer, run_dir)", lambda cls: _has(cls, "__call__"))
-    if section not in ("network", "eval_network", "loss", "optimizer", "metrics", "callbacks"):
-        return None
-    import mindspore.train
-    from mindspore import nn
-
-    from callbacks import Callback
-
-    if section == "optimizer":
-        return Kind("an optimizer", _is_optimizer, (nn.Optimizer,))
-    if section == "metrics":
-        return Kind("a metric: one has update and eval, or update and value", _is_metric, (mindspore.train.Metric,))
-    if section == "callbacks":
-        accepted = {"callbacks.Callback": Callback, "mindspore.train.Callback": mindspore.train.Callback}
-        classes = tuple(accepted.values())
-        return Kind(f"a {' or a '.join(accepted)}", lambda cls: issubclass(cls, classes), classes)
-    if section == "loss":
-        return Kind("a loss: a mindspore.nn.Cell, or a function of outputs and labels", _is_loss, (nn.Cell,))
-    fits = lambda cls: issubclass(cls, nn.Cell) and not issubclass(cls, nn.Optimizer)  # noqa: E731
-    return Kind("a mindspore.nn.Cell other than an optimizer", fits, (nn.Cell,))
-
-
-def wrong_kind(target: Any, class_path: str, section: str) -> str:
-    """Return why `target` cannot create a section's object, or an empty string.
-
-    Classes are checked directly, functions by their return annotation. A function without one is called later and its
-    result checked, unless it is from the standard library.
-    """
-    if not callable(target):
-        return "names a value, not a class or a function"
-    library = _standard_library(target, class_path)
-    if library and not (section == "" and library in _VALUE_MODULES):
-        return (
-            f"is Python's own ({library}), no part of an experiment; its parts come from "
-            "MindSpore, this package, other packages, or modules of yours"
-        )
-    kind = kind_of_section(section)
-    if kind is None:
-        return ""
-    if isinstance(target, type):
-        return "" if kind.fits(target) else f"is not {kind.name}"
-    returned = _returned(target)
-    if returned is None or any(_may_be(part, kind) for part in alternatives(returned)):
-        return ""
-    return f"returns {getattr(returned, '__name__', returned)}, which is not {kind.name}"
-
-
-def wrong_result(result: Any, section: str) -> str:
-    """Return the problem with an object created for a section, or an empty string."""
-    kind = kind_of_section(section)
-    if kind is None or kind.fits(type(result)) or (section == "optimizer" and _is_cell(type(result))):
-        return ""
-    return f"which is not {kind.name}"
-
-
-def _standard_library(target: Any, class_path: str) -> str:
-    """Return the standard library module that defines `target`, or an empty string."""
-    while isinstance(target, functools.partial):
-        target = target.func
-    if inspect.ismethod(target):  # a class or instance method
-        owner = target.__self__
-        target = owner if isinstance(owner, type) else type(owner)
-    homes = [class_path.partition(".")[0], (getattr(target, "__module__", None) or "builtins").partition(".")[0]]
-    return next((home for home in homes if home in sys.stdlib_module_names), "")
-
-
-def _returned(function: Any) -> Any:
-    """Return the return annotation of `function`, or None."""
-    annotation: Any = inspect.Signature.empty
-    with contextlib.suppress(Exception):  # names imported under TYPE_CHECKING
-        annotation = typing.get_type_hints(inspect.unwrap(function)).get("return", annotation)
-    return None if annotation in _UNTYPED else annotation
-
-
-def _may_be(annotation: Any, kind: Kind) -> bool:
-    """Return whether the annotated type, or a subclass, is of the kind."""
-    base = typing.get_origin(annotation) or annotation
-    if not isinstance(base, type) or base is object or getattr(base, "_is_protocol", False):
-        return True
-    return kind.fits(base) or any(issubclass(example, base) for example in kind.examples)
-
-
-def _has(cls: type, *names: str) -> bool:
-    # not getattr, which also finds methods of the metaclass
-    return all(any(vars(base).get(name) is not None for base in cls.__mro__) for name in names)
-
-
-def _is_cell(cls: type) -> bool:
-    from mindspore import nn
-
-    return issubclass(cls, nn.Cell)
-
-
-def _is_loss(cls: type) -> bool:
-    from mindspore import nn
-
-    return _has(cls, "__call__") and not issubclass(cls, nn.Optimizer | type)
-
-
-def _is_optimizer(cls: type) -> bool:
-    from mindspore import nn
-    from mindspore.experimental import optim
-
-    if issubclass(cls, nn.Optimizer | optim.Optimizer):
-        return True
-    signature = real_signature(cls) if _is_cell(cls) else None
-    takes = set(signature.parameters) if signature is not None else set()
-    return bool(takes & {"params", "parameters", "network"})
-
-
-def _is_metric(cls: type) -> bool:
-    return _has(cls, "update") and (_has(cls, "eval") or _has(cls, "value") or _has(cls, "compute"))
-
-
-def _is_data(cls: type) -> bool:
-    from callbacks import Callback
-
-    if issubclass(cls, str | bytes | Callback) or _is_cell(cls):
-        return False
-    readers = ("__iter__", "__getitem__", "__call__", "create_dict_iterator", "create_tuple_iterator", "poll")
-    return any(_has(cls, name) for name in readers)
+def _is_path_of_rows(text: str) -> bool:
+    """Return whether a text names a file or folder of rows rather than a class."""
+    return text.lower().endswith(_ROWS) or "/" in text or Path(text).is_dir()

@@ -1,4 +1,4 @@
-"""Reads YAML as nodes with locations, applies ``--set a.b=c``, writes YAML.
+"""Reads YAML as plain values with their lines, applies ``--set``, writes YAML.
 
 Scalars follow YAML 1.2: ``1e-3`` is a float, ``010`` is ten, ``yes``, ``no``, ``on`` and ``off`` are strings, and so
 are dates; ``true``, ``false``, ``null``, ``~``, ``0x1f``, ``1_000``, ``.inf`` and ``.nan`` work. Anchors, aliases and
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ import yaml
 from ...masking import mask_text, mask_value
 from .problems import ConfigErrors, Problem, SourceLocation, format_value, join
 
-Scalar = str | int | float | bool | None
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
 MAX_BYTES = 1 << 20
@@ -30,52 +29,62 @@ _TOO_MANY = f"expands to more than {MAX_VALUES:,} values"
 _TOO_LONG = f"is longer than {MAX_BYTES:,} bytes; a configuration names data and does not hold them"
 
 
-@dataclass(frozen=True, eq=False)
-class Node:
-    """A value of a configuration and its location."""
+@dataclass(frozen=True)
+class Tree:
+    """A configuration as plain values, and where each of them stands.
 
-    value: Scalar | tuple[Node, ...] | dict[Any, Entry]
-    location: SourceLocation
+    Attributes:
+        value: plain mappings, lists and scalars.
+        places: location of the key and of the value by path, a tuple of keys and indices as text; () is the whole.
+    """
 
-    def get(self, key: Scalar) -> Node | None:
-        """Return the node under `key` of a mapping, or None."""
-        entry = self.value.get(key) if isinstance(self.value, dict) else None
-        return entry.node if entry is not None else None
+    value: Any
+    places: Mapping[tuple[str, ...], tuple[SourceLocation, SourceLocation]]
 
-    def plain(self) -> Any:
-        """Return the value as plain dicts, lists and scalars."""
-        if isinstance(self.value, dict):
-            return {key: entry.node.plain() for key, entry in self.value.items()}
-        if isinstance(self.value, tuple):
-            return [node.plain() for node in self.value]
-        return self.value
+    def get(self, path: Iterable[Any]) -> Any:
+        """Return the value at `path`, or None."""
+        value = self.value
+        for key in path:
+            if isinstance(value, dict):
+                value = value.get(key)
+            elif isinstance(value, list) and isinstance(key, int) and key < len(value):
+                value = value[key]
+            else:
+                return None
+        return value
+
+    def location(self, path: Iterable[Any], *, of_key: bool = False) -> SourceLocation:
+        """Return where the value at `path`, or its key, is; else what is above."""
+        known = tuple(map(str, path))
+        while known not in self.places:
+            known, of_key = known[:-1], False
+        return self.places[known][0 if of_key else 1]
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """The location of a key, and its value."""
-
-    location: SourceLocation
-    node: Node
-
-
-_NULL, _BOOL, _INT, _FLOAT, _STR, _MERGE = (
-    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "merge")
-)
+_TAG = "tag:yaml.org,2002:"
 _RESOLVERS = (
-    (_NULL, re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
-    (_BOOL, re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
-    (_INT, re.compile(r"(?:[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")),
+    ("null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    ("int", re.compile(r"(?:[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")),
     (
-        _FLOAT,
+        "float",
         re.compile(
             r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
             r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
         ),
         list("-+.0123456789"),
     ),
-    (_MERGE, re.compile(r"<<$"), ["<"]),
+    ("merge", re.compile(r"<<$"), ["<"]),
 )
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "null": lambda text: None,
+    "bool": lambda text: bool(("false", "true").index(text.lower())),
+    "int": lambda text: int(text, 0) if text[:2] in ("0x", "0o") else int(text),
+    "float": lambda text: float(re.sub(r"\.(?=inf|nan)", "", text.lower())),
+    "merge": str,
+    "value": str,
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -106,16 +115,16 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
     # other styles fold or drop line separators such as U+0085; double quotes escape them
-    return dumper.represent_scalar(_STR, text, style=None if text.isprintable() else '"')
+    return dumper.represent_scalar(f"{_TAG}str", text, style=None if text.isprintable() else '"')
 
 
 _Dumper.add_representer(str, _represent_text)
-for _tag, _pattern, _first in _RESOLVERS:
-    _Loader.add_implicit_resolver(_tag, _pattern, _first)
-    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+for _name, _pattern, _first in _RESOLVERS:
+    _Loader.add_implicit_resolver(_TAG + _name, _pattern, _first)
+    _Dumper.add_implicit_resolver(_TAG + _name, _pattern, _first)
 
 
-def read_tree(path: Path) -> Node:
+def read_tree(path: Path) -> Tree:
     """Return the tree of the YAML file `path`."""
     location = SourceLocation(str(path))
     try:
@@ -139,25 +148,30 @@ def _after(before: Any, line_end: Any, source: str) -> SourceLocation:
     return SourceLocation(source, before.count(line_end) + 1, len(before) - before.rfind(line_end))
 
 
-def parse_tree(text: str, source: str, location: SourceLocation | None = None) -> Node:
-    """Return the tree of YAML `text`; an override's nodes have one location.
+def parse_tree(text: str, source: str, location: SourceLocation | None = None) -> Tree:
+    """Return the tree of YAML `text`; all values of an override have its one location.
 
     Raises:
         ConfigErrors: invalid YAML, more than one document, duplicate keys, keys that are not scalars, tags that are
             not plain data, values nested deeper than 50, anchors that contain themselves or expand to more than
             100,000 values, more than 1 MB of text.
     """
+    whole = location or SourceLocation(source)
     if len(text) > MAX_BYTES:
-        raise ConfigErrors([Problem(location or SourceLocation(source), "", _TOO_LONG)])
+        raise ConfigErrors([Problem(whole, "", _TOO_LONG)])
     try:
         loader = _Loader(text)
         try:
             root = loader.get_single_node()
+            walk = _Walk(loader, source, location)
+            if root is None:
+                return Tree(None, {(): (location or SourceLocation(source, 1, 1),) * 2})
+            value = walk.value(root, (), ())
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = location or (SourceLocation(source, mark.line + 1, mark.column + 1) if mark else SourceLocation(source))
+        where = location or (SourceLocation(source, mark.line + 1, mark.column + 1) if mark else whole)
         problem = ", ".join(part for part in (error.context, error.problem) if part)
         raise ConfigErrors([Problem(where, "", f"invalid YAML: {problem}")]) from error
     except yaml.reader.ReaderError as error:
@@ -165,14 +179,83 @@ def parse_tree(text: str, source: str, location: SourceLocation | None = None) -
         message = f"invalid YAML: the character {chr(error.character)!r} is not allowed"
         raise ConfigErrors([Problem(where, "", message)]) from error
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigErrors([Problem(location or SourceLocation(source), "", f"invalid YAML: {error}")]) from error
-    if root is None:
-        return Node(None, location or SourceLocation(source, 1, 1))
-    converter = _Converter(source, location)
-    tree = converter.convert(root, "", ())
-    if converter.problems:
-        raise ConfigErrors(converter.problems)
-    return tree
+        if isinstance(error, ConfigErrors):
+            raise
+        raise ConfigErrors([Problem(whole, "", f"invalid YAML: {error}")]) from error
+    if walk.problems:
+        raise ConfigErrors(walk.problems)
+    return Tree(value, walk.places)
+
+
+class _Walk:
+    """Turns PyYAML's nodes into plain values and collects their places and problems."""
+
+    def __init__(self, loader: _Loader, source: str, location: SourceLocation | None) -> None:
+        self.loader, self.source, self.fixed = loader, source, location
+        self.places: dict[tuple[str, ...], tuple[SourceLocation, SourceLocation]] = {}
+        self.problems: list[Problem] = []
+        self._seen: set[int] = set()
+
+    def _location(self, node: yaml.Node) -> SourceLocation:
+        return self.fixed or SourceLocation(self.source, node.start_mark.line + 1, node.start_mark.column + 1)
+
+    def _refuse(self, node: yaml.Node, path: tuple[str, ...], message: str) -> None:
+        self.problems.append(Problem(self._location(node), dotted(path), message))
+
+    def value(
+        self, node: yaml.Node, path: tuple[str, ...], above: tuple[int, ...], key: yaml.Node | None = None
+    ) -> Any:
+        """Return the plain value of a node below the nodes `above`."""
+        self.places[path] = (self._location(key or node), self._location(node))
+        if id(node) in above:
+            return self._refuse(node, path, "this anchor contains itself")
+        if len(above) >= MAX_DEPTH or len(self.places) > MAX_VALUES:  # by aliases; stop before they fill the memory
+            message = _TOO_DEEP if len(above) >= MAX_DEPTH else _TOO_MANY
+            raise ConfigErrors([*self.problems, Problem(self._location(node), dotted(path), message)])
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        if node.tag not in (f"{_TAG}map", f"{_TAG}seq"):
+            return self._refuse(node, path, _tag_refused(node.tag))
+        above = (*above, id(node))
+        if not isinstance(node, yaml.MappingNode):
+            return [self.value(child, (*path, str(index)), above) for index, child in enumerate(node.value)]
+        if id(node) not in self._seen:
+            self._seen.add(id(node))
+            self._check_keys(node, path)
+            self.loader.flatten_mapping(node)  # merge keys: what is merged comes first, so that what is written wins
+        named = [(self._scalar(key, path), key, item) for key, item in node.value if isinstance(key, yaml.ScalarNode)]
+        return {name: self.value(item, (*path, str(name)), above, key) for name, key, item in named}
+
+    def _check_keys(self, node: yaml.MappingNode, path: tuple[str, ...]) -> None:
+        first: dict[Any, yaml.Node] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self._refuse(key, path, "a key is a plain word or number; received a list or a mapping")
+                continue
+            name = self._scalar(key, path)
+            if name is None:
+                self._refuse(key, path, "a key is missing (null) here")
+            elif name in first and key.tag != f"{_TAG}merge":
+                there = self._location(first[name])
+                self._refuse(key, (*path, str(name)), f"duplicate key; it is given first at {there}")
+            first.setdefault(name, key)
+
+    def _scalar(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> Any:
+        text, name = node.value, node.tag.removeprefix(_TAG)
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            message = f"{format_value(text)} holds half a surrogate pair, which no file can hold"
+            return self._refuse(node, path, message)
+        if name not in _SCALARS:
+            return self._refuse(node, path, _tag_refused(node.tag))
+        try:
+            return _SCALARS[name](text)
+        except ValueError:
+            return self._refuse(node, path, f"{format_value(text)} cannot be read as {name}")
+
+
+def _tag_refused(tag: str) -> str:
+    accepted = "a configuration holds plain mappings, lists, strings and numbers"
+    return f"the tag {format_value(tag)} is not accepted; {accepted}"
 
 
 def dump(value: Any) -> str:
@@ -187,122 +270,7 @@ def dump_line(value: Any) -> str:
     )[1:-2]
 
 
-class _Converter:
-    """Converts PyYAML's nodes to `Node` and collects problems."""
-
-    def __init__(self, source: str, location: SourceLocation | None) -> None:
-        self.source, self.fixed = source, location
-        self.problems: list[Problem] = []
-        self._done: dict[int, Node] = {}
-        self._measures: dict[int, tuple[int, int]] = {}
-
-    def location(self, node: yaml.Node) -> SourceLocation:
-        return self.fixed or SourceLocation(self.source, node.start_mark.line + 1, node.start_mark.column + 1)
-
-    def add(self, node: yaml.Node, path: str, message: str) -> Node:
-        location = self.location(node)
-        self.problems.append(Problem(location, path, message))
-        return Node(None, location)
-
-    def convert(self, node: yaml.Node, path: str, above: tuple[int, ...]) -> Node:
-        if id(node) in above:
-            return self.add(node, path, "this anchor contains itself")
-        if id(node) not in self._done:
-            if isinstance(node, yaml.MappingNode):
-                converted = self._mapping(node, path, (*above, id(node)))
-            elif isinstance(node, yaml.SequenceNode):
-                converted = self._sequence(node, path, (*above, id(node)))
-            else:
-                converted = self._scalar(node, path)
-            self._done[id(node)] = self._bounded(node, path, converted)
-        return self._done[id(node)]
-
-    def _bounded(self, node: yaml.Node, path: str, node_value: Node) -> Node:
-        """Return `node_value`, or an empty node if aliases expand it past the limits."""
-        children: Any = node_value.value if isinstance(node_value.value, tuple) else ()
-        if isinstance(node_value.value, dict):
-            children = [entry.node for entry in node_value.value.values()]
-        measures = [self._measures.get(id(child), (1, 1)) for child in children]
-        size, depth = 1 + sum(size for size, _ in measures), 1 + max((depth for _, depth in measures), default=0)
-        if depth > MAX_DEPTH or size > MAX_VALUES:
-            return self.add(node, path, _TOO_DEEP if depth > MAX_DEPTH else _TOO_MANY)
-        self._measures[id(node_value)] = (size, depth)
-        return node_value
-
-    def _sequence(self, node: yaml.SequenceNode, path: str, above: tuple[int, ...]) -> Node:
-        if node.tag != "tag:yaml.org,2002:seq":
-            return self.add(node, path, _tag_refused(node.tag))
-        children = [self.convert(child, join(path, str(i)), above) for i, child in enumerate(node.value)]
-        return Node(tuple(children), self.location(node))
-
-    def _mapping(self, node: yaml.MappingNode, path: str, above: tuple[int, ...]) -> Node:
-        if node.tag != "tag:yaml.org,2002:map":
-            return self.add(node, path, _tag_refused(node.tag))
-        own: dict[Any, Entry] = {}
-        merged: dict[Any, Entry] = {}
-        for key_node, value_node in node.value:
-            if key_node.tag == _MERGE:
-                for entries in self._merged(value_node, path, above):
-                    merged = {**entries, **merged}  # the first of several merged mappings wins
-                continue
-            if not isinstance(key_node, yaml.ScalarNode):
-                self.add(key_node, path, "a key is a plain word or number; received a list or a mapping")
-                continue
-            key: Any = self._scalar(key_node, path).value
-            if key is None:
-                self.add(key_node, path, "a key is missing (null) here")
-            elif key in own:
-                self.add(key_node, join(path, key), f"duplicate key; it is given first at {own[key].location}")
-            else:
-                own[key] = Entry(self.location(key_node), self.convert(value_node, join(path, key), above))
-        inherited = {key: entry for key, entry in merged.items() if key not in own}
-        return Node({**inherited, **own}, self.location(node))
-
-    def _merged(self, node: yaml.Node, path: str, above: tuple[int, ...]) -> list[dict[Any, Entry]]:
-        parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        bases = []
-        for part in parts:
-            base = self.convert(part, join(path, "<<"), above)
-            if isinstance(base.value, dict):
-                bases.append(base.value)
-            elif not isinstance(part, yaml.MappingNode):  # others are already reported
-                message = f"merges a mapping or a list of mappings; received {format_value(base.plain())}"
-                self.add(part, join(path, "<<"), message)
-        return bases
-
-    def _scalar(self, node: yaml.Node, path: str) -> Node:
-        text, tag = node.value, node.tag
-        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-            return self.add(node, path, f"{format_value(text)} holds half a surrogate pair, which no file can hold")
-        try:
-            if tag == _STR:
-                value: Scalar = text
-            elif tag == _NULL:
-                value = None
-            elif tag == _BOOL:
-                value = {"true": True, "false": False}[text.lower()]
-            elif tag == _INT:
-                value = int(text, 0) if text[:2] in ("0x", "0o") else int(text)
-            elif tag == _FLOAT:
-                value = float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
-            elif tag in (_MERGE, "tag:yaml.org,2002:value"):
-                value = text
-            else:
-                return self.add(node, path, _tag_refused(tag))
-        except (ValueError, KeyError):
-            return self.add(node, path, f"{format_value(text)} cannot be read as {tag.rpartition(':')[2]}")
-        return Node(value, self.location(node))
-
-
-def _tag_refused(tag: str) -> str:
-    accepted = "a configuration holds plain mappings, lists, strings and numbers"
-    return f"the tag {format_value(tag)} is not accepted; {accepted}"
-
-
-OBJECT_KEYS = ("class_path", "init_args")
-
-
-def apply_overrides(root: Node, overrides: Iterable[str]) -> tuple[Node, list[Problem]]:
+def apply_overrides(tree: Tree, overrides: Iterable[str]) -> tuple[Tree, list[Problem]]:
     """Apply each ``a.b=c`` in order; return the new tree and the problems.
 
     The value is read as YAML (``--set metrics=[auc]`` is a list, ``--set seed=2`` a number); a number in the path is an
@@ -317,49 +285,61 @@ def apply_overrides(root: Node, overrides: Iterable[str]) -> tuple[Node, list[Pr
         shown = masked(override)
         location = SourceLocation(f"--set {shown}" if shown.isprintable() else f"--set {shown!r}")
         path, equals, text = override.partition("=")
-        keys = path.strip().split(".")
+        keys = tuple(path.strip().split("."))
         if not equals or not all(keys):
             message = "accepts a dotted path, '=' and a value, as in trainer.amp_level=O2"
             problems.append(Problem(location, "", f"received {format_value(shown)}; {message}"))
             continue
         try:
-            root = _replace(root, keys, parse_tree(text, location.source, location), location, "")
+            new = parse_tree(text, location.source, location)
+            value = _replaced(tree.value, keys, new.value, location, ())
         except ConfigErrors as errors:
             problems.extend(errors.problems)
-    return root, problems
+        else:
+            made = {keys[:depth]: (location, location) for depth in range(1, len(keys))}
+            key_place = tree.places.get(keys, (location,))[0]
+            below = {(*keys, *inner): place for inner, place in new.places.items()}
+            tree = Tree(value, {**made, **tree.places, **below, keys: (key_place, location)})
+    return tree, problems
+
+
+def _replaced(value: Any, keys: tuple[str, ...], new: Any, location: SourceLocation, above: tuple[str, ...]) -> Any:
+    """Return `value` with `new` at the path `keys`."""
+    if not keys:
+        return new
+    key, path = keys[0], (*above, keys[0])
+    if isinstance(value, list):
+        if not (key.isascii() and key.isdecimal()) or int(key) >= len(value):
+            accepted = f"0 to {len(value) - 1}" if value else "nothing, the list is empty"
+            message = f"a place in this list is {accepted}; received {format_value(key)}"
+            raise ConfigErrors([Problem(location, dotted(path), message)])
+        index = int(key)
+        return [*value[:index], _replaced(value[index], keys[1:], new, location, path), *value[index + 1 :]]
+    if value is None:
+        value = {}
+    elif isinstance(value, str) and key in ("class_path", "init_args"):
+        value = {"class_path": value}  # a bare class path is shorthand for a mapping with only that key
+    if not isinstance(value, dict):
+        where = dotted(above) or "the configuration"
+        message = f"{where} is {format_value(value)}, which has nothing below it to set"
+        raise ConfigErrors([Problem(location, dotted(path), message)])
+    return {**value, key: _replaced(value.get(key), keys[1:], new, location, path)}
 
 
 def masked(override: str) -> str:
     """Return an ``a.b=c`` with the credentials in it masked."""
     path, _, text = override.partition("=")
     try:
-        plain = parse_tree(text, path).plain()
+        plain = parse_tree(text, path).value
     except ConfigErrors:
         return mask_text(override)
     hidden = mask_value(plain, path.strip())
     return override if hidden == plain else f"{path}={json.dumps(hidden)}"
 
 
-def _replace(node: Node, keys: list[str], value: Node, location: SourceLocation, path: str) -> Node:
-    if not keys:
-        return value
-    key, below = keys[0], f"{path}.{keys[0]}" if path else keys[0]
-    if isinstance(node.value, tuple):
-        if not (key.isascii() and key.isdecimal()) or int(key) >= len(node.value):
-            accepted = f"0 to {len(node.value) - 1}" if node.value else "nothing, the list is empty"
-            message = f"a place in this list is {accepted}; received {format_value(key)}"
-            raise ConfigErrors([Problem(location, below, message)])
-        items = list(node.value)
-        items[int(key)] = _replace(items[int(key)], keys[1:], value, location, below)
-        return Node(tuple(items), node.location)
-    if node.value is None:
-        node = Node({}, location)
-    elif isinstance(node.value, str) and key in OBJECT_KEYS:
-        # a bare class path is shorthand for a mapping with only that key
-        node = Node({"class_path": Entry(node.location, node)}, node.location)
-    if not isinstance(node.value, dict):
-        message = f"{path or 'the configuration'} is {format_value(node.value)}, which has nothing below it to set"
-        raise ConfigErrors([Problem(location, below, message)])
-    old = node.value.get(key) or Entry(location, Node(None, location))
-    entry = Entry(old.location, _replace(old.node, keys[1:], value, location, below))
-    return Node({**node.value, key: entry}, node.location)
+def dotted(path: Iterable[Any]) -> str:
+    """Return a path with dots between its keys."""
+    text = ""
+    for key in path:
+        text = join(text, key)
+    return text

@@ -11,7 +11,6 @@ from typing import Any
 from ...checkpoint.folder_lock import claim
 from ...checks import is_number
 from ...errors import ConfigurationError, FolderInUseError
-from ..configuration.experiment_config import flatten
 from . import run_folder
 from .run_folder import Run
 
@@ -54,7 +53,7 @@ def compare(*folders: str | Path) -> str:
     runs = [Run.read(folder) for folder in folders]
     names = [str(run.path) for run in runs]
     versions = [{name: run.versions[name] for name in _VERSIONS if name in run.versions} for run in runs]
-    differences = _differing([flatten({**run.config, "run_dir": None}) for run in runs])
+    differences = _differing([run_folder.flatten({**run.config, "run_dir": None}) for run in runs])
     lines = _section("Configuration", names, differences, "the same")
     lines += _section("Versions", names, _differing(versions), "the same")
     heads = [*names, "difference"] if len(runs) == 2 else names
@@ -138,7 +137,7 @@ def _differing(sides: list[dict[str, Any]]) -> list[list[str]]:
 
 def _results(metrics: list[Mapping[str, Any]]) -> list[list[str]]:
     rows = []
-    for key, values in _unequal([flatten(side) if side else {} for side in map(_without_places, metrics)]):
+    for key, values in _unequal([run_folder.flatten(side) if side else {} for side in map(_without_places, metrics)]):
         if key.split(".")[0] in _NO_RESULTS:
             continue
         row = [_NAMES.get(key, key.removeprefix("results.")), *map(_text, values)]

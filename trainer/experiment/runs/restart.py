@@ -15,7 +15,7 @@ from ...storage import fetch
 from ...storage.location import Location
 from ...storage.mirror import RECORD
 from ..configuration.class_paths import expand
-from ..configuration.experiment_config import ExperimentConfig, flatten
+from ..configuration.experiment_config import ExperimentConfig
 from ..configuration.loader import load_config
 from ..configuration.yaml_tree import parse_tree
 from . import run_folder
@@ -61,7 +61,7 @@ def _mirrored_run(config: ExperimentConfig) -> str | None:
 
 def _changed(recorded: Mapping[str, Any], defaults: Collection[str], config: ExperimentConfig) -> list[str]:
     """Return the changed settings; changed defaults and the run folder are exempt."""
-    before, now = flatten(recorded), flatten(config.to_dict())
+    before, now = run_folder.flatten(recorded), run_folder.flatten(config.to_dict())
     given = (before.keys() - set(defaults)) | (now.keys() - set(config.default_paths()))
     sides = [(key, before.get(key, _ABSENT), now.get(key, _ABSENT)) for key in sorted(given - {"run_dir"})]
     return [f"{key}: {_text(then)}, now {_text(new)}" for key, then, new in sides if then != new]
@@ -81,7 +81,7 @@ def fetched_run(url: str) -> Path:
     source = Location(url)
     try:
         fetch.mirrored_run(source)
-        plain = parse_tree(source.read(run_folder.CONFIG).decode("utf-8"), source.shown(run_folder.CONFIG)).plain()
+        plain = parse_tree(source.read(run_folder.CONFIG).decode("utf-8"), source.shown(run_folder.CONFIG)).value
         wanted = plain.get("run_dir") if isinstance(plain, dict) else None
         if not isinstance(wanted, str):
             raise ConfigurationError(f"{source.shown(run_folder.CONFIG)} names no run_dir")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -23,7 +24,7 @@ import platform
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -34,8 +35,9 @@ from ...checks import installed
 from ...errors import ConfigurationError, did_you_mean
 from ...masking import is_secret, mask_text
 from ...report.run_data import read_record
-from ..configuration.class_paths import expand, has_reference, import_paths, variables_in
-from ..configuration.experiment_config import ExperimentConfig, flatten
+from ..configuration.class_paths import expand, has_reference, variables_in
+from ..configuration.experiment_config import ExperimentConfig
+from ..configuration.problems import join
 from ..configuration.yaml_tree import dump, masked, read_tree
 
 CONFIG, VERSIONS, RESUMES = "config.yaml", "versions.json", "resumes.json"
@@ -112,11 +114,28 @@ def origin(path: Path) -> Path | None:
 
 
 @contextlib.contextmanager
+def _import_paths(first: Iterable[Path], last: Iterable[Path] = ()) -> Iterator[None]:
+    """Add folders to both ends of ``sys.path`` inside the context."""
+    known = {entry or "." for entry in sys.path}
+    front = [str(folder) for folder in first if str(folder) not in known]
+    back = [str(folder) for folder in last if str(folder) not in known and str(folder) not in front]
+    sys.path[:0] = front
+    sys.path.extend(back)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        for entry in (*front, *back):
+            with contextlib.suppress(ValueError):
+                sys.path.remove(entry)
+
+
+@contextlib.contextmanager
 def project_paths(path: Path | None) -> Iterator[None]:
     """Make the working directory and the folders above `path` importable."""
     configs = [] if path is None else [config.absolute() for config in (path, origin(path)) if config is not None]
     above = [folder for config in configs for folder in (config, *list(config.parents)[:2])]
-    with import_paths([Path.cwd()], [folder for folder in above if folder.is_dir()]):
+    with _import_paths([Path.cwd()], [folder for folder in above if folder.is_dir()]):
         yield
 
 
@@ -259,7 +278,7 @@ class Run:
     def read(cls, path: str | Path) -> Run:
         """Read the run in the folder `path`."""
         folder = existing_run(path)
-        config = read_tree(folder / CONFIG).plain()
+        config = read_tree(folder / CONFIG).value
         versions, metrics = (
             read_json(file) if file.is_file() else {} for file in (folder / VERSIONS, folder / METRICS)
         )
@@ -289,3 +308,17 @@ def versions() -> dict[str, Any]:
 def now() -> str:
     """Return the current UTC time in ISO 8601, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """Return the leaves of nested mappings and lists, empty ones too, by dotted path."""
+    if isinstance(value, Mapping) and value:
+        children: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        children = enumerate(value)
+    else:
+        return {path: value}
+    flat: dict[str, Any] = {}
+    for key, item in children:
+        flat.update(flatten(item, join(path, str(key))))
+    return flat

@@ -18,7 +18,6 @@ from callbacks.output import shown_once
 from ...errors import ConfigurationError
 from ...report.page import page
 from ...report.run_data import Record, RunData, SweepData, read_record, series_of_history
-from ..configuration.experiment_config import flatten
 from ..sweep_plan import PLAN, best_first, read_plan, read_trials
 from . import run_folder
 from .compare import duration, is_running, state_of
@@ -72,7 +71,7 @@ def run_data(run: Run, name: str) -> RunData:
         results=shown_once(metrics.get("results", {})),
         best=metrics.get("best", {}),
         facts=list(_facts(run, record)),
-        config=flatten(run.config),
+        config=run_folder.flatten(run.config),
         defaults=frozenset(versions.get("defaults", ())),
         environment={key: value for key, value in versions.items() if key not in HIDDEN and value not in (None, [])},
         features=metrics.get("features", {}),
@@ -128,7 +127,7 @@ def _snapshots(folder: Path) -> Iterator[tuple[str, int, str, str]]:
 
 def _set_aside(config: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[str, int], Sequence[str]]]:
     """Yield the contents of the dead-letter files named in a configuration."""
-    for path, value in flatten(config).items():
+    for path, value in run_folder.flatten(config).items():
         if "dead_letter" not in path or not isinstance(value, str) or not Path(value).is_file():
             continue
         lines = Path(value).read_text("utf-8", errors="replace").splitlines()

@@ -7,7 +7,6 @@ import csv
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from ...storage.mirror import Mirror
 from ..configuration.class_paths import expand
 from ..configuration.experiment_config import ExperimentConfig
 from ..configuration.instantiate import Experiment, build, keyword_values
-from ..configuration.object_reader import ENV_HINT
+from ..configuration.reader import ENV_HINT
 from ..configuration.yaml_tree import dump
 from . import run_folder
 
@@ -81,7 +80,7 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
         run_dir = Path(experiment.trainer.group.from_main(take))
         if run_dir != config.run_dir:
             logger.info("%s is in use by an earlier run; this one goes to %s", config.run_dir, run_dir)
-        config = replace(config, run_dir=run_dir)
+        config = config.model_copy(update={"run_dir": run_dir})
         try:
             return _train_in(config, experiment, command, resume, mirror)
         except ConfigurationError:

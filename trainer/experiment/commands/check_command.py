@@ -1,4 +1,4 @@
-"""Checks that `trainer check` adds: declared streams and paths, without user code."""
+"""`trainer check`: declared streams, paths and roles, without user code."""
 
 from __future__ import annotations
 
@@ -9,11 +9,25 @@ from typing import Any
 
 from ...errors import ConfigurationError, did_you_mean
 from ...storage.location import is_url, url_problem
-from .class_paths import UnresolvedError, has_reference, resolve
-from .experiment_config import ExperimentConfig, ObjectSpec
-from .instantiate import instantiate, locate, make_features
-from .problems import ConfigErrors, Problem, join
-from .signature import real_signature
+from ..configuration.arguments import real_signature
+from ..configuration.class_paths import UnresolvedError, has_reference, resolve
+from ..configuration.experiment_config import ExperimentConfig
+from ..configuration.instantiate import instantiate
+from ..configuration.object_spec import ObjectSpec
+from ..configuration.problems import ConfigErrors, Problem, join
+from ..configuration.sections import make_features
+
+
+def run(config: ExperimentConfig) -> str:
+    """Return the line about an experiment that can be trained.
+
+    Raises:
+        ConfigErrors: what is declared cannot go together; all of it at once.
+    """
+    roles, wrong = declared_roles(config)
+    if problems := [*stream_problems(config), *missing_beginning(config), *wrong, *tower_problems(config)]:
+        raise ConfigErrors(problems)
+    return f"nothing wrong with experiment {config.experiment!r}" + (f"\nroles: {roles}" if roles else "")
 
 
 def stream_problems(config: ExperimentConfig) -> list[Problem]:
@@ -143,7 +157,7 @@ def missing_beginning(config: ExperimentConfig) -> list[Problem]:
     if not _is_missing(path):
         return []
     message = f"takes a snapshot, a run folder, a .ckpt file or a published model that exists; received {path!r}"
-    return [Problem(config.locations["init_from"], "init_from.path", message)]
+    return [Problem(config.location("init_from"), "init_from.path", message)]
 
 
 def declared_roles(config: ExperimentConfig) -> tuple[str, list[Problem]]:
@@ -170,5 +184,5 @@ def declared_roles(config: ExperimentConfig) -> tuple[str, list[Problem]]:
     except ConfigErrors as errors:
         return "", errors.problems
     except ConfigurationError as error:
-        return "", [locate(config, "features", str(error))]
+        return "", [config.problem("features", str(error))]
     return columns.describe(loss) if columns.count else "", []

@@ -1,0 +1,350 @@
+"""Real signatures as pydantic models: what the parameters of a class accept.
+
+MindSpore's optimizers show ``(*args, **kwargs)``; `real_signature` unwraps them. The type of a parameter is taken from
+its annotation, else from its docstring line ``name (TYPE): ...``, else from its default value; without any of these,
+every value fits. Values come from a configuration: None, bool, int, float, str, list, dict, or an `ObjectSpec` that
+stands for the object it will create.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import functools
+import inspect
+import os
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional, Union
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    WrapValidator,
+    create_model,
+)
+
+from ...mindspore_internals.decorated_functions import names_read, undecorated
+from .class_paths import DOTTED, UnresolvedError, resolve
+from .object_spec import ObjectSpec
+
+OBJECT = {"$ref": "https://object"}  # pydantic leaves references alone that are URLs; `experiment_schema` fills it in
+_REFERENCE = {"type": "string", "pattern": r"\$\{env:"}
+_LISTS = tuple(getattr(collections.abc, name) for name in ("Sequence", "MutableSequence", "Iterable", "Collection"))
+_SETS = (set, frozenset, collections.abc.Set)
+_MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+_UNIONS = (Union, types.UnionType)
+_PLAIN = (bool, int, float, str, list, dict, types.NoneType)
+
+
+# -- annotations -------------------------------------------------------------------------------------------------------
+
+
+def configured(annotation: Any) -> Any:
+    """Return the pydantic type of what a configuration may hold for an annotation."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in _UNIONS:
+        parts = dict.fromkeys(map(configured, arguments))
+        union: Any = Union[tuple(parts)]  # noqa: UP007
+        return Annotated[union, Field(union_mode="left_to_right")] if len(parts.keys() - {None}) > 1 else union
+    if origin is Annotated:
+        return configured(arguments[0])
+    if origin is Literal:
+        return Annotated[annotation, WrapValidator(_same_type)]
+    if annotation is None or annotation is types.NoneType:
+        return None
+    kind = origin or annotation
+    if not isinstance(kind, type) or kind in (object, Any) or getattr(kind, "_is_protocol", False):
+        return Any  # nothing that could be checked
+    return Annotated[_of_kind(kind, arguments), WrapValidator(functools.partial(_object_or_plain, kind))]
+
+
+def _of_kind(kind: type, arguments: tuple[Any, ...]) -> Any:
+    items: Any = tuple(item if item in (Ellipsis, []) else configured(item) for item in arguments)
+    if kind in (type, collections.abc.Callable):
+        words = f"the dotted path of a {'class' if kind is type else 'function'}"
+        of = f" of {getattr(arguments[0], '__name__', arguments[0])}" if kind is type and arguments else ""
+        named = AfterValidator(functools.partial(_named, kind, arguments))
+        return Annotated[StrictStr, named, WithJsonSchema({**DOTTED, "title": words + of})]
+    if kind is tuple:
+        return tuple[items or (Any, ...)]  # type: ignore[misc]
+    if kind is list or kind in (*_LISTS, *_SETS):
+        return (kind if kind in (set, frozenset) else list)[items or Any]  # type: ignore[index]
+    if kind in _MAPPINGS:
+        return dict[items if len(items) == 2 else (Any, Any)]  # type: ignore[misc]
+    if kind is Path:
+        path = WithJsonSchema({"type": "string", "title": "a path"})
+        return Annotated[StrictStr, AfterValidator(lambda text: Path(text)), path]
+    plain = {bool: StrictBool, str: StrictStr, float: StrictFloat, complex: StrictFloat, os.PathLike: StrictStr}
+    if kind in plain or issubclass(kind, int):
+        return plain.get(kind, StrictInt)
+    schema = {**OBJECT, "title": f"an object of {kind.__name__} (class_path and init_args)"}
+    return Annotated[Any, AfterValidator(functools.partial(_instance, kind)), WithJsonSchema(schema)]
+
+
+def _object_or_plain(kind: type, value: Any, validate: Callable[[Any], Any]) -> Any:
+    if isinstance(value, ObjectSpec):
+        return _instance(kind, value)
+    if not isinstance(value, _PLAIN):
+        return value  # made already
+    converted = validate(value)
+    return value if isinstance(value, int | float) else converted  # 1 for a float stays 1
+
+
+def _instance(kind: type, value: Any) -> Any:
+    """Return `value` if it is, or can create, a `kind`; functions may return anything."""
+    with contextlib.suppress(TypeError, UnresolvedError):  # an unresolved one is reported with the object itself
+        if isinstance(value, ObjectSpec):
+            target = resolve(value.class_path)
+            fits = not isinstance(target, type) or issubclass(target, kind)
+        else:
+            fits = isinstance(value, kind)
+        _require(fits)
+    return value
+
+
+def _named(kind: type, arguments: tuple[Any, ...], path: str) -> Any:
+    """Return the class, or the callable, that `path` names."""
+    try:
+        named = resolve(path)
+    except UnresolvedError as error:
+        raise ValueError(str(error)) from error
+    _require(isinstance(named, type) if kind is type else callable(named))
+    with contextlib.suppress(TypeError):
+        _require(kind is not type or not arguments or issubclass(named, arguments[0]))
+    return named
+
+
+def _same_type(value: Any, validate: Callable[[Any], Any]) -> Any:
+    _require(type(validate(value)) is type(value))  # True equals 1
+    return value
+
+
+def _number_or_object(value: Any) -> Any:
+    _require(not isinstance(value, str | bool | dict))
+    return value
+
+
+def _require(fits: bool) -> None:
+    if not fits:
+        raise ValueError("does not fit")
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """Return the parts of a union, or the annotation itself."""
+    if typing.get_origin(annotation) in _UNIONS:
+        return tuple(part for argument in typing.get_args(annotation) for part in alternatives(argument))
+    return (annotation,)
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+_NAMES = {
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "null": "null",
+    "object": "a mapping",
+}
+
+
+def words(schema: Mapping[str, Any]) -> str:
+    """Say what a JSON schema accepts."""
+    if "title" in schema:
+        return str(schema["title"])
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(words, schema["anyOf"])))
+    if "enum" in schema or "const" in schema:
+        return "one of " + ", ".join(map(repr, schema.get("enum", [schema.get("const")])))
+    if schema.get("type") == "array":
+        items = dict.fromkeys(words(item) for item in schema.get("prefixItems", [schema.get("items")]) if item)
+        return f"a list of ({', '.join(items)})" if items else "a list"
+    return _NAMES.get(schema.get("type", ""), "anything")
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The values that a parameter accepts, as a pydantic type."""
+
+    type: Any = Any
+
+    @functools.cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        return TypeAdapter(self.type)
+
+    @functools.cached_property
+    def text(self) -> str:
+        """What is accepted, in words: "a number"."""
+        return words(self._adapter.json_schema())
+
+    @property
+    def takes_object(self) -> bool:
+        """Whether a dotted text names an object."""
+        schema = self._adapter.json_schema()
+        parts = schema.get("anyOf", [schema])
+        return any("$ref" in part for part in parts) and {"type": "string"} not in parts
+
+    def convert(self, value: Any) -> tuple[bool, Any]:
+        """Return whether a value fits, and as what: a path, tuple, class, ..."""
+        try:
+            return True, self._adapter.validate_python(value)
+        except ValidationError:
+            return False, value
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        """Add references, and objects: functions may return anything."""
+        schema = handler(core_schema)
+        parts = schema.get("anyOf", [schema])
+        if {} in parts:
+            return {}
+        others = [OBJECT] if {"type": "string"} in parts else [_REFERENCE, OBJECT]
+        return {"anyOf": [*parts, *(other for other in others if other not in parts)]}
+
+
+def accepted(parameter: inspect.Parameter, documented: str, names: Mapping[str, Any]) -> Accepted:
+    """Return the values that `parameter` accepts.
+
+    Args:
+        documented: the TYPE of its docstring line ``name (TYPE): ...``, or "".
+        names: globals in which an annotation given as text is evaluated.
+    """
+    annotation, default = parameter.annotation, parameter.default
+    if isinstance(annotation, str):
+        try:
+            annotation = eval(annotation, dict(names))
+        except Exception:  # names imported under TYPE_CHECKING
+            annotation = parameter.empty
+    told = annotation is not parameter.empty
+    accepts = configured(annotation) if told else _from_documentation(documented, default)
+    if isinstance(default, tuple) and not told:
+        accepts = Annotated[accepts, AfterValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
+    return Accepted(Optional[accepts] if default is None else accepts)  # noqa: UP045
+
+
+_WORDS = re.compile(r"[A-Za-z_][\w.]*")
+_FILLERS = {"union", "optional", "default", "numbers", "or", "number"}
+_SIMPLE: dict[str, type] = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "none": types.NoneType,
+    "list": list,
+    "tuple": tuple,
+    "dict": dict,
+}
+
+
+def _from_documentation(documented: str, default: Any) -> Any:
+    """Return the type of a documented TYPE, strict if all are plain, or a default."""
+    kinds = re.sub(r"\[[^\[\]]*\](?=[^\[\]]*\])", "", documented)  # list[int] inside Union[...]: the list counts
+    spoken = [word.lower() for word in _WORDS.findall(kinds)]
+    named = [_SIMPLE[word] for word in spoken if word in _SIMPLE] + [float] * ("number" in spoken)
+    if all(word in _SIMPLE or word in _FILLERS for word in spoken) and named:
+        more = [type(default)] if type(default) in _PLAIN else []
+        named = sorted(dict.fromkeys([*named, *more]), key=lambda kind: kind is tuple)  # a list stays one if it may
+        return configured(Union[tuple(named)])  # noqa: UP007
+    # objects are accepted too, but a string for a number is still an error
+    if str in named or not isinstance(default, int | float):
+        return Any
+    if isinstance(default, bool):
+        return configured(bool | None)
+    return Annotated[Any, AfterValidator(_number_or_object), WithJsonSchema({"title": "a number"})]
+
+
+# -- signatures --------------------------------------------------------------------------------------------------------
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The call signature of a class or function."""
+
+    name: str  # its name, for messages
+    parameters: Mapping[str, inspect.Parameter]  # named parameters in order, without ``self``
+    positional: int | None  # maximum number of positional arguments, or None if unlimited
+    open_keywords: bool  # whether it takes ``**kwargs``
+    extra_names: frozenset[str]  # names it is known to read from its ``**kwargs``
+    accepts: Mapping[str, Accepted]  # what each named parameter accepts
+
+    def names(self) -> list[str]:
+        """Return the names of the parameters that can be passed by keyword."""
+        return [name for name, p in self.parameters.items() if p.kind is not p.POSITIONAL_ONLY]
+
+    def model(
+        self, left_out: Iterable[str] = (), described: Mapping[str, str] | None = None, *, needed: bool = True
+    ) -> type[BaseModel]:
+        """Return the model of the keyword arguments, but those `left_out`.
+
+        Args:
+            described: description of each argument, for the JSON schema.
+            needed: whether arguments without a default are required.
+        """
+        fields: dict[str, Any] = {}
+        for name in [*self.names(), *sorted(self.extra_names)]:
+            accepts = self.accepts.get(name, Accepted())
+            required = needed and name in self.parameters and self.parameters[name].default is inspect.Parameter.empty
+            # the alias, because a field may not be called "schema" or "_x"; a factory is no default that a schema shows
+            rest: dict[str, Any] = {} if required else {"default_factory": lambda: None}
+            field = Field(alias=name, description=(described or {}).get(name), **rest)
+            if name not in left_out:
+                fields[f"argument_{name}"] = (Annotated[accepts.type, accepts], field)
+        return create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def real_signature(target: Callable[..., Any]) -> Signature | None:
+    """Return the signature behind the wrappers of `target`, or None if it has none."""
+    function, skip = _function_of(target)
+    try:
+        raw = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    named = {name: p for name, p in list(raw.parameters.items())[skip:] if p.kind not in _VARIADIC}
+    kinds = {p.kind for p in raw.parameters.values()}
+    positional = [p for p in named.values() if p.kind is not p.KEYWORD_ONLY]
+    documented = _documented_types(target)
+    open_keywords = inspect.Parameter.VAR_KEYWORD in kinds
+    extra = names_read(function) | set(documented) - set(named) if open_keywords else set()
+    return Signature(
+        name=getattr(target, "__name__", repr(target)),
+        parameters=named,
+        positional=None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional),
+        open_keywords=open_keywords,
+        extra_names=frozenset(extra),
+        accepts={
+            name: accepted(parameter, documented.get(name, ""), getattr(function, "__globals__", {}))
+            for name, parameter in named.items()
+        },
+    )
+
+
+def _function_of(target: Any) -> tuple[Any, int]:
+    """Return the innermost function, and how many leading parameters to skip."""
+    if not inspect.isclass(target):
+        return undecorated(target), 0
+    if "__signature__" in vars(target) or not inspect.isfunction(target.__init__):
+        return target, 0
+    return undecorated(target.__init__), 1
+
+
+_DOCUMENTED = re.compile(r"^[ \t]+(\w+) \(([^\n]*?)\)[ \t]*:", re.MULTILINE)
+
+
+def _documented_types(target: Any) -> dict[str, str]:
+    doc = getattr(target, "__doc__", None)
+    return dict(reversed(_DOCUMENTED.findall(doc))) if isinstance(doc, str) else {}  # the first of a name counts

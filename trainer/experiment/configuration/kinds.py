@@ -1,0 +1,196 @@
+"""Which objects a section takes, and which of their arguments are filled in."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ConfigurationError
+from .arguments import Signature, alternatives, real_signature
+
+
+def supplied_names(section: str, signature: Signature | None, *, features: bool = False) -> set[str]:
+    """Return the arguments of an object that other sections supply.
+
+    Where there is a section `features`, networks may take it as an argument.
+    """
+    if signature is None:
+        return {"params"} if section == "optimizer" else set()
+    filled = {
+        "network": {"features"} if features else set(),
+        # a function that builds an optimizer may take the network instead of its parameters, to group them
+        "optimizer": {"params", "network"},
+        "eval_network": {"network", "loss_fn"},
+    }
+    return filled.get(section, set()) & set(signature.parameters)
+
+
+@functools.cache
+def known_metrics() -> tuple[str, ...]:
+    """Return the metric names that `Trainer(metrics=...)` accepts."""
+    from ...metrics import metric_names
+
+    return tuple(metric_names())
+
+
+def metric_known(name: str) -> bool:
+    """Return whether `name` is a metric, also as in "gauc/user" and "click_auc"."""
+    from ...metrics import get_metrics
+
+    if name in known_metrics():
+        return True
+    words = name.split("_")
+    for start in range(len(words)):  # the words before are a task name, which the loss knows
+        with contextlib.suppress(ConfigurationError):
+            get_metrics(["_".join(words[start:])])
+            return True
+    return False
+
+
+# Standard library modules with plain values; anything else in it has side effects or is not a valid object here.
+_VALUE_MODULES = frozenset({"collections", "datetime", "decimal", "fractions", "pathlib", "zoneinfo"})
+_UNTYPED = (object, typing.Any, inspect.Signature.empty)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The kind of object a section takes."""
+
+    name: str  # for messages: "a callbacks.Callback or a mindspore.train.Callback"
+    fits: Callable[[type], bool]
+    examples: tuple[type, ...] = ()  # a function annotated to return a base class of these may return one
+
+
+@functools.cache
+def kind_of_section(section: str) -> Kind | None:
+    """Return the kind of a section; None, as for arguments, accepts anything."""
+    if section == "data":
+        return Kind("a dataset, a stream or another source of batches", _is_data)
+    if section == "report":
+        return Kind("an object to call as report(trainer, run_dir)", lambda cls: _has(cls, "__call__"))
+    if section not in ("network", "eval_network", "loss", "optimizer", "metrics", "callbacks"):
+        return None
+    import mindspore.train
+    from mindspore import nn
+
+    from callbacks import Callback
+
+    if section == "optimizer":
+        return Kind("an optimizer", _is_optimizer, (nn.Optimizer,))
+    if section == "metrics":
+        return Kind("a metric: one has update and eval, or update and value", _is_metric, (mindspore.train.Metric,))
+    if section == "callbacks":
+        accepted = {"callbacks.Callback": Callback, "mindspore.train.Callback": mindspore.train.Callback}
+        classes = tuple(accepted.values())
+        return Kind(f"a {' or a '.join(accepted)}", lambda cls: issubclass(cls, classes), classes)
+    if section == "loss":
+        return Kind("a loss: a mindspore.nn.Cell, or a function of outputs and labels", _is_loss, (nn.Cell,))
+    fits = lambda cls: issubclass(cls, nn.Cell) and not issubclass(cls, nn.Optimizer)  # noqa: E731
+    return Kind("a mindspore.nn.Cell other than an optimizer", fits, (nn.Cell,))
+
+
+def wrong_kind(target: Any, class_path: str, section: str) -> str:
+    """Return why `target` cannot create a section's object, or an empty string.
+
+    Classes are checked directly, functions by their return annotation. A function without one is called later and its
+    result checked, unless it is from the standard library.
+    """
+    if not callable(target):
+        return "names a value, not a class or a function"
+    library = _standard_library(target, class_path)
+    if library and not (section == "" and library in _VALUE_MODULES):
+        return (
+            f"is Python's own ({library}), no part of an experiment; its parts come from "
+            "MindSpore, this package, other packages, or modules of yours"
+        )
+    kind = kind_of_section(section)
+    if kind is None:
+        return ""
+    if isinstance(target, type):
+        return "" if kind.fits(target) else f"is not {kind.name}"
+    returned = _returned(target)
+    if returned is None or any(_may_be(part, kind) for part in alternatives(returned)):
+        return ""
+    return f"returns {getattr(returned, '__name__', returned)}, which is not {kind.name}"
+
+
+def wrong_result(result: Any, section: str) -> str:
+    """Return the problem with an object created for a section, or an empty string."""
+    kind = kind_of_section(section)
+    if kind is None or kind.fits(type(result)) or (section == "optimizer" and _is_cell(type(result))):
+        return ""
+    return f"which is not {kind.name}"
+
+
+def _standard_library(target: Any, class_path: str) -> str:
+    """Return the standard library module that defines `target`, or an empty string."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    if inspect.ismethod(target):  # a class or instance method
+        owner = target.__self__
+        target = owner if isinstance(owner, type) else type(owner)
+    homes = [class_path.partition(".")[0], (getattr(target, "__module__", None) or "builtins").partition(".")[0]]
+    return next((home for home in homes if home in sys.stdlib_module_names), "")
+
+
+def _returned(function: Any) -> Any:
+    """Return the return annotation of `function`, or None."""
+    annotation: Any = inspect.Signature.empty
+    with contextlib.suppress(Exception):  # names imported under TYPE_CHECKING
+        annotation = typing.get_type_hints(inspect.unwrap(function)).get("return", annotation)
+    return None if annotation in _UNTYPED else annotation
+
+
+def _may_be(annotation: Any, kind: Kind) -> bool:
+    """Return whether the annotated type, or a subclass, is of the kind."""
+    base = typing.get_origin(annotation) or annotation
+    if not isinstance(base, type) or base is object or getattr(base, "_is_protocol", False):
+        return True
+    return kind.fits(base) or any(issubclass(example, base) for example in kind.examples)
+
+
+def _has(cls: type, *names: str) -> bool:
+    # not getattr, which also finds methods of the metaclass
+    return all(any(vars(base).get(name) is not None for base in cls.__mro__) for name in names)
+
+
+def _is_cell(cls: type) -> bool:
+    from mindspore import nn
+
+    return issubclass(cls, nn.Cell)
+
+
+def _is_loss(cls: type) -> bool:
+    from mindspore import nn
+
+    return _has(cls, "__call__") and not issubclass(cls, nn.Optimizer | type)
+
+
+def _is_optimizer(cls: type) -> bool:
+    from mindspore import nn
+    from mindspore.experimental import optim
+
+    if issubclass(cls, nn.Optimizer | optim.Optimizer):
+        return True
+    signature = real_signature(cls) if _is_cell(cls) else None
+    takes = set(signature.parameters) if signature is not None else set()
+    return bool(takes & {"params", "parameters", "network"})
+
+
+def _is_metric(cls: type) -> bool:
+    return _has(cls, "update") and (_has(cls, "eval") or _has(cls, "value") or _has(cls, "compute"))
+
+
+def _is_data(cls: type) -> bool:
+    from callbacks import Callback
+
+    if issubclass(cls, str | bytes | Callback) or _is_cell(cls):
+        return False
+    readers = ("__iter__", "__getitem__", "__call__", "create_dict_iterator", "create_tuple_iterator", "poll")
+    return any(_has(cls, name) for name in readers)

@@ -1,0 +1,253 @@
+"""Reads the values of a configuration and notes each problem at its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from ...errors import did_you_mean, nearest
+from ...masking import is_masked
+from ...models import MODELS
+from .arguments import Signature, real_signature
+from .class_paths import UnresolvedError, has_reference, is_dotted, resolve, wrong_reference
+from .kinds import supplied_names, wrong_kind
+from .object_spec import ObjectSpec, to_plain
+from .problems import Problem, SourceLocation, format_value
+from .yaml_tree import Tree, dotted
+
+ENV_HINT = "or name it as ${env:NAME} in the configuration from the start"
+MOST_PROBLEMS = 200
+Path = tuple[Any, ...]
+
+
+class Section(BaseModel):
+    """A mapping with known keys; one that is null has its default."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, arbitrary_types_allowed=True, use_attribute_docstrings=True, ser_json_inf_nan=None
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        if not isinstance(values, dict):
+            return values
+        return {key: value for key, value in values.items() if value is not None or key not in optional}
+
+
+_ARGUMENTS = "a mapping of arguments, or a list of positional ones"
+
+
+class _Object(Section):
+    class_path: Annotated[StrictStr, Field(title="a dotted path as in mindspore.nn.Adam")]
+    init_args: Annotated[dict[Any, Any] | list[Any] | None, Field(title=_ARGUMENTS)] = None
+
+
+class Reader:
+    """The context of a validation: values with their lines, and problems.
+
+    Attributes:
+        above: path of the section whose fields are validated.
+        has_features: whether there is a section `features`.
+    """
+
+    def __init__(self, tree: Tree, problems: Iterable[Problem]) -> None:
+        self.tree, self.problems = tree, list(problems)
+        self.has_features = tree.get(("features",)) is not None
+        self.above: Path = ()
+
+    def add(self, path: Path, message: str, *, of_key: bool = False, at: SourceLocation | None = None) -> None:
+        """Note a problem, one of the first, with its value or its key."""
+        if len(self.problems) < MOST_PROBLEMS:
+            location = at or self.tree.location(path, of_key=of_key)
+            self.problems.append(Problem(location, dotted(path), message))
+        elif len(self.problems) == MOST_PROBLEMS:
+            message = f"there may be more that is wrong; these are the first {MOST_PROBLEMS} problems"
+            self.problems.append(Problem(SourceLocation("configuration"), "", message))
+
+    def refuse(self, path: Path, accepts: str, hint: str = "") -> None:
+        """Note a value that is not accepted."""
+        received = format_value(self.tree.get(path), dotted(path))
+        self.add(path, f"received {received}; accepts {accepts}{hint}")
+
+    def model(
+        self, model: type[BaseModel], values: Any, path: Path, signature: Signature | None = None
+    ) -> BaseModel | None:
+        """Return `values` as a model; None, once each of its problems is noted.
+
+        Args:
+            signature: whose arguments the fields are; their problems name it.
+        """
+        texts: dict[Any, Any] = {field.alias or name: field.title for name, field in model.model_fields.items()}
+        if signature is not None:
+            texts = {name: accepts.text for name, accepts in signature.accepts.items() if name in texts}
+        if not isinstance(values, dict):
+            return self.refuse(path, f"a mapping with the keys {', '.join(texts)}")
+        above, self.above = self.above, path
+        try:
+            return model.model_validate(values, context=self)
+        except ValidationError as error:
+            problems = {problem["loc"][0]: problem for problem in reversed(error.errors(include_url=False))}
+        finally:
+            self.above = above
+        unknown = [key for key, problem in problems.items() if problem["type"] in ("extra_forbidden", "invalid_key")]
+        meant = {nearest(str(key), texts) for key in unknown}
+        for key, problem in problems.items():
+            if key in unknown:
+                similar = did_you_mean(str(key), texts)
+                if signature is None or not signature.open_keywords or similar:
+                    what = "unknown key" if signature is None else f"{signature.name} has no argument {key!r}"
+                    known = f"accepts {', '.join(texts)}" if texts else "takes no arguments"
+                    self.add((*path, key), f"{what}; {known}{similar}", of_key=True)
+            elif key not in values:
+                if key not in meant:
+                    needs = "" if signature is None else f"; {signature.name} needs it ({texts[key]})"
+                    self.add((*path, key), f"is missing{needs}", at=self._object_location(path))
+            elif problem["type"] != "noted":
+                self.refuse((*path, key), str(texts[key]), _hint(values[key], str(texts[key])))
+        return None
+
+    def _object_location(self, path: Path) -> SourceLocation:
+        """Return the location of the class whose arguments are at `path`, else of that."""
+        path = path[:-1] if path and path[-1] == "init_args" else path
+        value = self.tree.get(path)
+        key = next((key for key in ("class_path", "model") if isinstance(value, dict) and key in value), None)
+        return self.tree.location(path if key is None else (*path, key))
+
+    def object(self, value: Any, path: Path, section: str = "") -> ObjectSpec | None:
+        """Read class_path and init_args, or a bare class path."""
+        section = "eval_network" if path == ("trainer", "eval_network") else section
+        if section == "network" and isinstance(value, dict) and value.get("model") is not None:
+            return self._network_by_name(value, path)
+        if isinstance(value, str):
+            at, value = path, {"class_path": value}
+        elif isinstance(value, dict):
+            at = (*path, "class_path")
+            self.model(_Object, value, path)
+        else:
+            return self.refuse(path, "class_path and init_args, or a class path alone")
+        class_path, target = value.get("class_path"), None
+        if isinstance(class_path, str):
+            try:
+                target = resolve(class_path, lambda named: not wrong_kind(named, class_path, section))
+            except UnresolvedError as error:
+                self.add(at, f"received {format_value(class_path)}; {error}")
+            wrong = "" if target is None else wrong_kind(target, class_path, section)
+            if wrong:
+                self.add(at, f"{class_path} {wrong}")
+                target = None
+        signature = None if target is None else real_signature(target)
+        supplied = supplied_names(section, signature, features=self.has_features)
+        written, below = value.get("init_args") or {}, (*path, "init_args")
+        spec = ObjectSpec(str(class_path), location=self.tree.location(at), path=dotted(path))
+        if isinstance(written, dict):
+            return self._with_arguments(spec, written, below, signature, supplied)
+        if not isinstance(written, list):
+            return spec
+        args = tuple(self.value(item, (*below, index)) for index, item in enumerate(written))
+        most = None if signature is None else signature.positional
+        if most is not None and len(args) > most:
+            self.add(below, f"received {len(args)}; {signature.name} accepts at most {most} positional arguments")
+        if signature is not None:
+            left_out = {*supplied, *list(signature.parameters)[: len(args)]}
+            self.model(signature.model(left_out), {}, below, signature)
+        return replace(spec, args=args)
+
+    def _network_by_name(self, value: dict[Any, Any], path: Path) -> ObjectSpec | None:
+        """Read the name of a network in `trainer.models` and its options."""
+        name, at = value["model"], (*path, "model")
+        if name not in list(MODELS):
+            hint = did_you_mean(name, MODELS) if isinstance(name, str) else ""
+            return self.refuse(at, f"{', '.join(MODELS)}; see `trainer models`", hint)
+        if key := next((key for key in ("class_path", "init_args") if key in value), ""):
+            message = "goes without model; the options of a model stand beside its name"
+            return self.add((*path, key), message, of_key=True)
+        if not self.has_features:
+            self.add(at, f"{name} reads declared columns; add the section features")
+        options = {key: item for key, item in value.items() if key != "model"}
+        class_path = f"trainer.models.{MODELS[name]}"
+        signature = real_signature(resolve(class_path))
+        supplied = supplied_names("network", signature, features=True)
+        spec = ObjectSpec(class_path, location=self.tree.location(at), path=dotted(path), model=name)
+        return self._with_arguments(spec, options, path, signature, supplied)
+
+    def _with_arguments(
+        self, spec: ObjectSpec, written: dict[Any, Any], path: Path, signature: Signature | None, supplied: set[str]
+    ) -> ObjectSpec:
+        filled = dict.fromkeys(supplied, "is filled in; leave it out")
+        values = self.arguments(written, path, signature, filled)
+        defaults = {} if signature is None else recordable(signature, {*supplied, *values})
+        return replace(spec, init_args=values, defaults=defaults)
+
+    def arguments(
+        self, written: Mapping[Any, Any], path: Path, signature: Signature | None, given: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Read keyword arguments; check them against a signature.
+
+        Args:
+            given: arguments that come from elsewhere, and what is said where they are written.
+        """
+        values = {}
+        for key, item in written.items():
+            if key in given:
+                self.add((*path, key), given[key], of_key=True)
+                continue
+            accepts = None if signature is None else signature.accepts.get(key)
+            as_object = accepts is not None and is_dotted(item) and accepts.takes_object
+            values[key] = self.object(item, (*path, key)) if as_object else self.value(item, (*path, key))
+        if signature is not None:
+            checked = {key: value for key, value in values.items() if not has_reference(value)}
+            referring = set(values) - set(checked)
+            self.model(signature.model({*given, *referring}), checked, path, signature)
+        return values
+
+    def value(self, value: Any, path: Path) -> Any:
+        """Read a value of any kind, with objects in it."""
+        if isinstance(value, dict):
+            if "class_path" in value or "init_args" in value:
+                return self.object(value, path)
+            return {key: self.value(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.value(item, (*path, index)) for index, item in enumerate(value)]
+        if isinstance(value, str):
+            if wrong := wrong_reference(value):
+                self.add(path, wrong)
+            elif is_masked(value):
+                message = f"was a credential and is not kept; give it again with --set {dotted(path)}=VALUE, {ENV_HINT}"
+                self.add(path, message)
+        return value
+
+
+def noted() -> PydanticCustomError:
+    """Return what a field raises whose problems are noted."""
+    return PydanticCustomError("noted", "its problems are noted")
+
+
+def _hint(value: Any, accepts: str) -> str:
+    """Return a hint for spellings that YAML 1.2 does not accept, such as yes for true."""
+    if isinstance(value, str) and "true or false" in accepts and value.lower() in ("yes", "no", "on", "off"):
+        return f"; write {'true' if value.lower() in ('yes', 'on') else 'false'}"
+    if is_dotted(value) and "dotted path" in accepts:
+        try:
+            resolve(value)
+        except UnresolvedError as error:
+            return f"; {error}"
+    if isinstance(value, float) and value.is_integer() and "whole number" in accepts:
+        return f"; write {int(value)}"
+    return ""
+
+
+def recordable(signature: Signature, names: Iterable[str]) -> dict[str, Any]:
+    """Return the defaults of a signature, but of `names`, that YAML can represent."""
+    left_out = set(names)
+    defaults = {name: p.default for name, p in signature.parameters.items() if name not in left_out}
+    return {name: to_plain(value) for name, value in defaults.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else type(value) in (bool, int, float, str)
