@@ -136,12 +136,12 @@ def test_only_what_is_forbidden_is_set_aside(caplog, tmp_path):
     data = {"x": [1.0, None, 3, 4, None], "c": ["a", "", "b", None, None], "y": [1, 0, 1, 1, None]}
     strict = Features([Numeric("x", required=True), Categorical("c")], label="y")
     pd.DataFrame(data).to_csv(tmp_path / "a.csv", index=False)
-    for form in (data, tmp_path / "a.csv"):
+    for form, place in ((data, "row 1"), (tmp_path / "a.csv", "line 3 of a.csv")):
         with caplog.at_level(logging.WARNING):
             inputs = inputs_of(strict, form)
         assert inputs["numbers"][:, 0].tolist() == [1, 3, 4]
         assert inputs["y"].tolist() == [1, 1, 1]
-        assert "2 of 5 rows set aside: x is missing 2; the first is row 1" in caplog.text
+        assert f"2 of 5 rows set aside: x is missing 2; the first is {place}" in caplog.text
         caplog.clear()
     with pytest.raises(DataError, match="no good rows: 1 of 1 rows set aside: x is missing"):
         inputs_of(strict, {"x": None, "c": "a", "y": 1})

@@ -25,7 +25,7 @@ ALL = {
 }
 GOOD = {name: [v for n, v in enumerate(column) if n not in BAD] for name, column in ALL.items()}
 INPUTS = {name: GOOD[name] for name in ("x", "c")}
-REPORT = "3 of 60 rows set aside: x is missing 3; the first is row "
+REPORT = "3 of 60 rows set aside: x is missing 3; the first is "
 
 
 def make_trainer():
@@ -57,13 +57,13 @@ def served(tmp_path_factory):
 
 def test_fit_says_what_it_set_aside(served):
     trainer, _, told = served
-    assert any(REPORT + "4" in str(args) for args in told)
+    assert any(REPORT + "row 4" in str(args) for args in told)
     assert trainer.state.progress.samples_seen == 2 * (ROWS - len(BAD))
 
 
 def test_evaluate_weighs_groups_and_says_what_it_set_aside(served, caplog, tmp_path):
     trainer = served[0]
-    for data, place in ((ALL, "4"), (write_csv(tmp_path / "all.csv", ALL), "4 of all.csv")):
+    for data, place in ((ALL, "row 4"), (write_csv(tmp_path / "all.csv", ALL), "line 6 of all.csv")):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             found = trainer.evaluate(data)
@@ -79,7 +79,7 @@ def test_predict_answers_every_row_or_says_which_ones_it_cannot(served, tmp_path
     scores = trainer.predict(INPUTS, batch_size=19)
     assert scores.shape == (ROWS - len(BAD),)
     np.testing.assert_array_equal(trainer.predict(GOOD, batch_size=19), scores)
-    for data, place in ((ALL, "4"), (write_csv(tmp_path / "all.csv", ALL), "4 of all.csv")):
+    for data, place in ((ALL, "row 4"), (write_csv(tmp_path / "all.csv", ALL), "line 6 of all.csv")):
         with pytest.raises(DataError, match=f"none can be set aside: {REPORT}{place}"):
             trainer.predict(data)
 
@@ -98,9 +98,9 @@ def test_online_training_weighs_groups_and_says_what_it_set_aside(kind, caplog, 
     trainer = make_trainer()
     trainer.features.fit(GOOD)
     if kind == "file":
-        stream, place = FileStream(write_csv(tmp_path / "all.csv", ALL), end="at_last"), "4 of all.csv"
+        stream, place = FileStream(write_csv(tmp_path / "all.csv", ALL), end="at_last"), "line 6 of all.csv"
     else:
-        stream, place = ReplayStream(ALL), "4 of message 0 of table"
+        stream, place = ReplayStream(ALL), "row 4 of message 0 of table"
     before = [p.asnumpy().copy() for p in trainer.network.trainable_params()]
     with caplog.at_level(logging.WARNING):
         trainer.online_train(stream, batch_size=19, callbacks=[])
@@ -138,7 +138,7 @@ def bad_quarter(max_bad_share=None):
     return trainer, {**ALL, "x": [None if n % 4 == 0 else float(n) for n in range(ROWS)]}
 
 
-TOO_MANY = "15 of 60 rows set aside: x is missing 15; the first is row 0"
+TOO_MANY = "15 of 60 rows set aside: x is missing 15; the first is "
 
 
 @pytest.mark.long(but=["large file"])
