@@ -103,6 +103,7 @@ def runs(tmp_path_factory):
     return cut
 
 
+@pytest.mark.long(but=["dense"])
 @pytest.mark.parametrize(("sparse", "step", "fill"), [(False, 1, 2), (True, 4, 1)], ids=["dense", "tables"])
 def test_a_resumed_run_ends_in_the_bits_of_an_undisturbed_one(sparse, step, fill, runs):
     whole, _, snapshot, _ = runs(sparse)

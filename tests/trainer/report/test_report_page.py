@@ -395,6 +395,7 @@ def test_a_run_whose_newest_process_left_no_results_was_killed(runs, tmp_path):
     assert state() == "killed"
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_watch_goes_on_serving_when_a_browser_goes_away(runs, capfd):
     server = make_server([runs[1]], 0, 3)
@@ -414,6 +415,7 @@ def test_watch_goes_on_serving_when_a_browser_goes_away(runs, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_watch_serves_this_machine_alone_and_refreshes_while_the_run_goes_on(runs):
     server = make_server([runs[1]], 0, 3)
