@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspore_trainer.lazy import declared_imports, lazy_names
+import mindspore_trainer as _named  # noqa: F401 - names a file of the user's that hides a package
+from trainer.lazy import declared_imports, lazy_names
 
 if TYPE_CHECKING:
     from trainer.cadence import Every as Every

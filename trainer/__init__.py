@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspore_trainer import home_of
-from mindspore_trainer.lazy import declared_imports, lazy_names
+import mindspore_trainer as _named  # noqa: F401 - names a file of the user's that hides a package
+
+from .lazy import declared_imports, lazy_names
 
 if metadata.version("numpy").partition(".")[0] != "1":  # not imported: importing it may fail
     warnings.warn(
@@ -42,7 +44,9 @@ __version__ = "0.1.0"
 import_module(".mindspore_internals.gpu_libraries", __name__).prepare()
 
 _HOMES = declared_imports(__file__)
-_HOMES |= dict.fromkeys(set(import_module(home_of("callbacks")).__all__) - {"HOOKS", "adapt"}, "callbacks")
+# Read, not imported: `callbacks` imports this package.
+_CALLBACKS = declared_imports(str(Path(__file__).resolve().parents[1] / "callbacks" / "__init__.py"))
+_HOMES |= dict.fromkeys(_CALLBACKS.keys() - {"HOOKS", "adapt"}, "callbacks")
 __all__ = ["__version__", *sorted(_HOMES)]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -233,7 +233,7 @@ def _flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 # Modules whose objects may be parts of stateful objects although they have no `load_state_dict`.
-_ROOMS = ("trainer.metrics.", "trainer.run.", "trainer.state.", "callbacks.", "mindspore_trainer.callbacks.")
+_ROOMS = ("trainer.metrics.", "trainer.run.", "trainer.state.", "callbacks.")
 
 
 class Undo:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspore_trainer.lazy import declared_imports, lazy_names
-
+from ..lazy import declared_imports, lazy_names
 from .categorical import Categorical, Time
 from .feature import Feature
 from .features import Features

@@ -169,7 +169,7 @@ def declared_roles(config: ExperimentConfig) -> tuple[str, list[Problem]]:
     from ...metrics.registry import check_weighted, task_metrics
     from ...run.declared_features import check_labels
 
-    ours = ("mindspore.", "trainer.", "mindspore_trainer.")
+    ours = ("mindspore.", "trainer.")
     parts = [config.network, *_objects(config.loss)]
     if config.features is None or not all(getattr(_target(p), "__module__", "").startswith(ours) for p in parts):
         return "", []

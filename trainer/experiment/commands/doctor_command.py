@@ -342,8 +342,7 @@ def _shadow() -> Iterator[Finding]:
         hiding += [Path(folder or ".") / name / "__init__.py" for folder in ("", *sys.path)]
         others = dict.fromkeys(path.resolve() for path in hiding if path.is_file())
         first = [path for path in others if path.parent.parent != ours and path != ours / name / "__init__.py"]
-        module = "mindspore_trainer" if name == "trainer" else f"mindspore_trainer.{name}"
-        advice = f"scripts beside it import that file as {name!r}; they find the package as {module!r}"
+        advice = f"it hides the package {name!r} from scripts beside it: rename it, for example to my_{name}.py"
         for path in first:
             yield Finding(f"module {name}", str(path), NOTE, advice)
         if not first:

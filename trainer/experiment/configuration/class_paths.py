@@ -13,11 +13,10 @@ import keyword
 import os
 import pkgutil
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-from mindspore_trainer import PACKAGES, hidden_by, home_of
 
 from ...errors import ConfigurationError, did_you_mean
 from ...masking import is_secret, remember_credentials, remember_secret
@@ -48,18 +47,6 @@ def resolve(class_path: str, fits: Callable[[Any], bool] = lambda value: True) -
     if not is_dotted(class_path):
         raise UnresolvedError("accepts a dotted path as in mindspore.nn.Adam")
     first, *rest = class_path.split(".")
-    if first not in PACKAGES or home_of(first) == first:
-        return _resolve(first, rest, fits)
-    try:
-        return _resolve(home_of(first), rest, fits)
-    except UnresolvedError as error:
-        try:
-            return _resolve(first, rest, fits)  # the user's own module, which shadows an installed package
-        except UnresolvedError as other:
-            raise UnresolvedError(f"neither the package nor your own module has it: {error}; {other}") from None
-
-
-def _resolve(first: str, rest: Sequence[str], fits: Callable[[Any], bool]) -> Any:
     value, so_far = _import(first), first
     if value is None:
         raise UnresolvedError(f"there is no module {first!r}{_similar_module(first)}")
@@ -71,7 +58,7 @@ def _resolve(first: str, rest: Sequence[str], fits: Callable[[Any], bool]) -> An
         if attribute is None:
             kind = "module" if isinstance(value, ModuleType) else "class"
             names = _names_in(value, fits if index == len(rest) - 1 else _has_names)
-            raise UnresolvedError(f"{kind} {so_far!r} has no {part!r}{did_you_mean(part, names)}")
+            raise UnresolvedError(f"{kind} {so_far!r} has no {part!r}{did_you_mean(part, names)}{_hidden(first)}")
         value, so_far = attribute, below
     return value
 
@@ -80,7 +67,7 @@ def _attribute(owner: Any, name: str, path: str) -> Any:
     try:
         return getattr(owner, name, None)
     except Exception as error:
-        raise UnresolvedError(_failed(path, error)) from error
+        raise UnresolvedError(f"importing {path} failed: {type(error).__name__}: {error}") from error
 
 
 def _import(name: str) -> ModuleType | None:
@@ -89,17 +76,15 @@ def _import(name: str) -> ModuleType | None:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             return None
-        raise UnresolvedError(_failed(name, error)) from error
+        raise UnresolvedError(f"importing {name} failed: {type(error).__name__}: {error}") from error
 
 
-def _failed(name: str, error: BaseException) -> str:
-    text = f"importing {name} failed: {type(error).__name__}: {error}"
-    package = (getattr(error, "name", None) or "").partition(".")[0]
-    hiding = hidden_by(package) if package in PACKAGES else None
-    if hiding is None:
-        return text
-    ours = "mindspore_trainer" if package == "trainer" else f"mindspore_trainer.{package}"
-    return f"{text}; {hiding} hides the package {package!r} there: import it as {ours!r}"
+def _hidden(package: str) -> str:
+    """Return what to rename where a file of the user's has the name of one of our packages."""
+    file = Path(f"{package}.py")
+    if package not in ("trainer", "callbacks") or not file.is_file():
+        return ""
+    return f"; {file} here is hidden by the package of that name: rename it, for example to my_{file}"
 
 
 def _names_in(owner: Any, fits: Callable[[Any], bool]) -> list[str]:

@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterable
 from importlib import import_module
 
-from mindspore_trainer import home_of
-
 from .arguments import OBJECT, real_signature
 from .class_paths import DOTTED
 from .experiment_config import ExperimentConfig
@@ -78,7 +76,7 @@ def known_classes() -> Iterable[tuple[str, type]]:
 
     from ... import features, models, serving, streams
 
-    callbacks, root = import_module(home_of("callbacks")), import_module(home_of("trainer"))
+    callbacks, root = import_module("callbacks"), import_module("trainer")
     for package, names in (
         (callbacks, sorted(set(dir(callbacks)) - {"Callback", "CallbackList"})),
         (root, ["Every", "Window", "Schedule"]),

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import PACKAGES, home_of
-
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
@@ -25,11 +23,6 @@ def _collector_paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _full_name(module: str) -> str:
-    package, _, rest = module.partition(".")
-    return f"{home_of(package)}.{rest}".rstrip(".") if package in PACKAGES else module
 
 
 def declared_imports(file: str) -> dict[str, str]:
@@ -64,13 +57,13 @@ def lazy_names(
         if home is None and rest is not None and name[0] != "_":
             home = rest if name in importlib.import_module(rest, package).__all__ else None
         if home is None:
-            did_you_mean = importlib.import_module(f"{home_of('trainer')}.errors").did_you_mean
+            did_you_mean = importlib.import_module("trainer.errors").did_you_mean
             # `name` keeps Python from adding its own suggestion to ours.
             raise AttributeError(f"module {package!r} has no attribute {name!r}{did_you_mean(name, homes)}", name=name)
         if before is not None:
             before()
         with _collector_paused():
-            value = getattr(importlib.import_module(_full_name(home), package), name)
+            value = getattr(importlib.import_module(home, package), name)
         setattr(sys.modules[package], name, value)
         return value
 
