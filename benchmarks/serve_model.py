@@ -58,7 +58,7 @@ def train(folder: Path, every: float, rows_per_second: float, seconds: float | N
     net = DeepFM(features, dim=DIM, hidden=HIDDEN)
     trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-3), features=features)
     publish = Publish(folder, every=every, batch=256, compact=100_000)
-    trainer.online_train(stream, callbacks=[publish], sink_size=1, max_seconds=seconds)
+    trainer.online_train(stream, callbacks=[publish], sink_size=1, max_time=seconds)
 
 
 def main() -> None:

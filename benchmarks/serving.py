@@ -78,7 +78,7 @@ def train(root: Path, rows: int, seconds: float, kind: str, every: float) -> tup
     network = Net()
     publish = Publish(root, every=every, rows=kind)
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 1e-3))
-    trainer.online_train(events, callbacks=[publish], max_seconds=seconds)
+    trainer.online_train(events, callbacks=[publish], max_time=seconds)
     return trainer.state.progress.global_step, list(publish.hold_seconds)
 
 

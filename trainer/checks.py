@@ -138,13 +138,6 @@ def seconds(argument: str, value: Any) -> float | None:
     return float(given)
 
 
-def time_limit(max_seconds: float | None, max_time: Any) -> float | None:
-    """Return the limit of a call in seconds from one of two arguments, or None."""
-    if max_seconds is not None and max_time is not None:
-        raise ConfigurationError("max_seconds and max_time say the same; give one of them")
-    return seconds("max_time", max_time) if max_seconds is None else max_seconds
-
-
 def batches(name: str, value: Any, *, least: int = 1) -> None:
     """Check a number of batches (whole, >= `least`), a share (0 to 1.0], or None."""
     fits = value >= least if is_whole(value) else is_number(value) and 0 < value <= 1

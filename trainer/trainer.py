@@ -238,7 +238,6 @@ class Trainer(TrainerBase):
         sharded: bool | None = None,
         valid_sharded: bool | None = None,
         max_steps: int | None = None,
-        max_seconds: float | None = None,
         resume: str | Path | None = None,
         max_time: timedelta | str | float | None = None,
         limit_train_batches: int | float | None = None,
@@ -266,10 +265,9 @@ class Trainer(TrainerBase):
                 takes its part of each step.
             valid_sharded: the same of `valid_dataset`.
             max_steps: bound of the optimizer steps of this call.
-            max_seconds: bound of the wall time of this call.
             resume: a snapshot, a folder of snapshots or a run folder to continue, or the URL of a mirrored one;
                 "auto" continues if there is a snapshot.
-            max_time: the same as `max_seconds`, as a `timedelta`, seconds, or text: "HH:MM:SS", "DD:HH:MM:SS".
+            max_time: bound of the wall time of this call: seconds, a `timedelta`, or text "HH:MM:SS", "DD:HH:MM:SS".
             limit_train_batches: batches of an epoch: a number, or a share of them (0.1). An iterator, or a pipeline
                 without a size, continues in the next epoch; other data restart.
             limit_valid_batches: batches of a validation set, likewise; 0 for no validation.
@@ -302,7 +300,7 @@ class Trainer(TrainerBase):
                 sharded=sharded,
                 valid_sharded=valid_sharded,
                 max_steps=max_steps,
-                max_seconds=checks.time_limit(max_seconds, max_time),
+                max_seconds=checks.seconds("max_time", max_time),
                 resume=resume,
                 trial=Trial(fast_dev_run, overfit_batches, limit_train_batches, limit_valid_batches),
             )
@@ -341,7 +339,6 @@ class Trainer(TrainerBase):
         batch_size: int | None = None,
         window: Window | int | None = None,
         max_steps: int | None = None,
-        max_seconds: float | None = None,
         idle_timeout: float | None = None,
         flush_after: float = 1.0,
         skip_non_finite: bool = True,
@@ -363,7 +360,6 @@ class Trainer(TrainerBase):
             batch_size: rows per batch; None: 1024, or an iterable's own batches.
             window: when metric windows close: a `Window`, or a number of rows. None: every 10,000 rows.
             max_steps: bound of the optimizer steps of this call.
-            max_seconds: bound of the wall time of this call.
             idle_timeout: end after this many seconds without a row.
             flush_after: seconds without a row after which complete batches are trained though the call is not full; of
                 several processes, how long the others wait for a process without a batch.
@@ -388,7 +384,7 @@ class Trainer(TrainerBase):
                 batch_size=batch_size,
                 window=window,
                 max_steps=max_steps,
-                max_seconds=checks.time_limit(max_seconds, max_time),
+                max_seconds=checks.seconds("max_time", max_time),
                 idle_timeout=idle_timeout,
                 flush_after=flush_after,
                 skip_non_finite=checks.boolean("skip_non_finite", skip_non_finite),

@@ -198,8 +198,8 @@ class TestLimits:
         assert trainer.state.progress.global_step == 11
         assert (trainer.state.progress.epoch, trainer.state.progress.step_in_epoch) == (1, 3)
 
-    def test_max_seconds(self, trained, cancer):
-        fit(trained, cancer, batch_size=64, epochs=10**6, max_seconds=0.05, sink_size=1)
+    def test_max_time(self, trained, cancer):
+        fit(trained, cancer, batch_size=64, epochs=10**6, max_time=0.05, sink_size=1)
         assert "seconds=0.05" in str(trained.state.stop_reason)
 
     def test_a_callback_stops_after_its_step(self, trained, cancer):

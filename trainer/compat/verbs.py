@@ -133,7 +133,7 @@ def predict_network(trainer: TrainerBase) -> nn.Cell:
     return trainer.network
 
 
-@keywords.translated("batch_size", "shuffle", "sharded", "max_steps", "max_seconds", "resume")
+@keywords.translated("batch_size", "shuffle", "sharded", "max_steps", "max_time", "resume")
 def fit(
     trainer: TrainerBase,
     epoch: int,

@@ -89,13 +89,10 @@ def test_arguments_of_the_network_that_the_schema_lacks(check):
 
 
 def test_numbers_out_of_range_are_reported_beside_other_problems(check):
-    wrong = (
-        CONFIG.replace("[auc]", "[acu]") + "fit: {epochs: -3, max_seconds: 0, limit_valid_batches: 1.5, max_time: 1h}\n"
-    )
+    wrong = CONFIG.replace("[auc]", "[acu]") + "fit: {epochs: -3, limit_valid_batches: 1.5, max_time: 1h}\n"
     code, text = check(wrong, schema(*inputs()))
     assert code == 2
     assert "fit.epochs: takes a whole number >= 1" in text
-    assert "fit.max_seconds: takes a number > 0" in text
     assert "fit.limit_valid_batches: takes a whole number of batches >= 0, a share of them in (0.0, 1.0]" in text
     assert 'fit.max_time: takes seconds > 0, a timedelta, or text as "HH:MM:SS"' in text
     assert "metrics.0: received 'acu'" in text

@@ -204,7 +204,7 @@ def test_a_stop_is_honoured_within_one_call(table, how):
                 run_context.request_stop()
 
     trainer = make()
-    limit = {"max_seconds": 0.5} if how == "seconds" else {}
+    limit = {"max_time": 0.5} if how == "seconds" else {}
     callbacks = [RequestStop()] if how == "callback" else [Stop()]
     trainer.online_train(endless, callbacks, batch_size=32, sink_size=4, **limit)
     if how == "seconds":

@@ -7,6 +7,7 @@ from typing import Any
 
 from callbacks import CallbackList, History, ProgressBar, adapt
 
+from ... import checks
 from ..configuration.experiment_config import ExperimentConfig
 from ..configuration.instantiate import instantiate
 from ..configuration.object_spec import ObjectSpec
@@ -50,7 +51,9 @@ def describe(config: ExperimentConfig) -> str:
     ordered = CallbackList(callbacks)
     online = config.data.train is None and config.data.stream is not None
     options = config.online if online else config.fit
-    bounds = {"epochs": "epoch", "max_steps": "step", "max_seconds": "second", "idle_timeout": "idle second"}
+    if options.get("max_time") is not None:
+        options = {**options, "max_time": f"{checks.seconds('max_time', options['max_time']):g}"}
+    bounds = {"epochs": "epoch", "max_steps": "step", "max_time": "second", "idle_timeout": "idle second"}
     limits = [f"{options[name]} {unit}s" for name, unit in bounds.items() if options.get(name) is not None]
     words = {
         "limits": " or ".join(limits) or ("the stream ends" if online else "1 epoch"),

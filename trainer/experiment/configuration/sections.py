@@ -233,7 +233,6 @@ _RANGES: dict[str, Callable[[str, Any], Any]] = {
     "batch_size": _whole,
     "max_steps": _whole,
     "gradient_accumulation_steps": _whole,
-    "max_seconds": _above_zero,
     "idle_timeout": functools.partial(checks.number, least=0, optional=True),
     "clip_norm": _above_zero,
     "clip_value": _above_zero,
