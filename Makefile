@@ -67,7 +67,6 @@ fuzz: venv ## damage everything the trainer reads (ARGS="--seconds 600 --seed 7"
 	@$(PY) benchmarks/fuzz.py $(ARGS)
 
 lock: venv ## pin the newest fitting versions anew
-	@$(PY) -m pip install --quiet uv
 	@$(PY) -m uv pip compile setup.cfg $(patsubst %,--extra %,$(EXTRAS)) --universal --python-version 3.10 --generate-hashes --upgrade \
 		--no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
 

@@ -123,6 +123,8 @@ def setup_env(project_root, tmp_path, monkeypatch):
         module.commands.append(" ".join(map(str, command[1:])))
         if module.fails in module.commands[-1]:
             raise subprocess.CalledProcessError(1, command)
+        settings = "global.extra-index-url='https://one.example/simple file:///two'\nglobal.timeout='9'\n"
+        return SimpleNamespace(stdout=settings if "config" in command else "")
 
     module.fails = "nothing"
     calls = SimpleNamespace(run=run, CalledProcessError=subprocess.CalledProcessError)
@@ -132,9 +134,17 @@ def setup_env(project_root, tmp_path, monkeypatch):
 
 
 def test_installing_happens_once_until_something_changes(setup_env, tmp_path):
+    (tmp_path / "requirements.lock").write_text(
+        "a==1 \\\n    --hash=sha256:1\nuv==2 \\\n    --hash=sha256:2\nvine==3\n"
+    )
     assert setup_env.main() == 0
-    assert "--require-hashes" in setup_env.commands[0]
-    assert f"--editable {tmp_path}[" in setup_env.commands[1]
+    pip, _, uv, project, *_ = setup_env.commands
+    assert "-m pip" in pip
+    assert "--require-hashes" in pip
+    assert (tmp_path / ".venv" / "uv.lock").read_text() == "uv==2 \\\n    --hash=sha256:2"
+    assert "-m uv pip install" in uv
+    assert "--index https://one.example/simple --index file:///two --require-hashes" in uv
+    assert f"--editable {tmp_path}[" in project
     setup_env.commands.clear()
     assert setup_env.main() == 0
     assert setup_env.commands == []
@@ -145,7 +155,8 @@ def test_installing_happens_once_until_something_changes(setup_env, tmp_path):
 
 def test_a_broken_off_installation_is_done_again(setup_env, capsys):
     setup_env.fails = "--editable"
-    assert setup_env.main() == 1
+    assert setup_env.main() == 1  # by uv, then by pip
+    assert ["-m uv" in command for command in setup_env.commands if "--editable" in command] == [True, False]
     assert "setting up .venv failed" in capsys.readouterr().err
     setup_env.fails = "nothing"
     setup_env.commands.clear()
