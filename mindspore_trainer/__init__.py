@@ -1,4 +1,6 @@
-"""The public names of `trainer` under a second name; names a file of the user's that hides one of the packages.
+"""The public names of `trainer` under a second name.
+
+The import names a file of the user's that hides one of the packages.
 
 from mindspore_trainer import Trainer
 """

@@ -1,4 +1,7 @@
-"""Import a package's public names on first use, so that unused ones cost no time and no dependency."""
+"""Import a package's public names on first use.
+
+Unused names cost no time and no dependency.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pause garbage collection during an import: it takes a sixth of MindSpore's import time and frees little."""
+    """Pause garbage collection: it takes a sixth of MindSpore's import time."""
     if not gc.isenabled():
         yield
         return
@@ -26,8 +29,9 @@ def _collector_paused() -> Iterator[None]:
 
 
 def declared_imports(file: str) -> dict[str, str]:
-    """Return name -> module of what a source file imports under ``if TYPE_CHECKING:``, stars left out.
+    """Return name -> module of the imports under ``if TYPE_CHECKING:`` in a file.
 
+    Stars are left out.
     Type checkers read these imports; `lazy_names` does them on first use, so that each name is written once.
     """
     blocks = [node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If)]

@@ -82,7 +82,7 @@ def available(root: str | os.PathLike[str]) -> list[Entry]:
 
 
 def _manifest(folder: Path) -> Manifest:
-    """Return the manifest of a listed snapshot, read again only where the file is another one."""
+    """Return the manifest of a snapshot; it is read again if the file is another."""
     try:
         status = os.stat(folder / MANIFEST)
     except OSError:

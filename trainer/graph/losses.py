@@ -75,7 +75,7 @@ class _OfClassNumbers(nn.Cell):
 
 
 class BroadcastBCE(nn.Cell):
-    """`nn.BCELoss` with a weight of any shape that broadcasts to the prediction's, such as [C].
+    """`nn.BCELoss` with a weight that broadcasts to the prediction, such as [C].
 
     MindSpore's kernel on CPU reads as many weights as there are predictions, past the end of a smaller weight.
     """

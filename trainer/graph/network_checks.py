@@ -88,7 +88,10 @@ def _check_names(network: nn.Cell) -> None:
 
 
 def _check_bce_weights(network: nn.Cell, loss_fn: Any, eval_network: Any) -> None:
-    """Refuse a weight that MindSpore's kernel on CPU would read past its end; a `loss_fn` itself is computed right."""
+    """Refuse a weight that MindSpore's CPU kernel would read past its end.
+
+    A `loss_fn` itself is computed right.
+    """
     computed = {id(loss) for loss in (loss_fn, *getattr(loss_fn, "losses", ()))}
     for root in (network, loss_fn, eval_network):
         for name, cell in cells_and_names(root) if isinstance(root, nn.Cell) else ():

@@ -317,7 +317,10 @@ class Ndcg(FirstK):
 
 
 def _random_rows(first: int, rows: int, every: int) -> np.ndarray:
-    """Return which of `rows` rows to keep, one of `every`, bool [rows]; the same for the same number `first`."""
+    """Return which of `rows` rows to keep, one of `every`, bool [rows].
+
+    The same rows for the same number `first`.
+    """
     return group_hashes(np.arange(first, first + rows), rows) % every == 0
 
 

@@ -1,4 +1,6 @@
-"""Avoid slow CPU kernels (AVX-512 convolutions, AVX2 max pooling), and sums that depend on the number of cores.
+"""Avoid slow CPU kernels, and sums that depend on the number of cores.
+
+Slow are AVX-512 convolutions and AVX2 max pooling.
 
 Convolutions: with AVX-512, MindSpore's build of oneDNN runs its reference code. Relied on: `libdnnl.so.3` in
 MindSpore's `lib` folder, loaded with MindSpore, and two functions of oneDNN's public C interface,
@@ -64,7 +66,7 @@ def _start_runtime() -> None:
 
 @contextlib.contextmanager
 def planned_for_one_core() -> Iterator[None]:
-    """Make operators whose sums do not depend on the number of cores; restore it on exit.
+    """Make sums independent of the number of cores; restore that on exit.
 
     The compiling thread may use one core in the meantime. Other threads keep theirs.
     """

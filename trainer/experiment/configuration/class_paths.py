@@ -80,7 +80,7 @@ def _import(name: str) -> ModuleType | None:
 
 
 def _hidden(package: str) -> str:
-    """Return what to rename where a file of the user's has the name of one of our packages."""
+    """Return what to rename where a user's file has the name of our package."""
     file = Path(f"{package}.py")
     if package not in ("trainer", "callbacks") or not file.is_file():
         return ""
