@@ -14,7 +14,6 @@ from ..errors import ConfigurationError
 from ..metrics.loss import Loss
 from ..mindspore_internals import device
 from ..mindspore_internals.cell_structure import cells_and_names, children_of, parameters_of, trainable_parameters
-from ..mindspore_internals.cpu_kernels import can_plan_for_one_core
 from .denominators import ROWS, denominator_of, name_of
 from .dropout import repeatable
 from .multi_task import MultiTaskLoss
@@ -137,11 +136,6 @@ def check_deterministic(network: nn.Cell, deterministic: Any, compiled: bool, lo
         raise ConfigurationError(
             f"deterministic=True: its programs are for the CPU; on {where.name} call mindspore.set_deterministic(True) "
             "before the first network, which the trainer has not tried"
-        )
-    if not can_plan_for_one_core:
-        raise ConfigurationError(
-            "deterministic=True: this system does not let a thread choose its cores; Linux does. Start the process "
-            "with the same number of cores each time instead"
         )
     if not compiled:
         raise ConfigurationError("deterministic=True: operators that are not compiled follow the number of cores")

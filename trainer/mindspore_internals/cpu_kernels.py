@@ -35,6 +35,7 @@ import numpy as np
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 
+from ..errors import ConfigurationError
 from . import device
 from .cell_structure import cells_and_names, hide
 
@@ -55,12 +56,9 @@ _TOO_LATE = (
 )
 
 
-can_plan_for_one_core = hasattr(os, "sched_setaffinity")
-
-
 @functools.cache
-def _start_runtime() -> None:
-    """Run a graph, so that MindSpore has started its threads for all cores."""
+def _load_library() -> None:
+    """Run a graph, so that MindSpore has loaded oneDNN."""
     nn.ReLU().compile_and_run(mindspore.Tensor([1.0], mstype.float32))
 
 
@@ -68,18 +66,26 @@ def _start_runtime() -> None:
 def planned_for_one_core() -> Iterator[None]:
     """Make sums independent of the number of cores; restore that on exit.
 
-    The compiling thread may use one core in the meantime. Other threads keep theirs.
+    oneDNN divides the sums of a kernel by the number of threads that the thread which makes it may use, here one.
+
+    Raises:
+        ConfigurationError: this MindSpore's oneDNN has no such setting.
     """
-    _start_runtime()
-    tasks, cores = set(os.listdir("/proc/self/task")), os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
+    _load_library()
+    library, before = _library(), ctypes.c_int()
+    try:
+        library.dnnl_threadpool_interop_get_max_concurrency(ctypes.byref(before))  # type: ignore[union-attr]
+        set_threads = library.dnnl_threadpool_interop_set_max_concurrency  # type: ignore[union-attr]
+    except AttributeError:
+        raise ConfigurationError(
+            f"deterministic=True: MindSpore {mindspore.__version__} has a oneDNN whose kernels follow the number of "
+            "cores; start the process on one core, as by taskset -c 0"
+        ) from None
+    set_threads(1)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, cores)
-        for task in set(os.listdir("/proc/self/task")) - tasks:  # threads inherit the cores of their creator
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(int(task), cores)
+        set_threads(before)
 
 
 def limit_for_convolutions(network: nn.Cell) -> None:

@@ -63,10 +63,10 @@ def train(**options):
 @pytest.mark.skipif(len(CORES) < 2, reason="one core")
 def test_all_cores_and_one_give_the_same_bits():
     command = [sys.executable, __file__]
-    one = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-    assert train(deterministic=True) == json.loads(one)
-    of_threads = {task: os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")}
-    assert {task: cores for task, cores in of_threads.items() if cores != CORES} == {}
+    one = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    plain = train()  # other programs of the process make no difference
+    assert train(deterministic=True) == one != plain
+    assert train() == plain
 
 
 class Dropping(nn.Cell):
