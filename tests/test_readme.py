@@ -50,7 +50,7 @@ def test_the_package_that_runs_is_the_installed_one(installed_forks, installed, 
     assert all(path.startswith(str(installed.parent)) for path in done.output.read_text().split())
 
 
-@pytest.mark.long(but=["README.md", "serving.md", "streaming.md0", "tables.md"])
+@pytest.mark.long(but=["README.md", "tables.md"])
 @pytest.mark.parametrize(("page", "code"), blocks("python"))
 def test_python_block(page, code, tmp_path, installed_forks):
     (tmp_path / "script.py").write_text(code, encoding="utf-8")

@@ -114,6 +114,7 @@ def test_a_resumed_run_ends_in_the_bits_of_an_undisturbed_one(sparse, step, fill
     assert_same(content(resumed), whole)
 
 
+@pytest.mark.long
 def test_a_trainer_that_goes_back_to_a_snapshot_between_accumulations_discards_the_open_one(runs):
     whole, saved, _, stopped = runs(True)
     stopped.fit(batches(), 2, callbacks=[], resume=saved / "step_00000004")

@@ -129,6 +129,7 @@ def test_a_killed_process_ends_the_job_and_is_named(script, tmp_path):
     assert not jobs.is_running(zero)
 
 
+@pytest.mark.long
 def test_a_process_that_fails_after_a_signal_ends_the_job(script, tmp_path):
     job = jobs.start(script, tmp_path, "one_fails")
     zero, _ = pids(tmp_path)

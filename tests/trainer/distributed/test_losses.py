@@ -5,7 +5,7 @@ import pytest
 
 from tests.trainer.distributed import losses_program
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 PROGRAM = losses_program
 TRAINED = [f"{name}/{parts}" for name in losses_program.CASES for parts in (1, 2) if (name, parts) != ("tasks", 2)]

@@ -87,6 +87,7 @@ def start(project, name, *options, kill_at=0, config="job.yaml"):
     return jobs.start("fit", config, *(x for one in sets for x in ("--set", one)), options=options, cwd=project)
 
 
+@pytest.mark.long
 def test_a_killed_job_is_resumed_and_ends_as_if_nothing_had_happened(project):
     # both at once, for a job that has lost a process waits most of the time
     undisturbed, killed = start(project, "undisturbed"), start(project, "killed", "--max-restarts", "1", kill_at=8)

@@ -10,7 +10,7 @@ from tests.trainer.distributed import stream_program
 from trainer import checkpoint
 from trainer.streams.sources.folder_segments import lane_of
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 ROWS = sum(stream_program.SEGMENTS)
 

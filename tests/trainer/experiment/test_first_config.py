@@ -113,6 +113,7 @@ def test_the_look_is_at_the_first_rows_and_says_so(folder):
     assert part.column("age").rows == 100
 
 
+@pytest.mark.long
 def test_a_csv_is_trained_on_from_init_to_answers(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     assert main(["init", "deepfm", "my visits.csv"]) == 0, capsys.readouterr()

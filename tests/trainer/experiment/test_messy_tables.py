@@ -131,6 +131,7 @@ def test_what_has_two_readings_is_named_and_an_option_decides(text, said, option
         assert main(["check", "t.yaml"]) == 0, capsys.readouterr()
 
 
+@pytest.mark.long
 def test_predict_reads_another_file_as_it_is_declared_or_says_what_fits(tmp_path, monkeypatch, capsys):
     """The three commands of the README on a German Excel export, then other files of the same columns."""
     monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import mindspore  # noqa: F401 (changes the recursion limit, which hypothesis would notice later)
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -131,6 +132,7 @@ def test_random_trees_give_only_documented_errors(tree):
     load(dump(tree))
 
 
+@pytest.mark.long
 @many
 @given(mutated())
 def test_mutated_configurations_give_only_documented_errors(config):

@@ -148,6 +148,7 @@ def test_random_draws_depend_on_seed_and_number_alone_and_stay_in_their_ranges()
     assert {draw["kind"] for draw in draws} == {"a", "b"}
 
 
+@pytest.mark.long
 def test_trials_at_the_same_time_publish_into_folders_of_their_own(config, tmp_path):
     publishing = config.with_name("publishing.yaml")
     publisher = "{class_path: trainer.serving.Publish, init_args: {root: published, every: 10}}"

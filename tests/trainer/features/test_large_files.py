@@ -53,6 +53,7 @@ def make_trainer(**options):
     return Trainer(net, nn.BCEWithLogitsLoss(), optimizer, {"auc"}, features=features, seed=3, **options)
 
 
+@pytest.mark.long
 def test_without_shuffling_training_is_that_of_a_table(folder):
     whole, pieces = make_trainer(), make_trainer()
     whole.fit(table(), epochs=2, batch_size=64, shuffle=False, callbacks=[])

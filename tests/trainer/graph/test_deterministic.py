@@ -60,6 +60,7 @@ def train(**options):
     return {**found, "losses": str(losses)}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(CORES) < 2, reason="one core")
 def test_all_cores_and_one_give_the_same_bits():
     command = [sys.executable, __file__]

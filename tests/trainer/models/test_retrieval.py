@@ -100,6 +100,7 @@ class Losses(Callback):
         self.losses.extend(map(float, trainer.state.outputs.losses))
 
 
+@pytest.mark.long
 def test_the_negatives_of_a_batch_of_any_size_are_its_own_rows():
     """Batches of many sizes are filled up where rows are independent; here a copied row would be a negative."""
     from tests.trainer.models.test_interactions import close, softmax_loss
@@ -120,6 +121,7 @@ def test_the_negatives_of_a_batch_of_any_size_are_its_own_rows():
         close(loss, softmax_loss(outputs[part], item, 0.2, np.log(shares)))
 
 
+@pytest.mark.long
 def test_a_stream_estimates_how_often_items_are_sampled_and_goes_on_where_it_was(tmp_path):
     def make():
         return make_trainer(InBatchSoftmax(0.2, "running", buckets=101), metrics=["loss"])

@@ -304,6 +304,7 @@ def test_preparing_is_shown_separately_and_a_profile_is_shown(runs, page):
     assert "MatMul" in text
 
 
+@pytest.mark.long
 def test_a_damaged_profile_is_left_out(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     for text in ('{"steps": 1', "[1]", "{}", '{"steps": 1}'):
@@ -380,6 +381,7 @@ def test_how_a_run_ended_is_said(runs, tmp_path, reason, shown):
     assert texts[texts.index("state") + 1] == shown
 
 
+@pytest.mark.long
 def test_a_run_whose_newest_process_left_no_results_was_killed(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
 

@@ -100,7 +100,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.long(but=["jsonl"])
+@pytest.mark.long
 @pytest.mark.parametrize("source", SOURCES)
 def test_cold_users_in_single_rows_and_first(source, tmp_path):
     """One row at a time, in an order that begins with empty lists, trains as lists of a declared dtype do."""

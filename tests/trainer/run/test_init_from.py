@@ -52,6 +52,7 @@ def test_a_snapshot_gives_the_same_predictions_with_another_optimizer(learned):
     assert not np.array_equal(trainer.predict(ROWS), scores)
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_from_what_finite_data_taught(learned):
     """What the features learned is there, so that a stream, which has no end to learn from, can be read."""
     trainer = make_trainer(seed=1)

@@ -78,6 +78,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long(but=["arrays-O0-1-8-18", "pipeline-O2-1-8-18", "loader-O0-1-1-13"])
 @pytest.mark.parametrize(("kind", "amp_level", "accumulate", "sink_size", "step"), CASES)
 def test_from_the_middle_of_an_epoch_bit_for_bit(kind, amp_level, accumulate, sink_size, step, run, same, tmp_path):
     options = {"amp_level": amp_level, "gradient_accumulation_steps": accumulate}

@@ -81,6 +81,7 @@ def assert_answers(model, trainer):
         np.testing.assert_array_equal(size[:, 0], [32] * (count - left) + [smallest] * left)
 
 
+@pytest.mark.long
 def test_rows_run_the_smallest_program_that_holds_them(published):
     trainer, publish = published
     with ServedModel(publish.root, follow=False) as model:

@@ -284,6 +284,7 @@ trainer.online_train(clicks, callbacks=[Publish(sys.argv[1], every=1e-6, compact
 """
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_what_kills_leave_is_removed_by_the_next_run(trained, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}

@@ -51,6 +51,7 @@ def trained(tmp_path_factory):
     return train(folder, max_length=8), folder
 
 
+@pytest.mark.long
 def test_a_served_model_answers_lists_as_the_trainer_does(trained):
     trainer, folder = trained
     history, tags, number = rows(21, seed=1)

@@ -49,6 +49,7 @@ def test_a_container_of_azure_is_no_credential():
     assert "their-key" not in mask_text("abfss://logs:their-key@account.dfs.core.windows.net/x")
 
 
+@pytest.mark.long
 def test_wrong_or_missing_credentials_are_named(tmp_path, monkeypatch):
     server = S3Server(tmp_path).start(INITIAL_NO_AUTH_ACTION_COUNT="0")
     try:
@@ -67,6 +68,7 @@ def test_wrong_or_missing_credentials_are_named(tmp_path, monkeypatch):
         server.kill()
 
 
+@pytest.mark.long
 def test_a_server_that_is_not_there_is_named(monkeypatch):
     with pytest.raises(ConfigurationError, match="the server cannot be reached; check the network, AWS_ENDPOINT_URL"):
         Mirror("s3://bucket/run?endpoint_override=127.0.0.1:9&scheme=http&region=us-east-1")

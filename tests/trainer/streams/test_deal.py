@@ -135,6 +135,7 @@ def test_keys_are_read_once_by_any_number_of_processes(redis_server, schema, row
     assert goes_on(open_stream(), 0.2)
 
 
+@pytest.mark.long
 def test_partitions_are_read_once_by_any_number_of_processes(make_kafka, schema, rows):
     server = make_kafka("clicks", 3)
     for partition in range(3):

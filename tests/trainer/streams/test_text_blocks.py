@@ -212,6 +212,7 @@ def spelled(kind, places):
     return "\n".join(lines).encode()
 
 
+@pytest.mark.long(but=["csv-user", "jsonl-price"])
 @pytest.mark.parametrize("field", ["user", "age", "note", "price"])
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_a_number_in_another_spelling_among_many_lines(both, kind, field):
