@@ -66,9 +66,8 @@ class LabelCast(nn.Cell):
         self.values = self.kind == VALUES
         self.loss = type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else getattr(loss_fn, "__name__", "the loss")
         self.number = next(_numbers)
-        self.only_numbers = (
-            False  # refuse integers [rows, classes] as probabilities: they were counted as class numbers
-        )
+        # refuse integers [rows, classes] as probabilities: they were counted as class numbers
+        self.only_numbers = False
         object.__setattr__(self, "loss_fn", loss_fn)  # not a child: another cell owns its parameters
         _casts[self.number] = self
         weakref.finalize(self, _shapes.pop, self.number, None)
