@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import mindspore_trainer as _named  # noqa: F401 - names a file of the user's that hides a package
-from trainer.lazy import declared_imports, lazy_names
+
+from .lazy_names import declared_imports, lazy_names
 
 if TYPE_CHECKING:
     from trainer.cadence import Every as Every

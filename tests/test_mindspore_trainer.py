@@ -52,7 +52,7 @@ def test_a_class_path_into_such_a_file_names_it(tmp_path, monkeypatch):
     assert resolve("callbacks.LossMonitor").__name__ == "LossMonitor"
 
 
-LEAVES = {"trainer.cadence", "trainer.checks", "trainer.errors", "trainer.lazy", "trainer.masking"}
+LEAVES = {"trainer.cadence", "trainer.checks", "trainer.errors", "trainer.masking"}
 
 
 def imports(tree):

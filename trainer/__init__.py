@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module, metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mindspore_trainer as _named  # noqa: F401 - names a file of the user's that hides a package
-
-from .lazy import declared_imports, lazy_names
+from callbacks.lazy_names import declared_imports, lazy_names
 
 if metadata.version("numpy").partition(".")[0] != "1":  # not imported: importing it may fail
     warnings.warn(
@@ -44,9 +42,7 @@ __version__ = "0.1.0"
 import_module(".mindspore_internals.gpu_libraries", __name__).prepare()
 
 _HOMES = declared_imports(__file__)
-# Read, not imported: `callbacks` imports this package.
-_CALLBACKS = declared_imports(str(Path(__file__).resolve().parents[1] / "callbacks" / "__init__.py"))
-_HOMES |= dict.fromkeys(_CALLBACKS.keys() - {"HOOKS", "adapt"}, "callbacks")
+_HOMES |= dict.fromkeys(set(import_module("callbacks").__all__) - {"HOOKS", "adapt"}, "callbacks")
 __all__ = ["__version__", *sorted(_HOMES)]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

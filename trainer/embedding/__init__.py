@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import declared_imports, lazy_names
+from callbacks.lazy_names import declared_imports, lazy_names
 
 if TYPE_CHECKING:
     from .layers.embedding import Embedding as Embedding

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import declared_imports, lazy_names
+from callbacks.lazy_names import declared_imports, lazy_names
+
 from .categorical import Categorical, Time
 from .feature import Feature
 from .features import Features

@@ -13,8 +13,9 @@ the gradient; 5.0 ms with AVX-512. MindSpore's `AdaptiveMaxPool2D` takes 3.4 to 
 for the maxima, so it is used in training only. It gives the same maxima where windows neither overlap nor leave a
 remainder. Relied on: an `nn.MaxPool2d` has its operator in `max_pool`.
 
-Sums: oneDNN divides the sum of a convolution's weight gradient among threads, as many as the thread that makes the
-operator may use cores. Relied on: MindSpore makes operators while it compiles, on the thread that compiles. Seen on one
+Sums: oneDNN divides the sum of a convolution's weight gradient among the threads it is told of when the operator is
+made. Relied on: MindSpore makes operators while it compiles, on the thread that compiles, and oneDNN's public
+`dnnl_threadpool_interop_set_max_concurrency`, which holds for the calling thread. Seen on one
 and two cores: of 20 layers and operators with their gradients (Dense, convolutions, recurrent layers, normalizations,
 losses, sums, lookups) only the weight gradients of convolutions, depthwise ones excepted, differ in their bits.
 """

@@ -6,7 +6,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING
 
-from ..lazy import declared_imports, lazy_names
+from callbacks.lazy_names import declared_imports, lazy_names
 
 if TYPE_CHECKING:
     from .autoint import AutoInt as AutoInt
