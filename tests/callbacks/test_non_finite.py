@@ -117,3 +117,20 @@ def test_an_overflow_that_the_loss_scale_answers_is_no_reason_to_end(cancer):
     assert trainer.state.stop_reason.kind == "limit"
     assert 3 < trainer.state.skipped_steps < 24
     assert np.abs(network[0].weight.asnumpy() - before).max() > 0
+
+
+def test_an_earlier_training_is_no_reason_to_roll_back_and_a_rollback_keeps_the_numbers_of_steps(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(6, 8, 4)).astype(np.float32), np.ones((8, 1), np.float32)
+
+    def batches(*bad):
+        return [(np.full_like(rows, np.inf) if index in bad else rows, y) for index, rows in enumerate(x)]
+
+    net = nn.Dense(4, 1)
+    trainer = Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.01))
+    trainer.fit(batches(1, 2), callbacks=[SkipNonFinite(max_consecutive=5)])
+    trainer.save(tmp_path)
+    trainer.fit(batches(4), callbacks=[SkipNonFinite(max_consecutive=2)])
+    assert trainer.read_counters()["skipped"] == 3  # a rollback would restore 2
+    assert trainer.read_bad_steps() == [2, 3, 11]
+    trainer.rollback()
+    assert trainer.read_bad_steps() == [2, 3, 11]
