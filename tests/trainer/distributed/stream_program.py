@@ -111,17 +111,26 @@ class FullDisk(Callback):
 
 
 class Grows(Callback):
-    """Appends rows to this process's first segment, which it has left; 10 of rank 0, 7 of rank 1."""
+    """Appends rows to this process's first segment, which it has left: 10 on rank 0, 7 on rank 1.
 
-    def __init__(self, folder):
-        self.folder = folder
+    The stream ends once they are counted, so that the window of the last step shows them on any machine.
+    """
+
+    def __init__(self, folder, stream, last_step):
+        self.folder, self.stream, self.last_step = folder, stream, last_step
 
     def on_train_step_begin(self, trainer):
-        if trainer.state.progress.global_step == 3:
-            rank = trainer.group.rank
+        step, rank = trainer.state.progress.global_step, trainer.group.rank
+        rows = 10 - 3 * rank
+        if step == 3:
             path = self.folder / f"part-{rank:03d}.jsonl"
             with path.open("a") as file:
-                file.writelines(path.read_text().splitlines(keepends=True)[: 10 - 3 * rank])
+                file.writelines(path.read_text().splitlines(keepends=True)[:rows])
+        elif step == self.last_step:
+            until = time.monotonic() + 60
+            while self.stream.late_rows() < rows and time.monotonic() < until:
+                time.sleep(0.01)
+            (self.folder / "_DONE").touch()
 
 
 class Commits(FileStream):
@@ -225,7 +234,8 @@ def main(folder):
             run.found["full"] = str(error)
         run.train("spoilt tables", FileStream(folder / "spoilt", SCHEMA), trainer=with_table)
         late = FileStream(folder / "late", SCHEMA, poll_interval=0.01)
-        run.train("late", late, callbacks=[Grows(folder / "late")], window=Window(rows=300))
+        grows = Grows(folder / "late", late, last_step=16)
+        run.train("late", late, callbacks=[grows], window=Window(rows=34 * 16), sink_size=1)
         foreign = build(Numbered(), metrics={"error": MAE()})
         run.train("foreign", ReplayStream(replayed), trainer=foreign, window=Window(rows=500))
     (folder / f"found_{group.size}_{group.rank}.json").write_text(json.dumps(run.found))

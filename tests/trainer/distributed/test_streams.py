@@ -25,6 +25,7 @@ def prepare(folder):
     stream_program.write_segments(folder / "uneven", [20, 16])
     stream_program.write_segments(folder / "spoilt", [50, 50], overflowing=60)
     stream_program.write_segments(folder / "late", [16] * 34)
+    (folder / "late" / "_DONE").unlink()
 
 
 def rows_of(found, name):
