@@ -2,7 +2,7 @@
 
     python benchmarks/faults.py --source jsonl redis fit --every 1 --pairs 50
 
-Each case is a small training with snapshots, dead letters, a health file and events for TensorBoard (and, with
+Each case is a small training with snapshots, dead letters, a log and events for TensorBoard (and, with
 `--publish`, published versions) of which one call fails: the first, then the second, until a run has no more such call.
 With `--pairs`, random cases let another call fail afterwards, while the first failure is dealt with. Then the fault is
 gone, and either the same stream is trained on, or a new one from the newest snapshot. The diary of trained rows
@@ -54,7 +54,7 @@ from benchmarks.fault_sources import (  # noqa: E402
 )
 from benchmarks.fault_table import Outcome, Tallies, Tally, key_of, read_tallies, table, write_tallies  # noqa: E402
 from benchmarks.ledger import Ledger, surviving  # noqa: E402
-from callbacks import Callback, HealthFile, ModelCheckpoint, TensorBoard  # noqa: E402
+from callbacks import Callback, JSONLinesLogger, ModelCheckpoint, TensorBoard  # noqa: E402
 from trainer import Trainer, checkpoint  # noqa: E402
 from trainer.errors import CheckpointNotFoundError, TrainerError  # noqa: E402
 from trainer.streams import advance  # noqa: E402
@@ -186,7 +186,7 @@ class Bench:
         callbacks = [
             Ledger(self.folder / "ledger", ("row",)),
             ModelCheckpoint(self.case / "snapshots", every=2, background=True),
-            HealthFile(self.case / "health.json", every=2),
+            JSONLinesLogger(self.case / "log.jsonl", every=2),
             TensorBoard(self.case / "events", every=2),
         ]
         if self.publish:
@@ -220,11 +220,12 @@ class Bench:
     def _outputs(self, source: Source) -> dict[str, Any]:
         """Return what was written besides the rows trained."""
         entries = checkpoint.available(self.case / "snapshots")
-        health = self.case / "health.json"
+        log = self.case / "log.jsonl"
+        logged = [json.loads(line)["step"] for line in log.read_text().splitlines()] if log.exists() else []
         outputs = {
             "snapshot": max((entry.step for entry in entries), default=None),
             "bad rows": bad_rows(self.case / "bad.jsonl"),
-            "health": json.loads(health.read_text())["last_step"] if health.exists() else None,
+            "logged": max(logged, default=None),
             "events": bool(sum(map(_events, (self.case / "events").glob("*")))),
         }
         if self.publish:

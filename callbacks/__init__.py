@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .device_stats import DeviceStats as DeviceStats
     from .drift_monitor import DriftMonitor as DriftMonitor
     from .early_stopping import EarlyStopping as EarlyStopping
-    from .health_file import HealthFile as HealthFile
     from .history import History as History
     from .lambda_callback import LambdaCallback as LambdaCallback
     from .learning_rate_monitor import LearningRateMonitor as LearningRateMonitor
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from .model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from .non_finite import SkipNonFinite as SkipNonFinite
     from .non_finite import TerminateOnNaN as TerminateOnNaN
-    from .prediction_writer import PredictionWriter as PredictionWriter
     from .profiler import Profiler as Profiler
     from .progress_bar import ProgressBar as ProgressBar
     from .prometheus import PrometheusMonitor as PrometheusMonitor

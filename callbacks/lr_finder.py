@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.checks import number, whole
 from trainer.errors import ConfigurationError
 
 from .callback import Callback, Trainer
-from .chart import chart_svg
 from .watched import require_settable_rate
 
 if TYPE_CHECKING:
@@ -97,22 +95,3 @@ class LRFinder(Callback):
         self._kept = []
         if self._rate is not None:
             trainer.learning_rate = self._rate
-
-    def svg(self) -> str:
-        """Plot the smoothed loss over the rate as SVG; empty without two points."""
-        return chart_svg(
-            {"loss": (self.rates, self.losses)},
-            f"Loss over learning rate, {self.least:g} to {self.most:g}",
-            "learning rate",
-            "smoothed loss",
-            log_x=True,
-            marks={} if self.suggestion is None else {f"suggested: {self.suggestion:.3g}": self.suggestion},
-        )
-
-    def _repr_html_(self) -> str:
-        suggestion = self.suggestion or "none: the loss never falls"
-        return f"<div>{self.svg()}<p>suggested learning rate: {suggestion}</p></div>"
-
-    def save_picture(self, path: str | Path) -> None:
-        """Write the plot of `svg` to a file."""
-        Path(path).write_text(self.svg(), "utf-8")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import html
 import io
-import json
 import sys
 import tempfile
 import urllib.request
@@ -20,6 +19,7 @@ from typing import Any
 
 import mindspore
 import numpy as np
+from chart import COLORS, chart_svg
 from mindspore import nn
 from pictures import draw as draw_terminal
 from sklearn.datasets import load_digits
@@ -31,21 +31,18 @@ from callbacks import (
     DeviceStats,
     DriftMonitor,
     EarlyStopping,
-    HealthFile,
     JSONLinesLogger,
     LambdaCallback,
     LearningRateMonitor,
     LossMonitor,
     LRFinder,
     ModelCheckpoint,
-    PredictionWriter,
     Profiler,
     PrometheusMonitor,
     ReduceLROnPlateau,
     SkipNonFinite,
     TimeMonitor,
 )
-from callbacks.chart import COLORS, chart_svg
 from trainer import Schedule, Trainer, Window
 from trainer.streams import ReplayStream
 
@@ -83,7 +80,14 @@ def lr_finder() -> str:
     """Draw a learning rate range test."""
     finder = LRFinder(1e-5, 1, steps=80)
     make(1e-3).fit(digits()[0], epochs=100, batch_size=BATCH, sink_size=1, callbacks=[finder])
-    return finder.svg()
+    return chart_svg(
+        {"loss": (finder.rates, finder.losses)},
+        f"Loss over learning rate, {finder.least:g} to {finder.most:g}",
+        "learning rate",
+        "smoothed loss",
+        log_x=True,
+        marks={} if finder.suggestion is None else {f"suggested: {finder.suggestion:.3g}": finder.suggestion},
+    )
 
 
 def averages() -> str:
@@ -251,24 +255,17 @@ def lines() -> list[str]:
 
 
 def files() -> list[str]:
-    """Return the beginning of what loggers, PredictionWriter and HealthFile write."""
+    """Return the beginning of what the loggers write."""
     train, valid = digits()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         trainer = make(5e-3)
         trainer.run_dir = folder
-        callbacks = [CSVLogger(), JSONLinesLogger(), HealthFile(folder / "health.json", every=8)]
-        trainer.fit(train, 2, valid, batch_size=BATCH, sink_size=1, callbacks=callbacks)
-        net = nn.Dense(64, 1)
-        binary = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-2))
-        even = {"x": valid["x"], "y": (valid["y"] % 2).astype(np.float32)[:, None]}
-        binary.evaluate(even, batch_size=BATCH, callbacks=[PredictionWriter(folder / "predictions.csv")])
+        trainer.fit(train, 2, valid, batch_size=BATCH, sink_size=1, callbacks=[CSVLogger(), JSONLinesLogger()])
         shown = []
-        for file, count in (("log.csv", 4), ("log.jsonl", 4), ("predictions.csv", 3)):
-            shown += [f"$ head -{count} {file}", *(folder / file).read_text("utf-8").splitlines()[:count], ""]
-        health = json.loads((folder / "health.json").read_text("utf-8"))
-    parts = ("status", "last_step", "last_snapshot", "samples_per_second", "stop_reason")
-    return [*shown, f"$ jq -c '{{{', '.join(parts)}}}' health.json", json.dumps({name: health[name] for name in parts})]
+        for file in ("log.csv", "log.jsonl"):
+            shown += [f"$ head -4 {file}", *(folder / file).read_text("utf-8").splitlines()[:4], ""]
+    return shown[:-1]
 
 
 def prometheus() -> list[str]:

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from callbacks import HealthFile, LambdaCallback, LossMonitor, ModelCheckpoint, ProgressBar, TensorBoard
+from callbacks import JSONLinesLogger, LambdaCallback, LossMonitor, ModelCheckpoint, ProgressBar, TensorBoard
 from callbacks.loggers import tensorboard
 from trainer.cadence import Every
 from trainer.errors import ConfigurationError
@@ -22,16 +22,13 @@ def test_a_full_disk_ends_no_run_and_reports_go_on_afterwards(fit, tmp_path, cap
         full = 4 <= trainer.state.progress.global_step < 8
         resource.setrlimit(resource.RLIMIT_FSIZE, (1, limit[1]) if full else limit)
 
-    reports = [HealthFile(tmp_path / "h" / "run.json", every=1), TensorBoard(tmp_path / "tb", every=1)]
+    reports = [TensorBoard(tmp_path / "tb", every=1)]
     try:
         trainer = fit(LambdaCallback(order=-1, on_train_step_end=fill), *reports, epochs=2, valid=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert trainer.state.progress.global_step == 16
-    assert [text.split(" ")[0] for text in caplog.messages if "cannot report" in text] == ["HealthFile", "TensorBoard"]
-    report = json.loads((tmp_path / "h" / "run.json").read_text())
-    assert (report["status"], report["last_step"]) == ("ended", 16)
-    assert [path.name for path in (tmp_path / "h").iterdir()] == ["run.json"]
+    assert [text.split(" ")[0] for text in caplog.messages if "cannot report" in text] == ["TensorBoard"]
     assert {*range(1, 4), *range(8, 17)} <= set(read(tmp_path / "tb")["train/loss"])
 
 
@@ -46,7 +43,7 @@ def test_an_output_that_is_gone_ends_no_run(report, fit, monkeypatch, caplog):
     assert caplog.text.count("cannot report") == 1
 
 
-@pytest.mark.parametrize("report", [HealthFile, TensorBoard], ids=["health file", "TensorBoard"])
+@pytest.mark.parametrize("report", [JSONLinesLogger, TensorBoard])
 def test_a_folder_that_cannot_be_is_refused_before_the_first_step(report, fit, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"file.* cannot be written: (Not a directory|File exists)"):
@@ -69,12 +66,9 @@ def test_cadences_and_retention_do_not_mind_a_clock_that_goes_back(fit, tmp_path
         order=-1,
         on_train_step_end=lambda t: t.state.progress.global_step == 4 and monkeypatch.setattr("time.time", lambda: 1e9),
     )
-    seen = []
-    health = HealthFile(tmp_path / "run.json", every=Every(seconds=1e-6))
-    look = LambdaCallback(
-        order=1, on_train_step_end=lambda t: seen.append(json.loads(health.path.read_text())["last_step"])
-    )
+    log = JSONLinesLogger(tmp_path / "log.jsonl", every=Every(seconds=1e-6))
     saving = ModelCheckpoint(tmp_path / "c", every=Every(seconds=1e-6), keep_last=2)
-    fit(step_back, health, look, saving, epochs=1, valid=False)
-    assert seen == list(range(1, 9))
+    fit(step_back, log, saving, epochs=1, valid=False)
+    lines = map(json.loads, log.path.read_text().splitlines())
+    assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 9))
     assert sorted(path.name for path in (tmp_path / "c").glob("step_*")) == ["step_00000007", "step_00000008"]

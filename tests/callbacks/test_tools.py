@@ -1,15 +1,12 @@
-"""DeviceStats, PredictionWriter and LRFinder on real runs."""
+"""DeviceStats and LRFinder on real runs."""
 
-import csv
 import json
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from mindspore import nn
 
-from callbacks import DeviceStats, JSONLinesLogger, LambdaCallback, LRFinder, PredictionWriter
-from tests.trainer.serving.test_published import tmpfs
+from callbacks import DeviceStats, JSONLinesLogger, LRFinder
 from trainer import Trainer
 from trainer.embedding import Embedding
 from trainer.errors import ConfigurationError
@@ -30,50 +27,7 @@ def test_stats_of_process_and_machine_are_measured_and_logged(fit, tmp_path):
     assert logged == newest["process_memory_mb"]
 
 
-def rows_of(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_predictions_and_labels_of_every_validation_are_written(fit, cancer, tmp_path):
-    trainer = fit(PredictionWriter(), epochs=2)
-    files = sorted(path.name for path in (tmp_path / "predictions").iterdir())
-    assert files == ["step_00000008.csv", "step_00000016.csv"]
-    rows = rows_of(tmp_path / "predictions" / files[-1])
-    logits = trainer.predict(cancer["valid"]["x"])
-    np.testing.assert_allclose([float(row["prediction"]) for row in rows], logits[:, 0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal([float(row["label"]) for row in rows], cancer["valid"]["y"][:, 0])
-    trainer.evaluate(cancer["valid"], callbacks=[PredictionWriter(tmp_path / "valid.csv")], batch_size=10)
-    assert len(rows_of(tmp_path / "valid.csv")) == len(rows)
-
-
-def test_predictions_of_an_evaluation_that_fails_leave_no_file(fit, cancer, tmp_path):
-    trainer = fit(epochs=1)
-    broken = iter([cancer["valid"]["x"][:4], None])
-    with pytest.raises(Exception, match="batch"):
-        trainer.evaluate(
-            lambda: ((x, cancer["valid"]["y"][:4]) for x in broken), callbacks=[PredictionWriter(tmp_path / "v.csv")]
-        )
-    assert not list(tmp_path.glob("v.csv*"))
-
-
-def test_a_full_disk_ends_an_evaluation_but_no_training(fit, cancer, tmp_path, caplog):
-    with tmpfs(tmp_path / "disk", "4k") as disk:
-        fill = LambdaCallback(on_train_begin=lambda trainer: (disk / "ballast").write_bytes(bytes(4096)))
-        trainer = fit(PredictionWriter(disk / "all"), fill, epochs=2)
-        assert trainer.state.progress.global_step == 16
-        assert caplog.text.count("PredictionWriter cannot write") == 1
-        with pytest.raises(ConfigurationError, match="No space left"):
-            trainer.evaluate(cancer["valid"], callbacks=[PredictionWriter(disk / "valid.csv")], batch_size=10)
-        assert [path.name for path in disk.rglob("*") if path.is_file()] == ["ballast"]
-
-
-def test_a_place_is_needed_for_predictions(fit):
-    with pytest.raises(ConfigurationError, match=r"PredictionWriter\(path\) or Trainer\(run_dir=...\)"):
-        fit(PredictionWriter(), run_dir=None)
-
-
-def test_the_learning_rate_finder_suggests_a_rate_that_trains_and_puts_everything_back(cancer, tmp_path):
+def test_the_learning_rate_finder_suggests_a_rate_that_trains_and_puts_everything_back(cancer):
     network = nn.Dense(30, 1)
     first = network.weight.asnumpy().copy()
     optimizer = nn.SGD(network.trainable_params(), 0.125)
@@ -88,12 +42,6 @@ def test_the_learning_rate_finder_suggests_a_rate_that_trains_and_puts_everythin
     trainer.learning_rate = finder.suggestion
     losses = trainer.fit(cancer["train"], epochs=3, batch_size=64, callbacks=[]).history["loss"]
     assert losses[-1] < losses[0] < 0.6
-    finder.save_picture(tmp_path / "rates.svg")
-    picture = ElementTree.fromstring((tmp_path / "rates.svg").read_text())
-    (line,) = picture.iter("{http://www.w3.org/2000/svg}polyline")
-    assert len(line.get("points").split()) == len(finder.rates)
-    texts = {"".join(text.itertext()) for text in picture.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"learning rate", "smoothed loss", "0.01", f"suggested: {finder.suggestion:.3g}"} <= texts
 
 
 def test_rows_of_tables_could_not_be_put_back(cancer):

@@ -3,7 +3,6 @@ import pytest
 from callbacks import (
     DriftMonitor,
     EarlyStopping,
-    HealthFile,
     History,
     LambdaCallback,
     LearningRateMonitor,
@@ -44,7 +43,6 @@ WRONG = [
     (lambda: TensorBoard(hparams=[1]), "TensorBoard(hparams=...) takes a mapping"),
     (lambda: PrometheusMonitor(port=70000), "takes a whole number from 0 to 65535; received 70000"),
     (lambda: PrometheusMonitor(namespace="a-b"), "received 'a-b'"),
-    (lambda: HealthFile("x", every="now"), "HealthFile(every=...)"),
     (lambda: DriftMonitor(detector=3), "takes an object with update(value) -> bool; received 3"),
     (
         lambda: DriftMonitor(PageHinkley(), key=""),

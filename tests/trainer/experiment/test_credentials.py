@@ -177,7 +177,6 @@ def test_a_failure_of_the_users_own_code_shows_no_credential_either(written, pro
     text = Path(project("x", "2", "unused")).read_text()
     text = text[: text.index("data:")] + (
         "data: {stream: {class_path: reach_of_the_credentials_test.rows}}\ncallbacks:\n"
-        "  - {class_path: callbacks.HealthFile, init_args: {path: health.json}}\n"
         f"  - {{class_path: callbacks.TensorBoard, init_args: {{hparams: {{url: 'a://b:{written}@c'}}}}}}\n"
         f"  - {{class_path: reach_of_the_credentials_test.Reach, init_args: {{url: 'db://me:{written}@host'}}}}\n"
     )
@@ -189,4 +188,3 @@ def test_a_failure_of_the_users_own_code_shows_no_credential_either(written, pro
     Path("stream.yaml").unlink()
     assert SECRET not in ended.stdout + ended.stderr
     assert SECRET.encode() not in everything_written()
-    assert "cannot log in as ***" in Path("health.json").read_text()
