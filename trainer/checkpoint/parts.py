@@ -54,22 +54,12 @@ class Parts:
         assert self.folder is not None
         for rank in range(1, len(self.writers)):
             part, note = self.files(rank)
-            sums = self.read_note(rank, note, part, f"its part {part} was written")
+            sums = self._read_note(rank, part, note)
             self.folder.enlist(part.name, sums["size"], sums["crc32"])
         return {"format_version": PARTS_VERSION, "parts": {self.group: len(self.writers)}}
 
-    def read_note(self, rank: int, note: Path, growing: Path, awaited: str) -> dict[str, Any]:
-        """Wait for a rank's note, remove it and return its content.
-
-        Args:
-            rank: the process that writes it.
-            note: a JSON file. One with the entry "unfinished" is not the last.
-            growing: file that changes as long as the process makes progress.
-            awaited: what the note reports, for messages.
-
-        Raises:
-            CheckpointError: the note holds an error, or the process ended before or makes no progress.
-        """
+    def _read_note(self, rank: int, part: Path, note: Path) -> dict[str, Any]:
+        """Wait for a rank's note, remove it and return its content."""
         host, process = self.writers[rank]
         seen, idle_since = (-1, -1), time.monotonic()
         while True:
@@ -77,17 +67,16 @@ class Parts:
             has_ended = host == _machine() and not durable.process_alive(process)
             if note.exists():
                 found = json.loads(durable.read_bytes(note))
-                if "unfinished" not in found:
-                    break
+                break
             state = (-1, -1)
             with contextlib.suppress(FileNotFoundError):  # not started, or removed after an error
-                status = growing.stat()
+                status = part.stat()
                 state = (status.st_size, status.st_mtime_ns)
             if state != seen:
                 seen, idle_since = state, time.monotonic()
             if has_ended or time.monotonic() - idle_since > IDLE_SECONDS:
                 reason = "has ended" if has_ended else f"shows no progress for {IDLE_SECONDS:g} s"
-                raise CheckpointError(f"rank {rank} {reason} before {awaited}")
+                raise CheckpointError(f"rank {rank} {reason} before its part {part} was written")
             time.sleep(POLL_SECONDS)
         note.unlink()
         if "error" in found:
@@ -183,13 +172,8 @@ def write_part(parts: Parts, rank: int, tensors: Mapping[str, Any]) -> bool:
         found = {"error": str(error) if isinstance(error, CheckpointError) else repr(error)}
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)  # on a full disk this makes room for the note
-    write_note(note, found)
-    return "error" not in found
-
-
-def write_note(note: Path, found: Mapping[str, Any]) -> None:
-    """Write or replace the note for `Parts.read_note`; log a failure."""
     try:
         durable.replace_file(note, json.dumps(found).encode())
     except OSError as error:
         _logger.warning("rank 0 cannot be notified by %s: %s", note, error)
+    return "error" not in found

@@ -1,20 +1,18 @@
-"""Rows of tables as published versions hold them, and as a Redis server gets them."""
+"""Rows of tables as published versions hold them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ..checkpoint.tensor_file import Frozen
-from ..checks import require
 from ..embedding.tables.table_state import arrays_of
 from .finite import check_finite
 
 ROW_TYPES = ("float32", "int8")
-_AT_ONCE = 10_000
 
 
 def pack_rows(weights: np.ndarray, rows: str) -> dict[str, np.ndarray]:
@@ -73,37 +71,3 @@ def _pack_table(name: str, saved: Mapping[str, Any], dim: int, rows: str) -> dic
     kinds |= {"weights": np.float32} if rows == "float32" else {"weights": np.int8, "scale": np.float32}
     # each drops its function once computed, and the last of them what is not stored
     return {key: Frozen(functools.partial(lambda name: packed()[name], key), kind) for key, kind in kinds.items()}
-
-
-class RedisRows:
-    """Sends rows to the Redis server at an address; see `Publish`.
-
-    ConfigurationError: redis-py is not installed.
-    """
-
-    def __init__(self, address: str, prefix: str) -> None:
-        redis = require("redis", "Publish(redis=...) needs redis-py", "redis")
-        self._server = redis.Redis.from_url(address)
-        self._prefix = prefix
-
-    def send(self, packed: Mapping[str, Any], report: Callable[[int], None] = lambda rows: None) -> None:
-        """Send the rows of `pack_tables`; `report` receives the number sent so far."""
-        sent = 0
-        for key in [key for key in packed if key.endswith("/ids")]:
-            table = key.removesuffix("/ids")
-            arrays = {name: np.asarray(array) for name, array in arrays_of(packed, table).items()}
-            ids, weights = arrays["ids"].astype("<i8"), unpack_rows(arrays).astype("<f4")
-            hash_name = f"{self._prefix}:{table}"
-            removed = [number.tobytes() for number in arrays["removed"].astype("<i8")]
-            for start in range(0, len(removed), _AT_ONCE):
-                self._server.hdel(hash_name, *removed[start : start + _AT_ONCE])
-            for start in range(0, len(ids), _AT_ONCE):
-                block = slice(start, start + _AT_ONCE)
-                pairs = zip(ids[block], weights[block], strict=True)
-                self._server.hset(hash_name, mapping={number.tobytes(): row.tobytes() for number, row in pairs})
-                sent += len(ids[block])
-                report(sent)
-
-    def set_version(self, version: int) -> None:
-        """Set the version, once all its rows have been sent."""
-        self._server.set(f"{self._prefix}:version", version)

@@ -32,7 +32,7 @@ from ..mindspore_internals.cell_structure import parameters_of
 from .finite import check_finite
 from .folder_owner import PUBLISHED, own
 from .graph_export import write_learned
-from .packed_rows import ROW_TYPES, RedisRows
+from .packed_rows import ROW_TYPES
 from .published import (
     CURRENT,
     FULL,
@@ -78,10 +78,6 @@ class Publish(Callback):
         batch: rows of the exported program, or of each of several: a server pads a call's rows to the smallest program
             with room for them. With less than 128, as in (1, 256), one row is answered sooner, but not always with the
             last bits of its answer among many: a processor's matrix products differ with the number of rows.
-        redis: address of a server that also receives the rows: a hash ``<prefix>:<table>`` from the id's 8 bytes
-            (little-endian) to float32 bytes, and ``<prefix>:version``, set last. Of several processes each sends its
-            rows.
-        prefix: see `redis`.
         compact: versions of changes after which all rows are written once more.
         keep: newest versions that servers can be sent back to (see `Versions`), with the full versions they build on;
             default: `compact`. Pinned and kept versions stay whatever their age.
@@ -108,8 +104,6 @@ class Publish(Callback):
         rows: str = "float32",
         *,
         batch: int | Sequence[int] = SERVED,
-        redis: str | None = None,
-        prefix: str = "model",
         compact: int = 32,
         keep: int | None = None,
         on_error: str = "warn",
@@ -124,8 +118,7 @@ class Publish(Callback):
         self.every = every if isinstance(every, Every) else Every(seconds=every)
         self.rows, self.batch, self.compact = rows, batch, compact
         self.keep = compact if keep is None else whole("Publish(keep=...)", keep)
-        self._redis = RedisRows(redis, prefix) if redis is not None else None
-        self._source = RowSource(rows, self._redis)
+        self._source = RowSource(rows)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._lock: FolderLock | None = None
@@ -353,8 +346,6 @@ class Publish(Callback):
                 catalog.delete(self.root / part.name)
                 raise
             self._chain, self._full = chain, full
-            if self._redis is not None:
-                rows.send(self._redis, now.version)
             self.problem, self._failures, self._next_try = None, 0, 0.0
             self._sweep()
         except BaseException as error:

@@ -3,16 +3,11 @@
 Where tables are divided among processes, rank r writes ``rows.<r>.safetensors``, and in a version with all rows also
 ``full.<r>.safetensors``, into the version's folder on a background thread. `trainer.checkpoint.parts` says who waits
 for whom. Rank 0 lists the parts in the manifest, whose format is then 2, and renames the folder.
-
-With a Redis server each process sends its rows once its part is written, and leaves a note beside the folder. Rank 0
-sets the version once all notes are there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,19 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checkpoint import durable, tensor_file
+from ..checkpoint import tensor_file
 from ..checkpoint.manifest import TENSOR_SUFFIX, FolderWriter
-from ..checkpoint.parts import Parts, WriterThread, open_parts, write_note, write_part
+from ..checkpoint.parts import Parts, WriterThread, open_parts, write_part
 from ..errors import CheckpointError, ConfigurationError
-from .packed_rows import RedisRows, pack_tables
+from .packed_rows import pack_tables
 from .published import FULL, ROWS
 
 if TYPE_CHECKING:
     from callbacks.callback import Trainer
-
-NOTE_SECONDS = 5.0  # between two notes of the rows sent so far
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,67 +61,21 @@ class VersionRows:
         collected = [group.collect() for group, _ in groups]
         return {**collected[0], "parts": {name: count for entry in collected for name, count in entry["parts"].items()}}
 
-    def send(self, redis: RedisRows, version: int) -> None:
-        """Send rank 0's rows, wait for the others, then set the version.
-
-        CheckpointError: a process failed to send its rows, or ended before. Others: as redis-py raises them.
-        """
-        redis.send(self.files[ROWS])
-        if self.parts is not None:
-            for rank in range(1, len(self.parts.writers)):
-                note = _note_of(self.parts, rank)
-                self.parts.read_note(rank, note, note, "its rows were sent to the Redis server")
-        redis.set_version(version)
-
     def close(self) -> None:
-        """Remove the folder unless it was renamed, and unread notes."""
-        if self.parts is None:
-            return
-        assert self.parts.folder is not None
-        self.parts.folder.close()
-        with contextlib.suppress(OSError):
-            for rank in range(1, len(self.parts.writers)):
-                _note_of(self.parts, rank).unlink(missing_ok=True)
+        """Remove the folder unless it was renamed."""
+        if self.parts is not None:
+            assert self.parts.folder is not None
+            self.parts.folder.close()
 
 
-def _final_path(parts: Parts) -> Path:
-    name, _ = durable.target_of(parts.path) or (parts.path.name, "")
-    return parts.path.with_name(name)
-
-
-def _note_of(parts: Parts, rank: int) -> Path:
-    """Return the note of the rows that a rank has sent: a temporary beside the folder."""
-    name = _final_path(parts).name
-    return parts.path.with_name(parts.path.name.replace(f".{name}.", f".{name}-sent-{rank}.", 1))
-
-
-def contribute(rows: VersionRows, rank: int, redis: RedisRows | None) -> None:
-    """Write the rows of a rank other than 0, and send them; report failures to rank 0."""
+def contribute(rows: VersionRows, rank: int) -> None:
+    """Write the rows of a rank other than 0; report failures to rank 0."""
     assert rows.parts is not None
     with contextlib.suppress(Exception):  # raised again, and reported, where they are written
         rows.compute()
     for name, arrays in rows.files.items():
         if not write_part(replace(rows.parts, group=name), rank, arrays):
             return
-    if redis is None:
-        return
-    note, noted = _note_of(rows.parts, rank), time.monotonic()
-
-    def report(count: int) -> None:
-        nonlocal noted
-        if time.monotonic() - noted >= NOTE_SECONDS:
-            noted = time.monotonic()
-            write_note(note, {"unfinished": count})
-
-    try:
-        redis.send(rows.files[ROWS], report)
-        result: dict[str, str] = {}
-    except Exception as error:
-        logger.warning("the rows of this process are not in the Redis server: %r", error)
-        result = {"error": f"sending rows to the Redis server failed: {error!r}"}
-    write_note(note, result)
-    if not any(path.exists() for path in (rows.parts.path, _final_path(rows.parts))):
-        note.unlink(missing_ok=True)  # rank 0 has given the version up and reads no note
 
 
 @contextlib.contextmanager
@@ -145,10 +90,10 @@ def shared_errors(root: Path) -> Iterator[None]:
 
 
 class RowSource:
-    """Takes the rows of versions from a job's tables; ranks send theirs to Redis."""
+    """Takes the rows of versions from a job's tables."""
 
-    def __init__(self, rows: str, redis: RedisRows | None) -> None:
-        self._rows, self._redis = rows, redis
+    def __init__(self, rows: str) -> None:
+        self._rows = rows
         self._writer = WriterThread()
         self._is_shared = True
 
@@ -181,7 +126,7 @@ class RowSource:
             taken[FULL] = tables.tables.take(f"{consumer}.full", full=True, **options)
         rows = VersionRows({name: pack_tables(saved, self._rows) for name, saved in taken.items()}, parts)
         if parts is not None and not trainer.group.is_main:
-            self._writer.run(contribute, rows, trainer.group.rank, self._redis)
+            self._writer.run(contribute, rows, trainer.group.rank)
         return rows
 
     def wait(self) -> None:

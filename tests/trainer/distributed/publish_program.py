@@ -30,7 +30,7 @@ STEP = 32
 class Faults(Callback):
     """Lets a rank fail at some steps: step -> (rank, moment).
 
-    A moment is the name of a file that cannot be written then, or "redis".
+    A moment is the name of a file that cannot be written then.
     """
 
     def __init__(self, group, at, fail):
@@ -114,24 +114,14 @@ def main(folder, *killed):
         fit(new_trainer(), group, 8, [faults, publish, Compares(group, publish)])
         return
     trainer, found = new_trainer(), {}
-    redis = json.loads((folder / "redis.json").read_text())
-    publish = Publish(folder / "served", every=Every(steps=1), batch=100, compact=2, keep=20, redis=redis, prefix="m")
-    faults = Faults(
-        group,
-        {3: (1, "rows.1.safetensors"), 5: (0, "current.json"), 9: (1, "full.1.safetensors"), 11: (1, "redis")},
-        no_space,
-    )
-    send = publish._redis.send
-    publish._redis.send = lambda *given: no_space() if faults.now == "redis" else send(*given)
+    publish = Publish(folder / "served", every=Every(steps=1), batch=100, compact=2, keep=20)
+    failing = {3: (1, "rows.1.safetensors"), 5: (0, "current.json"), 9: (1, "full.1.safetensors")}
+    faults = Faults(group, failing, no_space)
     compares = Compares(group, publish)
     fit(trainer, group, 15, [faults, publish, compares])
     found["steps"] = compares.found
     questions = {key: clicks()[key] for key in ("user", "items")}
     found["predicted"] = trainer.predict(questions, batch_size=50).tolist()
-    if group.is_main:
-        bias = trainer.tables.tables.tables["bias"]
-        ids, rows = bias.map.items()
-        found["own bias"] = [ids.tolist(), bias.store.read(rows)[:, 0].tolist()]
     found |= other_ways(folder, group, trainer, questions)
     (folder / f"found_{group.size}_{group.rank}.json").write_text(json.dumps(found))
 

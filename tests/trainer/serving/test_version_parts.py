@@ -22,7 +22,7 @@ from trainer.checkpoint import manifest, parts
 from trainer.checkpoint.tensor_file import Frozen
 from trainer.distributed.group import Group
 from trainer.errors import CheckpointDamagedError, CheckpointError
-from trainer.serving import Publish, ServedModel, ShadowScoring, Versions, version_parts
+from trainer.serving import Publish, ServedModel, ShadowScoring, Versions
 from trainer.serving.packed_rows import pack_tables
 from trainer.serving.published import FULL, ROWS, VERSION, WEIGHTS, Current, Folder, Part, publish_folder
 from trainer.serving.version_parts import VersionRows, contribute
@@ -85,7 +85,7 @@ def write_in_parts(source, target, number, size, before):
     files = {name: folder.tensors(name) for name in (ROWS, FULL) if f"{name}.safetensors" in names(folder.path)}
     shared = begin(target, number, *[os.getpid()] * (size - 1))
     for rank in range(1, size):
-        contribute(VersionRows({name: owned(a, rank, size) for name, a in files.items()}, shared), rank, None)
+        contribute(VersionRows({name: owned(a, rank, size) for name, a in files.items()}, shared), rank)
     rows = VersionRows({name: owned(arrays, 0, size) for name, arrays in files.items()}, shared)
     body = manifest.unseal(folder.path / manifest.MANIFEST, VERSION)
     kept = {key: body[key] for key in ("version", "step", "event_time", "time", "graph", "restart", "full")}
@@ -196,7 +196,7 @@ def test_a_manifest_that_lists_other_parts_is_refused(divided, given):
 
 def test_parts_that_do_not_fit_together_are_refused(tmp_path):
     shared = begin(tmp_path, 1, os.getpid())
-    contribute(VersionRows({ROWS: {"t/weights": np.ones((2, 3), np.float32)}}, shared), 1, None)
+    contribute(VersionRows({ROWS: {"t/weights": np.ones((2, 3), np.float32)}}, shared), 1)
     rows = VersionRows({ROWS: {"t/weights": np.ones((2, 4), np.float32)}}, shared)
     with rows.folder(tmp_path / "v_00000001") as folder:
         part = publish_folder(tmp_path, folder, VERSION, "v_00000001", rows.write(folder))
@@ -211,15 +211,12 @@ def some_rows(rank):
     return {ROWS: {"t/ids": np.arange(rank + 1)}, FULL: {"t/ids": np.arange(rank + 5)}}
 
 
-def close(root, number, shared, redis=None):
+def close(root, number, shared):
     """Finish a version on rank 0."""
     rows, name = VersionRows(some_rows(0), shared), f"v_{number:08d}"
     try:
         with rows.folder(root / name) as folder:
-            part = publish_folder(root, folder, VERSION, name, rows.write(folder))
-        if redis is not None:
-            rows.send(redis, number)
-        return part
+            return publish_folder(root, folder, VERSION, name, rows.write(folder))
     finally:
         rows.close()
 
@@ -259,7 +256,7 @@ def test_rank_0_waits_for_a_part_that_is_still_computed(tmp_path):
         return np.arange(9)
 
     rows = VersionRows({name: {"t/ids": Frozen(late, np.int64)} for name in (ROWS, FULL)}, shared)
-    other = threading.Thread(target=contribute, args=(rows, 1, None))
+    other = threading.Thread(target=contribute, args=(rows, 1))
     other.start()
     closing = threading.Thread(target=close, args=(tmp_path, 1, shared))
     closing.start()
@@ -277,7 +274,7 @@ def test_rank_0_waits_for_a_part_that_is_still_computed(tmp_path):
 def test_a_rank_that_ended_before_or_while_it_wrote_leaves_no_version(tmp_path):
     for written in ([], [ROWS]):
         shared = begin(tmp_path, 2, os.getpid(), ended_process())
-        contribute(VersionRows(some_rows(1), shared), 1, None)
+        contribute(VersionRows(some_rows(1), shared), 1)
         for name in written:
             parts.write_part(dataclasses.replace(shared, group=name), 2, some_rows(2)[name])
         shared.path.joinpath(f"{FULL}.2.safetensors").write_bytes(b"half")
@@ -293,7 +290,7 @@ def test_a_rank_that_ended_before_or_while_it_wrote_leaves_no_version(tmp_path):
 @pytest.mark.process
 def test_a_rank_that_ended_after_its_part_does_no_harm(tmp_path):
     shared = begin(tmp_path, 2, ended_process())
-    contribute(VersionRows(some_rows(1), shared), 1, None)
+    contribute(VersionRows(some_rows(1), shared), 1)
     part = close(tmp_path, 2, shared)
     assert Folder(tmp_path, VERSION, part).tensors(FULL)["t/ids"].tolist() == [*range(5), *range(6)]
 
@@ -306,7 +303,7 @@ def test_a_full_disk_of_one_rank_is_the_error_of_the_version(tmp_path, failing, 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     rows = some_rows(1) | {failing: {"t/ids": Frozen(refuse, np.int64)}}
-    contribute(VersionRows(rows, shared), 1, None)
+    contribute(VersionRows(rows, shared), 1)
     with pytest.raises(CheckpointError, match=rf"rank 1: cannot write part of a version .*{failing}\.1.*No space left"):
         close(tmp_path, 2, shared)
     assert names(tmp_path) == []
@@ -319,7 +316,7 @@ from pathlib import Path
 from tests.trainer.serving.test_version_parts import *
 root, number = Path(sys.argv[1]), int(sys.argv[2])
 shared = begin(root, number, os.getpid())
-contribute(VersionRows(some_rows(1), shared), 1, Sent())
+contribute(VersionRows(some_rows(1), shared), 1)
 close(root, number + 1, begin(root, number + 1))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -337,7 +334,7 @@ def test_what_rank_0_leaves_when_it_is_killed_is_removed_by_the_next_run(whole, 
     command = [sys.executable, "-c", KILLED, str(root), str(newest + 1)]
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
     left = [name for name in names(root) if name.startswith(".v_")]
-    assert len(left) == 2, "a folder with parts, and the note of a rank that has sent its rows"
+    assert len(left) == 1, "a folder with parts"
     assert (root / f"v_{newest + 2:08d}").is_dir()
     assert answer(root).shape == (6,)
     assert Versions(root).newest() == newest
@@ -345,71 +342,3 @@ def test_what_rank_0_leaves_when_it_is_killed_is_removed_by_the_next_run(whole, 
     assert Versions(root).newest() > newest + 2, "its number is not given twice"
     assert [name for name in names(root) if name.startswith(".v_")] == []
     np.testing.assert_allclose(answer(root), trainer.predict(QUESTION), rtol=1e-5, atol=1e-6)
-
-
-# -- a Redis server ---------------------------------------------------------------------------------------------------
-
-
-class Sent:
-    """Takes rows in place of a Redis server."""
-
-    def __init__(self, error=None):
-        self.error, self.rows, self.version = error, [], None
-
-    def send(self, packed, report=lambda rows: None):
-        if self.error is not None:
-            raise self.error
-        self.rows.append(len(packed["t/ids"]))
-        report(len(packed["t/ids"]))
-
-    def set_version(self, version):
-        self.version = version
-
-
-def test_the_version_is_set_once_all_have_sent_their_rows(tmp_path):
-    shared, server = begin(tmp_path, 1, os.getpid(), os.getpid()), Sent()
-    for rank in (1, 2):
-        contribute(VersionRows(some_rows(rank), shared), rank, server)
-    assert server.version is None
-    close(tmp_path, 1, shared, server)
-    assert (server.rows, server.version) == ([2, 3, 1], 1)
-    assert names(tmp_path) == ["v_00000001"]
-
-
-def test_a_rank_that_cannot_send_is_named_and_the_version_not_set(tmp_path):
-    shared, server = begin(tmp_path, 1, os.getpid()), Sent()
-    contribute(VersionRows(some_rows(1), shared), 1, Sent(ConnectionError("refused")))
-    with pytest.raises(CheckpointError, match=r"rank 1: sending rows to the Redis server failed: .*refused"):
-        close(tmp_path, 1, shared, server)
-    assert server.version is None
-    assert names(tmp_path) == ["v_00000001"], "the files are whole"
-
-
-def test_what_is_sent_for_a_version_given_up_leaves_no_note(tmp_path):
-    shared = begin(tmp_path, 1, os.getpid())
-
-    class GivesUp(Sent):
-        def send(self, packed, report=lambda rows: None):
-            VersionRows(some_rows(0), shared).close()
-
-    contribute(VersionRows(some_rows(1), shared), 1, GivesUp())
-    assert names(tmp_path) == []
-
-
-@pytest.mark.long
-@pytest.mark.process
-def test_a_rank_that_ended_while_it_sent_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(version_parts, "NOTE_SECONDS", 0)
-    shared, server = begin(tmp_path, 1, ended_process()), Sent()
-
-    class Ends(Sent):
-        def send(self, packed, report=lambda rows: None):
-            super().send(packed, report)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        contribute(VersionRows(some_rows(1), shared), 1, Ends())
-    with pytest.raises(CheckpointError, match="rank 1 has ended before its rows were sent to the Redis server"):
-        close(tmp_path, 1, shared, server)
-    assert server.version is None
-    assert names(tmp_path) == ["v_00000001"]
