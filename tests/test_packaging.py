@@ -203,7 +203,7 @@ def test_the_citation_is_valid_and_of_this_version(project_root, setup_cfg):
     assert citation["type"] == "software"
     assert citation["title"] == setup_cfg["metadata"]["name"]
     assert citation["license"] == setup_cfg["metadata"]["license"]
-    assert str(citation["version"]) == trainer.__version__
+    assert str(citation["version"]) == setup_cfg["metadata"]["version"] == trainer.__version__
     released = f"## [{citation['version']}] - {citation['date-released']}"
     assert released in (project_root / "CHANGELOG.md").read_text("utf-8").splitlines()
     assert citation["authors"]
@@ -222,18 +222,25 @@ def test_the_changelog_has_the_form_of_keep_a_changelog(project_root):
     assert versions == sorted(set(versions), reverse=True)
     assert days == sorted(days, reverse=True)
     assert versions[0] == Version(trainer.__version__)
-    kinds, kind = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}, None
-    seen = set()
+    kinds, part, seen = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}, None, set()
     for number, line in enumerate(lines, 1):
         if line.startswith("## "):
-            kind, seen = None, set()
+            release, part, seen = line, None, set()
         elif line.startswith("### "):
-            kind = line.removeprefix("### ")
-            assert kind in kinds, f"line {number}: {line}"
-            assert kind not in seen, f"line {number}: {kind} is there twice"
-            seen.add(kind)
-        elif kind is not None and line:
+            part = line.removeprefix("### ")
+            assert part in kinds or release != "## [Unreleased]", f"line {number}: {line}"
+            assert part not in seen, f"line {number}: {part} is there twice"
+            seen.add(part)
+        elif part is not None and line:
             assert line.startswith(("- ", "  ")), f"line {number} belongs to no entry: {line}"
+
+
+def test_each_release_is_read_in_two_minutes_and_says_how_to_upgrade(project_root):
+    text = (project_root / "CHANGELOG.md").read_text("utf-8")
+    for release in re.split(r"^## ", text, flags=re.M)[2:]:
+        assert len(release.splitlines()) <= 60, release.splitlines()[0]
+        if not release.startswith("[0.1.0]"):  # the first one
+            assert re.search(r"^### .*", release, re.M)[0] == "### When you upgrade", release.splitlines()[0]
 
 
 def test_the_image_is_made_of_files_and_commands_of_this_project(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import trainer
 from trainer import checkpoint
 from trainer.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
@@ -81,6 +82,7 @@ class TestContents:
         assert snapshot.groups == ("model", "optimizer")
         assert snapshot.config == "lr: 0.1  # ü\n"
         assert snapshot.versions["numpy"] == np.__version__
+        assert snapshot.versions["mindspore-trainer"] == trainer.__version__
         assert math.isnan(snapshot.state["last"])
         assert snapshot.state["numpy"][1].dtype == np.uint32
         np.testing.assert_array_equal(snapshot.state["numpy"][1], state["numpy"][1])
