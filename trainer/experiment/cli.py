@@ -364,7 +364,7 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int | None], str]] = {
     ),
     "watch": (report_command.watch, "show that page in a browser during the runs"),
     "models": (_models, "list the networks of trainer.models with their papers and options"),
-    "versions": (versions_command.run, "list, pin, roll back, promote and compare the versions of a published model"),
+    "versions": (versions_command.run, "list, pin, roll back and promote the versions of a published model"),
     "serve": (serve_command.run, "answer over HTTP from a published model, while it is trained"),
     "doctor": (_doctor, "check this machine and installation for problems that would prevent a run"),
 }

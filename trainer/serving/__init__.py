@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .graph_export import read_features as read_features
     from .publisher import Publish as Publish
     from .served_model import ServedModel as ServedModel
-    from .shadow import ShadowScoring as ShadowScoring
     from .versions import Version as Version
     from .versions import Versions as Versions
 

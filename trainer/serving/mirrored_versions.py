@@ -14,7 +14,6 @@ from ..storage.fetch import PUBLISHED, fetch_part, scratch_folder
 from ..storage.location import Location, is_url
 from ..storage.mirror_pass import named_in, read_manifest
 from .published import CURRENT, PINS, is_proven, remove
-from .version_records import version_name
 
 
 class MirroredVersions:
@@ -80,10 +79,8 @@ class MirroredVersions:
         manifest.unseal(self._source.shown(CURRENT), "current", current)
         needed, waiting = named_in(current), set()
         if pins is not None:
-            pinned = manifest.unseal(self._source.shown(PINS), "pins", pins)
+            manifest.unseal(self._source.shown(PINS), "pins", pins)
             waiting = named_in(pins)
-            if isinstance(pinned.get("shadow"), int):
-                waiting.add(version_name(pinned["shadow"]))
         for name in sorted(needed):
             fetch_part(self._source, name, self.folder)
         while waiting:  # a pinned version with those it builds on

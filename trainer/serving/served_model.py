@@ -47,7 +47,7 @@ class ServedModel:
         root: folder that `Publish` writes to, or the URL of a mirror of it (see `Mirror`): versions are then fetched to
             a folder that is removed when the process ends, verified, and only then served.
         version: "served" for the version that is pinned (see `Versions`), where none is for the newest one; "newest"
-            whatever is pinned; "shadow" for the one that is to be compared with the served one; or a number.
+            whatever is pinned; or a number.
         follow: apply new versions as they appear; False waits for `refresh`.
         poll: seconds between looks at ``current.json``; of a mirror at least one.
 
@@ -75,7 +75,7 @@ class ServedModel:
         poll: float = 0.05,
     ) -> None:
         if isinstance(version, bool) or not isinstance(version, int):
-            choice("ServedModel(version=...)", version, ("served", "newest", "shadow"))
+            choice("ServedModel(version=...)", version, ("served", "newest"))
         self.root, self._mirrored = root_of(root)
         self._which = version
         self._records = VersionRecords(self.root)

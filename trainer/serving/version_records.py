@@ -2,7 +2,7 @@
 
 A version's manifest says which version its changes follow, so every version can be put together again: the last full
 one before it and the changes since. ``pins.json``, a document with a checksum of itself, names the version that servers
-stay with, those that are kept, and the one that is scored in the shadow of the served one.
+stay with and those that are kept.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ class Pins:
     Attributes:
         served: the version that servers answer with; None for the newest.
         kept: numbers of versions that are not removed.
-        shadow: number of the version that is scored beside the served one; None for the newest.
     """
 
     served: Part | None = None
     kept: tuple[int, ...] = ()
-    shadow: int | None = None
 
     def write(self, root: Path) -> None:
         """Write them; OSError when the file system refuses."""
@@ -55,8 +53,7 @@ class Pins:
         body = manifest.unseal(path, "pins")
         try:
             served = None if body["served"] is None else Part.of(VERSION, body["served"])
-            shadow = None if body["shadow"] is None else manifest.count(body["shadow"])
-            return cls(served, tuple(manifest.count(number) for number in body["kept"]), shadow)
+            return cls(served, tuple(manifest.count(number) for number in body["kept"]))
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointDamagedError(f"{path} does not say what is pinned: {error!r}") from None
 
@@ -165,12 +162,12 @@ class VersionRecords:
     def needed(self, newest: Current | None, keep: int) -> set[str]:
         """Return the names of the folders that must stay.
 
-        These are the newest version, the `keep` before it, what is pinned, kept or compared, and what they build on.
+        These are the newest version, the `keep` before it, what is pinned or kept, and what they build on.
         CheckpointError: what is pinned cannot be read.
         """
         pins = Pins.read(self.root)
         names: set[str] = set()
-        wanted: set[int | Part] = {*pins.kept, *(pin for pin in (pins.shadow, pins.served) if pin is not None)}
+        wanted: set[int | Part] = {*pins.kept, *([] if pins.served is None else [pins.served])}
         numbers = self.numbers()
         if newest is not None:
             names |= {newest.graph.name, *(part.name for part in newest.chain)}
@@ -186,8 +183,7 @@ class VersionRecords:
         """Return the version that a server is to answer with.
 
         Args:
-            which: "served" for the pinned one, where nothing is pinned the newest; "newest"; "shadow" for the one that
-                is scored beside the served one, by default the newest; or a number.
+            which: "served" for the pinned one, where nothing is pinned the newest; "newest"; or a number.
 
         Raises:
             CheckpointNotFoundError: nothing has been published, or no such version.
@@ -196,8 +192,7 @@ class VersionRecords:
         if isinstance(which, int):
             return self.release(which)
         if which != "newest" and os.path.exists(self.root / CURRENT):  # a folder that may not be read is named below
-            pins = Pins.read(self.root)
-            pinned = pins.served if which == "served" else pins.shadow
+            pinned = Pins.read(self.root).served
             if pinned is not None:
                 return self.release(pinned)
         return Current.read(self.root)

@@ -24,7 +24,7 @@ class Version:
         published: when it was published, seconds since the epoch; None likewise.
         event_time: its newest event, seconds since the epoch, or None.
         bytes: size of its own folder; the versions it builds on come on top.
-        marks: which of "newest", "served", "pinned", "kept" and "shadow" it is.
+        marks: which of "newest", "served", "pinned" and "kept" it is.
         problem: why it cannot be served, or None.
     """
 
@@ -41,7 +41,7 @@ class Versions:
     """The versions in a published folder, and which of them servers answer with.
 
     Servers answer with the newest version until one is pinned; a running `ServedModel` follows a change within its
-    `poll`. Publishing goes on meanwhile, and versions that are pinned, kept or compared are not removed.
+    `poll`. Publishing continues, and pinned and kept versions are not removed.
 
     Args:
         root: folder that `Publish` writes to.
@@ -74,7 +74,6 @@ class Versions:
                 "served": version_name(number) == served,
                 "pinned": pins.served is not None and version_name(number) == served,
                 "kept": number in pins.kept,
-                "shadow": number == pins.shadow,
             }
             marks = tuple(name for name, holds in states.items() if holds)
             try:
@@ -134,7 +133,7 @@ class Versions:
         """Pin servers to a newer version; `follow` returns them to the newest.
 
         Args:
-            version: its number; None for the one that is compared with the served one, else the newest.
+            version: its number; None for the newest.
 
         Returns:
             Its number.
@@ -146,16 +145,13 @@ class Versions:
         with self._changing() as pins:
             served = self._served(pins)
             if version is None:
-                version = self.newest() if pins.shadow is None else pins.shadow
+                version = self.newest()
             if version < served:
                 raise ConfigurationError(
                     f"cannot promote version {version}: servers answer with version {served}, which is newer; use "
                     "roll_back for an older one"
                 )
-            self._pin(pins, version)
-            if pins.shadow == version:
-                pins.shadow = None
-            return version
+            return self._pin(pins, version)
 
     def follow(self) -> int:
         """Let servers follow the newest version again; return its number."""
@@ -180,13 +176,6 @@ class Versions:
                 listed = ", ".join(map(str, pins.kept)) or "none"
                 raise ConfigurationError(f"version {version} is not kept; kept are {listed}")
             pins.kept = tuple(number for number in pins.kept if number != version)
-
-    def shadow(self, version: int | None) -> None:
-        """Choose the version to compare with the served one; None for the newest."""
-        with self._changing() as pins:
-            if version is not None:
-                self._check(version)
-            pins.shadow = version
 
     # -- changing the pins ----------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from trainer.checkpoint import manifest, parts
 from trainer.checkpoint.tensor_file import Frozen
 from trainer.distributed.group import Group
 from trainer.errors import CheckpointDamagedError, CheckpointError
-from trainer.serving import Publish, ServedModel, ShadowScoring, Versions
+from trainer.serving import Publish, ServedModel, Versions
 from trainer.serving.packed_rows import pack_tables
 from trainer.serving.published import FULL, ROWS, VERSION, WEIGHTS, Current, Folder, Part, publish_folder
 from trainer.serving.version_parts import VersionRows, contribute
@@ -142,14 +142,11 @@ def test_a_chain_of_parts_of_different_numbers_is_followed(whole, divided):
     assert Current.read(divided) == newest
 
 
-def test_they_are_listed_pinned_and_compared(whole, divided):
+def test_they_are_listed_and_pinned(whole, divided):
     versions = Versions(divided)
     assert [(version.number, version.problem) for version in versions.list()] == [(n, None) for n in RANKS]
     assert versions.roll_back() == 3
     np.testing.assert_array_equal(answer(divided), answer(whole[1], 3))
-    with ShadowScoring(divided, follow=False) as scoring:
-        scoring.score(QUESTION)
-        assert [scoring.report()[name]["versions"] for name in ("served", "shadow")] == [[3], [4]]
     flip(divided / "v_00000002" / f"{ROWS}.1.safetensors", 0.9)
     with pytest.raises(CheckpointDamagedError, match=r"v_00000002/rows\.1\.safetensors"):
         versions.pin(2)

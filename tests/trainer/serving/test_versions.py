@@ -17,7 +17,7 @@ from trainer import Trainer
 from trainer.embedding import Embedding
 from trainer.errors import CheckpointDamagedError, CheckpointNotFoundError, ConfigurationError
 from trainer.experiment.cli import main
-from trainer.serving import Publish, ServedModel, ShadowScoring, Versions
+from trainer.serving import Publish, ServedModel, Versions
 from trainer.serving.version_records import changing
 
 QUESTION = np.arange(24).reshape(12, 2)
@@ -141,7 +141,6 @@ def test_a_second_publisher_and_pruning_leave_what_is_pinned_and_kept(trained, r
     old = versions.newest()
     versions.pin(old - 5)
     versions.keep(old - 6)
-    versions.shadow(old - 1)
     with ServedModel(root) as model:
         second = Publish(root, every=1e-6, compact=1, keep=1, batch=16)
         new_trainer(2).online_train(clicks, max_steps=6, callbacks=[second, Wait(second)])
@@ -151,17 +150,15 @@ def test_a_second_publisher_and_pruning_leave_what_is_pinned_and_kept(trained, r
         assert marks(versions) == {
             old - 6: ("kept",),
             old - 5: ("served", "pinned"),
-            old - 1: ("shadow",),
             old + 7: ("newest",),
         }
-        for kept in (old - 6, old - 5, old - 1):
+        for kept in (old - 6, old - 5):
             with ServedModel(root, version=kept, follow=False) as other:
                 np.testing.assert_array_equal(other.predict(QUESTION), answers[kept])
         assert not (root / f"v_{old - 4:08d}").exists(), "which none of them builds on"
         versions.follow()
         wait_for(lambda: model.version == old + 7)
     versions.release(old - 6)
-    versions.shadow(None)
     versions.keep(old - 5)  # nothing else needs it any more
     new_trainer(3).online_train(clicks, max_steps=1, callbacks=[Publish(root, every=1e-6, compact=1, batch=16)])
     assert max(version.number for version in versions.list() if version.number <= old) == old - 5
@@ -218,38 +215,8 @@ def test_what_cannot_be_served_is_refused_and_changes_nothing(root):
         ServedModel(root, version="newst")
 
 
-def test_the_shadow_is_scored_beside_the_served_version(trained, root):
-    roc_auc_score = pytest.importorskip("sklearn.metrics").roc_auc_score
-    versions = Versions(root)
-    newest = versions.newest()
-    versions.pin(newest - 7)
-    ids, labels = rows(5, 600)
-    with ShadowScoring(root, follow=False) as scoring:
-        assert (scoring.served.version, scoring.shadow.version) == (newest - 7, newest)
-        answers = [scoring.answer(model, ids) for model in (scoring.served, scoring.shadow)]
-        scoring.score(ids[:300], labels[:300])
-        scoring.score(ids[300:], labels[300:], served=answers[0][300:])
-        report = scoring.report()
-        assert json.loads(json.dumps(report)) == report
-        assert (report["rows"], report["labelled"]) == (600, 600)
-        for name, answer in zip(("served", "shadow"), answers, strict=True):
-            assert report[name]["auc"] == pytest.approx(roc_auc_score(labels, answer), abs=1e-4)
-            clipped = np.clip(answer.astype(np.float64), 1e-7, 1 - 1e-7)
-            loss = -np.mean(labels * np.log(clipped) + (1 - labels) * np.log(1 - clipped))
-            assert report[name]["log_loss"] == pytest.approx(loss, rel=1e-4)
-        assert report["shadow"]["versions"] == [newest]
-        gap = np.abs(answers[0] - answers[1])
-        assert report["difference"]["mean"] == pytest.approx(gap.mean(), rel=1e-4)
-        assert report["difference"]["largest"] == pytest.approx(gap.max(), rel=1e-4)
-        scoring.restart()
-        scoring.score(ids)  # labels are not known yet
-        assert "auc" not in scoring.report()["shadow"]
-        assert scoring.report()["difference"]["mean"] == pytest.approx(gap.mean(), rel=1e-4)
-
-
 @pytest.mark.long
-def test_the_command_lists_rolls_back_and_compares(trained, root, tmp_path, capsys):
-    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+def test_the_command_lists_and_rolls_back(root, tmp_path, capsys):
     folder = str(root)
     assert main(["versions", folder, "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -259,14 +226,6 @@ def test_the_command_lists_rolls_back_and_compares(trained, root, tmp_path, caps
     assert f"roll-back: version {newest - 1} is served, before it {newest}" in capsys.readouterr().out
     assert main(["versions", folder]) == 0
     assert "served, pinned" in capsys.readouterr().out
-    ids, labels = rows(9, 100)
-    pq.write_table(pa.table({"ids": ids.tolist(), "label": labels}), tmp_path / "rows.parquet")
-    data = ["--data", str(tmp_path / "rows.parquet"), "--label", "label"]
-    assert main(["versions", folder, "compare", *data, "--json", "--metrics", "auc"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["rows"] == 100
-    assert set(report["served"]) == {"versions", "auc"}
-    assert (report["served"]["versions"], report["shadow"]["versions"]) == ([newest - 1], [newest])
     assert main(["versions", folder, "rollback"]) == 2
     assert "did you mean 'roll-back'" in capsys.readouterr().err
     assert main(["versions", folder, "follow"]) == 0

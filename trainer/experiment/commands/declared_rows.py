@@ -77,13 +77,3 @@ def require_column(path: str | Path, name: str, names: Sequence[str]) -> None:
     """Raise ConfigurationError if `name` is not among the columns of a file."""
     if name not in names:
         raise ConfigurationError(f"{path} has no column {name!r}{did_you_mean(name, names)}; it has {', '.join(names)}")
-
-
-def columns_of_all(declared: Sequence[Mapping[str, Column]]) -> dict[str, Column]:
-    """Return the columns that several features read; as text if types differ."""
-    columns: dict[str, Column] = {}
-    for own in declared:
-        for name, column in own.items():
-            if name not in columns or (column.dtype.kind == "U" and not column.shape):
-                columns[name] = column
-    return columns
