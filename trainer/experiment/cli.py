@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
             help="continue from the last snapshot of this run folder, or of its mirror (URL); CONFIG --resume auto "
             "begins the run of CONFIG, or continues it",
         )
-    for name in ("evaluate", "predict", "export", "features", "check", "show-loop"):
+    for name in ("evaluate", "predict", "export", "features", "check"):
         parsers[name].add_argument("config", metavar="CONFIG", help="experiment file (YAML) or run folder")
     for name in ("evaluate", "predict", "export"):
         add = parsers[name].add_argument
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         add("--split", help="dataset of section data; default: test, else valid, else train")
         add("--data", metavar="FILE", help="a file or folder of raw rows instead of a dataset")
     predict_command.add_arguments(parsers["predict"])
-    for name in ("fit", "online", "evaluate", "predict", "export", "features", "check", "show-loop"):
+    for name in ("fit", "online", "evaluate", "predict", "export", "features", "check"):
         parsers[name].add_argument(
             "--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="override a value (YAML)"
         )
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _BY_TASK = {
-    "begin": ("init", "models", "features", "check", "schema", "show-loop"),
+    "begin": ("init", "models", "features", "check", "schema"),
     "train": ("fit", "online", "launch", "sweep"),
     "look": ("runs", "compare", "report", "watch", "evaluate"),
     "use": ("predict", "serve", "versions", "export"),
@@ -302,13 +302,6 @@ def _check(args: argparse.Namespace) -> None:
     print(f"{source}: {found}")
 
 
-def _show_loop(args: argparse.Namespace) -> None:
-    with _loaded(Path(args.config), args) as config:
-        from .commands.show_loop import describe
-
-        print(describe(config))
-
-
 def _compare(args: argparse.Namespace) -> None:
     from .runs.compare import compare
 
@@ -353,7 +346,6 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int | None], str]] = {
     ),
     "launch": (launch_command.run, "start a command or a Python script as several processes that train together"),
     "check": (_check, "report all problems of a configuration; runs nothing"),
-    "show-loop": (_show_loop, "print the training loop with the active callbacks in their places"),
     "schema": (table_commands.schema, "print a JSON schema of experiments, for editors"),
     "runs": (_runs, "list the runs below a folder: state, best metric, time, size"),
     "compare": (_compare, "show runs side by side: differences of configuration, final metrics"),

@@ -414,20 +414,6 @@ def test_a_function_given_by_name_is_looked_up_before_anything_runs(project, cap
     assert "data.stream.init_args.source: received 'tumours_of_the_cli_test.streem'" in capsys.readouterr().err
 
 
-def test_show_loop_puts_each_callback_in_its_place(project, capsys):
-    assert main(["show-loop", "configs/tumours.yaml", "--set", "fit.valid_every=7"]) == 0
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert "until 2 epochs or a stop is asked for:" in lines
-    assert "        validate, every 7 steps:" in lines
-    after_validation = lines[lines.index("            on_eval_end") :]
-    assert [line.strip().partition(":")[0] for line in after_validation[1:4]] == [
-        "- History",
-        "- ProgressBar",
-        "- ModelCheckpoint",
-    ]
-    assert not any("on_window_end" in line for line in lines)
-
-
 def test_a_wrong_command_line_is_a_number_not_an_exit(capsys):
     assert main(["ft"]) == 2
     assert "did you mean 'fit'?" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -83,28 +82,6 @@ def test_references_are_resolved_when_the_object_is_made_and_written_nowhere(pro
     assert SECRET.encode() not in everything_written()
     assert "${env:PW_OF_THE_TEST}" in Path("runs/credentials/config.yaml").read_text()
     assert main(["online", "--resume", "runs/credentials"]) == 0
-
-
-def test_a_resume_names_settings_whose_variables_have_other_values_but_no_credential(project, capfd, monkeypatch):
-    path = project("redis://:${env:PW_OF_THE_TEST}@host/0", "${env:PORT_OF_THE_TEST}", "${env:PW_OF_THE_TEST}")
-    said = (
-        "another value of the environment than before this resume: data.stream.init_args.port: ${env:PORT_OF_THE_TEST}"
-    )
-    assert main(["online", path]) == 0
-    resume = ["online", "--resume", "runs/credentials"]
-    for password, port, changed in ((SECRET, "6379", 0), ("renewed-since", "6380", 1), (SECRET, "6380", 0)):
-        monkeypatch.setenv("PW_OF_THE_TEST", password)
-        monkeypatch.setenv("PORT_OF_THE_TEST", port)
-        capfd.readouterr()
-        assert main(resume) == 0
-        err = " ".join(capfd.readouterr().err.split())
-        assert err.count(said) == changed
-        assert err.count("another value of the environment") == changed
-    recorded = Path("runs/credentials/versions.json").read_text()
-    assert set(json.loads(recorded)["variables"]["settings"]) == {
-        f"data.stream.init_args.{name}" for name in ("url", "port")
-    }
-    assert "6379" not in recorded
 
 
 def test_a_credential_written_out_is_masked_everywhere_and_asked_for_again(project, capfd):

@@ -318,12 +318,6 @@ def test_other_machines_need_a_token():
     assert ServeOptions(host="0.0.0.0", token="secret-token").port == 8080
 
 
-def test_workers_are_no_more(published):
-    server = Server(published, "--workers", "2")
-    assert server.stop() == 2
-    assert "behind a load balancer" in "".join(server.lines)
-
-
 def test_a_body_that_does_not_come_is_given_up(published):
     server = Server(published, "--timeout", "0.5")
     with socket.create_connection(urlsplit(server.url).netloc.split(":"), 30) as client:

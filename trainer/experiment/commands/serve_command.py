@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen on; default: this machine only")
     add("--port", type=int, default=8080, help="0 takes a free one; default: 8080")
     add("--name", help="the model's name; default: the folder's")
-    add("--workers", dest="removed_workers", metavar="N", help=argparse.SUPPRESS)
     add("--batch-rows", type=int, default=1024, metavar="ROWS", help="of one batch; default: 1024")
     add("--batch-delay", type=float, default=0.0, metavar="S", help="a batch waits for more requests; default: 0")
     add("--request-rows", type=int, default=10_000, metavar="ROWS", help="of a request (413)")
@@ -55,11 +54,6 @@ def run(args: argparse.Namespace) -> int:
     from ...serving.http.web_server import check_installed, serve
     from ...storage.location import is_url
 
-    if args.removed_workers is not None:
-        raise ConfigurationError(
-            "trainer serve: --workers was removed: a server is one process; for more, start several on the same "
-            "source, each with a --port of its own, behind a load balancer that asks /readyz"
-        )
     check_installed()
     root = args.source if is_url(args.source) else published_folder(Path(args.source), args.wait)
     given = {field.name: getattr(args, field.name) for field in fields(ServeOptions) if hasattr(args, field.name)}

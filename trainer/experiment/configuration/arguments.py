@@ -143,13 +143,6 @@ def _require(fits: bool) -> None:
         raise ValueError("does not fit")
 
 
-def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """Return the parts of a union, or the annotation itself."""
-    if typing.get_origin(annotation) in _UNIONS:
-        return tuple(part for argument in typing.get_args(annotation) for part in alternatives(argument))
-    return (annotation,)
-
-
 # -- parameters --------------------------------------------------------------------------------------------------------
 
 _NAMES = {

@@ -6,13 +6,12 @@ import contextlib
 import functools
 import inspect
 import sys
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ConfigurationError
-from .arguments import Signature, alternatives, real_signature
+from .arguments import Signature, real_signature
 
 
 def supplied_names(section: str, signature: Signature | None, *, features: bool = False) -> set[str]:
@@ -55,7 +54,6 @@ def metric_known(name: str) -> bool:
 
 # Standard library modules with plain values; anything else in it has side effects or is not a valid object here.
 _VALUE_MODULES = frozenset({"collections", "datetime", "decimal", "fractions", "pathlib", "zoneinfo"})
-_UNTYPED = (object, typing.Any, inspect.Signature.empty)
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ class Kind:
 
     name: str  # for messages: "a callbacks.Callback or a mindspore.train.Callback"
     fits: Callable[[type], bool]
-    examples: tuple[type, ...] = ()  # a function annotated to return a base class of these may return one
 
 
 @functools.cache
@@ -82,24 +79,23 @@ def kind_of_section(section: str) -> Kind | None:
     from callbacks import Callback
 
     if section == "optimizer":
-        return Kind("an optimizer", _is_optimizer, (nn.Optimizer,))
+        return Kind("an optimizer", _is_optimizer)
     if section == "metrics":
-        return Kind("a metric: one has update and eval, or update and value", _is_metric, (mindspore.train.Metric,))
+        return Kind("a metric: one has update and eval, or update and value", _is_metric)
     if section == "callbacks":
         accepted = {"callbacks.Callback": Callback, "mindspore.train.Callback": mindspore.train.Callback}
         classes = tuple(accepted.values())
-        return Kind(f"a {' or a '.join(accepted)}", lambda cls: issubclass(cls, classes), classes)
+        return Kind(f"a {' or a '.join(accepted)}", lambda cls: issubclass(cls, classes))
     if section == "loss":
-        return Kind("a loss: a mindspore.nn.Cell, or a function of outputs and labels", _is_loss, (nn.Cell,))
+        return Kind("a loss: a mindspore.nn.Cell, or a function of outputs and labels", _is_loss)
     fits = lambda cls: issubclass(cls, nn.Cell) and not issubclass(cls, nn.Optimizer)  # noqa: E731
-    return Kind("a mindspore.nn.Cell other than an optimizer", fits, (nn.Cell,))
+    return Kind("a mindspore.nn.Cell other than an optimizer", fits)
 
 
 def wrong_kind(target: Any, class_path: str, section: str) -> str:
     """Return why `target` cannot create a section's object, or an empty string.
 
-    Classes are checked directly, functions by their return annotation. A function without one is called later and its
-    result checked, unless it is from the standard library.
+    A class is checked. A function is called later and its result checked, unless it is from the standard library.
     """
     if not callable(target):
         return "names a value, not a class or a function"
@@ -114,10 +110,7 @@ def wrong_kind(target: Any, class_path: str, section: str) -> str:
         return ""
     if isinstance(target, type):
         return "" if kind.fits(target) else f"is not {kind.name}"
-    returned = _returned(target)
-    if returned is None or any(_may_be(part, kind) for part in alternatives(returned)):
-        return ""
-    return f"returns {getattr(returned, '__name__', returned)}, which is not {kind.name}"
+    return ""
 
 
 def wrong_result(result: Any, section: str) -> str:
@@ -137,22 +130,6 @@ def _standard_library(target: Any, class_path: str) -> str:
         target = owner if isinstance(owner, type) else type(owner)
     homes = [class_path.partition(".")[0], (getattr(target, "__module__", None) or "builtins").partition(".")[0]]
     return next((home for home in homes if home in sys.stdlib_module_names), "")
-
-
-def _returned(function: Any) -> Any:
-    """Return the return annotation of `function`, or None."""
-    annotation: Any = inspect.Signature.empty
-    with contextlib.suppress(Exception):  # names imported under TYPE_CHECKING
-        annotation = typing.get_type_hints(inspect.unwrap(function)).get("return", annotation)
-    return None if annotation in _UNTYPED else annotation
-
-
-def _may_be(annotation: Any, kind: Kind) -> bool:
-    """Return whether the annotated type, or a subclass, is of the kind."""
-    base = typing.get_origin(annotation) or annotation
-    if not isinstance(base, type) or base is object or getattr(base, "_is_protocol", False):
-        return True
-    return kind.fits(base) or any(issubclass(example, base) for example in kind.examples)
 
 
 def _has(cls: type, *names: str) -> bool:

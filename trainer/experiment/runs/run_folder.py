@@ -15,13 +15,11 @@ folder's lock (`trainer.checkpoint.folder_lock`), so it cannot be resumed twice 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import json
 import math
 import os
 import platform
-import secrets
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,9 +31,8 @@ from typing import Any
 from ...checkpoint import durable
 from ...checks import installed
 from ...errors import ConfigurationError, did_you_mean
-from ...masking import is_secret, mask_text
+from ...masking import mask_text
 from ...report.run_data import read_record
-from ..configuration.class_paths import expand, has_reference, variables_in
 from ..configuration.experiment_config import ExperimentConfig
 from ..configuration.problems import join
 from ..configuration.yaml_tree import dump, masked, read_tree
@@ -43,8 +40,6 @@ from ..configuration.yaml_tree import dump, masked, read_tree
 CONFIG, VERSIONS, RESUMES = "config.yaml", "versions.json", "resumes.json"
 HISTORY, METRICS, RECORD = "history.json", "metrics.json", "record.jsonl"
 CHECKPOINTS = "checkpoints"
-VARIABLES = "variables"  # key in versions.json and resumes.json
-_ITERATIONS = 20_000  # of the key derivation, so that short values cannot be guessed cheaply
 DISTRIBUTION = "mindspore-trainer"
 _PACKAGES = ("mindspore", "numpy", DISTRIBUTION, "pyyaml", "safetensors", "tensorboardX", "tqdm")
 
@@ -144,7 +139,6 @@ def write_record(run_dir: Path, config: ExperimentConfig, command: str) -> None:
     write_config(run_dir, config)
     record = {
         **versions(),
-        VARIABLES: _digests(config.to_dict()),
         "seed": config.seed,
         "command": command,
         "defaults": sorted(config.default_paths()),
@@ -171,38 +165,10 @@ def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, secon
         "overrides": [masked(override) for override in config.overrides],
         "seconds_before": round(seconds, 3),
         **versions(),
-        VARIABLES: _digests(config.to_dict()),
     }
     write_json(run_dir / RESUMES, [*entries, entry])
     if config.overrides:
         write_config(run_dir, config)
-
-
-def changed_variables(run_dir: Path, config: ExperimentConfig) -> list[str]:
-    """Return the settings whose variables differ from the previous process's."""
-    known = [read_json_or(run_dir / VERSIONS, {}), *read_json_or(run_dir / RESUMES, [])]
-    recorded = [entry[VARIABLES] for entry in known if isinstance(entry.get(VARIABLES), dict)]
-    earlier = recorded[-1] if recorded else {}
-    if not isinstance(earlier.get("salt"), str) or not isinstance(earlier.get("settings"), dict):
-        return []  # none recorded, or by an older version
-    plain = config.to_dict()
-    current, before = _digests(plain, earlier["salt"])["settings"], earlier["settings"]
-    texts = flatten(plain)
-    return [f"{path}: {texts[path]}" for path in current if before.get(path, current[path]) != current[path]]
-
-
-def _digests(config: Mapping[str, Any], salt: str = "") -> dict[str, Any]:
-    """Return salted digests of the settings that refer to variables, by path.
-
-    The values themselves are not recorded. Credentials are left out: they are renewed, and do not change the training.
-    """
-    salt, settings = salt or secrets.token_hex(8), {}
-    for path, text in flatten(config).items():
-        if has_reference(text) and not any(map(is_secret, (path, *variables_in(text)))):
-            with contextlib.suppress(ConfigurationError):  # not set, and not needed by this command
-                value = mask_text(expand(str(text))).encode()
-                settings[path] = hashlib.pbkdf2_hmac("sha256", value, salt.encode(), _ITERATIONS).hex()[:16]
-    return {"salt": salt, "settings": settings}
 
 
 def seconds_before(run_dir: Path) -> float:

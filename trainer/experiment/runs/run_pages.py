@@ -29,7 +29,7 @@ LINES_SHOWN = 5
 PROFILE = Path("profile") / "profile.json"  # of `callbacks.Profiler`
 SHOWN_OF_PROFILE = {"milliseconds", "steps", "parts", "operators", "layers"}
 RUNS_SHOWN = 8  # overlaid runs of a sweep
-HIDDEN = ("defaults", run_folder.VARIABLES)  # of versions.json
+HIDDEN = ("defaults", "variables")  # of versions.json, "variables" of earlier versions
 
 
 def render(folders: Sequence[str | Path], refresh_seconds: int | None = None) -> str:

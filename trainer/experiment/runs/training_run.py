@@ -128,8 +128,6 @@ def _train_in(
     earlier = 0.0
     if resume and group.is_main:
         earlier = run_folder.seconds_before(run_dir)
-        for setting in run_folder.changed_variables(run_dir, config):
-            logger.warning("another value of the environment than before this resume: %s", setting)
         callbacks.append(_ResumeRecord(config, earlier))
     else:
         run_folder.write_record(run_dir, config, command)
