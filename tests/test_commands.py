@@ -35,7 +35,7 @@ SHORT = {
 ELSEWHERE = {
     "launch -n 4 --max-restarts 3 python train.py": "restarts: tests/trainer/distributed/test_launch.py",
 }
-RUN_HERE = {"seeing-a-run.md", "export.md", "versions.md", "scaling.md", "serving.md"}
+RUN_HERE = {"install.md", "seeing-a-run.md", "export.md", "versions.md", "scaling.md", "serving.md"}
 
 
 def commands(page: str) -> list[str]:
@@ -87,6 +87,20 @@ def test_sweeps(run, folder):
             assert "val_auc" in run(resumed)
         assert "parallel" in (folder / "sweeps" / "visits" / "report.html").read_text("utf-8").lower()
         (folder / "sweeps" / "visits").rename(folder / "sweeps" / f"visits-{number}")
+
+
+@pytest.mark.long
+def test_the_doctor_finds_what_the_page_explains(run):
+    """Each line of the doctor begins with a name of the page's table, and the code has no other names."""
+    (command,) = commands("install.md")
+    page = (ROOT / "docs" / "install.md").read_text("utf-8")
+    explained = set(re.findall(r"`([^`|]+)`", "".join(re.findall(r"^\| (`.*?) \|", page, re.M))))
+    found = [re.match(r"\w+ +(.+?)(?:  |$)", line)[1] for line in run(command).splitlines() if not line.startswith(" ")]
+    packages = {name for name in found if name in {"numpy", "mindspore", "pydantic", "mindspore-trainer"}}
+    assert len(packages) == 4
+    code = (ROOT / "trainer" / "experiment" / "commands" / "doctor_command.py").read_text("utf-8")
+    named = set(re.findall(r'Finding\("([^"{]+)"', code)) | packages
+    assert named - explained == set()
 
 
 @pytest.mark.long

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import subprocess
@@ -10,10 +12,19 @@ import sys
 import pytest
 
 import callbacks
+from scripts.site_pages import keyword_table, with_glossary_links
 from scripts.yaml_reference import PAGE, reference
+from trainer.compat import keywords
 from trainer.experiment.configuration.json_schema import experiment_schema
+from trainer.metrics.registry import metric_names
 
 pytestmark = pytest.mark.docs
+SEARCHED = [
+    "freezing", "troubleshooting", "macOS", "Windows", "proxy", "NumPy 2", "importance", "negative sampling",
+    "parameter groups", "warm-up", "Schedule", "GAUC", "BySlice", "recall@10/user", "negative_sampling_rate",
+    'Publish(rows="int8")', "row-wise Adagrad", "delayed join", "class weights", "early stopping", "best weights",
+    "DataFrame", "FAQ", "imbalanced",
+]  # fmt: skip
 
 
 @pytest.mark.long
@@ -27,6 +38,14 @@ def test_the_site_builds_without_a_warning(project_root, tmp_path):
     shown = set(re.findall(r'<h2 id="\w+">(\w+)', page))
     assert shown == set(callbacks.__all__) - {"HOOKS", "adapt", "CallbackList", "Every", "Callback"}
     assert "Raises" in page  # the docstrings are there as well
+    page = (tmp_path / "site" / "metrics" / "index.html").read_text("utf-8")
+    shown = re.sub("<[^>]+>", "", " ".join(re.findall(r"<h3 .*?</h3>|<p>These names.*?</p>", page, re.S)))
+    words = set(re.findall(r"[\w@<>/]+", html.unescape(shown)))
+    assert set(metric_names()) - words == {"acc"}  # is accuracy
+    found = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text("utf-8"))["docs"]
+    texts = [html.unescape(re.sub("<[^>]+>", "", f"{part['title']} {part['text']}")).lower() for part in found]
+    assert [word for word in SEARCHED if not any(word.lower() in text for text in texts)] == []
+    assert (tmp_path / "site" / "tutorials" / "offline" / "index.html").read_text().count("ARCHITECTURE/#snapshot") == 1
 
 
 @pytest.mark.parametrize(("english", "chinese"), [("README.md", "README_CN.md"), ("docs/index.md", "docs/index_cn.md")])
@@ -43,6 +62,24 @@ def test_a_chinese_page_has_the_same_code_headings_and_links(project_root, engli
     assert headings[0] == headings[1]
     assert links[0] == links[1]
     assert len(re.findall(r"[\u4e00-\u9fff]", pages[1])) > 100
+
+
+def test_questions_are_those_that_the_code_asks(project_root):
+    """Each heading in quotation marks is a part of a message; a keyword's hint may end in what a page says."""
+    sources = [path.read_text("utf-8") for room in ("trainer", "callbacks", "mindspore_trainer") for path in
+               (project_root / room).rglob("*.py")]  # fmt: skip
+    messages = re.sub(r'"\s*f?"', "", "\n".join(sources))  # literals over several lines
+    asked = re.findall(r'^## "(.*)"$', (project_root / "docs" / "faq.md").read_text("utf-8"), re.M)
+    assert len(asked) >= 10
+    assert [text for text in asked if text not in messages] == []
+    table = keyword_table()
+    assert [name for name in (*keywords.HINTS, *keywords.VERBS, *keywords.SAME_MEANING) if f"{name}" not in table] == []
+
+
+def test_the_first_use_of_a_word_leads_to_the_glossary():
+    text = "# Snapshots\n\n`snapshot` and [a snapshot](x.md)\n\n```python\nsnapshot = 1\n```\nA snapshot, snapshots.\n"
+    linked = with_glossary_links(text, "ARCHITECTURE.md")
+    assert linked == text.replace("A snapshot,", "A [snapshot](ARCHITECTURE.md#snapshot),")
 
 
 def test_the_reference_of_yaml_is_that_of_the_schema():

@@ -18,8 +18,9 @@ OWN_TABLE = ROOT / "docs" / "your-own-table.md"  # tests/test_your_own_table.py 
 PEERS = (
     ROOT / "docs" / "other-frameworks.md"
 )  # tests/test_other_frameworks.py runs it, where the frameworks are installed
+TOP_TO_BOTTOM = ROOT / "docs" / "metrics.md"  # tests/test_tutorials.py runs it and compares what it prints
 IN_STEP = ROOT / "docs" / "index_cn.md"  # its blocks are those of index.md, says tests/test_docs.py
-PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").glob("*.md")) - {OWN_TABLE, PEERS, IN_STEP})]
+PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").glob("*.md")) - {OWN_TABLE, PEERS, IN_STEP, TOP_TO_BOTTOM})]
 BLOCKS = [
     (page.name, kind, text)
     for page in PAGES

@@ -1,4 +1,4 @@
-"""The tutorials run from an installed wheel, each from top to bottom as one program, and print what they show."""
+"""Tutorials and tasks run from an installed wheel, each from top to bottom as one program, and print what they show."""
 
 import re
 from pathlib import Path
@@ -7,14 +7,15 @@ import pytest
 
 pytestmark = pytest.mark.docs
 
-TUTORIALS = Path(__file__).resolve().parent.parent / "docs" / "tutorials"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = sorted([*DOCS.glob("tutorials/*.md"), *DOCS.glob("tasks/*.md"), DOCS / "metrics.md"])
 NUMBER = re.compile(r"\d+\.\d+")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["offline", "online", "serving"])
-def test_a_tutorial_prints_what_it_shows(name, tmp_path, installed_forks):
-    page = (TUTORIALS / f"{name}.md").read_text("utf-8")
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_prints_what_it_shows(path, tmp_path, installed_forks):
+    page = path.read_text("utf-8")
     code = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     shown = "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
     (tmp_path / "tutorial.py").write_text("\n".join(code), encoding="utf-8")
@@ -27,7 +28,3 @@ def test_a_tutorial_prints_what_it_shows(name, tmp_path, installed_forks):
         [float(n) for n in NUMBER.findall(shown)], abs=0.05
     )
     assert [path.name for path in tmp_path.iterdir()] == ["tutorial.py"], "a tutorial left something in its folder"
-
-
-def test_every_tutorial_has_a_test():
-    assert {path.stem for path in TUTORIALS.iterdir()} == {"offline", "online", "serving"}

@@ -34,7 +34,7 @@ _REFUSED = {
 
 
 @functools.cache
-def _named() -> dict[str, type[Any]]:
+def named_metrics() -> dict[str, type[Any]]:
     """Return the metrics of this folder by name."""
     modules = [f"{__package__}.{module.name}" for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
     kinds = [kind for module in modules for kind in vars(importlib.import_module(module)).values()]
@@ -46,13 +46,14 @@ def _named() -> dict[str, type[Any]]:
 def metric_names() -> list[str]:
     """Return all names that `get_metrics` accepts, sorted."""
     names = {_canonical(name) for name in ms_train.names()}
-    for name, kind in _named().items():
-        if issubclass(kind, FirstK):
-            name = f"{name}@<k>/<column>"
-        elif issubclass(kind, GroupMetric):
-            name = f"{name}/<column>"
-        names.add(name)
+    names |= {shown_name(name, kind) for name, kind in named_metrics().items()}
     return sorted(names - set(_REFUSED))
+
+
+def shown_name(name: str, kind: type[Any]) -> str:
+    """Return a metric's name with the places of its arguments."""
+    k = "@<k>" if issubclass(kind, FirstK) else ""
+    return f"{name}{k}/<column>" if issubclass(kind, GroupMetric) else name
 
 
 def get_metrics(metrics: Any) -> dict[str, Any]:
@@ -143,8 +144,8 @@ def check_weighted(metrics: Mapping[str, Any], weight: str) -> None:
             continue
         raise ConfigurationError(
             f"Features(weight={weight!r}): metric {name!r} ({type(metric).__name__}) counts every row alike: its "
-            f"update takes no weights. Take one of trainer.metrics ({', '.join(sorted(_named()))}), let it take them, "
-            "update(predictions, labels, weights=None), or give Trainer(weighted_metrics=False)"
+            f"update takes no weights. Take one of trainer.metrics ({', '.join(sorted(named_metrics()))}), let it "
+            "take them, update(predictions, labels, weights=None), or give Trainer(weighted_metrics=False)"
         )
 
 
@@ -230,7 +231,7 @@ def _by_name(name: str) -> tuple[str, Any]:
     if canonical in _REFUSED:
         raise ConfigurationError(f"metric {name!r} {_REFUSED[canonical]}")
     theirs = {_canonical(known): known for known in ms_train.names()}
-    kind = _named().get(canonical)
+    kind = named_metrics().get(canonical)
     if kind is not None and not issubclass(kind, GroupMetric):
         return name, kind()
     if canonical in theirs:  # MindSpore also has a recall, by class
@@ -244,11 +245,11 @@ def _by_name(name: str) -> tuple[str, Any]:
 
 def _with_column(name: str, base: str, column: str) -> tuple[str, Any]:
     measure, at, k = base.partition("@")
-    kind = _named().get(measure)
+    kind = named_metrics().get(measure)
     if at:
         if kind is not None and issubclass(kind, FirstK) and k.isdigit() and column:
             return base, kind(int(k), column)
-        known = ", ".join(f"{known}@10/user" for known, kind in _named().items() if issubclass(kind, FirstK))
+        known = ", ".join(f"{known}@10/user" for known, kind in named_metrics().items() if issubclass(kind, FirstK))
         raise ConfigurationError(f"unknown metric {name!r}; metrics of the first k rows of a group look like {known}")
     if kind is not None and issubclass(kind, GroupMetric) and not issubclass(kind, FirstK):
         return base, kind(column)
