@@ -275,17 +275,9 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _predict(args: argparse.Namespace) -> None:
     predict_command.check_arguments(args)
     with _applied(args) as (config, run_dir, checkpoint):
-        from .runs import training_run
-
-        if args.to is not None:
-            split, rows = predict_command.predict_to(
-                config, checkpoint, Path(args.to), args.split, args.part_rows, args.set_aside
-            )
-            print(f"{split}: predictions of {rows:,} rows written to {args.to}")
-            return
-        output = Path(args.output) if args.output else run_dir / "predictions.npy"
-        split, shape = training_run.predict(config, checkpoint, output, args.split)
-    print(f"{split}: predictions of shape {shape} written to {output}")
+        output = Path(args.output) if args.output else run_dir / predict_command.DEFAULT
+        split, written = predict_command.predict(config, checkpoint, output, args.split, set_aside=args.set_aside)
+    print(f"{split}: {written} written to {output}")
 
 
 def _export(args: argparse.Namespace) -> None:

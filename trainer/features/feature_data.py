@@ -126,7 +126,7 @@ def _check_all_answered(aside: SetAside, answer_all: bool) -> None:
     if aside.bad and answer_all:
         raise DataError(
             f"every row gets a prediction, so none can be set aside: {aside.report()}; predict(..., set_aside=True), "
-            "or trainer predict --to FILE --keep COLUMN --set-aside, leaves such rows out"
+            "or trainer predict --output FILE --keep COLUMN --set-aside, leaves such rows out"
         )
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +59,6 @@ class RawFiles:
         shuffled_rows: int = 1 << 18,
     ) -> None:
         self.path = local_files(path)
-        self._first_row = 0
         if in_memory not in (None, True, False):
             refuse("RawFiles(in_memory=...)", "True, False or None", in_memory)
         self._in_memory = in_memory
@@ -82,16 +80,6 @@ class RawFiles:
         files = [self.path] if self.path.is_file() else self.path.glob("*")
         return sum(file.stat().st_size for file in files if file.is_file()) < IN_MEMORY_BYTES
 
-    def from_row(self, first: int) -> RawFiles:
-        """Return the same rows without the first ones, not held in memory.
-
-        Args:
-            first: index of the first row among the good rows of the part.
-        """
-        rest = copy.copy(self)
-        rest._first_row, rest._in_memory = first, False
-        return rest
-
     def __iter__(self) -> Iterator[Any]:
         raise ConfigurationError(f"{self.path}: raw rows need Trainer(features=...), the section features")
 
@@ -103,20 +91,6 @@ class RawFiles:
         Raises:
             DataError: none of the rows has a time.
         """
-        keep, missing = self._part_kept(features), self._first_row
-
-        def rest(rows: Rows, first: int) -> Rows:
-            nonlocal missing
-            rows = keep(rows, first)
-            if not missing:
-                return rows
-            chosen = np.arange(rows.good) >= missing
-            missing -= rows.good - int(chosen.sum())
-            return _chosen(rows, chosen)
-
-        return rest
-
-    def _part_kept(self, features: Features) -> Callable[[Rows, int], Rows]:
         if self.part is None:
             return lambda rows, first: rows
         index = PARTS.index(self.part)

@@ -92,8 +92,9 @@ def _run(project):
 
 
 def test_predictions_that_cannot_be_written_are_named_with_their_file(project, capfd):
-    assert main(["predict", "full.yaml", "--run", str(_run(project)), "--output", str(FULL)]) == 1
-    assert "/dev/full: the predictions cannot be written (" in capfd.readouterr().err
+    (project / "full.npy").symlink_to(FULL)
+    assert main(["predict", "full.yaml", "--run", str(_run(project)), "--output", "full.npy"]) == 1
+    assert "full.npy: the predictions cannot be written (" in capfd.readouterr().err
 
 
 @pytest.mark.long(but=["full disk"])

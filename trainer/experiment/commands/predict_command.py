@@ -1,16 +1,16 @@
-"""``trainer predict --to``: predictions for any number of rows."""
+"""The command ``trainer predict``: writes the predictions of a dataset to a file."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...checks import choice
 from ...errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -18,92 +18,99 @@ if TYPE_CHECKING:
     from ...trainer import Trainer
     from ..configuration.experiment_config import ExperimentConfig
 
-logger = logging.getLogger(__name__)
-
-PART_ROWS = 1 << 17
+DEFAULT = "predictions.npy"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add arguments besides those of `evaluate`."""
     add = parser.add_argument
-    add("--output", metavar="FILE", help=".csv: in the label's unit, as probabilities; default: RUN/predictions.npy")
     add(
-        "--to",
+        "--output",
         metavar="FILE",
-        help=".parquet, .csv or .jsonl, of any size: kept columns, answers; goes on after a kill",
+        help=".csv, .jsonl or .parquet, of any size: kept columns, and answers in the label's unit; .npy: what the "
+        f"network returns; default: RUN/{DEFAULT}",
     )
     add(
         "--keep",
         metavar="COLUMN",
         nargs="+",
         action="extend",
-        help="--to: raw columns beside the answers; default: features.keep",
+        help="raw columns beside the answers; default: features.keep",
     )
     add(
         "--set-aside",
         action="store_true",
-        help="--to: leave out rows that the features forbid, and say how many, why and which is the first; "
-        "kept columns tell which rows are answered",
-    )
-    add(
-        "--part-rows",
-        metavar="ROWS",
-        type=int,
-        default=PART_ROWS,
-        help="--to: rows written at a time; default: 131,072",
+        help="leave out rows that the features forbid, and say how many, why and which is the first; kept columns tell "
+        "which rows are answered",
     )
 
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Check the arguments; let features keep the columns of --keep."""
-    if args.to is not None and args.output is not None:
-        raise ConfigurationError("trainer predict takes --output or --to, not both")
-    if args.set_aside and args.to is None:
-        raise ConfigurationError("trainer predict --set-aside goes with --to")
+    from .prediction_file import WRITERS
+
+    suffix = Path(args.output or DEFAULT).suffix
+    choice("--output: the end of the file's name", suffix, (*WRITERS, ".npy", ".npz"))
+    for option, given in (("--keep", args.keep), ("--set-aside", args.set_aside)):
+        if given and suffix not in WRITERS:
+            raise ConfigurationError(f"trainer predict {option} goes with --output FILE that ends {', '.join(WRITERS)}")
     if args.keep is not None:
-        if args.to is None:
-            raise ConfigurationError("trainer predict --keep goes with --to")
         args.overrides.append(f"features.keep={json.dumps(args.keep)}")
 
 
-def predict_to(
-    config: ExperimentConfig,
-    checkpoint: Path,
-    output: Path,
-    split: str | None = None,
-    part_rows: int = PART_ROWS,  # written at a time; a kill loses at most the rows of one part
-    set_aside: bool = False,  # see `Trainer.predict`
-) -> tuple[str, int]:
-    """Write predictions and kept columns to a file of any size; return split and rows.
+def predict(
+    config: ExperimentConfig, checkpoint: Path, output: Path, split: str | None, *, set_aside: bool = False
+) -> tuple[str, str]:
+    """Write the predictions of a dataset; return it, and what was written, in words.
 
-    See `PredictionFile` and `Features(keep=...)`.
+    Args:
+        checkpoint: a snapshot, a pointer, a folder of snapshots, a run folder or a .ckpt file.
+        split: "test", "valid" or "train"; None: the first of these in the configuration.
+        set_aside: see `Trainer.predict`.
+
+    Raises:
+        ConfigurationError: a kept column that the rows lack, or `set_aside` without kept columns.
+        TrainerError: the file cannot be written.
     """
-    from ..runs.training_run import DEFAULT_BATCH_SIZE, batch_size, build_restored, split_of
-    from .prediction_file import PredictionFile
+    from ..runs.training_run import build_restored, split_of
+    from .prediction_file import WRITERS, write_columns
 
     split = split_of(config, split)
     experiment = build_restored(config, checkpoint, split)
     trainer, data = experiment.trainer, experiment.datasets[split]
+    if output.suffix not in WRITERS:
+        return split, f"predictions of shape {_save(output, config, trainer, data)}"
     if trainer.group.size > 1:
-        raise ConfigurationError("trainer predict --to works in one process; divide the files, and run one for each")
-    columns = [] if trainer.features is None else list(trainer.features.keep)
-    if columns:
-        _check_kept(columns, data, trainer.features.csv)
-    keep = bool(columns)
-    task = {"snapshot": str(checkpoint.resolve()), "step": trainer.state.progress.global_step, "split": split}
-    task |= {"data": _data_identity(config, split, data), "columns": columns, "part_rows": part_rows}
-    if set_aside and not keep:
+        raise ConfigurationError(f"--output: {output} is written by one process; run one for each part of the files")
+    if kept := [] if trainer.features is None else list(trainer.features.keep):
+        _check_kept(kept, data, trainer.features.csv)
+    elif set_aside:
         needed = "columns that tell which rows are answered: --keep COLUMN, or features.keep"
         raise ConfigurationError(f"trainer predict --set-aside needs {needed}")
-    # rows that are set aside would shift the numbers
-    file = PredictionFile(output, task | {"set_aside": set_aside}, part_rows, numbered=not set_aside)
-    try:
-        if file.rows:
-            logger.info("%s: going on after %s rows", output, f"{file.rows:,}")
-        size = batch_size(config, data) or DEFAULT_BATCH_SIZE
-        return split, file.write(_prediction_batches(trainer, data, size, file.rows, keep, set_aside))
-    finally:
-        file.close()
+    rows = write_columns(output, _batches(config, trainer, data, bool(kept), set_aside))
+    return split, f"predictions of {rows:,} rows"
+
+
+def _save(output: Path, config: ExperimentConfig, trainer: Trainer, data: Any) -> Any:
+    """Write what the network returns, in memory at once; return the shapes."""
+    from ..runs.training_run import batch_size
+    from .prediction_file import writing
+
+    predictions = trainer.predict(data, batch_size=batch_size(config, data))
+    with writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(predictions, tuple | dict):
+            named = predictions if isinstance(predictions, dict) else {}
+            np.savez(output.with_suffix(".npz"), *(() if named else predictions), **named)
+        else:
+            np.save(output, predictions)
+    return _shapes(predictions)
+
+
+def _shapes(predictions: Any) -> Any:
+    if isinstance(predictions, dict):
+        return {name: _shapes(part) for name, part in predictions.items()}
+    return tuple(map(_shapes, predictions)) if isinstance(predictions, tuple) else predictions.shape
 
 
 def _check_kept(columns: list[str], data: Any, csv_format: CsvFormat) -> None:
@@ -117,40 +124,44 @@ def _check_kept(columns: list[str], data: Any, csv_format: CsvFormat) -> None:
             rows.check_column(name)
 
 
-def _data_identity(config: ExperimentConfig, split: str, data: Any) -> dict[str, Any]:
-    """Return an identity of the data: specification, sizes and times of files."""
-    from ...features.raw_files import RawFiles
-
-    about: dict[str, Any] = {"spec": repr(getattr(config.data, split))}
-    if isinstance(data, RawFiles):
-        files = [data.path] if data.path.is_file() else sorted(data.path.glob("*"))
-        about["files"] = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    return about
-
-
-def _prediction_batches(
-    trainer: Trainer, data: Any, size: int, done: int, keep: bool, set_aside: bool
+def _batches(
+    config: ExperimentConfig, trainer: Trainer, data: Any, keep: bool, set_aside: bool
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield kept columns and predictions of batches after the first `done` rows."""
+    """Yield the number of each row, kept columns and predictions of each batch."""
     from ...data.finite.datasets import is_arrays
     from ...features.feature import PREDICTION
     from ...features.raw_files import RawFiles
-    from ..runs.training_run import prediction_columns
+    from ..runs.training_run import DEFAULT_BATCH_SIZE, batch_size
 
-    first = 0
-    # columns are cut by raw rows, among which those that are set aside are not known
-    columns_in_memory = is_arrays(data) and isinstance(data, Mapping) and not set_aside
-    if isinstance(data, RawFiles) or columns_in_memory:
-        first = max(0, done - size)  # repeat the previous batch: there may be no row after it
-        rest_of = {name: column[first:] for name, column in data.items()} if columns_in_memory else None
-        data = data.from_row(first) if isinstance(data, RawFiles) else rest_of
-    skip = done - first
+    size, first = batch_size(config, data) or DEFAULT_BATCH_SIZE, 0
     own = size if isinstance(data, RawFiles) or is_arrays(data) else None
     for predictions in trainer.predict(data, batch_size=own, stream=True, keep=keep, set_aside=set_aside):
-        columns = {name: column for name, column in predictions.items() if name != PREDICTION} if keep else {}
-        columns |= prediction_columns(trainer, predictions[PREDICTION] if keep else predictions)
-        count = len(next(iter(columns.values())))
-        rest = {name: column[skip:] for name, column in columns.items()}
-        skip = max(0, skip - count)
-        if len(next(iter(rest.values()))):
-            yield rest
+        answers = prediction_columns(trainer, predictions[PREDICTION] if keep else predictions)
+        count = len(next(iter(answers.values())))
+        columns = {} if set_aside else {"row": np.arange(first, first + count)}  # others would shift the numbers
+        if keep:
+            columns |= {name: column for name, column in predictions.items() if name != PREDICTION}
+        yield columns | answers
+        first += count
+
+
+def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarray]:
+    """Return predictions by name, [n, ...], in label units if the loss defines them."""
+    from ...metrics.defaults import meaning_of
+    from ...metrics.predictions import activate, named_classes
+
+    tasks = () if trainer.tasks is None else trainer.tasks.tasks
+    parts = predictions if isinstance(predictions, tuple | dict) else (predictions,)
+    if not isinstance(parts, dict):
+        others = ["prediction"] if len(parts) == 1 else [f"prediction_{index}" for index in range(len(parts))]
+        parts = dict(zip([*tasks, *others[len(tasks) :]], parts, strict=False))
+    losses = {next(iter(parts)): trainer.loss_fn}
+    if trainer.tasks is not None:
+        losses = dict(zip(tasks, trainer.tasks.losses, strict=True))
+    columns = {}
+    for name, part in parts.items():
+        declared = trainer.prediction_activations.get(name if tasks else "")
+        values = activate(meaning_of(losses.get(name), declared).activation, np.asarray(part))
+        columns[name] = values.reshape(-1) if values.size == len(values) else values
+    classes = () if trainer.features is None else trainer.features.label_classes
+    return named_classes(next(iter(columns.values())), classes) if classes and len(parts) == 1 else columns

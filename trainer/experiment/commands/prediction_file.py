@@ -1,18 +1,12 @@
-"""A prediction file of any size: Parquet, CSV, JSON lines.
-
-Rows are written in parts, each atomically, to a folder beside the file; at the end the parts become the file. After a
-kill the same command continues after the existing parts.
-"""
+"""A file of predictions of any size: Parquet, CSV or JSON lines."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import io
 import json
 import math
 import os
-import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,134 +14,67 @@ from typing import Any
 import numpy as np
 
 from ...checkpoint import durable
-from ...checkpoint.folder_lock import claim
-from ...checks import refuse, require, whole
-from ...errors import ConfigurationError, DataError
+from ...checks import require
+from ...errors import DataError, TrainerError
 from ...streams.formats.ragged_column import Ragged
 
-KINDS = (".parquet", ".csv", ".jsonl")
-ROW = "row"
-_TASK = "task.json"
-_PART = re.compile(r"part-(\d{15})-(\d{15})")
+PART_ROWS = 1 << 17  # written at a time
 
 Columns = Mapping[str, np.ndarray | Ragged]
 
 
-class PredictionFile:
-    """Writer of a prediction file.
+def write_columns(path: Path, batches: Iterable[Columns]) -> int:
+    """Write batches of columns to a file, which appears when it is complete.
 
     Args:
-        path: the file; its suffix selects the format: .parquet, .csv or .jsonl.
-        task: JSON description of what is predicted; parts of another task are rejected.
-        part_rows: minimum rows per part.
-        numbered: whether the first column, "row", numbers the rows from 0.
+        path: its suffix, a key of `WRITERS`, says the format.
+
+    Returns:
+        The number of rows.
 
     Raises:
-        ConfigurationError: unknown suffix, PyArrow is missing, or the folder of parts belongs to another task.
-        FolderInUseError: another process is writing this file.
-        DataError: parts are missing.
+        ConfigurationError: PyArrow is missing.
+        DataError: there are no rows.
+        TrainerError: it cannot be written.
     """
-
-    def __init__(
-        self, path: str | os.PathLike[str], task: Mapping[str, Any], part_rows: int = 1 << 17, numbered: bool = True
-    ) -> None:
-        self._numbered = numbered
-        self.path = durable.resolved(path)
-        self._part_rows = whole("--part-rows", part_rows)
-        kind = self.path.suffix
-        if kind not in KINDS:
-            refuse("--to", f"a file ending with {', '.join(KINDS)}", str(path))
-        if kind == ".parquet":
-            _parquet()
-        if self.path.is_dir():
-            raise ConfigurationError(f"--to: {self.path} is a folder")
-        self._parts = self.path.with_name(self.path.name + ".parts")
-        self._parts.mkdir(parents=True, exist_ok=True)
-        self._lock = claim(self._parts, "predictions")
-        try:
-            self.rows = self._resume_rows(json.loads(json.dumps(task)))  # number of rows durably written
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def _resume_rows(self, task: Mapping[str, Any]) -> int:
-        """Return how many rows of this task earlier processes have written."""
-        note = self._parts / _TASK
-        if not note.is_file():
-            durable.replace_file(note, json.dumps(task, indent=1).encode())
-        before = json.loads(note.read_bytes())
-        different = [name for name in {**before, **task} if before.get(name) != task.get(name)]
-        if different:
-            raise ConfigurationError(
-                f"--to: {self._parts} holds parts of another prediction, with another {', '.join(different)}; "
-                "remove it, or give another file"
-            )
-        for leftover in self._parts.glob(".*.tmp*"):
-            leftover.unlink()
-        rows = 0
-        for first, last, part in self._written():
-            if first != rows:
-                raise DataError(f"--to: {self._parts} lacks the rows {rows} to {first}, before {part.name}: remove it")
-            rows = last
-        return rows
-
-    def _written(self) -> list[tuple[int, int, Path]]:
-        matches = [(_PART.match(part.name), part) for part in self._parts.iterdir()]
-        return sorted((int(name[1]), int(name[2]), part) for name, part in matches if name)
-
-    def write(self, batches: Iterable[Columns]) -> int:
-        """Write the rows after the first `rows`; return the file's number of rows.
-
-        Raises:
-            DataError: there are no rows.
-            OSError: a write failed; finished parts are kept for the next process.
-        """
-        for columns in _joined(batches, self._part_rows):
-            count = len(next(iter(columns.values())))
-            if self._numbered:
-                columns = {ROW: np.arange(self.rows, self.rows + count), **columns}
-            name = f"part-{self.rows:015d}-{self.rows + count:015d}{self.path.suffix}"
-            durable.replace_file(self._parts / name, _content(self.path.suffix, columns))
-            self.rows += count
-        if not self.rows:
+    aside, rows = path.with_name(f".{path.name}.{os.getpid()}.tmp"), 0
+    with contextlib.ExitStack() as opened:
+        opened.callback(aside.unlink, missing_ok=True)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            writer = opened.enter_context(contextlib.closing(WRITERS[path.suffix](aside)))
+        for columns in _joined(batches):
+            rows += len(next(iter(columns.values())))
+            with writing(path):
+                writer.write(columns)
+        if not rows:
             raise DataError("predict: the dataset delivered no rows")
-        self._finish()
-        return self.rows
-
-    def _finish(self) -> None:
-        parts = [part for _, _, part in self._written()]
-        whole_file = self._parts / f"whole{self.path.suffix}"
-        if self.path.suffix == ".parquet":
-            parquet = _parquet()
-            with parquet.ParquetWriter(whole_file, parquet.read_schema(parts[0])) as writer:
-                for part in parts:
-                    writer.write_table(parquet.read_table(part))
-        else:
-            with open(whole_file, "wb") as file:
-                for number, part in enumerate(parts):
-                    with open(part, "rb") as content:
-                        if number and self.path.suffix == ".csv":
-                            content.readline()
-                        shutil.copyfileobj(content, file, 1 << 20)
-        durable.sum_and_sync(whole_file)
-        os.replace(whole_file, self.path)
-        durable.sync_folder(self.path.parent)
-        self.close()
-        shutil.rmtree(self._parts)
-
-    def close(self) -> None:
-        """Release the lock on the folder of parts."""
-        self._lock.release()
+        with writing(path):
+            writer.close()
+            durable.sum_and_sync(aside)
+            os.replace(aside, path)
+            durable.sync_folder(path.parent)
+    return rows
 
 
-def _joined(batches: Iterable[Columns], min_rows: int) -> Iterator[Columns]:
-    """Regroup batches into parts of at least `min_rows` rows."""
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in errors of writing it."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"the predictions cannot be written ({error.strerror or error}); choose another --output"
+        raise TrainerError(f"{path}: {reason}") from error
+
+
+def _joined(batches: Iterable[Columns]) -> Iterator[Columns]:
+    """Regroup batches into parts of at least `PART_ROWS` rows."""
     waiting: list[Columns] = []
     count = 0
     for columns in batches:
         waiting.append(columns)
         count += len(next(iter(columns.values())))
-        if count >= min_rows:
+        if count >= PART_ROWS:
             yield _concatenated(waiting)
             waiting, count = [], 0
     if count:
@@ -158,22 +85,58 @@ def _concatenated(parts: list[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _content(kind: str, columns: Columns) -> bytes:
-    if kind == ".parquet":
-        return _as_parquet(columns)
-    text = io.StringIO(newline="")
-    if kind == ".csv":
-        writer = csv.writer(text)
-        writer.writerow(columns)
+class _JsonLines:
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "w", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
+
+    def write(self, columns: Columns) -> None:
+        rows = zip(*map(_values, columns.values()), strict=True)
+        self._file.writelines(_json(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Csv(_JsonLines):
+    def write(self, columns: Columns) -> None:
+        writer = csv.writer(self._file)
+        if not self._file.tell():
+            writer.writerow(columns)
         cells = (
             column.tolist() if isinstance(column, np.ndarray) and column.ndim == 1 else map(_json, _values(column))
             for column in columns.values()
         )
         writer.writerows(zip(*cells, strict=True))
-    else:
-        rows = zip(*map(_values, columns.values()), strict=True)
-        text.writelines(_json(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
-    return text.getvalue().encode()
+
+
+class _Parquet:
+    def __init__(self, path: Path) -> None:
+        needs = "--output: files ending with .parquet need PyArrow, .csv and .jsonl do not"
+        self._parquet = require("pyarrow.parquet", needs, "arrow")
+        self._path = path
+        self._writer: Any = None
+
+    def write(self, columns: Columns) -> None:
+        import pyarrow as pa
+
+        table = pa.table({name: _arrow(column) for name, column in columns.items()})
+        self._writer = self._writer or self._parquet.ParquetWriter(self._path, table.schema)
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+
+def _arrow(column: np.ndarray | Ragged) -> Any:
+    import pyarrow as pa
+
+    values = column.values if isinstance(column, Ragged) else column
+    array = pa.array(values.ravel())
+    if values.ndim > 1:
+        array = pa.FixedSizeListArray.from_arrays(array, int(np.prod(values.shape[1:])))
+    return pa.LargeListArray.from_arrays(column.offsets, array) if isinstance(column, Ragged) else array
 
 
 def _json(value: Any) -> str:
@@ -192,24 +155,4 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _as_parquet(columns: Columns) -> bytes:
-    parquet = _parquet()
-    import pyarrow as pa
-
-    arrays = {}
-    for name, column in columns.items():
-        values = column.values if isinstance(column, Ragged) else column
-        array = pa.array(values.ravel())
-        if values.ndim > 1:
-            array = pa.FixedSizeListArray.from_arrays(array, int(np.prod(values.shape[1:])))
-        if isinstance(column, Ragged):
-            array = pa.LargeListArray.from_arrays(column.offsets, array)
-        arrays[name] = array
-    sink = pa.BufferOutputStream()
-    parquet.write_table(pa.table(arrays), sink)
-    return sink.getvalue().to_pybytes()
-
-
-def _parquet() -> Any:
-    needs = "--to: files ending with .parquet need PyArrow, .csv and .jsonl do not"
-    return require("pyarrow.parquet", needs, "arrow")
+WRITERS: dict[str, Any] = {".parquet": _Parquet, ".csv": _Csv, ".jsonl": _JsonLines}

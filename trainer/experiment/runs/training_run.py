@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from callbacks import Callback, ProgressBar, RunRecord
 
@@ -21,8 +18,6 @@ from ...data.finite.datasets import is_arrays
 from ...distributed.launched import note_run_folder
 from ...errors import ConfigurationError, TrainerError
 from ...masking import MASK
-from ...metrics.defaults import meaning_of
-from ...metrics.predictions import activate, named_classes
 from ...storage.mirror import Mirror
 from ..configuration.class_paths import expand
 from ..configuration.experiment_config import ExperimentConfig
@@ -259,80 +254,6 @@ def evaluate(config: ExperimentConfig, checkpoint: Path, split: str | None = Non
     split = split_of(config, split)
     experiment = build_restored(config, checkpoint, split)
     return split, evaluate_on(experiment, split)
-
-
-def predict(config: ExperimentConfig, checkpoint: Path, output: Path, split: str | None = None) -> tuple[str, Any]:
-    """Write predictions to `output`.
-
-    ``.csv`` has a column for each output, converted to label units (such as probabilities) if the loss defines the
-    conversion. ``.npy``, or ``.npz`` for several outputs, holds the raw network output.
-
-    Arguments as in `evaluate`. Raises TrainerError if `output` cannot be written.
-
-    Returns:
-        The split and the shape of the predictions.
-    """
-    split = split_of(config, split)
-    experiment = build_restored(config, checkpoint, split)
-    dataset = experiment.datasets[split]
-    predictions = experiment.trainer.predict(dataset, batch_size=batch_size(config, dataset))
-    try:
-        _save_predictions(output, experiment.trainer, predictions)
-    except OSError as error:
-        reason = f"the predictions cannot be written ({error.strerror or error}); choose another --output"
-        raise TrainerError(f"{output}: {reason}") from error
-    return split, _shapes(predictions)
-
-
-def _shapes(predictions: Any) -> Any:
-    if isinstance(predictions, dict):
-        return {name: _shapes(part) for name, part in predictions.items()}
-    return tuple(map(_shapes, predictions)) if isinstance(predictions, tuple) else predictions.shape
-
-
-def _save_predictions(output: Path, trainer: Trainer, predictions: Any) -> None:
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if output.suffix == ".csv":
-        write_predictions(output, trainer, predictions)
-    elif isinstance(predictions, tuple | dict):
-        named = predictions if isinstance(predictions, dict) else {}
-        np.savez(output.with_suffix(".npz"), *(() if named else predictions), **named)
-    else:
-        with open(output, "wb") as file:  # np.save would add a suffix to a name without one
-            np.save(file, predictions)
-
-
-def write_predictions(output: Path, trainer: Trainer, predictions: Any) -> None:
-    """Write predictions as CSV with row numbers; binary predictions as probabilities."""
-    columns = prediction_columns(trainer, predictions)
-    for name, values in columns.items():
-        if values.ndim > 1:
-            shape = f"the shape {list(values.shape)}, no column of a CSV; write .npy"
-            raise ConfigurationError(f"{output}: output {name} has {shape}")
-    with open(output, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["row", *columns])
-        count = len(next(iter(columns.values())))
-        writer.writerows(zip(range(count), *(column.tolist() for column in columns.values()), strict=True))
-
-
-def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarray]:
-    """Return predictions by name, [n, ...], in label units if the loss defines them."""
-    tasks = () if trainer.tasks is None else trainer.tasks.tasks
-    parts = predictions if isinstance(predictions, tuple | dict) else (predictions,)
-    if not isinstance(parts, dict):
-        others = ["prediction"] if len(parts) == 1 else [f"prediction_{index}" for index in range(len(parts))]
-        parts = dict(zip([*tasks, *others[len(tasks) :]], parts, strict=False))
-    losses = {next(iter(parts)): trainer.loss_fn}
-    if trainer.tasks is not None:
-        losses = dict(zip(tasks, trainer.tasks.losses, strict=True))
-    columns = {}
-    for name, part in parts.items():
-        declared = trainer.prediction_activations.get(name if tasks else "")
-        values = activate(meaning_of(losses.get(name), declared).activation, np.asarray(part))
-        columns[name] = values.reshape(-1) if values.size == len(values) else values
-    classes = () if trainer.features is None else trainer.features.label_classes
-    return named_classes(next(iter(columns.values())), classes) if classes and len(parts) == 1 else columns
 
 
 def splits_of(config: ExperimentConfig) -> list[str]:
