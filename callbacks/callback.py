@@ -53,8 +53,7 @@ class Callback:
     Attributes:
         order: position among callbacks, low first; callbacks of equal order run as given.
         end_order: position in `on_train_end`, if it is another one.
-        monitor: name of the metric this callback reads, or several with their weights, or None; checked before training
-            starts.
+        monitor: name of the metric this callback reads, or None; checked before training starts.
         drift_features: names of declared features whose drift every online window measures, as "drift_<name>".
         non_finite: how the training step handles a non-finite loss or gradient: "skip" skips the update, "terminate"
             all later ones too; None: no request.
@@ -65,8 +64,6 @@ class Callback:
             server's client.
         weight_average: rule of the weight averages that the training program keeps, as arguments of
             `trainer.graph.averaging.AverageRule`, or None.
-        gradient_norms: whether the training program can compute norms of gradients and weights when this callback asks
-            (`trainer.run.request_norms`).
         leaves_files: whether it writes lasting files (snapshots, logs): a `fast_dev_run` leaves it out.
         snapshot_root: folder of this callback's snapshots, where a resumed run looks for the latest one, or None.
         published_root: folder of the versions that this callback publishes, or None.
@@ -75,21 +72,20 @@ class Callback:
 
     order: int = 0
     end_order: int | None = None
-    monitor: str | Mapping[str, float] | None = None
+    monitor: str | None = None
     drift_features: tuple[str, ...] = ()
     non_finite: str | None = None
     main_only: bool = False
     reports_only: bool = False
     report_errors: tuple[type[Exception], ...] = (OSError,)
     weight_average: Mapping[str, Any] | None = None
-    gradient_norms: bool = False
     leaves_files: bool = False
     snapshot_root: Path | None = None
     published_root: Path | None = None
     published_in_run: bool = False
 
-    def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
-        """Receive each monitored metric's direction before training; None: undeclared."""
+    def use_direction(self, higher_is_better: bool | None) -> None:
+        """Receive the monitored metric's direction before training; None: undeclared."""
 
     def without_monitor(self) -> Callback | None:
         """Return what is left of this callback where its metric is not measured, or None.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trainer.checks import boolean, number, whole
@@ -28,8 +27,7 @@ class EarlyStopping(Patience):
     A measurement is a validation ("val_*"), a closed online window ("window_*") or an epoch's mean loss ("loss").
 
     Args:
-        monitor: name of the metric, or several with weights, as {"val_auc": 0.7, "val_loss": 0.3}: their weighted sum,
-            in which those of which less is better count as negative.
+        monitor: name of the metric.
         patience: measurements without improvement before it stops; 0 and 1 stop at the first one.
         min_delta: least change that counts as an improvement, in the metric's unit.
         mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
@@ -42,7 +40,6 @@ class EarlyStopping(Patience):
         check_finite: whether a value that is NaN or infinite stops the run; otherwise it is one without improvement.
         stopping_threshold: stop as soon as the metric is better than this value, as in Lightning, or None.
         divergence_threshold: stop as soon as the metric is worse than this value, as in Lightning, or None.
-        restore_best_weights: Keras's name of `restore_best`.
 
     Attributes:
         best: best value so far, or None.
@@ -59,7 +56,7 @@ class EarlyStopping(Patience):
 
     def __init__(
         self,
-        monitor: str | Mapping[str, float] = "val_loss",
+        monitor: str = "val_loss",
         patience: int = 3,
         min_delta: float = 0.0,
         mode: str = "auto",
@@ -70,15 +67,14 @@ class EarlyStopping(Patience):
         check_finite: bool = False,
         stopping_threshold: float | None = None,
         divergence_threshold: float | None = None,
-        restore_best_weights: bool = False,
     ) -> None:
         super().__init__(monitor, patience, min_delta, mode)
         self.baseline = number("EarlyStopping(baseline=...)", baseline, optional=True)
-        self.restore_best = bool(restore_best or restore_best_weights)
+        self.restore_best = bool(restore_best)
         self.start_from_epoch = whole("EarlyStopping(start_from_epoch=...)", start_from_epoch, 0)
-        if start_from_epoch and any(name.startswith("window_") for name in self.watched.names):
+        if start_from_epoch and monitor.startswith("window_"):
             raise ConfigurationError(
-                f"EarlyStopping(start_from_epoch={start_from_epoch}): {self.watched.label} is measured in windows of a "
+                f"EarlyStopping(start_from_epoch={start_from_epoch}): {monitor} is measured in windows of a "
                 "stream, which has no epochs"
             )
         self.check_finite = boolean("EarlyStopping(check_finite=...)", check_finite)
@@ -108,7 +104,7 @@ class EarlyStopping(Patience):
                 self._weights = {p.name: p.asnumpy().copy() for p in _parameters(trainer)}
         spent = self.out_of_patience(improved and (self.baseline is None or self.watched.better(value, self.baseline)))
         best = "no value" if self.best is None else f"best {self.best:.6g} at step {self.best_step}"
-        label, minimal = self.watched.label, self.watched.mode == "min"
+        label, minimal = self.watched.name, self.watched.mode == "min"
         aim, bound = self.stopping_threshold, self.divergence_threshold
         reason = ""
         if self.check_finite and not math.isfinite(value):
@@ -140,8 +136,7 @@ class EarlyStopping(Patience):
         if not self.restore_best or not (self._fired or (reason is not None and reason.kind == "limit")):
             return
         if self._weights is None:
-            label = self.watched.label
-            logger.warning("EarlyStopping: the weights of the best %s are not in memory; none restored", label)
+            logger.warning("EarlyStopping: the weights of the best %s are not in memory; none restored", self.monitor)
             return
         if self.best_step != trainer.state.progress.global_step:
             from mindspore import Tensor, ops

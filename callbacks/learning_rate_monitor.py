@@ -75,7 +75,7 @@ class ReduceLROnPlateau(Patience):
     """Multiplies the learning rate by `factor` when a metric stops improving.
 
     Args:
-        monitor: name of the metric ("val_*", "window_*" or "loss"), or several with weights; see `EarlyStopping`.
+        monitor: name of the metric ("val_*", "window_*" or "loss").
         factor: what the rate is multiplied by, in (0, 1).
         patience: measurements without improvement before the rate is lowered.
         min_delta: least change that counts, in the metric's unit.
@@ -92,7 +92,7 @@ class ReduceLROnPlateau(Patience):
 
     def __init__(
         self,
-        monitor: str | Mapping[str, float] = "val_loss",
+        monitor: str = "val_loss",
         factor: float = 0.1,
         patience: int = 3,
         min_delta: float = 1e-4,
@@ -123,7 +123,7 @@ class ReduceLROnPlateau(Patience):
             trainer.learning_rate = lower = max(rate * self.factor, self.min_lr)
             logger.info(
                 "ReduceLROnPlateau: %s has not improved in %d measurements; learning rate %.6g -> %.6g",
-                *(self.watched.label, self.patience, rate, lower),
+                *(self.watched.name, self.patience, rate, lower),
             )
 
     def state_dict(self) -> dict[str, Any]:

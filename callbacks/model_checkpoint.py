@@ -33,8 +33,7 @@ class ModelCheckpoint(Callback):
         every: cadence, or number of optimizer steps; "window" for the end of each online window; None for the end
             of each epoch.
         monitor: metric that ranks snapshots ("val_*", "window_*", or "loss": the epoch's mean, which ranks only
-            those of epoch ends), several with weights, as {"val_auc": 0.7, "val_loss": 0.3} (see `EarlyStopping`), or
-            None.
+            those of epoch ends), or None.
         mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
         keep_best: ranked snapshots to keep (with `monitor`); the best one is what the pointer ``best`` names.
         keep_last: newest snapshots to keep besides, or None for all.
@@ -60,7 +59,7 @@ class ModelCheckpoint(Callback):
         self,
         dirpath: str | Path | None = None,
         every: Every | int | str | None = None,
-        monitor: str | Mapping[str, float] | None = None,
+        monitor: str | None = None,
         mode: str = "auto",
         keep_best: int = 1,
         keep_last: int | None = 2,
@@ -102,8 +101,8 @@ class ModelCheckpoint(Callback):
             self._records, self.best_name = [], None
         self.root = root
 
-    def use_directions(self, higher_is_better: Mapping[str, bool | None]) -> None:
-        self.watched.use_directions(higher_is_better)
+    def use_direction(self, higher_is_better: bool | None) -> None:
+        self.watched.use_direction(higher_is_better)
 
     def without_monitor(self) -> ModelCheckpoint:
         """Take the same snapshots, and rank none."""
@@ -151,10 +150,10 @@ class ModelCheckpoint(Callback):
         trainer.saver.wait()  # for a snapshot written in the background, which may be the best
         best = [record for record in self._ranked() if record["durable"]]
         if not best:
-            logger.warning("ModelCheckpoint: %s was never measured; no best weights restored", self.watched.label)
+            logger.warning("ModelCheckpoint: %s was never measured; no best weights restored", self.watched.name)
         elif best[0]["name"] != f"step_{trainer.state.progress.global_step:08d}":
             trainer.load(self.root / best[0]["name"], weights_only=True, averaged=True)
-            value = f"{self.watched.label} {best[0]['value']:.6g}"
+            value = f"{self.watched.name} {best[0]['value']:.6g}"
             logger.info("ModelCheckpoint: the weights of the best snapshot, %s (%s)", best[0]["name"], value)
 
     def _measure(self, hook: str, trainer: Trainer) -> None:

@@ -152,12 +152,8 @@ def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
 
 
 def monitored_metric(trainer: Trainer) -> str | None:
-    """Return the metric that a callback monitors, or None; the bar shows it.
-
-    If several are monitored together, it is the first.
-    """
-    monitor = next((callback.monitor for callback in trainer.callbacks if callback.monitor), None)
-    return monitor if monitor is None or isinstance(monitor, str) else next(iter(monitor))
+    """Return the metric that the first monitoring callback reads, or None; the bar shows it."""
+    return next((callback.monitor for callback in trainer.callbacks if callback.monitor), None)
 
 
 def in_notebook() -> bool:

@@ -15,7 +15,7 @@ from . import checks
 from .cadence import Every
 from .checkpoint.saver import Saver
 from .compat import keywords
-from .compat import verbs as compat
+from .compat.verbs import MindSporeVerbs
 from .distributed.exchange import make_exchange
 from .distributed.group import join
 from .errors import DataError
@@ -36,7 +36,6 @@ from .mindspore_internals.pipelines import current_seed
 from .run import inference, training
 from .run.limits import Trial
 from .run.tally import RowWeights
-from .run.trainer_base import TrainerBase
 from .state import State
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 silence_adams_operator()  # at import, since users create their optimizers before their Trainer
 
 
-class Trainer(TrainerBase):
+class Trainer(MindSporeVerbs):
     """Trains, evaluates and applies a network, with `mindspore.Model`'s arguments.
 
     Args:
@@ -460,17 +459,6 @@ class Trainer(TrainerBase):
             DataError: `data` has no batch.
         """
         return inference.first_batch(self, data, batch_size)
-
-    # -- the verbs of mindspore.Model under their own names --------------------------------------------------------
-
-    train = compat.train
-    eval = compat.evaluate
-    build = compat.build
-    infer_train_layout = compat.no_layout
-    infer_predict_layout = compat.no_layout
-    train_network = property(compat.train_network)
-    eval_network = property(compat.eval_network, TrainerBase.use_eval_network)
-    predict_network = property(compat.predict_network)
 
     if not TYPE_CHECKING:  # hidden from type checkers, for which every attribute would exist
 

@@ -13,7 +13,6 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from trainer.cadence import Every, cadence
 
 from ..callback import Trainer
 from ..output import in_run_folder, window_numbers, writable
-from . import score_pictures
 from .logger import Logger
 
 logger = logging.getLogger(__name__)
@@ -33,7 +31,7 @@ _NAME = "events.out.tfevents."
 
 
 class TensorBoard(Logger):
-    """Logs a run for TensorBoard: scalars, HPARAMS tab, histograms, norms, curves.
+    """Logs a run for TensorBoard: scalars, HPARAMS tab, histograms, curves.
 
     A resumed run continues in the same folder and discards what was written after the step it resumes from. Windows of
     a stream are there twice: window/* over steps, and window_by_event_time/*, for which "Wall" is the time that their
@@ -43,12 +41,8 @@ class TensorBoard(Logger):
         log_dir: folder of the event files; None for ``<run_dir>/tensorboard``, or ``runs/<time>`` without a run folder.
         every, hparams: see `Logger`.
         histograms: cadence of histograms and norms of the weights (each copies all dense weights); None: never.
-        norms: cadence of gradient_norm/* and weight_norm/* of each parameter and train/gradient_norm, of all together,
-            before clipping. The training program computes them in the call after they are due, and in no other. None:
-            never, and the program is that without them.
         curves: whether evaluations of binary targets, and windows twice a minute at most, write their precision-recall
-            curve and, where matplotlib is installed, pictures of ROC curve and calibration. They need a metric with a
-            histogram of scores, such as "auc".
+            curve. It needs a metric with a histogram of scores, such as "auc".
 
     Raises:
         ConfigurationError: an argument is invalid; at `setup`, tensorboardX is not installed or the
@@ -61,14 +55,11 @@ class TensorBoard(Logger):
         every: Every | int | None = None,
         hparams: Mapping[str, Any] | None = None,
         histograms: Every | int | None = None,
-        norms: Every | int | None = None,
         curves: bool = True,
     ) -> None:
         super().__init__(every, hparams)
         self.log_dir = None if log_dir is None else Path(log_dir)
         self.histograms = None if histograms is None else cadence("TensorBoard", histograms)
-        self.norms = None if norms is None else cadence("TensorBoard", norms)
-        self.gradient_norms = self.norms is not None
         self.curves = bool(curves)
         self._next_curves = 0.0
         self._curves_failed = False
@@ -84,10 +75,6 @@ class TensorBoard(Logger):
         self._events = EventFile(self.folder, step + 1 if step else None)
         if self.histograms is not None:
             self.histograms.start(trainer.state.progress)
-        self._norms_wanted = self.norms is not None
-        if self.norms is not None and trainer.run is not None:
-            self.norms.start(trainer.state.progress)
-            trainer.run.request_norms()
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -111,22 +98,6 @@ class TensorBoard(Logger):
         super().on_train_step_end(trainer)
         if self._is_open and self.histograms is not None and self.histograms.due(trainer.state.progress):
             self._add_histograms(trainer)
-        if self._is_open and self.norms is not None:
-            self._add_norms(trainer, self.norms)
-
-    def _add_norms(self, trainer: Trainer, every: Every) -> None:
-        """Write this call's norms, if computed; ask for the next ones when due."""
-        assert trainer.run is not None
-        if self._norms_wanted and trainer.state.outputs.chunk.num_steps:  # a call of micro-batches alone has no norms
-            self._norms_wanted = False
-            step, norms = trainer.state.progress.global_step, trainer.run.read_norms()
-            for index, kind in enumerate(("gradient_norm", "weight_norm")):
-                for name, both in norms.items():
-                    self._events.scalar(f"{kind}/{name}", both[index], step)
-                self._events.scalar(f"train/{kind}", math.hypot(*(both[index] for both in norms.values())), step)
-        if every.due(trainer.state.progress):
-            self._norms_wanted = True
-            trainer.run.request_norms()
 
     def on_eval_end(self, trainer: Trainer) -> None:
         super().on_eval_end(trainer)
@@ -164,11 +135,6 @@ class TensorBoard(Logger):
         for task, table in trainer.read_scores().items():
             name = f"{group}/{task}" if task else group
             self._events.add(_precision_recall(f"precision_recall/{name}", table), step)
-            if find_spec("matplotlib") is not None:
-                roc = score_pictures.roc_picture(table, f"ROC, step {step:,}")
-                self._events.picture(f"roc/{name}", roc, step)
-                calibration = score_pictures.calibration_picture(table, f"calibration, step {step:,}")
-                self._events.picture(f"calibration/{name}", calibration, step)
 
     def _add_histograms(self, trainer: Trainer) -> None:
         import numpy as np
@@ -180,8 +146,7 @@ class TensorBoard(Logger):
             values = parameter.asnumpy().astype(np.float64).ravel()
             if values.size and np.isfinite(values).all():
                 self._events.add(histogram(f"weights/{parameter.name}", values, bins="auto"), step)
-                if self.norms is None:
-                    self._events.scalar(f"weight_norm/{parameter.name}", float(np.linalg.norm(values)), step)
+                self._events.scalar(f"weight_norm/{parameter.name}", float(np.linalg.norm(values)), step)
 
     def flush(self) -> None:
         self._events.flush()
@@ -238,14 +203,6 @@ class EventFile:
         from tensorboardX.proto.summary_pb2 import Summary
 
         self.add(Summary(value=[Summary.Value(tag=name, simple_value=value)]), step, wall_time)
-
-    def picture(self, name: str, png: bytes, step: int) -> None:
-        """Add a picture; OSError as `scalar`."""
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        width, height = struct.unpack(">II", png[16:24])  # of the PNG's header
-        image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
-        self.add(Summary(value=[Summary.Value(tag=name, image=image)]), step)
 
     def add(self, summary: Any, step: int, wall_time: float | None = None) -> None:
         """Add a summary; `wall_time` in epoch seconds, None: now. OSError as `scalar`."""

@@ -51,8 +51,7 @@ def test_options_of_keras_and_lightning_mean_what_they_mean_there(fit, values, o
     assert trainer.state.progress.epoch == epochs
 
 
-def test_names_of_keras():
-    assert EarlyStopping("val_auc", restore_best_weights=True).restore_best
+def test_a_stream_has_no_epochs_to_start_from():
     with pytest.raises(ConfigurationError, match="which has no epochs"):
         EarlyStopping("window_auc", start_from_epoch=2)
 
@@ -158,52 +157,6 @@ def test_a_misspelt_name_with_a_mode_is_refused_before_training(fit, kind):
     ):
         fit(kind(monitor="val_los", mode="min"))
     assert fit.trainer.state.progress.global_step == 0
-
-
-SEVERAL = {"val_auc": 0.7, "val_loss": 0.3}
-MEASURED = [(0.5, 1.0), (0.6, 0.9), (0.7, 2.0), (0.62, 0.8), (0.61, 0.8), (0.6, 0.8)]  # auc, loss
-
-
-def feed_both():
-    iterator = iter(MEASURED)
-    replace = lambda trainer: trainer.state.metrics.update(zip(SEVERAL, next(iterator), strict=True))  # noqa: E731
-    return LambdaCallback(on_eval_end=replace)
-
-
-@pytest.mark.parametrize("kind", [EarlyStopping, ModelCheckpoint, ReduceLROnPlateau])
-def test_several_metrics_count_by_weight_and_direction(fit, tmp_path, caplog, kind):
-    """0.7 auc - 0.3 loss is 0.05, 0.15, -0.11, 0.194, 0.187, 0.18: the greatest is the fourth."""
-    options = {"dirpath": tmp_path, "keep_last": 1} if kind is ModelCheckpoint else {"patience": 2}
-    callback = kind(monitor=SEVERAL, **options)
-    with caplog.at_level("INFO"):
-        trainer = fit(feed_both(), callback, epochs=6)
-    steps = trainer.state.progress.global_step // 6
-    if kind is ModelCheckpoint:
-        assert callback.best_name == f"step_{4 * steps:08d}"
-    else:
-        assert (callback.best, callback.best_step) == (pytest.approx(0.194), 4 * steps)
-    assert "0.7 val_auc - 0.3 val_loss = 0.194 (val_auc 0.62, val_loss 0.8)" in caplog.text
-    if kind is EarlyStopping:
-        assert trainer.state.stop_reason.detail.startswith("0.7 val_auc - 0.3 val_loss has not improved in 2")
-
-
-@pytest.mark.parametrize(
-    ("monitor", "options", "message"),
-    [
-        ({}, {}, "mapping from names to weights"),
-        ({"val_auc": -1}, {}, "weight of 'val_auc'"),
-        ({"val_auc": 1, "loss": 1}, {}, "not measured at the same time"),
-        ({"val_auc": 1, "val_loss": 1}, {"mode": "max"}, "go with mode='auto'"),
-    ],
-)
-def test_mistakes_in_several_metrics_are_named(monitor, options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        EarlyStopping(monitor, **options)
-
-
-def test_one_of_several_metrics_that_is_not_produced_is_named(fit):
-    with pytest.raises(ConfigurationError, match=r"monitor='val_acu'.*did you mean 'val_auc'"):
-        fit(EarlyStopping({"val_loss": 1, "val_acu": 1}), epochs=1)
 
 
 def test_best_weights_of_a_network_with_tables_are_refused_before_training():

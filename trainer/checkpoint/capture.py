@@ -20,7 +20,7 @@ from ..errors import CheckpointError, TrainerError
 from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.shared_memory import overwrite
 from .ckpt_files import compare
-from .content import AVERAGES, NORMS, Content, Cursor
+from .content import AVERAGES, Content, Cursor
 from .parts import Parts
 from .snapshot import Snapshot
 
@@ -30,7 +30,7 @@ MODEL, OPTIMIZER, STEP = "model", "optimizer", "step"
 TABLES = "tables"  # name of the part that holds the sparse tables
 TABLES_GROUP = f"part.{TABLES}"
 ACCUMULATION = "window"  # group of gradients, in snapshots taken inside an accumulation
-NOT_OF_THE_STEP = (BEFORE, AVERAGES, NORMS)  # parameters of the step that snapshots leave out
+NOT_OF_THE_STEP = (BEFORE, AVERAGES)  # parameters of the step that snapshots leave out
 DROPOUT_COUNTER = "dropout_forwards"  # suffix of the counters of stateless dropout
 
 

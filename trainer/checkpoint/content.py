@@ -16,7 +16,6 @@ from callbacks import CallbackList
 from ..state import State, Stateful
 
 AVERAGES = "trainer.average."  # prefix of weight averages, which are a separate part
-NORMS = "trainer.norms."  # prefix of norms, which are no state of a run
 
 
 class Accumulation(Protocol):

@@ -47,7 +47,11 @@ class Model(Trainer):
             return verbs.fit(self, *args, **kwargs)
         return super().fit(*args, **kwargs)
 
-    predict = verbs.predict  # type: ignore[assignment]  # with the arguments of mindspore.Model
+    def predict(  # type: ignore[override]  # with the arguments of mindspore.Model
+        self, *predict_data: Any, backend: str | None = None, config: Any = None
+    ) -> Any:
+        """Apply the network to Tensors, as `mindspore.Model.predict` does."""
+        return verbs.predict(self, *predict_data, backend=backend, config=config)
 
     @staticmethod
     def make_metrics(metrics: Any, tasks: Sequence[str]) -> dict[str, Any]:

@@ -15,45 +15,100 @@ from .. import checks
 from ..cadence import Every
 from ..errors import ConfigurationError
 from ..run import training
+from ..run.inference import evaluate
 from ..run.inference import predict as trainer_predict
+from ..run.trainer_base import TrainerBase
 from . import keywords
 
 if TYPE_CHECKING:
     from callbacks import History
 
-    from ..run.trainer_base import TrainerBase
-
 logger = logging.getLogger(__name__)
 
 
-def train(
-    trainer: TrainerBase,
-    epoch: int,
-    train_dataset: Any,
-    callbacks: Any = None,
-    dataset_sink_mode: bool = False,
-    sink_size: int = -1,
-    initial_epoch: int = 0,
-) -> History:
-    """Train up to `epoch` without validation, as `mindspore.Model.train` does."""
-    return fit(trainer, epoch, train_dataset, None, 1, callbacks, dataset_sink_mode, False, sink_size, initial_epoch)
+class MindSporeVerbs(TrainerBase):
+    """The verbs and attributes of `mindspore.Model` that a `Trainer` has beside its own."""
 
+    def train(
+        self,
+        epoch: int,
+        train_dataset: Any,
+        callbacks: Any = None,
+        dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+    ) -> History:
+        """Train up to `epoch` without validation, as `mindspore.Model.train` does."""
+        return fit(self, epoch, train_dataset, None, 1, callbacks, dataset_sink_mode, False, sink_size, initial_epoch)
 
-def evaluate(
-    trainer: Any, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False
-) -> dict[str, Any]:
-    """Evaluate as `mindspore.Model.eval` does, metrics in their order.
+    def eval(self, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False) -> dict[str, Any]:
+        """Evaluate as `mindspore.Model.eval` does, metrics in their order.
 
-    Raises:
-        ConfigurationError: the trainer has no metrics.
-        TypeError: `dataset_sink_mode` is no bool.
-    """
-    checks.boolean("dataset_sink_mode", dataset_sink_mode)
-    if not trainer.metrics:
-        raise ConfigurationError("eval: needs metrics, and the trainer has none; evaluate() returns the loss")
-    trainer.evaluate(valid_dataset, callbacks)
-    evaluation = trainer.state.evaluation
-    return {} if evaluation is None else dict(evaluation.values)
+        Raises:
+            ConfigurationError: the trainer has no metrics.
+            TypeError: `dataset_sink_mode` is no bool.
+        """
+        checks.boolean("dataset_sink_mode", dataset_sink_mode)
+        if not self.metrics:
+            raise ConfigurationError("eval: needs metrics, and the trainer has none; evaluate() returns the loss")
+        evaluate(self, valid_dataset, callbacks, None, None)
+        evaluation = self.state.evaluation
+        return {} if evaluation is None else dict(evaluation.values)
+
+    def build(
+        self,
+        train_dataset: Any = None,
+        valid_dataset: Any = None,
+        sink_size: int = -1,
+        epoch: int = 1,
+        sink_mode: bool = True,
+    ) -> None:
+        """Compile the training program; evaluation is compiled when first used."""
+        if train_dataset is not None:
+            training.compile_program(self, train_dataset, None, checks.steps_per_call(sink_mode, sink_size), None)
+
+    def infer_train_layout(self, *data: Any, **options: Any) -> None:
+        """Refuse: layouts belong to MindSpore's automatic parallelism.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "infer_train_layout and infer_predict_layout are for MindSpore's automatic parallelism "
+            "(semi_auto_parallel, auto_parallel); this trainer runs replicas: see trainer launch"
+        )
+
+    infer_predict_layout = infer_train_layout
+
+    @property
+    def train_network(self) -> nn.Cell:
+        """The training cell of network, loss and optimizer, made once, or the user's own."""
+        trainer: Any = self
+        return self.network if self.optimizer is None else self._made_once("train", lambda: TrainNetwork(trainer))
+
+    @property
+    def eval_network(self) -> nn.Cell | None:
+        """The evaluation cell: the given one, or with metrics one of network and loss."""
+        given = self.own_eval_network
+        if given is not None or not self.metrics or self.loss_fn is None:
+            return given
+        cast = self.precision.level in ("O2", "O3", "auto")
+        return self._made_once("eval", lambda: nn.WithEvalCell(self.network, self.loss_fn, cast))
+
+    @eval_network.setter
+    def eval_network(self, cell: nn.Cell | None) -> None:
+        self.use_eval_network(cell)
+
+    @property
+    def predict_network(self) -> nn.Cell:
+        """The network."""
+        return self.network
+
+    def _made_once(self, name: str, make: Callable[[], nn.Cell]) -> nn.Cell:
+        cells = vars(self).setdefault("_cells_of_mindspore", {})
+        if name not in cells:
+            cells[name] = make()
+        return cells[name]
 
 
 def predict(trainer: TrainerBase, *predict_data: Any, backend: str | None = None, config: Any = None) -> Any:
@@ -80,57 +135,6 @@ def _tensors(outputs: Any) -> Any:
     if isinstance(outputs, dict):
         return {name: _tensors(output) for name, output in outputs.items()}
     return tuple(map(_tensors, outputs)) if isinstance(outputs, tuple) else Tensor(outputs)
-
-
-def build(
-    trainer: Any,
-    train_dataset: Any = None,
-    valid_dataset: Any = None,
-    sink_size: int = -1,
-    epoch: int = 1,
-    sink_mode: bool = True,
-) -> None:
-    """Compile the training program; evaluation is compiled when first used."""
-    if train_dataset is not None:
-        trainer.compile(train_dataset, dataset_sink_mode=sink_mode, sink_size=sink_size)
-
-
-def no_layout(trainer: TrainerBase, *data: Any, **options: Any) -> None:
-    """Refuse: layouts belong to MindSpore's automatic parallelism.
-
-    Raises:
-        ConfigurationError: always.
-    """
-    raise ConfigurationError(
-        "infer_train_layout and infer_predict_layout are for MindSpore's automatic parallelism (semi_auto_parallel, "
-        "auto_parallel); this trainer runs replicas: see trainer launch"
-    )
-
-
-def train_network(trainer: Any) -> nn.Cell:
-    """The training cell of network, loss and optimizer, made once, or the user's own."""
-    return trainer.network if trainer.optimizer is None else _made_once(trainer, "train", lambda: TrainNetwork(trainer))
-
-
-def eval_network(trainer: TrainerBase) -> nn.Cell | None:
-    """The evaluation cell: the given one, or with metrics one of network and loss."""
-    given = trainer.own_eval_network
-    if given is not None or not trainer.metrics or trainer.loss_fn is None:
-        return given
-    cast = trainer.precision.level in ("O2", "O3", "auto")
-    return _made_once(trainer, "eval", lambda: nn.WithEvalCell(trainer.network, trainer.loss_fn, cast))
-
-
-def _made_once(trainer: TrainerBase, name: str, make: Callable[[], nn.Cell]) -> nn.Cell:
-    cells = vars(trainer).setdefault("_cells_of_mindspore", {})
-    if name not in cells:
-        cells[name] = make()
-    return cells[name]
-
-
-def predict_network(trainer: TrainerBase) -> nn.Cell:
-    """The network."""
-    return trainer.network
 
 
 @keywords.translated("batch_size", "shuffle", "sharded", "max_steps", "max_time", "resume")

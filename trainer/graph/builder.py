@@ -45,7 +45,6 @@ from .graph_call import (
 from .inference_programs import InferencePrograms
 from .labels import CLASSES, ClassRange
 from .multi_task import MultiTaskLoss
-from .norms import NormRecorder
 from .padded_programs import PaddedPrograms, modes_put_back
 from .program import StepOptions, TrainStep
 from .roles import LossColumns
@@ -72,7 +71,6 @@ class StepBuilder:
     tables: SparseTables | None = None
     step: TrainStep | CustomStep | None = None
     average: WeightAverage | None = None
-    norms: NormRecorder | None = None
     _step_options: StepOptions | None = None
     _cells: dict[int, nn.Cell] = field(default_factory=dict)  # our own cells that have programs, by id
     _frozen: dict[int, TrainStep] = field(default_factory=dict)
@@ -126,16 +124,14 @@ class StepBuilder:
         if self.optimizer is None:
             if self.loss_fn is not None:
                 raise ConfigurationError("fit: the loss_fn was given without an optimizer; pass optimizer= as well")
-            if options.norms or options.average is not None:
-                norms = "norms of gradients are computed between the gradient and the optimizer"
-                averages = "EMA and SWA average after the optimizer's update"
+            if options.average is not None:
                 raise ConfigurationError(
-                    f"{norms if options.norms else averages}, and the network is a whole training step; give Trainer "
-                    "the inner network, its loss and its optimizer"
+                    "EMA and SWA average after the optimizer's update, and the network is a whole training step; give "
+                    "Trainer the inner network, its loss and its optimizer"
                 )
             self.step = CustomStep(self.network, options.exchange)
         else:
-            self._use_recorders(options)
+            self._use_average(options)
             claim_training(self)
             self.step = self.make_step(self.forward, self.optimizer, options, tables=self.tables)
             if isinstance(previous, TrainStep):
@@ -149,13 +145,12 @@ class StepBuilder:
         self._sunk.clear()
         return self.step
 
-    def _use_recorders(self, options: StepOptions) -> None:
-        """Create or drop the averages and norms; averages with the same rule continue."""
-        if self.boost.freezing is not None and (options.norms or options.average is not None):
-            averages = "EMA and SWA average all weights after each update"
+    def _use_average(self, options: StepOptions) -> None:
+        """Create or drop the averages; those with the same rule continue."""
+        if self.boost.freezing is not None and options.average is not None:
             raise ConfigurationError(
-                f"{'norms are those of all gradients' if options.average is None else averages}, and boost freezes "
-                "some; use boost_config={'gradient_freezing': False}"
+                "EMA and SWA average all weights after each update, and boost freezes some; use "
+                "boost_config={'gradient_freezing': False}"
             )
         if options.average is None:
             self.average = None
@@ -163,10 +158,6 @@ class StepBuilder:
             statistics = [p for p in moving_statistics(self.network) if str(p.dtype).startswith("Float")]
             weights = {id(p): p for p in (*self.optimizer.parameters, *statistics)}
             self.average = WeightAverage(list(weights.values()), options.average)
-        if not options.norms:
-            self.norms = None
-        elif self.norms is None:
-            self.norms = NormRecorder(self.optimizer.parameters)
 
     def _continue_counting(self, previous: TrainStep, step: TrainStep) -> None:
         """Let `step` continue the counters of `previous`; make its bad steps absolute."""
@@ -187,9 +178,7 @@ class StepBuilder:
         """Return a step that trains the parameters of `optimizer` on `forward`."""
         statistics = moving_statistics(self.network)
         with self.making():
-            return TrainStep(
-                forward, optimizer, optimizer.parameters, options, statistics, tables, self.average, self.norms
-            )
+            return TrainStep(forward, optimizer, optimizer.parameters, options, statistics, tables, self.average)
 
     def make_call(self, cell: nn.Cell) -> Call:
         """Return a callable that runs `cell`, compiled or operator by operator."""

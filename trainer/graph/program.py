@@ -27,7 +27,6 @@ from mindspore import dtype as mstype
 from .averaging import AverageRule, WeightAverage
 from .denominators import COUNTED, ONE, ROWS
 from .forward import kept_output
-from .norms import NormRecorder
 from .precision import AllFinite, FiniteNorm
 
 RECORDED_BAD_STEPS = 16
@@ -51,7 +50,6 @@ class StepOptions:
     exchange: Callable[..., nn.Cell] | None = None
     keep_predictions: bool = False  # also return the network's output of the training forward
     average: AverageRule | None = None
-    norms: bool = False  # whether norms of gradients and weights can be requested
     output: int = 0  # which of several outputs is kept; -1: all of them side by side, float32 [B, values]
 
 
@@ -71,7 +69,6 @@ class TrainStep(nn.Cell):
         buffers: Sequence[Parameter] = (),  # moving statistics, restored when an update is skipped
         tables: nn.Cell | None = None,  # `trainer.embedding.layers.network_tables.SparseTables`
         average: WeightAverage | None = None,
-        norms: NormRecorder | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.forward = forward
@@ -90,7 +87,6 @@ class TrainStep(nn.Cell):
         self.optimizer_scale = float(getattr(optimizer, "loss_scale", 1.0)) if options.scaler is not None else 1.0
         self.tables = tables
         self.average = average
-        self.norms = norms
         self.table_inputs = tables.input_count if tables is not None else 0
         self.by_owner = tables is not None and tables.by_owner
         self.gathers_gradients = tables is not None and tables.has_readers
@@ -312,8 +308,6 @@ class TrainStep(nn.Cell):
             gradients = self.scaler.unscale(gradients)
         if self.transform is not None:
             gradients = self.transform(gradients[: self.dense]) + gradients[self.dense :]
-        if self.norms is not None:
-            self.norms(gradients)
         if not self.guard:
             self._apply(gradients, table_rows)
             return

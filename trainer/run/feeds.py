@@ -69,7 +69,6 @@ def run_options(
         guard=bool(policies),
         halt="terminate" in policies,
         average=AverageRule(**rules[0]) if rules else None,
-        norms=any(callback.gradient_norms for callback in callbacks),
         keep_predictions=keep_predictions,
         output=output,
     )

@@ -38,18 +38,15 @@ def check_monitors(
     `validated` are the metrics that a validation set would add.
     """
     for callback in callbacks:
-        if callback.monitor is None:
+        monitor = callback.monitor
+        if monitor is None:
             continue
-        monitored: dict[str, Direction] = {}
-        for monitor in (callback.monitor,) if isinstance(callback.monitor, str) else callback.monitor:
-            base = re.sub(r"_\d+$", "", monitor)  # the value of one label or class
-            if monitor in produced or base in produced:
-                monitored[monitor] = produced.get(monitor, produced.get(base))
-                continue
+        base = re.sub(r"_\d+$", "", monitor)  # the value of one label or class
+        if monitor not in produced and base not in produced:
             missing = "; it comes from validation, and no valid_dataset was given"
             hint = missing if monitor in validated else did_you_mean(monitor, produced)
             raise ConfigurationError(
                 f"{type(callback).__name__}(monitor={monitor!r}): no metric of that name is produced; "
                 f"available are {', '.join(produced)}{hint}"
             )
-        callback.use_directions(monitored)
+        callback.use_direction(produced.get(monitor, produced.get(base)))

@@ -103,19 +103,6 @@ class Run:
         times = self.feed.times
         return {"reading": times.read, "preparing": times.prepared, "preparing ahead": times.prepared_ahead}
 
-    def request_norms(self) -> None:
-        """Compute gradient and weight norms in the next call."""
-        if self.trainer.builder.norms is not None:
-            self.trainer.builder.norms.request()
-
-    def read_norms(self) -> dict[str, tuple[float, float]]:
-        """Return (2-norm of the gradient before clipping, of the weight) by parameter.
-
-        They are those of the latest step with `request_norms`. Copies two numbers per parameter to the host.
-        """
-        norms = self.trainer.builder.norms
-        return {} if norms is None else norms.read()
-
     def profile_operators(self) -> OperatorProfile | None:
         """Start to time every operator; None if MindSpore cannot now."""
         return OperatorProfile.begin()

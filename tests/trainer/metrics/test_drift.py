@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 
 from trainer.errors import ConfigurationError
-from trainer.metrics.drift import Adwin, PageHinkley
+from trainer.metrics.drift import PageHinkley
 
 CHANGE = 100
 
@@ -33,43 +33,11 @@ def losses():
     return losses
 
 
-@pytest.mark.parametrize("make", [lambda: PageHinkley(threshold=0.5, delta=0.02), Adwin])
-def test_a_swap_of_labels_is_found_and_nothing_before_it(losses, make):
-    detector = make()
+def test_a_swap_of_labels_is_found_and_nothing_before_it(losses):
+    detector = PageHinkley(threshold=0.5, delta=0.02)
     fired = [place for place, loss in enumerate(losses) if detector.update(loss)]
     assert fired
     assert CHANGE <= fired[0] <= CHANGE + 10
-
-
-def test_adwin_follows_the_mean_and_forgets_the_old_one():
-    generator, detector = np.random.default_rng(0), Adwin()
-    values = generator.normal(0.3, 0.1, 3000)
-    assert not any([detector.update(value) for value in values])  # noqa: C419 every value must be taken
-    assert detector.width == 3000
-    assert detector.mean == pytest.approx(values.mean(), rel=1e-12)
-    assert detector.variance == pytest.approx(values.var(), rel=1e-9)
-    assert sum(map(len, detector.state_dict()["levels"])) < 60
-    fired = [detector.update(value) for value in generator.normal(0.5, 0.1, 1000)]
-    assert 0 < fired.index(True) < 60
-    assert detector.mean == pytest.approx(0.5, abs=0.02)
-    assert detector.width <= 1100
-
-
-def test_adwin_takes_a_fall_for_drift_only_when_asked():
-    generator = np.random.default_rng(1)
-    values = [*generator.normal(0.7, 0.1, 500), *generator.normal(0.3, 0.1, 500)]
-    quiet, loud = Adwin(), Adwin(rise_only=False)
-    assert sum(quiet.update(value) for value in values) == 0
-    assert sum(loud.update(value) for value in values) > 0
-    assert quiet.mean == loud.mean == pytest.approx(0.3, abs=0.02)
-
-
-def test_adwin_scale_makes_units_irrelevant():
-    generator = np.random.default_rng(2)
-    values = [*generator.normal(0.3, 0.1, 300), *generator.normal(0.6, 0.1, 300)]
-    unit, large = Adwin(), Adwin(scale=1024.0)
-    assert [unit.update(value) for value in values] == [large.update(1024.0 * value) for value in values]
-    assert large.mean == 1024.0 * unit.mean
 
 
 def test_page_hinkley_ignores_a_falling_loss_and_what_is_not_finite():
@@ -87,13 +55,12 @@ def test_page_hinkley_ignores_a_falling_loss_and_what_is_not_finite():
 @settings(deadline=None, max_examples=30)
 def test_a_restart_changes_no_decision(values, data):
     stop = data.draw(st.integers(0, len(values)))
-    for make in (lambda: PageHinkley(threshold=0.3), lambda: Adwin(delta=0.3)):
-        whole, first, second = make(), make(), make()
-        expected = [whole.update(value) for value in values]
-        fired = [first.update(value) for value in values[:stop]]
-        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        assert fired + [second.update(value) for value in values[stop:]] == expected
-        assert second.state_dict() == whole.state_dict()
+    whole, first, second = (PageHinkley(threshold=0.3) for _ in range(3))
+    expected = [whole.update(value) for value in values]
+    fired = [first.update(value) for value in values[:stop]]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert fired + [second.update(value) for value in values[stop:]] == expected
+    assert second.state_dict() == whole.state_dict()
 
 
 @pytest.mark.parametrize(
@@ -102,8 +69,6 @@ def test_a_restart_changes_no_decision(values, data):
         (lambda: PageHinkley(threshold=0), "threshold takes a number > 0; received 0"),
         (lambda: PageHinkley(delta=-1), "delta takes a number >= 0"),
         (lambda: PageHinkley(min_values=0), "min_values takes a whole number >= 1"),
-        (lambda: Adwin(delta=2), r"delta takes a number in \(0, 1\); received 2"),
-        (lambda: Adwin(scale="1"), "scale takes a number > 0; received '1'"),
     ],
 )
 def test_options_out_of_range_are_refused(make, message):

@@ -159,16 +159,12 @@ def _train_in(
 def _without_validation(callback: Any) -> list[Any]:
     """Return what is left of a callback for a stream, which is not validated."""
     monitor = getattr(callback, "monitor", None)  # MindSpore's own callbacks have none, or one of theirs
-    if not isinstance(callback, Callback) or not any(name.startswith("val_") for name in _names(monitor)):
+    if not isinstance(callback, Callback) or not (monitor or "").startswith("val_"):
         return [callback]
     left = callback.without_monitor()
     what = "is left out" if left is None else "ranks nothing"
     logger.info("%s(monitor=%r) %s: a stream has no validation", type(callback).__name__, monitor, what)
     return [] if left is None else [left]
-
-
-def _names(monitor: str | Mapping[str, float] | None) -> tuple[str, ...]:
-    return (monitor,) if isinstance(monitor, str) else tuple(monitor or ())
 
 
 def _drift(experiment: Experiment, split: str) -> dict[str, float]:
