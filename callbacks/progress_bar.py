@@ -27,6 +27,7 @@ from .output import (
 LEAST_SHOWN_WAIT = 0.1
 LEAST_BAR = 4  # columns
 NOTEBOOK_COLUMNS = 120
+LINE_COLUMNS = 80  # of a log, if its metrics leave room
 LEAST_COLUMNS_FOR_WORDS = 60  # below, "epoch 2/5" is "2/5"
 # The window metrics most informative on one line.
 _SHOWN = ("window_auc", "lifetime_auc", "window_log_loss", "window_loss", "window_calibration", "lag", "staleness")
@@ -250,8 +251,11 @@ class ProgressBar(Callback):
 
     def _line(self, trainer: Trainer) -> None:
         loss, steps = trainer.state.train_loss, trainer.state.progress.global_step - self._first_step
-        parts = self._parts(trainer, {} if loss is None or self._online else {"loss": loss})
-        say(f"{self._title(trainer)}: {steps} steps, {SEPARATOR.join(text for _, text in parts)}", self._stream)
+        title = f"{self._title(trainer)}: "
+        parts = [(4, f"{steps} steps"), *self._parts(trainer, {} if loss is None or self._online else {"loss": loss})]
+        parts = [(0 if rank in (1, 3) else rank, text) for rank, text in parts]  # a log has the loss and every metric
+        least = len(SEPARATOR.join(text for rank, text in parts if rank == 0))
+        say(title + fit_parts(parts, max(LINE_COLUMNS - len(title), least)), self._stream)
 
 
 def _main_metric(monitored: str | None, values: Mapping[str, float]) -> str | None:

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser.add_argument("--version", action="version", version=f"mindspore-trainer {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    parsers = {name: commands.add_parser(name, help=text, description=text) for name, (_, text) in _COMMANDS.items()}
+    parsers = {name: _command_parser(commands, name) for name in _COMMANDS}
     for name in ("fit", "online"):
         parsers[name].add_argument("config", metavar="CONFIG", nargs="?", help="experiment file (YAML)")
         parsers[name].add_argument(
@@ -106,6 +106,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _command_parser(commands: Any, name: str) -> argparse.ArgumentParser:
+    _, text, examples = _COMMANDS[name]
+    shown = "\n".join(f"  trainer {name} {example}".rstrip() for example in examples)
+    kind = argparse.RawDescriptionHelpFormatter
+    return commands.add_parser(name, help=text, description=text, epilog=f"examples:\n{shown}", formatter_class=kind)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     if argv is None:
@@ -146,19 +153,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _BY_TASK = {
-    "begin": ("init", "models", "features", "check", "schema"),
+    "begin": ("init", "models", "schema"),
     "train": ("fit", "online", "launch", "sweep"),
-    "look": ("runs", "compare", "report", "watch", "evaluate"),
-    "use": ("predict", "serve", "versions", "export"),
+    "look": ("runs", "compare", "report", "watch", "evaluate", "features"),
+    "serve": ("predict", "serve", "versions", "export"),
+    "check": ("check", "doctor"),
 }
 
 
 def _overview() -> str:
     """Return the commands by task, each with a line of help."""
-    grouped = dict(_BY_TASK)
-    grouped["help"] = tuple(name for name in _COMMANDS if not any(name in names for names in _BY_TASK.values()))
     lines = ["usage: trainer COMMAND ...; `trainer COMMAND --help` shows its options"]
-    for task, names in grouped.items():
+    for task, names in _BY_TASK.items():
         lines += ["", f"{task}:", *(f"  {name:<10} {_COMMANDS[name][1]}" for name in names)]
     return "\n".join(lines)
 
@@ -324,33 +330,98 @@ def _doctor(args: argparse.Namespace) -> int:
     return 1 if any(finding.state == doctor_command.WRONG for finding in findings) else 0
 
 
-# name: (handler, help); a handler returns the exit code, or None for 0
-_COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int | None], str]] = {
-    "init": (table_commands.init, "write a first configuration for a table, from a look at its columns"),
-    "fit": (_train, "train on data.train, validate on data.valid, evaluate on data.test"),
-    "online": (_train, "train on data.stream"),
-    "evaluate": (_evaluate, "evaluate a trained network on data.test (or --split)"),
-    "predict": (_predict, "write predictions for data.test (or --split)"),
-    "export": (_export, "write a run's snapshot for other programs: ONNX, MindIR, tables, features"),
+# name: (handler, help, two examples); a handler returns the exit code, or None for 0
+_COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int | None], str, tuple[str, str]]] = {
+    "init": (
+        table_commands.init,
+        "write a first configuration for a table",
+        ("visits.csv", "deepfm visits.parquet --label click"),
+    ),
+    "fit": (
+        _train,
+        "train on data.train, validate on data.valid, test on data.test",
+        ("visits.yaml --set fit.epochs=3", "--resume runs/visits"),
+    ),
+    "online": (
+        _train,
+        "train on data.stream; each row is scored before it is learned",
+        ("visits.yaml --set init_from=runs/visits", "visits.yaml --resume auto"),
+    ),
+    "evaluate": (
+        _evaluate,
+        "evaluate a trained network on data.test (or --split)",
+        ("visits.yaml", "runs/visits --data newer.csv"),
+    ),
+    "predict": (
+        _predict,
+        "write predictions for data.test, or for a file",
+        ("visits.yaml --data new.csv --output answers.csv", "runs/visits --split valid"),
+    ),
+    "export": (
+        _export,
+        "write a snapshot for other programs: ONNX, MindIR, tables",
+        ("runs/visits", "visits.yaml --checkpoint best"),
+    ),
     "features": (
         table_commands.features,
-        "show declared features: the first rows, statistics of the columns, drift since a run",
+        "show declared features: first rows, statistics, drift",
+        ("visits.yaml", "runs/visits"),
     ),
-    "launch": (launch_command.run, "start a command or a Python script as several processes that train together"),
-    "check": (_check, "report all problems of a configuration; runs nothing"),
-    "schema": (table_commands.schema, "print a JSON schema of experiments, for editors"),
-    "runs": (_runs, "list the runs below a folder: state, best metric, time, size"),
-    "compare": (_compare, "show runs side by side: differences of configuration, final metrics"),
-    "sweep": (sweep_command.run, "train an experiment with many values: a grid, random draws, or Optuna"),
+    "launch": (
+        launch_command.run,
+        "start a command or script as processes that train together",
+        ("-n 4 fit visits.yaml", "-n 2 python train.py"),
+    ),
+    "check": (
+        _check,
+        "report all problems of a configuration; runs nothing",
+        ("visits.yaml", "visits.yaml --set trainer.amp_level=O2"),
+    ),
+    "schema": (
+        table_commands.schema,
+        "print a JSON schema of experiments, for editors",
+        ("", "--output experiment.schema.json"),
+    ),
+    "runs": (_runs, "list runs: state, best metric, time, size", ("", "elsewhere/runs")),
+    "compare": (
+        _compare,
+        "show runs side by side: configuration, final metrics",
+        ("runs/visits runs/visits-2", "runs/one runs/two runs/three"),
+    ),
+    "sweep": (
+        sweep_command.run,
+        "train with many values: a grid, random draws, or Optuna",
+        (
+            "visits.yaml --vary network.dim=8,16 --monitor val_auc",
+            "--resume sweeps/visits",
+        ),
+    ),
     "report": (
         report_command.report,
-        "write one HTML page about runs: curves, windows, calibration, tables, configuration",
+        "write one HTML page about runs: result, curves, windows, tables",
+        ("runs/visits", "runs/visits runs/visits-2 --output both.html"),
     ),
-    "watch": (report_command.watch, "show that page in a browser during the runs"),
-    "models": (_models, "list the networks of trainer.models with their papers and options"),
-    "versions": (versions_command.run, "list, pin, roll back and promote the versions of a published model"),
-    "serve": (serve_command.run, "answer over HTTP from a published model, while it is trained"),
-    "doctor": (_doctor, "check this machine and installation for problems that would prevent a run"),
+    "watch": (
+        report_command.watch,
+        "show that page in a browser during the runs",
+        ("runs/visits", "runs/visits --every 2"),
+    ),
+    "models": (_models, "list the networks of trainer.models with their options", ("", "--verbose")),
+    "versions": (
+        versions_command.run,
+        "list, pin, roll back and promote published versions",
+        ("runs/visits", "runs/visits roll-back 812"),
+    ),
+    "serve": (
+        serve_command.run,
+        "answer over HTTP from a published model, while it is trained",
+        ("runs/visits --port 8080", "published/visits --wait"),
+    ),
+    "doctor": (
+        _doctor,
+        "check this machine and installation",
+        ("", "--device gpu --report gpu.md"),
+    ),
 }
 
 

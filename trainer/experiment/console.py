@@ -101,6 +101,7 @@ def print_results(finished: Run) -> None:
     """Print the last and best metrics of a finished run, and its files."""
     from callbacks.output import shown_once
 
+    from ..storage.fetch import PUBLISHED
     from .runs.compare import duration, number, table
 
     metrics = finished.metrics
@@ -119,6 +120,8 @@ def print_results(finished: Run) -> None:
         snapshot = Path(snapshot).relative_to(Path.cwd()) if metrics["snapshot"] else snapshot
     print(f"snapshot {snapshot}")
     print(f"run folder {finished.path}")
+    verbs = ["report"] + ["serve"] * (finished.path / PUBLISHED).is_dir()
+    print(f"next: {', or '.join(f'trainer {verb} {finished.path}' for verb in verbs)}")
 
 
 class RecordedOutput:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -125,6 +126,7 @@ def test_a_csv_is_trained_on_from_init_to_answers(folder, tmp_path, monkeypatch,
     assert main(fit) == 0, capsys.readouterr()
     shown = "".join(capsys.readouterr())
     assert "val_log_loss" in shown
+    assert "next: trainer report runs/my_visits, or trainer serve runs/my_visits" in shown
     for line in ("val_loss", "test_loss", "sparse tables", "sink mode", "programs compiled"):  # repeated, or internal
         assert line not in shown
     for command in (
@@ -219,7 +221,26 @@ def test_without_a_command_all_commands_are_listed_by_task(capsys):
     assert sorted(listed) == sorted(accepted.strip().split(", "))
     assert main(["export", "x.yaml", "--format", "onnx"]) == 2
     assert "did you mean" not in capsys.readouterr().err
-    assert shown.index("begin:") < shown.index("train:") < shown.index("use:")
+    tasks = [line for line in shown.splitlines() if line.endswith(":")]
+    assert tasks == ["begin:", "train:", "look:", "serve:", "check:"]
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_each_help_ends_with_two_examples_that_the_command_takes(capsys, tmp_path, monkeypatch):
+    """Without their files each example fails as late as a missing file or run can be found, or is done."""
+    monkeypatch.chdir(tmp_path)
+    assert main([]) == 2
+    commands = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    for command in commands:
+        assert main([command, "--help"]) == 0
+        first, *examples = capsys.readouterr().out.strip().splitlines()[-3:]
+        assert first == "examples:"
+        for example in examples:
+            program, *words = shlex.split(example)
+            assert (program, words[0]) == ("trainer", command)
+            if command not in ("launch", "watch", "serve", "doctor"):  # these begin at once
+                main(words)
+                assert "usage:" not in capsys.readouterr().err, example
 
 
 def test_few_times_divide_no_rows_and_numbers_that_count_rows_are_no_features(tmp_path):

@@ -25,8 +25,8 @@ _ACTIONS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add = parser.add_argument
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "actions:\n" + "\n".join(f"  {name:10} {text}" for name, text in _ACTIONS.items())
+    actions = "\n".join(f"  {name:10} {text}" for name, text in _ACTIONS.items())
+    parser.epilog = f"actions:\n{actions}\n\n{parser.epilog}"
     add("folder", metavar="RUN_OR_PUBLISHED", help="run folder, or folder that Publish writes to")
     add("action", metavar="ACTION", nargs="?", default="list", help="see below; default: list")
     add("version", metavar="VERSION", nargs="?", type=int, help="its number")
