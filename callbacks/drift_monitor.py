@@ -1,17 +1,17 @@
-"""`DriftMonitor`: detects and answers drift of a window metric or a feature."""
+"""`DriftMonitor`: reports drift of a window metric or a feature."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-from trainer.checks import function, nonempty_text, number, refuse, whole
+from trainer.checks import nonempty_text, number, refuse, whole
 from trainer.errors import ConfigurationError
 
 from .callback import Callback, Trainer
-from .watched import is_window_name, require_settable_rate, window_value
+from .watched import is_window_name, window_value
 
 logger = logging.getLogger(__name__)
 
@@ -52,33 +52,25 @@ class RisesAbove:
 class DriftMonitor(Callback):
     """Feeds a metric of every closed window to a detector of drift.
 
-    When the detector fires, `on_drift` is called. With `feature`, the metric is "drift_<feature>": the population
-    stability index of that declared feature's raw values in the window, compared with the rows that the features
-    learned from, or with the first window if they learned from none. Below 0.1 a column is usually called unchanged,
-    above 0.25 changed.
+    When the detector fires, the hook `on_drift` of every callback is called, and may set `trainer.learning_rate`. With
+    `feature`, the metric is "drift_<feature>": the population stability index of that declared feature's raw values in
+    the window, compared with the rows that the features learned from, or with the first window if they learned from
+    none. Below 0.1 a column is usually called unchanged, above 0.25 changed.
 
     Args:
         detector: what decides, `update(value) -> bool`; None, with `feature`: `RisesAbove(0.25)`.
         key: any value of a closed window: "window_log_loss" (or "log_loss"), "decayed_rmse", "lifetime_auc", "lag".
             None: "window_log_loss", or the drift of `feature`.
-        on_drift: function of the trainer, called at the event besides other callbacks' hooks, or None.
-        lr_factor: what the learning rate is multiplied by after a change, or None to leave it.
-        lr_windows: windows after which the rate is divided by `lr_factor` again; a change in between restarts the
-            count; the rate is not multiplied again.
         feature: name of a declared feature (`trainer.features.Features`) whose values are compared, in place of `key`.
 
     Raises:
-        ConfigurationError: an argument is invalid; before training, there is no such feature; at `setup`, `lr_factor`
-            is given but the learning rate cannot be set.
+        ConfigurationError: an argument is invalid; before training, there is no such feature.
     """
 
     def __init__(
         self,
         detector: Detector | None = None,
         key: str | None = None,
-        on_drift: Callable[[Any], Any] | None = None,
-        lr_factor: float | None = None,
-        lr_windows: int = 10,
         feature: str | None = None,
     ) -> None:
         if feature is not None:
@@ -93,32 +85,15 @@ class DriftMonitor(Callback):
             refuse("DriftMonitor(detector=...)", "an object with update(value) -> bool", detector)
         self.detector, self.key = detector, nonempty_text("DriftMonitor(key=...)", key, "the name of a window metric")
         self.monitor = key if is_window_name(key) else f"window_{key}"
-        self.lr_factor = number("DriftMonitor(lr_factor=...)", lr_factor, above=0, optional=True)
-        self.lr_windows = whole("DriftMonitor(lr_windows=...)", lr_windows, 1)
-        if function("DriftMonitor(on_drift=...)", on_drift) is not None:
-            self.on_drift = on_drift  # type: ignore[method-assign, assignment]
         self.count = 0
-        self._windows_left = 0
-
-    def setup(self, trainer: Trainer) -> None:
-        if self.lr_factor is not None:
-            require_settable_rate("DriftMonitor(lr_factor=...)", trainer)
 
     def on_window_end(self, trainer: Trainer) -> None:
-        if self._windows_left:
-            self._windows_left -= 1
-            if not self._windows_left:
-                trainer.learning_rate = trainer.learning_rate / self.lr_factor
         value = window_value(trainer.state.window, self.key)
         if value is None or math.isnan(value) or not self.detector.update(value):
             return
         self.count += 1
         progress = trainer.state.progress
         logger.warning("drift: %s = %.6g at step %d (change %d)", self.key, value, progress.global_step, self.count)
-        if self.lr_factor is not None:
-            if not self._windows_left:
-                trainer.learning_rate = trainer.learning_rate * self.lr_factor
-            self._windows_left = self.lr_windows
         trainer.report_drift(
             {
                 "detector": type(self.detector).__name__,
@@ -133,11 +108,10 @@ class DriftMonitor(Callback):
     def state_dict(self) -> dict[str, Any]:
         save = getattr(self.detector, "state_dict", None)
         detector = save() if callable(save) else None
-        return {"count": self.count, "windows_left": self._windows_left, "detector": detector}
+        return {"count": self.count, "detector": detector}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.count = whole("count", state["count"], 0)
-        self._windows_left = whole("windows_left", state["windows_left"], 0)
         load = getattr(self.detector, "load_state_dict", None)
         if state["detector"] is not None and callable(load):
             load(state["detector"])

@@ -16,7 +16,7 @@ class Trainer(Protocol):
 
     Attributes:
         state: progress, outputs, metrics and stop reason (`trainer.state.State`); only the run writes it.
-        run: the training under way, with its times, norms and operator profiles (`trainer.run.run.Run`), or None.
+        run: the training under way, with its times and operator profiles (`trainer.run.run.Run`), or None.
         network, loss_fn, optimizer: as given to the trainer.
         metrics: metrics by name.
         tasks: the loss of several tasks, or None.

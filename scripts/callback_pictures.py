@@ -225,11 +225,13 @@ def drift() -> str:
     def note(trainer: Trainer) -> None:
         losses[trainer.state.progress.samples_seen] = trainer.state.window["window_log_loss"]
 
-    monitor = DriftMonitor(LossRose(), on_drift=lambda trainer: events.append(trainer.state.progress.samples_seen))
+    def mark(trainer: Trainer) -> None:
+        events.append(trainer.state.progress.samples_seen)
+
     net = nn.Dense(8, 1)
     trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 0.02))
     stream = ReplayStream({"x": x, "label": label})
-    callbacks = [monitor, LambdaCallback(on_window_end=note)]
+    callbacks = [DriftMonitor(LossRose()), LambdaCallback(on_window_end=note, on_drift=mark)]
     trainer.online_train(stream, callbacks, batch_size=50, window=Window(rows=1000))
     marks = {"DriftMonitor": events[0]}
     curves = {"window_log_loss": (list(losses), list(losses.values()))}
