@@ -116,10 +116,6 @@ class Source:
     def commit(self, position: Position) -> None:
         """Acknowledge the rows before `position`, which are in a durable snapshot."""
 
-    def when_slow(self) -> str:
-        """Return advice for faster reading, or an empty string."""
-        return ""
-
     def interrupt(self) -> None:
         """Make `batches` on another thread end soon, where it may wait long."""
 
@@ -156,9 +152,6 @@ class WrappedSource(Source):
 
     def commit(self, position: Position) -> None:
         self.rows_of.commit(position)
-
-    def when_slow(self) -> str:
-        return self.rows_of.when_slow()
 
     def interrupt(self) -> None:
         self.rows_of.interrupt()

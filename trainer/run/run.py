@@ -148,9 +148,10 @@ class Run:
         A collective call. Rank 0 warns about a process that the others wait for.
         """
         clock, source = self.feed.clock, self.feed.source
-        if not self._warned_of_waiting and _is_long(clock.share, clock.waited) and (hint := source.when_slow()):
+        keeps_waiting = not source.in_memory and (not source.endless or source.lag())  # a stream may have no rows
+        if keeps_waiting and not self._warned_of_waiting and _is_long(clock.share, clock.waited):
             self._warned_of_waiting = True
-            logger.warning("%.0f %% of the time is spent waiting for data: %s", 100 * clock.share, hint)
+            logger.warning("%.0f %% of the time is spent waiting for %s", 100 * clock.share, type(source).__name__)
         if self.group.size == 1:
             return
         shares, waited = self.group.gather(np.array([clock.share, clock.waited])).T

@@ -160,12 +160,6 @@ class PipelineSource(Source):
         if self.size is None and not continues_epochs:
             self.size = count
 
-    def when_slow(self) -> str:
-        return (
-            "arrays that fit into memory are read fastest as they are, fit((x, y), batch_size=...); else give the "
-            "pipeline's operations more num_parallel_workers, or apply them to whole batches, after .batch()"
-        )
-
     def _open(self, epoch: int, start: int) -> None:
         self.close()
         passes = epoch - self.first_epoch
@@ -235,12 +229,6 @@ class IterableSource(Source):
             columns, self.names = as_columns(item, self.names)
             return columns
         return None
-
-    def when_slow(self) -> str:
-        return (
-            "the iterable makes its batches on one thread; prepare them beforehand, make them of whole arrays instead "
-            "of rows, or pass arrays with batch_size="
-        )
 
     @property
     def _stateful(self) -> bool:

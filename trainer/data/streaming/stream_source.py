@@ -105,11 +105,6 @@ class StreamSource(Source):
         self._read_rows = 0
         self._peeked: Batch | None = None
 
-    def when_slow(self) -> str:
-        if not self.stream.lag():
-            return ""
-        return "rows are waiting upstream; Arrow and Parquet are decoded faster than CSV and JSON"
-
     def lag(self) -> int | None:
         return self.stream.lag()
 
