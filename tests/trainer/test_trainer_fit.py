@@ -362,9 +362,7 @@ class TestWaitingForData:
         trainer.fit(slow, 3, callbacks=[])
         return trainer
 
-    def test_a_source_that_keeps_the_run_waiting_is_reported_once(
-        self, linear, cancer, monkeypatch, caplog
-    ):
+    def test_a_source_that_keeps_the_run_waiting_is_reported_once(self, linear, cancer, monkeypatch, caplog):
         trainer = self.run(linear, cancer, 0.1, monkeypatch)
         assert trainer.state.data_wait > 1 / 3
         assert caplog.text.count("of the time is spent waiting for IterableSource") == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +14,7 @@ from ..checks import nonempty_text, refuse, whole
 from .predictions import CountsByName, Meaning, group_column, row_weights, to_numpy
 from .window_metric import Direction, RowMetric, WindowMetric
 
-logger = logging.getLogger(__name__)
-
 OTHER = "other"
-_GATHERED = ("predictions", "labels", "weights")
 _HIGHER = (
     *(ms_train.Accuracy, ms_train.Precision, ms_train.Recall, ms_train.Fbeta, ms_train.TopKCategoricalAccuracy),
     *(ms_train.Dice, ms_train.BleuScore, ms_train.CosineSimilarity),
@@ -140,9 +136,9 @@ class BySlice(RowMetric):
 class WindowOnly:
     """Adapts a metric with `clear`, `update` and `eval` to windows.
 
-    It cannot be merged or decayed, so it has no decayed and lifetime values. It reads predictions as the network
-    returns them. Snapshots include its open window if it has `state_dict` and `load_state_dict`; otherwise a resumed
-    run counts only the rows after the snapshot.
+    It cannot be merged or decayed: it has no decayed and lifetime values, and goes with one process. It reads
+    predictions as the network returns them. Snapshots include its open window if it has `state_dict` and
+    `load_state_dict`; otherwise a resumed run counts only the rows after the snapshot.
     """
 
     group: str | None = None
@@ -163,11 +159,8 @@ class WindowOnly:
 
     def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
         """Add rows; weights go to a metric that takes them."""
-        self.metric.update(predictions, labels, **self._weights(weights))
-
-    def _weights(self, weights: Any) -> dict[str, Any]:
         takes = weights is not None and "weights" in inspect.signature(self.metric.update).parameters
-        return {"weights": weights} if takes else {}
+        self.metric.update(predictions, labels, **({"weights": weights} if takes else {}))
 
     def value(self) -> Any:
         return self.metric.eval()
@@ -177,92 +170,6 @@ class WindowOnly:
         return save() if callable(save) else {"json": None, "arrays": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if _is_gathered(state):  # by several processes
-            if state["arrays"]:
-                weights = self._weights(state["arrays"].get("weights"))
-                self.metric.update(state["arrays"]["predictions"], state["arrays"]["labels"], **weights)
-            elif state["json"]["too_many"]:
-                self._warn_of_lost_rows()
-            return
         load = getattr(self.metric, "load_state_dict", None)
         if callable(load) and state["json"] is not None:
             load(state)
-
-    def _warn_of_lost_rows(self) -> None:
-        logger.warning("%s: the window begins without rows before the snapshot", type(self.metric).__name__)
-
-
-class GatheredRows(WindowOnly):
-    """A metric without `merge`: rank 0 evaluates it on the rows of all processes.
-
-    Every process keeps the window's predictions and labels, which travel when the window closes. A window of more than
-    `max_bytes` over all processes has the value NaN, with a warning.
-    """
-
-    def __init__(self, metric: Any, max_bytes: int = 64 << 20) -> None:
-        super().__init__(metric)
-        self.max_bytes = max_bytes
-        self._rows: list[tuple[np.ndarray, ...]] = []  # predictions, labels, weights
-        self._bytes, self._too_many, self._warned = 0, False, False
-
-    def restart(self) -> None:
-        self._rows, self._bytes, self._too_many = [], 0, False
-
-    def clear(self) -> None:
-        self.restart()
-        self.metric.clear()
-
-    def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
-        if self._too_many:
-            return
-        weights = np.ones(len(labels)) if weights is None else weights
-        self._rows.append((np.array(predictions), np.array(labels), np.array(weights)))
-        self._bytes += sum(array.nbytes for array in self._rows[-1])
-        if self._bytes > self.max_bytes:
-            self._drop()
-
-    def _drop(self) -> None:
-        self._rows, self._too_many = [], True
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "%s has no merge: the rows of its window are gathered, at most %d MB of all processes; this window has "
-                "more, so its value is NaN; take shorter windows, or a metric of the trainer",
-                type(self.metric).__name__,
-                self.max_bytes >> 20,
-            )
-
-    def value(self) -> Any:
-        if self._too_many:
-            return float("nan")
-        self.metric.clear()
-        for predictions, labels, weights in self._rows:
-            self.metric.update(predictions, labels, **self._weights(weights))
-        return self.metric.eval()
-
-    def merge(self, other: GatheredRows) -> None:
-        self._rows += other._rows
-        self._bytes += other._bytes
-        if other._too_many or self._bytes > self.max_bytes:
-            self._drop()
-
-    def state_dict(self) -> dict[str, Any]:
-        columns = [np.concatenate(parts) for parts in zip(*self._rows, strict=True)]
-        arrays = dict(zip(_GATHERED, columns, strict=False))  # none without rows
-        return {"json": {"gathered": True, "too_many": self._too_many}, "arrays": arrays}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.restart()
-        if not _is_gathered(state):
-            if state["json"] is not None:
-                self._warn_of_lost_rows()
-            return
-        self._too_many = state["json"]["too_many"]
-        if state["arrays"]:
-            arrays = {"weights": np.ones(len(state["arrays"]["labels"])), **state["arrays"]}  # earlier ones had none
-            self._rows = [tuple([np.array(arrays[name]) for name in _GATHERED])]
-            self._bytes = sum(array.nbytes for array in self._rows[0])
-
-
-def _is_gathered(state: Mapping[str, Any]) -> bool:
-    return isinstance(state["json"], Mapping) and bool(state["json"].get("gathered"))

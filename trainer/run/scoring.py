@@ -13,9 +13,9 @@ import numpy as np
 from ..data.chunk import Chunk
 from ..distributed.group import SINGLE, Group
 from ..distributed.packing import gather_states
-from ..errors import DataError
+from ..errors import ConfigurationError, DataError
 from ..graph.multi_task import MultiTaskLoss
-from ..metrics.adapters import BySlice, GatheredRows
+from ..metrics.adapters import BySlice
 from ..metrics.defaults import expect, meaning_of, metrics_of, possible_targets, target_of
 from ..metrics.loss import Loss
 from ..metrics.predictions import Activation, activate
@@ -54,11 +54,13 @@ class Scoring:
         self.window, self.label_count, self._loss_fn = window, label_count, loss_fn
         self._multi = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._tasks: tuple[str, ...] = self._multi.tasks if self._multi is not None else ("",)
-        self._chosen = {
-            name: metric if processes == 1 or isinstance(metric, WindowMetric) else GatheredRows(metric)
-            for name, metric in chosen.items()
-            if not isinstance(metric, Loss)
-        }
+        self._chosen = {name: metric for name, metric in chosen.items() if not isinstance(metric, Loss)}
+        foreign = [metric for metric in self._chosen.values() if not isinstance(metric, WindowMetric)]
+        if foreign and processes > 1:
+            raise ConfigurationError(
+                f"metrics: {type(foreign[0]).__name__} has no merge, so a window cannot sum it over {processes} "
+                "processes; take one of trainer.metrics"
+            )
         self._meanings = {task: meaning_of(self._loss_of(task), activations.get(task)) for task in self._tasks}
         for task, meaning in self._meanings.items():
             expect(of_task(self._chosen, task, self._tasks), meaning)

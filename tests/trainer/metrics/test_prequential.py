@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mindspore.train import MAE
 from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss, roc_auc_score
 
 from trainer.errors import DataError
 from trainer.metrics import Auc, BinaryMetrics, BySlice, prequential
-from trainer.metrics.adapters import GatheredRows
 from trainer.metrics.prequential import PrequentialMetrics
 
 BATCH, WINDOW = 32, 256
@@ -191,48 +189,3 @@ def test_a_window_put_together_from_those_of_several_processes_is_that_of_one(le
     assert found == pytest.approx(expected, rel=1e-9, nan_ok=True)
     assert found["window_rows"] == WINDOW
     assert parts[1].peek()["window_rows"] == 0
-
-
-@pytest.fixture
-def errors():
-    rng = np.random.default_rng(5)
-    return rng.normal(size=90).astype(np.float32), rng.normal(size=90).astype(np.float32)
-
-
-def test_rows_of_a_metric_without_merge_are_gathered(errors):
-    predictions, labels = errors
-    parts = [PrequentialMetrics({"error": GatheredRows(MAE())}) for _ in range(3)]
-    for rank, part in enumerate(parts):
-        part.update(predictions[rank::3], labels[rank::3])
-    parts[0].put_window([part.take_window() for part in parts])
-    assert parts[0].directions()["window_error"] is False
-    saved = parts[0].state_dict()
-    assert parts[0].close_window()["window_error"] == pytest.approx(np.abs(predictions - labels).mean())
-    alone = PrequentialMetrics({"error": MAE()})  # a single process resumes
-    alone.load_state_dict(saved)
-    assert alone.close_window()["window_error"] == pytest.approx(np.abs(predictions - labels).mean())
-
-
-def test_gathered_rows_are_bounded(errors, caplog):
-    window = PrequentialMetrics({"error": GatheredRows(MAE(), max_bytes=16 * 80)})
-    window.update(*errors)
-    assert np.isnan(window.close_window()["window_error"])
-    assert "MAE has no merge" in caplog.text
-    window.update(*(column[:80] for column in errors))
-    assert window.close_window()["window_error"] == pytest.approx(np.abs(errors[0] - errors[1])[:80].mean())
-
-
-def test_gathered_rows_are_bounded_over_all_processes(errors, caplog):
-    parts = [PrequentialMetrics({"error": GatheredRows(MAE(), max_bytes=16 * 80)}) for _ in range(3)]
-    for rank, part in enumerate(parts):  # 30 of 90 rows each
-        part.update(*(column[rank::3] for column in errors))
-    parts[0].put_window([part.take_window() for part in parts])
-    saved = parts[0].state_dict()
-    assert np.isnan(parts[0].close_window()["window_error"])
-    assert "MAE has no merge" in caplog.text
-    resumed = PrequentialMetrics({"error": MAE()})  # by a single process
-    caplog.clear()
-    resumed.load_state_dict(saved)
-    assert caplog.messages == ["MAE: the window begins without rows before the snapshot"]
-    resumed.update(*errors)
-    assert resumed.close_window()["window_error"] == pytest.approx(np.abs(errors[0] - errors[1]).mean())
