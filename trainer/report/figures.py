@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .headline import place_of
 from .run_data import RunData, Series, SweepData
 
 COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#14b8a6", "#ec4899", "#84cc16")
@@ -43,8 +44,9 @@ def _figure(title: str, x: str, y: str = "", **options: Any) -> Any:
     plot.toolbar.autohide = True
     for axis in plot.axis:
         axis.axis_label_text_color = axis.major_label_text_color = NEUTRAL
-        axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = NEUTRAL
+        axis.axis_line_color = axis.major_tick_line_color = NEUTRAL
         axis.axis_label_text_font_style = "normal"
+        axis.major_label_text_font_size = "12px"
     plot.grid.grid_line_color = NEUTRAL
     plot.grid.grid_line_alpha = 0.25
     plot.title.visible = False  # the page shows it as HTML
@@ -52,8 +54,12 @@ def _figure(title: str, x: str, y: str = "", **options: Any) -> Any:
 
 
 def _finish(plot: Any) -> Any:
-    from bokeh.models import DataRange1d
+    from bokeh.models import BasicTickFormatter, DataRange1d, NumeralTickFormatter
 
+    for axis in plot.axis:  # 20k, not 2.000e+4
+        if isinstance(axis.formatter, BasicTickFormatter):
+            axis.formatter = NumeralTickFormatter(format="0.[0000]a")
+            axis.ticker.num_minor_ticks = 0
     if isinstance(plot.y_range, DataRange1d):
         # around a single value Bokeh shows 2, where a learning rate of 0.001 looks like 0
         shown = [renderer.data_source.data["y"] for renderer in plot.renderers if renderer.name == "data"]
@@ -75,11 +81,13 @@ def _finish(plot: Any) -> Any:
     return plot
 
 
-def lines(title: str, runs: Sequence[RunData], names: Sequence[str], by_time: bool = False) -> Any | None:
+def lines(
+    title: str, runs: Sequence[RunData], names: Sequence[str], by_time: bool = False, unless_flat: bool = False
+) -> Any | None:
     """Plot values of runs: a color per run, a dash per name; None without values.
 
     `names` are of `Record.series`, in which some may be missing. With `by_time` the x axis is the event time, for runs
-    whose values have it.
+    whose values have it. With `unless_flat` a figure of one value alone, as a constant learning rate, is left out.
     """
     names = [name for name in names if any(name in run.record.series for run in runs)]
     drawn = [
@@ -88,14 +96,14 @@ def lines(title: str, runs: Sequence[RunData], names: Sequence[str], by_time: bo
         for name in names
         if _known(run.record.series.get(name))
     ]
-    if not drawn:
+    if not drawn or (unless_flat and len({value for *_, series in drawn for value in series.values}) == 1):
         return None
     by_time = by_time and all(any(series.times) for _, _, _, series in drawn)
     plot = _figure(title, "event time (UTC)" if by_time else "step", **({"x_axis_type": "datetime"} if by_time else {}))
     rows = [_points(series, by_time) for _, _, _, series in drawn]
     few = max(len(row["x"]) for row in rows) <= 60
     for (index, run, name, _), row in zip(drawn, rows, strict=True):
-        number, short = names.index(name), name.removeprefix("window/") if len(names) > 1 else ""
+        number, short = names.index(name), place_of(name) if len(names) > 1 else ""
         label = " ".join(filter(None, (run.name if len(runs) > 1 else "", short)))
         color = color_of(index if len(runs) > 1 else number)
         _draw(plot, row, color, DASHES[number % len(DASHES)], label, few, unnamed=name)
@@ -173,13 +181,18 @@ def distribution(runs: Sequence[RunData], task: str) -> Any | None:
     return _finish(plot)
 
 
-def tables(title: str, runs: Sequence[RunData], field: str) -> Any | None:
-    """Plot a number of each sparse table over steps: "rows", "admitted", ...
+def tables(title: str, runs: Sequence[RunData], field: str, unit: float = 1) -> Any | None:
+    """Plot a number of each sparse table over steps, in units: "rows", "admitted", ...
 
     More than `MOST_TABLE_CURVES` curves would be a legend without a figure: then each run has one, the sum of its
-    tables.
+    tables. None if no number changed over the run: the table below has it.
     """
-    if not any(table.get(field) for run in runs for _, of_step in run.record.tables for table in of_step.values()):
+    curves: dict[tuple[int, str], list[float]] = {}
+    for index, run in enumerate(runs):
+        for _, of_step in run.record.tables:
+            for name, table in of_step.items():
+                curves.setdefault((index, name), []).append(table.get(field, 0))
+    if all(len(set(values)) == 1 for values in curves.values()):
         return None
     names = [list(run.record.tables[-1][1]) if run.record.tables else [] for run in runs]
     summed = sum(map(len, names)) > MOST_TABLE_CURVES
@@ -188,7 +201,7 @@ def tables(title: str, runs: Sequence[RunData], field: str) -> Any | None:
         groups = {f"{len(names[index])} tables": names[index]} if summed else {name: [name] for name in names[index]}
         for number, (name, members) in enumerate(groups.items()):
             points = [
-                (step, sum(of_step[member][field] for member in members if member in of_step))
+                (step, sum(of_step[member][field] for member in members if member in of_step) / unit)
                 for step, of_step in run.record.tables
                 if any(member in of_step for member in members)
             ]

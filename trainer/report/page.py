@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..checks import require
-from . import figures
+from . import figures, headline
 from .run_data import RunData, SweepData
 
 PROFILE_ROWS = 12
@@ -19,6 +19,7 @@ _ICON = (  # in the page, because a browser asks its server for one otherwise
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
     '<path d="M2 3q3 9 12 10" fill="none" stroke="#3b82f6" stroke-width="2.5" stroke-linecap="round"/></svg>'
 )
+_NUMBER = re.compile(r"[\d.,]+ [kMGT]?B")
 _HINT = "Drag to zoom or pan, hover for values. With the focus on a figure: arrow keys, + and -, 0 to reset."
 
 
@@ -93,7 +94,7 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], ma
     rows = [list(row) for row in rows]
     if not rows:
         return ""
-    numbers = [all(isinstance(row[i], int | float) or row[i] in ("", None) for row in rows) for i in range(len(heads))]
+    numbers = [all(_is_number(row[i]) for row in rows) for i in range(len(heads))]
     kinds = [' class="number"' if number else "" for number in numbers]
     head = "".join(f'<th scope="col"{kind}>{html.escape(name)}</th>' for name, kind in zip(heads, kinds, strict=True))
     body = ""
@@ -105,6 +106,14 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], ma
     caption = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     table = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="scroll" tabindex="0">{table}</div>'
+
+
+def _is_number(cell: Any) -> bool:
+    return isinstance(cell, int | float) or cell in ("", None) or bool(_NUMBER.fullmatch(str(cell)))
+
+
+def _folded(summary: str, table: str) -> str:
+    return f"<details><summary>{html.escape(summary)}</summary>{table}</details>" if table else ""
 
 
 def _text(value: Any) -> str:
@@ -140,8 +149,14 @@ def _runs(runs: Sequence[RunData]) -> list[Any]:
     cards = ""
     for index, run in enumerate(runs):
         facts = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in run.facts)
+        shown = "".join(
+            f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>"
+            for name, value in headline.numbers(run)
+        )
+        warning = headline.warning(run)
         cards += (
             f'<div class="run" style="border-left-color:{figures.color_of(index)}"><h3>{html.escape(run.name)}</h3>'
+            f'<div class="numbers">{shown}</div>{f"<p>{html.escape(warning)}</p>" if warning else ""}'
             f"<dl><dt>state</dt><dd>{html.escape(run.state)}</dd>{facts}</dl></div>"
         )
     return [f'<div class="runs">{cards}</div>']
@@ -168,9 +183,12 @@ def _names(runs: Sequence[RunData], group: str) -> list[str]:
 
 def _curves(runs: Sequence[RunData]) -> list[Any]:
     plots = [figures.lines("Loss", runs, ["train/loss", "epoch/loss", "val/loss"])]
-    plots += [figures.lines(name, runs, [name]) for name in _names(runs, "val") if name != "val/loss"]
+    plots += [
+        figures.lines(headline.in_words(name), runs, [name]) for name in _names(runs, "val") if name != "val/loss"
+    ]
     known = {"train/loss", "train/samples_per_second", "train/data_wait"}
-    return plots + [figures.lines(name, runs, [name]) for name in _names(runs, "train") if name not in known]
+    others = [name for name in _names(runs, "train") if name not in known]
+    return plots + [figures.lines(headline.in_words(name), runs, [name], unless_flat=True) for name in others]
 
 
 def _windows(runs: Sequence[RunData]) -> list[Any]:
@@ -180,7 +198,10 @@ def _windows(runs: Sequence[RunData]) -> list[Any]:
     )
     shown = [base for base in bases if base not in _STREAM_FIGURES and not base.endswith("rows")]
     horizons = ("window/", "window/decayed_", "window/lifetime_")
-    return [figures.lines(f"{base} by window", runs, [of + base for of in horizons], by_time=True) for base in shown]
+    return [
+        figures.lines(f"{headline.in_words(base)} by window", runs, [of + base for of in horizons], by_time=True)
+        for base in shown
+    ]
 
 
 _STREAM_FIGURES = ("lag", "staleness", "rows_per_second", "queue_depth", "late_rows")
@@ -210,8 +231,11 @@ def _features(runs: Sequence[RunData]) -> list[Any]:
 def _speed(runs: Sequence[RunData]) -> list[Any]:
     return [
         figures.lines("Rows a second", runs, ["train/samples_per_second"]),
-        figures.lines("Share of the time that waits for data", runs, ["train/data_wait"]),
-        *(figures.lines(name, runs, [f"window/{name}"], by_time=True) for name in _STREAM_FIGURES),
+        figures.lines("Share of the time that waits for data", runs, ["train/data_wait"], unless_flat=True),
+        *(
+            figures.lines(headline.in_words(name), runs, [f"window/{name}"], by_time=True, unless_flat=True)
+            for name in _STREAM_FIGURES
+        ),
         figures.bars("Where the time went", "seconds", {run.name: run.record.seconds for run in runs}, runs),
         figures.bars(
             "The reading thread, beside the training",
@@ -241,23 +265,25 @@ def _profile(run: RunData) -> list[str]:
 def _tables(runs: Sequence[RunData]) -> list[Any]:
     plots = [
         figures.tables("Rows of sparse tables", runs, "rows"),
-        figures.tables("Memory of sparse tables, bytes", runs, "bytes"),
+        figures.tables("Memory of sparse tables, MB", runs, "bytes", 1e6),
         figures.tables("Ids admitted", runs, "admitted"),
         figures.tables("Rows evicted", runs, "evicted"),
     ]
-    heads = ("rows", "bytes", "admitted", "evicted", "expired", "overflowed", "refused")
+    newest = [(run.name, *item) for run in runs if run.record.tables for item in run.record.tables[-1][1].items()]
+    counted = ("rows", "admitted", "evicted", "expired", "overflowed", "refused")
+    heads = [head for head in counted if any(table.get(head) for _, _, table in newest)]
     rows = [
-        [run.name, name, *(table.get(head, 0) for head in heads)]
-        for run in runs
-        if run.record.tables
-        for name, table in run.record.tables[-1][1].items()
+        [run, name, headline.size(table.get("bytes", 0)), *(table.get(head, 0) for head in heads)]
+        for run, name, table in newest
     ]
-    return [*plots, _table("", ["run", "table", *heads], rows)]
+    zero = ", ".join(head for head in counted if head not in heads)
+    note = f'<p class="note">0 in every table: {zero}</p>' if zero and newest else ""
+    return [*plots, _table("", ["run", "table", "memory", *heads], rows), note]
 
 
 def _snapshots(runs: Sequence[RunData]) -> list[Any]:
-    rows = [[run.name, *snapshot] for run in runs for snapshot in run.snapshots]
-    return [_table("", ["run", "snapshot", "bytes", "written", "pointers"], rows)]
+    rows = [[run.name, name, headline.size(count), *rest] for run in runs for name, count, *rest in run.snapshots]
+    return [_table("", ["run", "snapshot", "size", "written", "pointers"], rows)]
 
 
 def _set_aside(runs: Sequence[RunData]) -> list[Any]:
@@ -279,12 +305,13 @@ def _configuration(runs: Sequence[RunData]) -> list[Any]:
 
     given, left = ([options(run, defaults) for run in runs] for defaults in (False, True))
     defaults = _side_by_side("", "option", runs, left)
-    folded = f"<details><summary>Options with their default values</summary>{defaults}</details>" if defaults else ""
-    return [_side_by_side("What was chosen", "option", runs, given), folded]
+    chosen = _side_by_side("What was chosen", "option", runs, given)
+    chosen = chosen if len(runs) > 1 else _folded(f"{len(given[0])} options that were chosen", chosen)
+    return [chosen, _folded("Options with their default values", defaults)]
 
 
 def _environment(runs: Sequence[RunData]) -> list[Any]:
-    return [_side_by_side("", "", runs, [run.environment for run in runs])]
+    return [_folded("Versions and machine", _side_by_side("", "", runs, [run.environment for run in runs]))]
 
 
 _SECTIONS = {

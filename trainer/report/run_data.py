@@ -51,6 +51,7 @@ class RunData:
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions and platform
     features: Mapping[str, str] = field(default_factory=dict)  # feature -> its kind
     drift: Mapping[str, float] = field(default_factory=dict)  # column -> stability index, test against training rows
+    baseline: Mapping[str, Any] = field(default_factory=dict)  # what `Baseline.compare` returned
     snapshots: Sequence[tuple[str, int, str, str]] = ()  # name, bytes, time as text, pointers
     set_aside: Sequence[tuple[str, int, Mapping[str, int], Sequence[str]]] = ()  # file, rows, reasons, newest lines
     profile: Mapping[str, Any] = field(default_factory=dict)

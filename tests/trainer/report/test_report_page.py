@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import html.parser
 import json
@@ -22,6 +23,7 @@ from trainer.experiment.cli import main
 from trainer.experiment.runs.run_pages import make_server, render
 from trainer.metrics import Auc
 from trainer.metrics.binary import score_table
+from trainer.report import headline
 from trainer.report.figures import lines, tables
 from trainer.report.run_data import Record, RunData, Series, read_record
 
@@ -162,7 +164,7 @@ def test_the_figures_show_what_the_runs_recorded(runs, page):
     fitted = read_record(runs[0] / "record.jsonl")
     assert len(drawn["Loss"]) >= 4  # training, epochs and validation of one run, training of the other
     assert fitted.series["val/auc"].steps == [8, 16]
-    assert drawn["val/auc"][0]["y"] == fitted.series["val/auc"].values
+    assert drawn["AUC, validation"][0]["y"] == fitted.series["val/auc"].values
     assert len(drawn["Calibration"]) == 2
     assert set(drawn["Where the time went"][0]["y"]) == {f"{part} · fitted <script>" for part in fitted.seconds}
 
@@ -174,13 +176,36 @@ def test_predictions_speed_and_tables_have_figures(runs, page):
     kinds = [curve["label"][0] for curve in drawn["Distribution of predictions"]]
     assert kinds[0].endswith("positives")
     assert sum(drawn["Distribution of predictions"][0]["y"]) == pytest.approx(1)
-    (step, tables) = record.tables[-1]
-    for title, number in (("Rows of sparse tables", "rows"), ("Memory of sparse tables, bytes", "bytes")):
-        (points,) = [curve for curve in drawn[title] if curve["label"][0] == "fitted <script> user"]
-        assert (points["x"][-1], points["y"][-1]) == (step, tables["user"][number])
-    assert drawn["Ids admitted"][0]["y"][-1] == tables["user"]["admitted"]
-    cells = re.findall(r"<th [^>]*>(.*?)</th>", page.split(">Sparse tables</h2>")[1].split("</section>")[0])
-    assert {"rows", "bytes", "admitted", "evicted"} <= set(cells)
+    section = page.split(">Sparse tables</h2>")[1].split("</section>")[0]
+    cells = re.findall(r"<th [^>]*>(.*?)</th>", section)
+    assert {"rows", "memory", "admitted"} <= set(cells)
+    assert "evicted" not in cells
+    assert "0 in every table: evicted" in section
+    assert re.search(r'<td class="number">[\d.]+ k?B</td>', section)
+
+
+def test_what_never_changes_by_configuration_has_no_figure(runs, page):
+    drawn, record = figures(page), read_record(runs[0] / "record.jsonl")
+    assert len(set(record.series["train/learning_rate"].values)) == 1
+    assert not [title for title in drawn if "earning rate" in title or title == "Rows of sparse tables"]
+
+
+def test_the_card_begins_with_the_result_beside_the_plain_model():
+    series = Series([5, 10, 15], [0.7, 0.8, 0.75], [None] * 3)
+    best = {"val_auc": {"value": 0.8, "step": 10, "snapshot": None}}
+    plain = {"plain": {"logistic regression": {"auc": 0.77, "log_loss": 0.5}}}
+    results = {"val_auc": 0.75, "test_loss": 0.6, "test_auc": 0.79}
+    run = RunData("run", record=Record({"val/auc": series}), best=best, results=results, baseline=plain)
+    assert dict(headline.numbers(run)) == {
+        "AUC, test rows": "0.79",
+        "AUC, best of validation, step 10": "0.8",
+        "AUC, logistic regression": "0.77",
+    }
+    assert headline.warning(run) == "Validation became worse after step 10: AUC 0.8 there, 0.75 at step 15."
+    better = Record({"val/auc": Series([5, 10], [0.7, 0.8], [None] * 2)})
+    assert headline.warning(dataclasses.replace(run, record=better)) == ""
+    assert list(headline.numbers(RunData("new"))) == []
+    assert [headline.size(count) for count in (512, 24_120, 1_400_000)] == ["512 B", "24.1 kB", "1.4 MB"]
 
 
 def test_snapshots_and_environment_are_listed(runs, page):
@@ -189,7 +214,7 @@ def test_snapshots_and_environment_are_listed(runs, page):
         for name in ("Snapshots", "Environment")
     )
     newest = sorted(path.name for path in (runs[0] / "checkpoints").iterdir() if path.is_dir())[-1]
-    assert re.search(rf"{newest} [\d,]+ [\d-]+ [\d:]+ UTC .*last", snapshots)
+    assert re.search(rf"{newest} [\d.]+ [kM]?B [\d-]+ [\d:]+ UTC .*last", snapshots)
     assert re.search(r"mindspore \d+\.\d+", environment)
 
 
@@ -244,7 +269,8 @@ def test_the_axis_of_a_constant_lies_around_its_value():
 
 def test_many_sparse_tables_are_one_curve_for_each_run():
     def run(name, count):
-        return RunData(name, record=Record(tables=[(5, {f"table{n}": {"rows": n} for n in range(count)})]))
+        grown = [(step, {f"table{n}": {"rows": n + step} for n in range(count)}) for step in (0, 5)]
+        return RunData(name, record=Record(tables=grown))
 
     def labels(*runs):
         return [item.label.value for item in tables("Rows", runs, "rows").legend[0].items]
@@ -252,12 +278,12 @@ def test_many_sparse_tables_are_one_curve_for_each_run():
     assert labels(run("one", 3)) == ["table0", "table1", "table2"]
     assert labels(run("one", 20), run("two", 3)) == ["one 20 tables", "two 3 tables"]
     (curve, *_) = tables("Rows", [run("one", 20)], "rows").renderers
-    assert curve.data_source.data["y"] == [sum(range(20))]
+    assert curve.data_source.data["y"] == [sum(range(20)), sum(range(5, 25))]
 
 
 def test_windows_are_drawn_over_event_time(runs, page):
-    (window, decayed, lifetime) = figures(page)["auc by window"]
-    assert window["label"][0].endswith("streamed auc")
+    (window, decayed, lifetime) = figures(page)["AUC by window"]
+    assert window["label"][0].endswith("streamed window")
     assert 1_700_000_000_000 < window["x"][0] < window["x"][-1] <= 1_700_000_000_000 + 400 * 60_000
     assert window["x"] == decayed["x"] == lifetime["x"]
 
@@ -338,7 +364,7 @@ def test_a_run_without_a_record_is_drawn_from_its_history(runs, tmp_path):
     for name in ("config.yaml", "versions.json", "history.json", "metrics.json"):
         (tmp_path / name).write_bytes((runs[0] / name).read_bytes())
     drawn = figures(render([tmp_path]))
-    assert drawn["val/auc"][0]["x"] == [8, 16]
+    assert drawn["AUC, validation"][0]["x"] == [8, 16]
 
 
 def test_a_damaged_record_leaves_out_what_cannot_be_read(runs, tmp_path):
@@ -439,7 +465,7 @@ def test_watch_serves_this_machine_alone_and_refreshes_while_the_run_goes_on(run
         record = runs[1] / "record.jsonl"
         text = record.read_text()
         record.write_text(text + json.dumps({"step": 99, "val/later": 1.5}) + "\n")
-        assert figures(urllib.request.urlopen(url).read().decode())["val/later"][0]["y"] == [1.5]
+        assert figures(urllib.request.urlopen(url).read().decode())["Later, validation"][0]["y"] == [1.5]
         record.write_text(text)
         for request in (f"{url}etc", urllib.request.Request(url, headers={"Host": "elsewhere.example"})):
             with pytest.raises(urllib.error.HTTPError, match="404"):

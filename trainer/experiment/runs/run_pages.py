@@ -76,6 +76,7 @@ def run_data(run: Run, name: str) -> RunData:
         environment={key: value for key, value in versions.items() if key not in HIDDEN and value not in (None, [])},
         features=metrics.get("features", {}),
         drift=metrics.get("drift", {}),
+        baseline=metrics.get("baseline", {}),
         snapshots=list(_snapshots(run.path / run_folder.CHECKPOINTS)),
         set_aside=list(_set_aside(run.config)),
         profile=_profile(run.path / PROFILE),

@@ -1,0 +1,99 @@
+"""What a run's card says first: its result, the plain model's, and how validation ended; names in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .run_data import RunData
+
+_SHORT = {"auc", "gauc", "mae", "mse", "rmse", "r2", "ndcg", "lr"}
+_PLACES = {
+    "test": "test rows",
+    "val": "validation",
+    "train": "training",
+    "epoch": "training, mean of an epoch",
+    "window": "window",
+    "window/decayed": "windows, older ones less",
+    "window/lifetime": "all rows so far",
+}
+_SIZES = ("B", "kB", "MB", "GB", "TB")
+_FIRST = {  # prefix of a result, the most telling first -> prefix of the series
+    "test_": "test/",
+    "val_": "val/",
+    "lifetime_": "window/lifetime_",
+    "window_": "window/",
+    "train_": "train/",
+}
+
+
+def in_words(name: str) -> str:
+    """Return the name of a metric or series in words: "log_loss" is "log loss"."""
+    place, _, metric = name.rpartition("/")
+    for horizon in ("decayed_", "lifetime_"):
+        if place == "window" and metric.startswith(horizon):
+            place, metric = f"window/{horizon[:-1]}", metric.removeprefix(horizon)
+    words = " ".join(word.upper() if word in _SHORT else word for word in metric.split("_"))
+    words = words[:1].upper() + words[1:]
+    return words if place not in _PLACES or metric == "learning_rate" else f"{words}, {_PLACES[place]}"
+
+
+def place_of(name: str) -> str:
+    """Return where a series was measured, for a legend below a title that names the metric."""
+    return in_words(name).partition(", ")[2] or in_words(name)
+
+
+def size(count: float) -> str:
+    """Return a number of bytes with its unit."""
+    power = 0
+    while count >= 1000 and power < len(_SIZES) - 1:
+        count, power = count / 1000, power + 1
+    return f"{count:.3g} {_SIZES[power]}"
+
+
+def numbers(run: RunData) -> Iterator[tuple[str, str]]:
+    """Yield label and value of the run's most telling metric, its best, and the plain models'."""
+    chosen = _chosen(run)
+    if chosen is None:
+        return
+    place, metric = chosen
+    yield in_words(f"{_FIRST[place]}{metric}"), f"{run.results[place + metric]:.4g}"
+    best = run.best.get(f"val_{metric}")
+    if best is not None and place != "train_":
+        yield f"{in_words(metric)}, best of validation, step {best['step']:,}", f"{best['value']:.4g}"
+    for name, values in run.baseline.get("plain", {}).items():
+        if metric in values:
+            yield f"{in_words(metric)}, {name}", f"{values[metric]:.4g}"
+
+
+def warning(run: RunData) -> str:
+    """Return a sentence if validation became worse after its best, else ""."""
+    chosen = _chosen(run)
+    for metric in dict.fromkeys((chosen[1] if chosen else "loss", "loss")):
+        best, series = run.best.get(f"val_{metric}"), run.record.series.get(f"val/{metric}")
+        if best is None or series is None or not series.values or series.values[-1] is None:
+            continue
+        if series.steps[-1] > best["step"] and series.values[-1] != best["value"]:
+            return (
+                f"Validation became worse after step {best['step']:,}: {in_words(metric)} {best['value']:.4g} there, "
+                f"{series.values[-1]:.4g} at step {series.steps[-1]:,}."
+            )
+    return ""
+
+
+_PLACES_OF = {
+    "test_": "test/",
+    "val_": "val/",
+    "lifetime_": "window/lifetime_",
+    "window_": "window/",
+    "train_": "train/",
+}
+
+
+def _chosen(run: RunData) -> tuple[str, str] | None:
+    """Return place and name of the metric of the card: of the test rows if there are, the loss last."""
+    values = {name: value for name, value in run.results.items() if isinstance(value, float) and "/" not in name}
+    for place in _FIRST:
+        found = [name.removeprefix(place) for name in values if name.startswith(place)]
+        if found:
+            return place, min(found, key=lambda name: name.endswith("loss"))
+    return None
