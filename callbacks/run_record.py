@@ -12,7 +12,6 @@ from trainer.cadence import Every
 
 from .callback import Trainer
 from .loggers.text_files import JSONLinesLogger
-from .summary import facts_html
 
 FLUSH_SECONDS = 1.0
 
@@ -123,10 +122,6 @@ class RunRecord(JSONLinesLogger):
         report = trainer.run.set_aside()
         if report is not None:
             self._write(step, {"set_aside": report})
-
-    def _repr_html_(self) -> str:
-        seconds = {name: f"{value:,.1f} s" for name, value in self._seconds.items() if value}
-        return facts_html("RunRecord", {"file": self.path, **seconds, "page": "trainer report RUN_FOLDER"})
 
     def teardown(self, trainer: Trainer) -> None:
         if self._is_open:

@@ -116,12 +116,6 @@ def _cell(value: object) -> str:
     return text if text.startswith("<svg") else html.escape(text)
 
 
-def facts_html(title: str, facts: Mapping[str, object]) -> str:
-    """Return a heading and a table of the facts that are not None."""
-    rows = [[name, value] for name, value in facts.items() if value is not None]
-    return f"<div><b>{html.escape(title)}</b>" + table_html(("", "value"), rows) + "</div>"
-
-
 def history_html(history: History) -> str:
     """Return a run as a table of its metrics, each with its curve."""
     header = ["metric", "last", "best", "at step", "snapshot", "curve"]

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from callbacks.summary import facts_html, table_html
-
 from .checks import any_number, whole
 
 # Keyed by MindSpore's names, to avoid importing it.
@@ -183,34 +181,6 @@ class EvaluationState:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-class Results(dict[str, float]):
-    """Results of an evaluation by name; a notebook shows them as a table."""
-
-    def _repr_html_(self) -> str:
-        return facts_html("Evaluation", self)
-
-
-class Predictions(dict[str, Any]):
-    """Predictions and the columns of their rows; notebooks show the first rows."""
-
-    shown_rows = 10
-
-    def _repr_html_(self) -> str:
-        columns = {name: column for name, column in self.items() if not isinstance(column, tuple)}
-        count = min(map(len, columns.values()), default=0)
-        rows = [[_shown(column[row]) for column in columns.values()] for row in range(min(count, self.shown_rows))]
-        note = f"{count:,} rows" + (f", the first {self.shown_rows}" if count > self.shown_rows else "")
-        return f"<div><b>Predictions</b>: {note}{table_html([*columns], rows)}</div>"
-
-
-def _shown(value: Any) -> Any:
-    """Return a number or text for a table; the number of an array with one."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    while isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    return value
-
-
 @dataclass
 class State:
     """The state that callbacks read. Only the run writes it.
@@ -263,24 +233,6 @@ class State:
     data_waits: tuple[float, ...] | None = None
     warned_of_non_finite: bool = False
     skipped_steps: int = 0
-
-    def _repr_html_(self) -> str:
-        progress, reason = self.progress, self.stop_reason
-        facts = {
-            "phase": self.phase.value,
-            "epochs": f"{progress.epoch:,}",
-            "optimizer steps": f"{progress.global_step:,}",
-            "rows": f"{progress.samples_seen:,}",
-            "loss of the last epoch": self.train_loss,
-            **self.metrics,
-            **{name: value for name, value in (self.window or {}).items() if isinstance(value, int | float)},
-            "waiting for data": None if self.data_wait is None else f"{self.data_wait:.0%}",
-            "skipped updates": self.skipped_steps or None,
-            "snapshot": None if self.snapshot is None else self.snapshot.name,
-            "ended by": None if reason is None else str(reason),
-            "exception": None if self.exception is None else f"{type(self.exception).__name__}: {self.exception}",
-        }
-        return facts_html("State", facts)
 
     @property
     def interrupt_requested(self) -> bool:

@@ -52,8 +52,7 @@ class Trainer(MindSporeVerbs):
     Args:
         network: the network; with `loss_fn=None` it receives every column and returns the loss (or a tuple that starts
             with loss and prediction); with `optimizer=None` it is a whole training step such as `nn.TrainOneStepCell`.
-            Its `construct` takes columns by position, or one dict of them: then the columns are the keys that its
-            source reads (``batch["age"]``), or those that its attribute ``batch_keys`` names.
+            Its `construct` takes columns by position, or one dict of those that its attribute ``batch_keys`` names.
         loss_fn: loss of (prediction, label); the label is the last column. Of several tasks: a
             `trainer.graph.multi_task.MultiTaskLoss`, with one label column per task.
         optimizer: a MindSpore optimizer over the network's parameters; a list of them, each over some; a name, alone or

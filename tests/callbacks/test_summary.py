@@ -2,12 +2,7 @@
 
 from xml.etree import ElementTree
 
-import numpy as np
-
-from callbacks import History, ModelCheckpoint, RunRecord
-from trainer.experiment.runs.compare import Tables
-from trainer.features import Categorical, Features, Numeric
-from trainer.state import Predictions
+from callbacks import History, ModelCheckpoint
 
 
 def parsed(markup):
@@ -62,50 +57,3 @@ def test_a_trainer_shows_layers_parameters_precision_and_sink(fit):
     assert shown[shown.index("precision") + 1] == "O0"
     assert shown[shown.index("sink") + 1] == trainer.sink_mode
     assert shown[shown.index("optimizer") + 1] == "Adam"
-
-
-def test_a_state_shows_counters_metrics_and_why_it_ended(fit):
-    trainer = fit(epochs=2)
-    shown = cells(trainer.state._repr_html_())
-    facts = dict(zip(shown[::2], shown[1::2], strict=True))
-    assert facts["optimizer steps"] == "16"
-    assert facts["rows"] == "1,024"
-    assert facts["val_auc"] == f"{trainer.state.metrics['val_auc']:.4g}"
-    assert facts["ended by"] == "limit: epochs=2"
-    assert "exception" not in facts
-
-
-def test_results_of_an_evaluation_are_a_dict_and_a_table(fit, cancer):
-    results = fit(epochs=1).evaluate(cancer["valid"], batch_size=64)
-    assert results == dict(results)
-    assert cells(results._repr_html_()) == ["loss", f"{results['loss']:.4g}", "auc", f"{results['auc']:.4g}"]
-
-
-def test_features_and_predictions_with_columns_are_tables():
-    features = Features([Numeric("price", normalize="standard"), Categorical("site")], label="y", keep=["name<b>"])
-    assert "not yet" in features._repr_html_()
-    rows = {"price": [1.0, 2.0] * 10, "site": ["a", "b"] * 10, "y": [0, 1] * 10, "name<b>": ["<i>", "z"] * 10}
-    features.fit(rows)
-    shown = cells(features._repr_html_())
-    assert shown[shown.index("price") : shown.index("price") + 2] == ["price", "Numeric"]
-    assert shown[shown.index("site") + 1] == "Categorical"
-    assert shown[shown.index("learned") + 1] == "yes"
-
-
-def test_predictions_show_their_first_rows():
-    predictions = Predictions({"prediction": np.arange(12.0)[:, None], "name": ["<i>"] * 12})
-    markup = predictions._repr_html_()
-    assert "12 rows, the first 10" in markup
-    assert cells(markup)[:4] == ["0", "<i>", "1", "<i>"]
-    assert len(cells(markup)) == 20
-
-
-def test_tables_of_runs_are_shown_in_a_fixed_width_font():
-    assert Tables("a < b")._repr_html_() == '<pre style="overflow-x:auto">a &lt; b</pre>'
-
-
-def test_a_record_says_where_it_is(fit, tmp_path):
-    fit(record := RunRecord(), epochs=1)
-    shown = cells(record._repr_html_())
-    assert shown[1] == str(tmp_path / "record.jsonl")
-    assert "until the first step" in shown

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigurationError, DataError
-from ..state import Predictions
 from ..storage.cached_segments import local_files
 from ..streams.batch import is_frame
 from .feature import PREDICTION
@@ -196,7 +195,7 @@ class KeptColumns:
 
     def beside(self, predictions: Any) -> dict[str, Any]:
         """Return the next predictions, under "prediction", and the columns of their rows."""
-        return Predictions({PREDICTION: predictions, **self.take(_rows(predictions))})
+        return {PREDICTION: predictions, **self.take(_rows(predictions))}
 
 
 def _rows(predictions: Any) -> int:

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from callbacks.summary import facts_html, table_html
-
 from ..checks import number, refuse, whole
 from ..embedding.tables.hashing import to_ids
 from ..errors import CheckpointMismatchError, ConfigurationError, DataError, did_you_mean
@@ -174,17 +172,6 @@ class Features(Stateful):
     def of_kind(self, kind: Kind) -> list[Output]:
         """Return the outputs of a kind, in order."""
         return [output for output in self.outputs if output.kind is kind]
-
-    def _repr_html_(self) -> str:
-        rows = [
-            [f.name, type(f).__name__, ", ".join(f.raw()), ", ".join(f"{o.name} ({o.kind.value})" for o in f.outputs())]
-            for f in self.features
-        ]
-        others = {"label": ", ".join(self.labels) or None, "weight": self.weight, "group": self.group}
-        others |= {"event time": self.event_time, "kept for output": ", ".join(self.keep) or None}
-        others |= {"learned": "yes" if self.is_fitted else "not yet: from the first data of fit, or fit(data)"}
-        heads = ("feature", "kind", "columns", "inputs")
-        return f"<div>{facts_html('Features', others)}{table_html(heads, rows)}</div>"
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from ..data.finite.sources import ArraySource
 from ..distributed.dense_state import average_statistics
 from ..errors import DataError
 from ..metrics.loss import Loss
-from ..state import Phase, Results
+from ..state import Phase
 from ..streams.batch import is_frame
 from . import declared_features, loop
 from .call import call
@@ -52,7 +52,7 @@ def _evaluate(
             results = evaluate_feed(trainer, feed, interruptible=alone)
         loop.evaluated(trainer, results)
     signals.leave()
-    return Results(results)
+    return results
 
 
 def evaluate_feed(trainer: TrainerBase, feed: Feed, *, interruptible: bool = True) -> dict[str, float]:

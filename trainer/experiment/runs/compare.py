@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,13 +14,6 @@ from . import run_folder
 from .run_folder import Run
 
 _ABSENT = object()
-
-
-class Tables(str):
-    """Tables as text; a notebook shows them in a fixed-width font."""
-
-    def _repr_html_(self) -> str:
-        return f'<pre style="overflow-x:auto">{html.escape(self)}</pre>'
 
 
 _VERSIONS = ("python", "mindspore", "numpy", "mindspore-trainer", "platform", "machine", "cpus")
@@ -59,7 +51,7 @@ def compare(*folders: str | Path) -> str:
     heads = [*names, "difference"] if len(runs) == 2 else names
     metrics = [run.metrics for run in runs]
     lines += _section("Results", heads, _results(metrics), "the same" if any(metrics) else "none written yet")
-    return Tables("\n".join(lines))
+    return "\n".join(lines)
 
 
 def list_runs(folder: str | Path) -> str:
@@ -70,7 +62,7 @@ def list_runs(folder: str | Path) -> str:
     if not runs:
         return f"no runs below {folder}"
     rows = [[str(run.path), *_summary(run)] for run in runs]
-    return Tables("\n".join(table([["run", "state", "steps", "best", "started", "time", "size"], *rows])))
+    return "\n".join(table([["run", "state", "steps", "best", "started", "time", "size"], *rows]))
 
 
 def _summary(run: Run) -> list[str]:
