@@ -112,7 +112,7 @@ class ModelCheckpoint(Callback):
         return other
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Count from here: what the run begins with needs no snapshot."""
+        """Count from here: a snapshot of the beginning is taken only where it ranks."""
         self._due, self._measured = False, None
         self._saved_step = trainer.state.progress.global_step
         if isinstance(self.every, Every):
@@ -151,7 +151,7 @@ class ModelCheckpoint(Callback):
         best = [record for record in self._ranked() if record["durable"]]
         if not best:
             logger.warning("ModelCheckpoint: %s was never measured; no best weights restored", self.watched.name)
-        elif best[0]["name"] != f"step_{trainer.state.progress.global_step:08d}":
+        elif best[0]["name"] != _name_of(trainer.state.progress.global_step):
             trainer.load(self.root / best[0]["name"], weights_only=True, averaged=True)
             value = f"{self.watched.name} {best[0]['value']:.6g}"
             logger.info("ModelCheckpoint: the weights of the best snapshot, %s (%s)", best[0]["name"], value)
@@ -163,14 +163,16 @@ class ModelCheckpoint(Callback):
 
     def _save_if_wanted(self, trainer: Trainer, background: bool) -> None:
         step, value = trainer.state.progress.global_step, self._measured
-        wanted = self._due or (value is not None and self._among_best(value))
+        ranked = value is not None and self._among_best(value)
+        wanted = self._due or ranked
         self._due, self._measured = False, None
-        if wanted and step != self._saved_step:
+        first = ranked and all(record["name"] != _name_of(step) for record in self._records)
+        if wanted and (first or step != self._saved_step):
             self._save(trainer, step, value, background)
 
     def _save(self, trainer: Trainer, step: int, value: float | None, background: bool) -> None:
         # The record is part of the snapshot it describes, so it is created first.
-        name = f"step_{step:08d}"
+        name = _name_of(step)
         self._records = [record for record in self._records if record["name"] != name]
         record = {"name": name, "value": value, "durable": False}
         self._records.append(record)
@@ -247,6 +249,10 @@ class ModelCheckpoint(Callback):
         ]
         self.best_name = None if state["best_name"] is None else _name(state["best_name"])
         self._records = records
+
+
+def _name_of(step: int) -> str:
+    return f"step_{step:08d}"
 
 
 def _name(value: Any) -> str:

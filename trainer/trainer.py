@@ -235,6 +235,7 @@ class Trainer(MindSporeVerbs):
         shuffle: bool = True,
         sharded: bool | None = None,
         valid_sharded: bool | None = None,
+        valid_on_start: bool = False,
         max_steps: int | None = None,
         resume: str | Path | None = None,
         max_time: timedelta | str | float | None = None,
@@ -262,6 +263,8 @@ class Trainer(MindSporeVerbs):
                 num_shards says. Parts may differ in length. Otherwise every process is given the whole dataset and
                 takes its part of each step.
             valid_sharded: the same of `valid_dataset`.
+            valid_on_start: whether to validate before the first step too, but for a resumed run. What the network
+                begins with then counts for `EarlyStopping`, and `ModelCheckpoint(monitor=...)` keeps it if it is best.
             max_steps: bound of the optimizer steps of this call.
             resume: a snapshot, a folder of snapshots or a run folder to continue, or the URL of a mirrored one;
                 "auto" continues if there is a snapshot.
@@ -297,6 +300,7 @@ class Trainer(MindSporeVerbs):
                 shuffle=shuffle,
                 sharded=sharded,
                 valid_sharded=valid_sharded,
+                valid_on_start=checks.boolean("valid_on_start", valid_on_start),
                 max_steps=max_steps,
                 max_seconds=checks.seconds("max_time", max_time),
                 resume=resume,

@@ -65,6 +65,30 @@ def test_a_finished_run_has_the_best_weights_and_a_longer_one_goes_on_from_the_l
         ModelCheckpoint(restore_best=True)
 
 
+def test_what_a_run_begins_with_is_kept_where_it_is_best(fit, tmp_path):
+    def callbacks(values):
+        checkpoint = ModelCheckpoint(monitor="val_auc", restore_best=True)
+        return scores(values), EarlyStopping("val_auc", patience=2), checkpoint
+
+    seen = []
+    note = LambdaCallback(on_eval_end=lambda trainer: seen.append(weights(trainer)), order=-1)
+    trainer = fit(note, *callbacks([0.9, 0.5, 0.6]), epochs=5, valid_on_start=True)
+    assert trainer.history.steps["val_auc"] == [0, 8, 16]
+    assert weights(trainer) == seen[0] != seen[2]
+    assert names(tmp_path / "checkpoints") == ["step_00000000", "step_00000008", "step_00000016"]
+    assert (tmp_path / "checkpoints" / "best").read_text().strip() == "step_00000000"
+    resumed = fit(*callbacks([0.95]), epochs=3, valid_on_start=True, resume=tmp_path / "checkpoints")
+    assert resumed.history.steps["val_auc"] == [0, 8, 16, 24]  # the resumed run did not begin with a validation
+    assert (tmp_path / "checkpoints" / "best").read_text().strip() == "step_00000024"
+    with pytest.raises(ConfigurationError, match=r"valid_on_start=True.*valid_dataset"):
+        fit(valid=False, valid_on_start=True)
+
+
+def test_a_run_that_begins_worse_keeps_no_snapshot_of_its_beginning_for_long(fit, tmp_path):
+    fit(scores([0.1, 0.5, 0.6]), ModelCheckpoint(monitor="val_auc", keep_last=1), epochs=2, valid_on_start=True)
+    assert names(tmp_path / "checkpoints") == ["step_00000016"]
+
+
 def weights(trainer):
     return [parameter.asnumpy().tobytes() for parameter in trainer.network.get_parameters()]
 

@@ -23,6 +23,7 @@ SAME_MEANING = {
     "limit_val_batches": "limit_valid_batches",
     "loss_scale_manager": "loss_scale",
     "resume_from_checkpoint": "resume",
+    "eval_on_start": "valid_on_start",
 }
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 HINTS = {

@@ -63,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
             help="continue from the last snapshot of this run folder, or of its mirror (URL); CONFIG --resume auto "
             "begins the run of CONFIG, or continues it",
         )
+    parsers["fit"].add_argument(
+        "--baseline", action="store_true", help="compare the result with plain models; section baseline of CONFIG"
+    )
     for name in ("evaluate", "predict", "export", "features", "check"):
         parsers[name].add_argument("config", metavar="CONFIG", help="experiment file (YAML) or run folder")
     for name in ("evaluate", "predict", "export"):
@@ -236,6 +239,8 @@ def _loaded(source: Path, args: argparse.Namespace) -> Iterator[Any]:
 
     with project_paths(source):
         config = load_config(source, args.overrides)
+        if getattr(args, "baseline", False) and config.baseline is None:
+            config = load_config(source, [*args.overrides, "baseline={}"])
         # a run folder may have been moved since it was written
         yield config.model_copy(update={"run_dir": source}) if source.is_dir() else config
 

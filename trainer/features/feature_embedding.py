@@ -122,6 +122,7 @@ class FeatureEmbedding(nn.Cell):
         field_names: names of the fields, in order.
         sequence_names: names of the sequences, in order.
         number_width: columns of `numbers`.
+        plain_columns: which columns of the input "numbers" they are.
 
     Raises:
         ConfigurationError: features of other widths than `dim`, which cannot be stacked.
@@ -153,6 +154,7 @@ class FeatureEmbedding(nn.Cell):
         self.id_columns = Tensor(chosen) if 0 < len(chosen) < len(all_ids) else None
         plain, vectors = _number_columns(features.of_kind(Kind.NUMBERS))
         self.number_width = len(plain) or 1
+        self.plain_columns = tuple(plain)
         self.has_plain_numbers = bool(plain)
         self.plain_numbers = Tensor(np.array(plain, np.int32)) if plain and vectors else None
         self.vector_columns = [

@@ -40,7 +40,7 @@ class DeepFM(nn.Cell):
         self.linear = Linear(features)
         self.embedding = pooled_embedding(features, dim)
         self.pairs = PairwiseProducts()
-        self.deep = Perceptron(flat_width(self.embedding), hidden, 1)
+        self.deep = Perceptron(flat_width(self.embedding), hidden, 1, last_init="zeros")
         self.units = LabelUnits(mean, deviation)
 
     def construct(self, *columns):

@@ -13,8 +13,10 @@ from mindspore import dtype as mstype
 from mindspore.common.initializer import HeNormal, initializer
 
 from ..checks import any_number, number, refuse, whole
+from ..embedding.layers.embedding_cells import embedding_cells, head_cells
 from ..errors import ConfigurationError
 from ..features import FeatureEmbedding, Features
+from .linear_model import LinearModel
 
 
 class Perceptron(nn.Cell):
@@ -27,6 +29,8 @@ class Perceptron(nn.Cell):
         hidden: widths of the layers.
         outputs: width of a last layer without activation; None: no such layer.
         activation: class of the cell after each hidden layer.
+        last_init: first weights of that last layer: "zeros" for a part that is added to others, which first learn
+            without it; None: MindSpore's.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class Perceptron(nn.Cell):
         hidden: Sequence[int],
         outputs: int | None = None,
         activation: Callable[[], nn.Cell] = nn.ReLU,
+        last_init: str | None = None,
     ) -> None:
         super().__init__()
         widths = [inputs, *check_hidden(hidden)]
@@ -42,7 +47,7 @@ class Perceptron(nn.Cell):
         for fan_in, fan_out in pairwise(widths):
             layers += [nn.Dense(fan_in, fan_out, weight_init=HeNormal(nonlinearity="relu")), activation()]
         if outputs is not None:
-            layers.append(nn.Dense(widths[-1], outputs))
+            layers.append(nn.Dense(widths[-1], outputs, weight_init=last_init, bias_init=last_init))
         self.layers = nn.SequentialCell(layers)
 
     def construct(self, x):
@@ -56,6 +61,9 @@ def check_hidden(hidden: Sequence[int]) -> tuple[int, ...]:
     return tuple(whole("hidden", width) for width in hidden)
 
 
+_LINEAR = "linear."  # begins the names of a linear part's tables
+
+
 class Linear(nn.Cell):
     """First-order terms: a weight per category and per number, and a bias.
 
@@ -64,9 +72,31 @@ class Linear(nn.Cell):
 
     def __init__(self, features: Features, outputs: int = 1) -> None:
         super().__init__()
-        self.weights = pooled_embedding(features, outputs, prefix="linear.", initializer="zeros")
+        self.weights = pooled_embedding(features, outputs, prefix=_LINEAR, initializer="zeros")
         self.numbers = nn.Dense(self.weights.number_width, outputs, weight_init="zeros")
         self.outputs = outputs
+
+    def begin_as(self, model: LinearModel, units: LabelUnits | None = None) -> None:
+        """Take the weights of a regression over the same features.
+
+        Tables that admit or evict ids, and numbers with vectors, begin as they are.
+
+        Args:
+            model: the regression, of as many outputs.
+            units: what the network's output goes through.
+        """
+        mean, deviation = (0.0, 1.0) if units is None else (units.mean, units.deviation)
+        if plain := list(self.weights.plain_columns):
+            _assign(self.numbers.weight, model.numbers[plain].T / deviation)
+        _assign(self.numbers.bias, (model.bias - mean) / deviation)
+        for cell in head_cells(embedding_cells(self.weights)):
+            ids, weights = model.rows[cell.spec.name.removeprefix(_LINEAR)]
+            if cell.is_dense:
+                values = cell.weight.asnumpy().copy()
+                values[ids] = weights / deviation
+                _assign(cell.weight, values)
+            elif cell.spec.keeps_every_id:
+                cell.host_table().put(ids, (weights / deviation).astype(np.float32))
 
     def construct(self, *columns):
         fields, numbers, _ = self.weights(*columns)
@@ -105,6 +135,10 @@ class PairwiseProducts(nn.Cell):
     def construct(self, vectors):
         total = vectors.sum(axis=1)
         return 0.5 * (ops.square(total) - ops.square(vectors).sum(axis=1)).sum(axis=1)
+
+
+def _assign(parameter: Parameter, values: np.ndarray) -> None:
+    ops.assign(parameter, Tensor(np.ascontiguousarray(values), parameter.dtype))
 
 
 _PRECISIONS = ("fp16", "bf16", "fp32")

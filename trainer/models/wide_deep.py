@@ -37,7 +37,7 @@ class WideDeep(nn.Cell):
         self.wide = Linear(features, classes)
         crosses = [feature.name for feature in features.features if isinstance(feature, Cross)]
         self.embedding = pooled_embedding(features, dim, exclude=crosses)
-        self.deep = Perceptron(flat_width(self.embedding), hidden, classes)
+        self.deep = Perceptron(flat_width(self.embedding), hidden, classes, last_init="zeros")
 
     def construct(self, *columns):
         fields, numbers, _ = self.embedding(*columns)

@@ -1,120 +1,126 @@
-"""`Baseline`: a plain model on the same rows, beside a run's result."""
+"""`Baseline`: plain models of the same rows, beside a run's result."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from mindspore import nn
+
+from callbacks import Callback
 
 from ..checks import whole
+from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import ConfigurationError
-from ..features.feature import IDS, NUMBERS, Kind
 from ..features.feature_data import rows_of
-from ..features.features import Features
+from ..features.features import Features, Inputs
+from ..metrics.defaults import BINARY, CLASSES, meaning_of
+from ..metrics.loss import Loss
+from ..metrics.registry import clear_metrics, directions, read_metrics, update_metrics
 from ..models.in_batch_softmax import InBatchSoftmax
+from ..models.layers import LabelUnits, Linear
+from ..models.linear_model import LinearModel
 from ..models.retrieval import item_vectors, top_items, user_vectors
+from .boosted_trees import BoostedTrees
 
-if TYPE_CHECKING:
-    from ..trainer import Trainer
+logger = logging.getLogger(__name__)
 
 RETRIEVED = 10
 RETRIEVED_METRIC = f"recall_{RETRIEVED}"
+IMPORTANCE_ROWS = 10_000
+SHUFFLES = 5
+DIGITS = 4  # of a metric on the screen, which decide what is better
+
+Values = dict[str, float]
 
 
-class Baseline:
-    """Prints a plain model's result on `test` beside that of the run.
+class Baseline(Callback):
+    """Compares a run with plain models of the same rows and features.
 
-    It is the logistic regression of scikit-learn for a label of classes, its ridge regression for numbers, each with
-    its default strength and the declared features as inputs: one weight per number and per id. For two towers it is a
-    list of the most popular items. Without scikit-learn a line says what to install.
+    They are a regression (`trainer.models.linear_model.LinearModel`: logistic for a label of classes, else ridge) and,
+    where scikit-learn is installed, its gradient boosting; for two towers the most popular items. As a callback it is
+    for `start`; `compare` prints the result. On several processes each is given the same rows.
 
     Args:
         train: raw rows to learn from, as `RawFiles`.
         test: raw rows to compare on.
+        start: whether a network with a linear part (`trainer.models`: lr, fm, wide_deep, deepfm), not trained yet,
+            begins as the regression. With ``fit(valid_on_start=True)`` and the best weights kept, a run then ends
+            below the regression only as far as the validation rows mislead.
         rows: most rows to learn from; the first are taken.
     """
 
-    def __init__(self, train: Any, test: Any, rows: int = 200_000) -> None:
-        self.train, self.test = train, test
+    def __init__(self, train: Any, test: Any, start: bool = False, rows: int = 200_000) -> None:
+        self.train, self.test, self.start = train, test, start
         self.rows = whole("Baseline(rows=...)", rows)
+        self._plain: tuple[Inputs, LinearModel] | None = None
 
-    def __call__(self, trainer: Trainer, run_dir: str | Path) -> dict[str, Any] | None:
-        """Print the comparison; return {"baseline": name, "model": ..., "plain": ...}.
+    def setup(self, trainer: Any) -> None:
+        """Let the network begin as the regression; a resumed run takes its own weights.
 
         Raises:
-            ConfigurationError: the run has no declared features with one label.
+            ConfigurationError: the run has no declared features with one label, or no metrics.
         """
-        features = trainer.features
-        if features is None or len(features.labels) != 1:
-            raise ConfigurationError("report: Baseline compares runs with declared features and one label")
+        features = _checked(trainer)
+        linear = [cell for cell in trainer.network.cells() if isinstance(cell, Linear)]
+        if not self.start or len(linear) != 1 or _is_trained(trainer, linear[0]):
+            return
+        units = [cell for cell in trainer.network.cells() if isinstance(cell, LabelUnits)]
+        linear[0].begin_as(self._linear(features, trainer.loss_fn)[1], *units)
+        logger.info("the network begins as the %s of the same features", _name(trainer.loss_fn))
+
+    def compare(self, trainer: Any) -> dict[str, Any]:
+        """Print the comparison on the test rows, and return it.
+
+        Returns:
+            "model": value by metric of the run, "plain": the same by name of the plain model, "best": the name of the
+            best by the first metric, "this run" or a plain model's, and "importance": what shuffling a raw column costs
+            the run in that metric, {column: [mean, standard deviation over the shuffles]}.
+        """
+        features = _checked(trainer)
+        importance: dict[str, list[float]] = {}
         if isinstance(trainer.loss_fn, InBatchSoftmax):
-            name, own, plain = "most popular items", *self._retrieved(trainer, features.labels[0])
-            higher = {RETRIEVED_METRIC: True}
+            own, popular = self._retrieved(trainer, features.labels[0])
+            results, higher = {"this run": own, "most popular items": popular}, True
         else:
-            try:
-                name, plain = self._linear(features, trainer.loss_fn)
-            except ImportError:
-                print("no baseline beside the result: pip install 'mindspore-trainer[examples]' for scikit-learn")
-                return None
-            own = trainer.evaluate(self.test)
-            higher = {metric: metric in ("auc", "accuracy") for metric in plain}
+            raw = _columns(list(_parts(features, self.test, None)))
+            results = self._results(trainer, features, raw)
+            higher = bool(directions(trainer.metrics)[next(iter(results["this run"]))])
+            importance = _importance(trainer, features, raw, higher)
+        first = next(iter(results["this run"]))
+        best = (max if higher else min)(results, key=lambda name: round(results[name][first], DIGITS))
         if trainer.group.is_main:
-            print("\n".join(_table({"this run": own, name: plain}, list(plain))))
-            first = next(iter(plain))
-            if own[first] < plain[first] if higher[first] else own[first] > plain[first]:
-                print(f"the {name} is better by {first}: the network learns nothing beyond it from these rows yet")
-        return {"baseline": name, "model": {metric: own[metric] for metric in plain}, "plain": plain}
+            print("\n".join(_table(results)))
+            if best != "this run":
+                print(f"the baseline wins: {best} is better by {first}; the network learns nothing beyond it here")
+        return {"model": results.pop("this run"), "plain": results, "best": best, "importance": importance}
 
-    def _linear(self, features: Features, loss_fn: Any) -> tuple[str, dict[str, float]]:
-        from sklearn import metrics
-        from sklearn.linear_model import LogisticRegression, Ridge
+    def _linear(self, features: Features, loss_fn: Any) -> tuple[Inputs, LinearModel]:
+        if self._plain is None:
+            inputs = _inputs(features, _columns(list(_parts(features, self.train, self.rows))))
+            self._plain = inputs, LinearModel(features, inputs, _classes(features, inputs, loss_fn))
+        return self._plain
 
-        known: dict[str, np.ndarray] = {}
-        x, y, weight = self._matrix(features, self.train, known, self.rows)
-        x_test, y_test, weight_test = self._matrix(features, self.test, known)
-        weighted = {"sample_weight": weight_test}
-        if isinstance(loss_fn, nn.BCEWithLogitsLoss | nn.CrossEntropyLoss):
-            model = LogisticRegression(max_iter=1000).fit(x, y, weight)
-            chances = model.predict_proba(x_test)
-            values = {"log_loss": metrics.log_loss(y_test, chances, labels=model.classes_, **weighted)}
-            if len(model.classes_) == 2:
-                values["auc"] = metrics.roc_auc_score(y_test, chances[:, 1], **weighted)
-            else:
-                values["accuracy"] = metrics.accuracy_score(y_test, model.predict(x_test), **weighted)
-            order = [name for name in ("auc", "log_loss", "accuracy") if name in values]
-            return "logistic regression", {name: float(values[name]) for name in order}
-        answers = Ridge(solver="lsqr").fit(x, y, weight).predict(x_test)
-        rmse = metrics.mean_squared_error(y_test, answers, **weighted) ** 0.5
-        return "ridge regression", {
-            "rmse": float(rmse),
-            "mae": float(metrics.mean_absolute_error(y_test, answers, **weighted)),
+    def _results(self, trainer: Any, features: Features, raw: Mapping[str, Any]) -> dict[str, Values]:
+        """Return value by metric of the run and of each plain model."""
+        test = _inputs(features, raw)
+        own = trainer.evaluate(test)
+        inputs, linear = self._linear(features, trainer.loss_fn)
+        plain: dict[str, Any] = {_name(trainer.loss_fn): linear}
+        try:
+            plain["gradient boosting"] = BoostedTrees(features, inputs, _classes(features, inputs, trainer.loss_fn))
+        except ImportError:
+            logger.info("no gradient boosting beside the result: scikit-learn is not installed")
+        results = {name: _measured(trainer, features, test, model.outputs(test)) for name, model in plain.items()}
+        names = [name for name in results[_name(trainer.loss_fn)] if name in own]
+        return {
+            name: {metric: values[metric] for metric in names} for name, values in {"this run": own, **results}.items()
         }
 
-    def _matrix(
-        self, features: Features, data: Any, known: dict[str, np.ndarray], most: int | None = None
-    ) -> tuple[Any, np.ndarray, np.ndarray | None]:
-        """Return features (scipy.sparse), labels and weights; `known` keeps the ids."""
-        from scipy import sparse
-
-        inputs = _columns([features.batch(raw) for raw in _parts(features, data, most)])
-        y = inputs[features.labels[0]]
-        blocks = [sparse.csr_matrix(inputs[NUMBERS])] if features.of_kind(Kind.NUMBERS) else []
-        if names := [output.name for output in features.of_kind(Kind.IDS)]:
-            ids, ends = inputs[IDS], np.arange(len(y) + 1)
-            blocks += [_one_hot(known, name, ids[:, index], ends) for index, name in enumerate(names)]
-        for output in features.of_kind(Kind.LIST):
-            lists = inputs[output.name]
-            shares = sparse.diags(1 / np.maximum(1, np.diff(lists.offsets)))
-            blocks.append(shares @ _one_hot(known, output.name, lists.values, lists.offsets))
-        return sparse.hstack(blocks, "csr"), y, None if features.weight is None else inputs[features.weight]
-
-    def _retrieved(self, trainer: Trainer, label: str) -> tuple[dict[str, float], dict[str, float]]:
+    def _retrieved(self, trainer: Any, label: str) -> tuple[Values, Values]:
         """Return recall of the two towers and of the most popular items."""
         features = trainer.features
-        assert features is not None
         train, test = (
             _columns(list(_parts(features, data, most))) for data, most in ((self.train, self.rows), (self.test, None))
         )
@@ -126,6 +132,65 @@ class Baseline:
         hits = (items[nearest] == np.asarray(test[label])[:, None]).any(1)
         popular = np.isin(test[label], shown)
         return {RETRIEVED_METRIC: float(hits.mean())}, {RETRIEVED_METRIC: float(popular.mean())}
+
+
+def _checked(trainer: Any) -> Features:
+    features = trainer.features
+    if features is None or len(features.labels) != 1:
+        raise ConfigurationError("baseline: plain models are for declared features with one label")
+    metrics = [name for name, metric in trainer.metrics.items() if not isinstance(metric, Loss)]
+    if not metrics and not isinstance(trainer.loss_fn, InBatchSoftmax):
+        raise ConfigurationError("baseline: plain models are compared by metrics, as metrics: [log_loss, auc]")
+    return features
+
+
+def _is_trained(trainer: Any, linear: Linear) -> bool:
+    cells = embedding_cells(linear)
+    rows = any(len(cell.host_table()) for cell in cells if not cell.is_dense)
+    return rows or trainer.state.progress.global_step > 0 or bool(linear.numbers.weight.asnumpy().any())
+
+
+def _name(loss_fn: Any) -> str:
+    return "logistic regression" if meaning_of(loss_fn).target in (BINARY, CLASSES) else "ridge regression"
+
+
+def _classes(features: Features, inputs: Inputs, loss_fn: Any) -> int:
+    """Return the number of the label's classes, 1 of a number."""
+    if meaning_of(loss_fn).target == CLASSES:
+        return len(features.label_classes) or int(np.max(inputs[features.labels[0]])) + 1
+    return 2 if meaning_of(loss_fn).target == BINARY else 1
+
+
+def _measured(trainer: Any, features: Features, inputs: Inputs, outputs: np.ndarray) -> Values:
+    """Return the run's metrics of other outputs for the same rows."""
+    metrics = {name: metric for name, metric in trainer.metrics.items() if not isinstance(metric, Loss)}
+    weight = inputs[features.weight] if trainer.row_weights.of_metrics else None
+    clear_metrics(metrics)
+    label = np.asarray(inputs[features.labels[0]])
+    update_metrics(metrics, (None, outputs.astype(np.float32), label), (0, 1, 2), len(label), inputs, weight)
+    return read_metrics(metrics)
+
+
+def _importance(trainer: Any, features: Features, raw: Mapping[str, Any], higher: bool) -> dict[str, list[float]]:
+    """Return mean and deviation of the metric's loss where a raw column is shuffled."""
+    raw = {name: column[:IMPORTANCE_ROWS] for name, column in raw.items()}
+    first = next(name for name, metric in trainer.metrics.items() if not isinstance(metric, Loss))
+    rng, rows = np.random.default_rng(0), len(raw[features.labels[0]])
+
+    def evaluate(columns: Mapping[str, Any]) -> float:
+        return float(trainer.evaluate(_inputs(features, columns))[first])
+
+    unshuffled = evaluate(raw)
+    found = {}
+    for name in dict.fromkeys(name for feature in features.features for name in feature.raw()):
+        values = [evaluate({**raw, name: raw[name][rng.permutation(rows)]}) for _ in range(SHUFFLES)]
+        costs = (unshuffled - np.array(values)) * (1 if higher else -1)
+        found[name] = [float(costs.mean()), float(costs.std())]
+    return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+
+
+def _inputs(features: Features, raw: Mapping[str, Any]) -> Inputs:
+    return Inputs(features.batch(raw))
 
 
 def _parts(features: Features, data: Any, most: int | None) -> Iterator[Mapping[str, Any]]:
@@ -142,20 +207,11 @@ def _columns(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _one_hot(known: dict[str, np.ndarray], name: str, ids: np.ndarray, ends: np.ndarray) -> Any:
-    """Return rows of ids as scipy.sparse [N, ids known]; unknown ids are zeros."""
-    from scipy import sparse
-
-    distinct = known.setdefault(name, np.unique(ids))
-    places = np.minimum(np.searchsorted(distinct, ids), len(distinct) - 1)
-    found = (distinct[places] == ids).astype(np.float64)
-    return sparse.csr_matrix((found, places, ends), shape=(len(ends) - 1, len(distinct)))
-
-
-def _table(results: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> list[str]:
-    width = max(map(len, results))
-    lines = [f"{'on the test rows':<{max(width, 16)}} " + " ".join(f"{name:>10}" for name in names)]
+def _table(results: Mapping[str, Values]) -> list[str]:
+    names = list(results["this run"])
+    width = max(16, *map(len, results))
+    lines = [f"{'on the test rows':<{width}} " + " ".join(f"{name:>10}" for name in names)]
     return lines + [
-        f"{label:<{max(width, 16)}} " + " ".join(f"{values[name]:>10.4f}" for name in names)
+        f"{label:<{width}} " + " ".join(f"{values[name]:>10.{DIGITS}f}" for name in names)
         for label, values in results.items()
     ]

@@ -9,9 +9,11 @@ from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
+from callbacks.output import shown_once
+
 from ..checks import require
 from . import figures, headline
-from .run_data import RunData, SweepData
+from .run_data import RunData, Series, SweepData
 
 PROFILE_ROWS = 12
 _SLICE = "/"  # "auc/site=3" is the AUC of a slice
@@ -172,8 +174,19 @@ def _results(runs: Sequence[RunData]) -> list[Any]:
     ]
     return [
         _side_by_side("Last values", "result", runs, finals),
+        *map(_baseline, runs),
         _table("Best values", ["run", "metric", "best", "at step", "in snapshot"], best),
     ]
+
+
+def _baseline(run: RunData) -> str:
+    """Return a table of the run beside the plain models."""
+    results = {"this run": run.baseline.get("model", {}), **run.baseline.get("plain", {})}
+    names = list(results["this run"])
+    rows = [[model, *(values.get(name) for name in names)] for model, values in results.items()] if names else []
+    return _table(
+        f"{run.name} beside plain models", ["model", *names], rows, lambda row: row[0] == run.baseline["best"]
+    )
 
 
 def _names(runs: Sequence[RunData], group: str) -> list[str]:
@@ -183,18 +196,30 @@ def _names(runs: Sequence[RunData], group: str) -> list[str]:
 
 def _curves(runs: Sequence[RunData]) -> list[Any]:
     plots = [figures.lines("Loss", runs, ["train/loss", "epoch/loss", "val/loss"])]
-    plots += [
-        figures.lines(headline.in_words(name), runs, [name]) for name in _names(runs, "val") if name != "val/loss"
-    ]
+    shown = [name for name in _once(runs, _names(runs, "val")) if name != "val/loss"]
+    plots += [figures.lines(headline.in_words(name), runs, [name]) for name in shown]
     known = {"train/loss", "train/samples_per_second", "train/data_wait"}
     others = [name for name in _names(runs, "train") if name not in known]
     return plots + [figures.lines(headline.in_words(name), runs, [name], unless_flat=True) for name in others]
 
 
+def _once(runs: Sequence[RunData], names: Sequence[str]) -> list[str]:
+    """Return the names without log losses that repeat the loss in all runs."""
+    return [name for name in names if not all(_repeats_loss(run.record.series, name) for run in runs)]
+
+
+def _repeats_loss(series: Mapping[str, Series], name: str) -> bool:
+    if name not in series or not name.endswith("log_loss"):
+        return name not in series
+    own, loss = series[name], series.get(name.removesuffix("log_loss") + "loss", Series())
+    pairs = [pair for pair in zip(own.values, loss.values, strict=False) if None not in pair]
+    return own.steps == loss.steps and all("loss" not in shown_once({"log_loss": a, "loss": b}) for a, b in pairs)
+
+
 def _windows(runs: Sequence[RunData]) -> list[Any]:
     bases = dict.fromkeys(
         name.removeprefix("window/").removeprefix("decayed_").removeprefix("lifetime_")
-        for name in _names(runs, "window")
+        for name in _once(runs, _names(runs, "window"))
     )
     shown = [base for base in bases if base not in _STREAM_FIGURES and not base.endswith("rows")]
     horizons = ("window/", "window/decayed_", "window/lifetime_")
@@ -224,8 +249,18 @@ def _slices(runs: Sequence[RunData]) -> list[Any]:
 def _features(runs: Sequence[RunData]) -> list[Any]:
     drift = {run.name: dict(run.drift) for run in runs if run.drift}
     plot = figures.bars("Drift of the test rows from those trained on", "population stability index", drift, runs)
+    importance = {run.name: run.baseline.get("importance", {}) for run in runs}
+    costs = {run: {name: mean for name, (mean, _) in of.items()} for run, of in importance.items()}
+    asked = figures.bars("What shuffling a column costs", "loss of the first metric", costs, runs)
+    noise = [[run, name, *cost] for run, of in importance.items() for name, cost in of.items()]
     note = '<p class="note">Below 0.1 a column is usually called unchanged, above 0.25 changed.</p>' if drift else ""
-    return [plot, note, _side_by_side("", "feature", runs, [run.features for run in runs])]
+    return [
+        asked,
+        plot,
+        note,
+        _side_by_side("", "feature", runs, [run.features for run in runs]),
+        _table("What shuffling a column costs", ["run", "column", "mean", "deviation"], noise),
+    ]
 
 
 def _speed(runs: Sequence[RunData]) -> list[Any]:

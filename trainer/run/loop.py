@@ -39,6 +39,9 @@ def train(run: Run) -> None:
         call("on_train_begin", trainer)
         run.start_clocks()
         with contextlib.suppress(Interrupted):  # raised while waiting for data; the stop has its reason
+            if run.valid_on_start:
+                _validate(run)
+                call("on_checkpoint", trainer)
             while not run.stopped():
                 if run.at_epoch_start():
                     run.begin_epoch()
@@ -122,14 +125,18 @@ def _after_step(run: Run, chunk: Chunk, outputs: StepOutputs) -> None:
         trainer.add_up_tables()
         if not run.options.guard:
             warn_of_loss(trainer, state.train_loss)
-    if run.evaluate is not None and run.validation_due(chunk):
-        results = run.evaluate()
-        if results:
-            state.metrics = {f"val_{name}": value for name, value in numbers(results).items()}
-            call("on_eval_end", trainer)
+    if run.validation_due(chunk):
+        _validate(run)
     if chunk.ends_epoch:
         call("on_train_epoch_end", trainer)
     call("on_checkpoint", trainer)
+
+
+def _validate(run: Run) -> None:
+    results = {} if run.evaluate is None else run.evaluate()
+    if results:
+        run.trainer.state.metrics = {f"val_{name}": value for name, value in numbers(results).items()}
+        run.callbacks.call("on_eval_end", run.trainer)
 
 
 def evaluate(

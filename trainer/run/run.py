@@ -54,6 +54,7 @@ class Run:
     _: KW_ONLY
     evaluate: Callable[[], dict[str, float]] | None = None  # empty after a stop signal; None without validation
     valid_sets: Sequence[str] = ()  # names of the validation sets; an empty name for the only one
+    valid_on_start: bool = False  # whether to validate before the first step
     online: OnlineMetrics | None = None
     set_aside: Callable[[], str | None] = lambda: None  # how many raw rows were set aside so far and why
 
@@ -261,6 +262,7 @@ def train(
     max_seconds: float | None = None,
     before_first_step: Callable[[], Any] = lambda: None,
     valid_sets: Sequence[str] = (),
+    valid_on_start: bool = False,
     online: OnlineMetrics | None = None,
     **fields: Any,
 ) -> None:
@@ -301,7 +303,8 @@ def train(
             steps=None if max_steps is None else cursor.base["step"] + max_steps,
             seconds=max_seconds,
         )
-        run = Run(trainer, feed, options, limits, cursor, valid_sets=valid_sets, online=online, **fields)
+        fields |= {"valid_sets": valid_sets, "valid_on_start": valid_on_start and snapshot is None}
+        run = Run(trainer, feed, options, limits, cursor, online=online, **fields)
         trainer.run, state.limits = run, limits
         feed.source.last_epoch = limits.epochs
         state.total_steps = steps_per_epoch(feed.size, trainer.accumulate)

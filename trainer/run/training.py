@@ -45,6 +45,7 @@ def fit(
     shuffle: bool = True,
     sharded: bool | None = None,
     valid_sharded: bool | None = None,
+    valid_on_start: bool = False,
     resume: str | Path | None = None,
     trial: Trial = ALL_BATCHES,
     first_epoch: int = 0,
@@ -58,6 +59,8 @@ def fit(
     callbacks = trial.callbacks(callbacks)
     if trial.steps is not None:
         epochs, resume, valid_every = 1, None, None
+    if valid_on_start and valid_dataset is None:
+        raise ConfigurationError("fit(valid_on_start=True) validates on valid_dataset=..., which is not given")
     if trial.limit_valid_batches == 0:
         valid_dataset = None
     resume = declared_features.restore(trainer, resume, callbacks)
@@ -112,6 +115,7 @@ def fit(
                 evaluate=(lambda: _validate(trainer, valid)) if valid else None,
                 before_first_step=try_validation,
                 valid_sets=tuple(valid),
+                valid_on_start=valid_on_start and bool(valid),
                 set_aside=lambda: train_dataset.set_aside if isinstance(train_dataset, Inputs) else source.set_aside,
             )
     signals.leave(complete=True)

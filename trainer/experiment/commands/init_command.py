@@ -35,11 +35,11 @@ _COMMANDS = (
 )
 _COLUMNS = 80
 _BASELINE = """
-# a plain model on the same rows, beside the result
-report:
-  class_path: trainer.report.baseline.Baseline
-  init_args: {train: *train, test: *test}
+# plain models of the same rows, beside the result{start}
+baseline: {{start: {starts}}}
 """
+_START = "; the network begins as the regression"
+_STARTS = ("lr", "fm", "wide_deep", "deepfm")  # have a linear part
 
 
 def _commands(file: str, name: str) -> str:
@@ -113,7 +113,7 @@ def _metrics(table: TableSummary, proposal: Proposal) -> list[str]:
         return []
     if len(proposal.classes) > 2:
         return ["log_loss", "accuracy"]
-    return ["auc", "log_loss"] if proposal.binary else ["rmse", "mae"]
+    return ["log_loss", "auc"] if proposal.binary else ["rmse", "mae"]
 
 
 def _monitor(table: TableSummary, proposal: Proposal) -> str:
@@ -142,15 +142,17 @@ def _data(table: TableSummary, proposal: Proposal) -> str:
         arguments = {"path": str(table.path), "part": part}
         sections[part] = {"class_path": "trainer.features.RawFiles", "init_args": arguments}
     sections["stream"] = {"class_path": "trainer.streams.FileStream", "init_args": _stream(table, proposal)}
-    anchors = {"train": " &train", "test": " &test"} if compared else {}
-    parts = "".join(f"  {part}:{anchors.get(part, '')}{_block(value, 4)}" for part, value in sections.items())
+    starts = compared and proposal.model in _STARTS
+    baseline = _BASELINE.format(start=_START if starts else "", starts=str(starts).lower()) if compared else ""
+    fit = {"epochs": 30, "batch_size": batch} | ({"valid_on_start": True} if starts else {})
+    parts = "".join(f"  {part}:{_block(value, 4)}" for part, value in sections.items())
     monitor = _monitor(table, proposal)
     window = {"class_path": "trainer.Window", "init_args": {"rows": max(100, rows // 20)}}
     return f"""
 # 80 % of the rows to train on, 10 % to validate on after every epoch, 10 % to
 # test on; other files: `train: newer.csv`
 data:
-{parts}fit: {{epochs: 30, batch_size: {batch}}}  # fewer where {monitor} stops improving
+{parts}fit: {dump_line(fit)}  # fewer where {monitor} stops improving
 online:{_block({"batch_size": min(batch, 64), "window": window}, 2)}
 callbacks:
   - callbacks.ProgressBar
@@ -159,7 +161,7 @@ callbacks:
     init_args: {{monitor: {monitor}, patience: 3}}
   - class_path: callbacks.ModelCheckpoint
     init_args: {{monitor: {monitor}, restore_best: true}}
-{_published(proposal)}{_BASELINE if compared else ""}"""
+{_published(proposal)}{baseline}"""
 
 
 def _published(proposal: Proposal) -> str:

@@ -36,6 +36,10 @@ _FIT = Keywords(
     {"train_dataset": "data.train", "valid_dataset": "data.valid", **_CALLBACKS, "resume": _RESUME.format("fit")},
 )
 _ONLINE = Keywords("online_train", {"stream": "data.stream", **_CALLBACKS, "resume": _RESUME.format("online")})
+_BASELINE = Keywords(
+    "trainer.report.baseline.Baseline",
+    {"train": "data.train", "test": "data.test, without it data.valid"},
+)
 
 
 def _folder(value: Any) -> Path:
@@ -117,6 +121,8 @@ class ExperimentConfig(Section):
     """Further keyword arguments of `Trainer.online_train`."""
     callbacks: Annotated[tuple[ObjectSpec, ...], Callbacks("callbacks")] = ()
     """The callbacks, in order."""
+    baseline: Annotated[Mapping[str, Any] | None, _BASELINE] = None
+    """Arguments of `trainer.report.baseline.Baseline`: plain models beside the result of `fit`; None: none."""
     report: Annotated[ObjectSpec | None, Made("report")] = None
     """An object called as ``report(trainer, run_dir)`` after `fit`."""
 

@@ -21,7 +21,7 @@ from ... import checks
 from ...errors import ConfigurationError, did_you_mean
 from ...storage.location import is_url
 from .arguments import OBJECT, Accepted, Signature, real_signature
-from .class_paths import DOTTED, has_reference, is_dotted, wrong_reference
+from .class_paths import DOTTED, has_reference, is_dotted, resolve, wrong_reference
 from .kinds import known_metrics, metric_known, supplied_names
 from .object_spec import ObjectSpec, Options
 from .reader import Reader, noted, recordable
@@ -147,10 +147,10 @@ class Metrics(Made):
 
 @dataclass(frozen=True)
 class Keywords(Content):
-    """Keyword arguments of `Trainer`, or of a method of it.
+    """Keyword arguments of `Trainer`, of a method of it, or of another class.
 
     Attributes:
-        method: the method; "" for `Trainer` itself.
+        method: the method, or the class's path; "" for `Trainer` itself.
         elsewhere: arguments that are given elsewhere, and where.
         filled: whether defaults are filled in.
         alone: the argument that a text alone stands for.
@@ -164,7 +164,10 @@ class Keywords(Content):
     def _signature(self, section: str) -> tuple[Signature, Any]:
         from ...trainer import Trainer
 
-        target = getattr(Trainer, self.method) if self.method else Trainer
+        if is_dotted(self.method):
+            target = resolve(self.method)
+        else:
+            target = getattr(Trainer, self.method) if self.method else Trainer
         signature = signature_of(inspect.unwrap(target))
         parameters = {name: p for name, p in signature.parameters.items() if name != "self"}
         accepts = {name: signature.accepts[name] for name in parameters}

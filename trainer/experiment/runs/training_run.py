@@ -18,6 +18,7 @@ from ...data.finite.datasets import is_arrays
 from ...distributed.launched import note_run_folder
 from ...errors import ConfigurationError, TrainerError
 from ...masking import MASK
+from ...report.baseline import Baseline
 from ...storage.mirror import Mirror
 from ..configuration.class_paths import expand
 from ..configuration.experiment_config import ExperimentConfig
@@ -53,6 +54,8 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
         KeyboardInterrupt, SystemExit: a signal stopped the run; it has shut down cleanly.
     """
     splits = ("train", "valid", "test") if command == "fit" else ("stream", "test")
+    if command == "fit" and config.baseline is not None and config.data.test is config.data.valid is None:
+        raise ConfigurationError(f"{config.source}: baseline: compares on data.test or data.valid; neither is given")
     if getattr(config.data, splits[0]) is None:
         raise ConfigurationError(f"{config.source}: data.{splits[0]}: is missing; trainer {command} needs it")
     mirror = None if config.mirror is None else Mirror(expand(config.mirror, "mirror"))
@@ -126,6 +129,12 @@ def _train_in(
         callbacks.append(_ResumeRecord(config, earlier))
     else:
         run_folder.write_record(run_dir, config, command)
+    baseline = None
+    if command == "fit" and config.baseline is not None:
+        given = experiment.datasets
+        arguments = keyword_values(config.baseline, Baseline)
+        baseline = Baseline(given["train"], given.get("test", given.get("valid")), **arguments)
+        callbacks.insert(0, baseline)
     logger.info("run folder: %s", config.run_dir)
     # "auto" starts over with a warning if the run was killed before its first snapshot
     from_where = "auto" if resume else None
@@ -147,6 +156,9 @@ def _train_in(
         test = evaluate_on(experiment, "test")
         results.update({f"test_{name}": value for name, value in test.items()})
         outcome["drift"] = _drift(experiment, "test")
+        run_folder.write_json(run_dir / run_folder.METRICS, outcome)
+    if baseline is not None:
+        outcome["baseline"] = baseline.compare(trainer)
         run_folder.write_json(run_dir / run_folder.METRICS, outcome)
     if experiment.report is not None:
         reported = experiment.report(trainer, run_dir)

@@ -1,0 +1,109 @@
+"""`trainer fit --baseline`: plain models beside the result, and what each column is worth to it."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tests.own_tables import write_csv
+from trainer.experiment.cli import main
+from trainer.report.run_data import read_record
+
+CONFIG = """\
+experiment: t
+features:
+  columns:
+    - {kind: numeric, name: x}
+    - {kind: numeric, name: noise}
+    - {kind: categorical, name: kind}
+    - {kind: categorical, name: other}
+    - {kind: list, name: tags, separator: "|", max_length: 3}
+  label: click
+network: {model: deepfm, dim: 2, hidden: [4]}
+loss: {class_path: mindspore.nn.BCEWithLogitsLoss}
+optimizer: {class_path: mindspore.nn.Adam, init_args: {learning_rate: 1e-5}}
+metrics: [log_loss, auc]
+data:
+  train: {class_path: trainer.features.RawFiles, init_args: {path: t.csv, part: train}}
+  valid: {class_path: trainer.features.RawFiles, init_args: {path: t.csv, part: valid}}
+  test: {class_path: trainer.features.RawFiles, init_args: {path: t.csv, part: test}}
+fit: {epochs: 1, batch_size: 256}
+callbacks:
+  - {class_path: callbacks.ModelCheckpoint, init_args: {monitor: val_log_loss, restore_best: true}}
+"""
+ROWS = 3000
+PLANTED, NOISE = ("x", "kind", "tags"), ("noise", "other")
+LOGISTIC, BOOSTED = "logistic regression", "gradient boosting"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x, noise = rng.normal(size=(2, ROWS)).round(3)
+    kind, other = rng.integers(0, 6, (2, ROWS))
+    tags = ["|".join(rng.choice(list("uvw"), rng.integers(1, 4), replace=False)) for _ in range(ROWS)]
+    score = x + np.array([-2, -1, 0, 0, 1, 2])[kind] + 2 * np.char.count(np.array(tags), "u") - 1
+    columns = {"x": x, "noise": noise, "kind": np.array(list("abcdef"))[kind], "other": other, "tags": tags}
+    write_csv(columns | {"click": (rng.random(ROWS) < 1 / (1 + np.exp(-score))).astype(int)}, tmp_path / "t.csv")
+    (tmp_path / "t.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def test_a_baseline_that_wins_is_said_so_and_a_network_that_begins_as_it_loses_nothing(folder, capsys):
+    assert main(["fit", "t.yaml", "--baseline"]) == 0, capsys.readouterr()
+    printed = capsys.readouterr().out
+    found = json.loads((folder / "runs/t/metrics.json").read_text())["baseline"]
+    assert list(found["plain"]) == [LOGISTIC, BOOSTED]
+    assert found["model"]["log_loss"] > 0.68 > 0.5 > found["plain"][LOGISTIC]["log_loss"]
+    assert found["best"] in found["plain"]
+    assert f"the baseline wins: {found['best']} is better by log_loss" in printed
+    for values in found["plain"].values():
+        assert f"{values['log_loss']:.4f}     {values['auc']:.4f}" in printed
+
+    begins = ["--set", "baseline={start: true}", "--set", "fit.valid_on_start=true"]
+    assert main(["fit", "t.yaml", "--set", "data.test.init_args.part=valid", *begins]) == 0, capsys.readouterr()
+    found = json.loads((folder / "runs/t-2/metrics.json").read_text())["baseline"]
+    assert found["model"]["log_loss"] == pytest.approx(found["plain"][LOGISTIC]["log_loss"], abs=1e-3)
+    validated = read_record(folder / "runs/t-2/record.jsonl").series["val/log_loss"]
+    assert validated.steps[0] == 0
+    assert validated.values[0] == pytest.approx(found["plain"][LOGISTIC]["log_loss"], abs=1e-4)
+    least = min(mean - deviation for mean, deviation in (found["importance"][name] for name in PLANTED))
+    assert least > 10 * max(mean + deviation for mean, deviation in (found["importance"][name] for name in NOISE))
+    page_of(folder / "runs/t-2", found, capsys)
+
+
+def page_of(run, found, capsys):
+    assert main(["report", str(run)]) == 0, capsys.readouterr()
+    page = (run / "report.html").read_text("utf-8")
+    assert f"<td>{BOOSTED}</td>" in page
+    assert page.count("What shuffling a column costs</") == 2  # a figure and a table with the deviations
+    assert f'<td>{"x"}</td><td class="number">{found["importance"]["x"][0]:.6g}</td>' in page
+    figures = [part.partition("</figcaption>")[0] for part in page.split("<figcaption>")[1:]]
+    assert {"Loss", "val/auc"} <= {*figures}
+    assert "val/log_loss" not in figures  # it is val/loss once more
+
+
+def test_without_scikit_learn_there_is_the_regression_and_it_is_said(folder, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    assert main(["fit", "t.yaml", "--baseline"]) == 0
+    assert "no gradient boosting beside the result" in capsys.readouterr().err
+    assert list(json.loads((folder / "runs/t/metrics.json").read_text())["baseline"]["plain"]) == [LOGISTIC]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("metrics=[]", "compared by metrics, as metrics: [log_loss, auc]"),
+        ("baseline={begin: true}", "section baseline has no argument 'begin'"),
+        ("baseline={train: t.csv}", "is given elsewhere: data.train"),
+        ("features.label=[click, x]", "one label"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_training(folder, capsys, change, message):
+    assert main(["fit", "t.yaml", "--baseline", "--set", change]) == 2
+    assert message in capsys.readouterr().err
+    assert not (folder / "runs/t").exists()
+    assert main(["fit", "t.yaml", "--baseline", "--set", "data.test=null", "--set", "data.valid=null"]) == 2
+    assert "data.test or data.valid" in capsys.readouterr().err

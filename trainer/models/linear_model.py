@@ -1,0 +1,139 @@
+"""`LinearModel`: logistic or ridge regression over declared features, fitted at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..features import Features
+from ..features.feature import IDS, NUMBERS, Kind, Output
+
+_MOST_ITERATIONS = 1000
+_GRADIENT = 1e-5  # of the mean loss, at which it is the least one
+
+
+class LinearModel:
+    """One weight per number and per id of a table, and a bias, for each output.
+
+    The regression has the strength of scikit-learn's defaults: half the sum of the squared weights, numbers and labels
+    in units of their standard deviations, is added to the sum of the losses. Solver: L-BFGS of SciPy, which MindSpore
+    requires.
+
+    Args:
+        features: the declared columns, fitted.
+        inputs: what `Features.batch` returns for the rows to learn from.
+        classes: 1: least squares; 2: one logit of the labels, 0 to 1; more: a logit per class, labels their numbers.
+
+    Attributes:
+        numbers: weights of the columns of "numbers", float64 [M, outputs].
+        rows: table -> (ids int64 [n], weights float64 [n, outputs]); other ids have the weight 0.
+        bias: float64 [outputs].
+    """
+
+    def __init__(self, features: Features, inputs: Mapping[str, Any], classes: int) -> None:
+        self._features = features
+        self._ids: dict[str, np.ndarray] = {}
+        for output in _of_tables(features):
+            table = _table(output)
+            seen = np.unique(_listed(features, inputs, output)[0])
+            self._ids[table] = np.union1d(self._ids[table], seen) if table in self._ids else seen
+        x, mean, deviation = self._design(inputs, None)
+        labels = np.asarray(inputs[features.labels[0]], np.float64).reshape(-1)
+        weight = np.ones(len(labels)) if features.weight is None else np.asarray(inputs[features.weight], np.float64)
+        self._scaling = (mean, deviation)
+        weights, bias = _regression(x, labels, weight.reshape(-1), classes)
+        self.numbers = weights[: len(mean)] / deviation[:, None]
+        self.bias = bias - mean @ self.numbers
+        ends = np.cumsum([len(mean), *map(len, self._ids.values())])
+        parts = [weights[first:last] for first, last in itertools.pairwise(ends)]
+        self.rows = {table: (ids, part) for (table, ids), part in zip(self._ids.items(), parts, strict=True)}
+        self._weights, self._bias = weights, bias
+
+    def outputs(self, inputs: Mapping[str, Any]) -> np.ndarray:
+        """Return logits or numbers, float64 [N], or [N, classes] of several classes."""
+        values = self._design(inputs, self._scaling)[0] @ self._weights + self._bias
+        return values[:, 0] if values.shape[1] == 1 else values
+
+    def _design(self, inputs: Mapping[str, Any], scaling: Any) -> tuple[Any, np.ndarray, np.ndarray]:
+        """Return the rows as scipy.sparse, with the numbers' means and deviations."""
+        from scipy import sparse
+
+        features = self._features
+        has_numbers = bool(features.of_kind(Kind.NUMBERS))
+        count = len(inputs[features.labels[0]])
+        numbers = np.asarray(inputs[NUMBERS], np.float64) if has_numbers else np.zeros((count, 0))
+        mean, deviation = (numbers.mean(0), numbers.std(0)) if scaling is None else scaling
+        deviation = np.where(deviation > 0, deviation, 1.0)
+        blocks: dict[str, Any] = {}
+        for output in _of_tables(features):
+            ids, ends, shares = _listed(features, inputs, output)
+            known = self._ids[_table(output)]
+            if not len(known):  # lists that were all empty
+                ids, ends, shares = ids[:0], 0 * ends, shares[:0]
+            places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+            block = sparse.csr_matrix((shares * (known[places] == ids), places, ends), shape=(count, len(known)))
+            blocks[_table(output)] = blocks[_table(output)] + block if _table(output) in blocks else block
+        scaled = sparse.csr_matrix((numbers - mean) / deviation)
+        return sparse.hstack([scaled, *(blocks[table] for table in self._ids)], "csr"), mean, deviation
+
+
+def _of_tables(features: Features) -> list[Output]:
+    return [*features.of_kind(Kind.IDS), *features.of_kind(Kind.LIST)]
+
+
+def _table(output: Output) -> str:
+    assert output.table is not None
+    return output.table.name
+
+
+def _listed(features: Features, inputs: Mapping[str, Any], output: Output) -> tuple[np.ndarray, ...]:
+    """Return ids, the offsets of the rows, and the share of each id in its row."""
+    if output.kind is Kind.IDS:
+        ids = inputs[IDS][:, features.of_kind(Kind.IDS).index(output)]
+        return ids, np.arange(len(ids) + 1), np.ones(len(ids))
+    listed = inputs[output.name]
+    shares = np.ones(len(listed.values))
+    if output.weights is not None:
+        shares = np.asarray(inputs[output.weights].values, np.float64)
+    if output.pooling != "sum":
+        row = np.repeat(np.arange(len(listed)), np.diff(listed.offsets))
+        sums = np.bincount(row, shares**2 if output.pooling == "sqrtn" else shares, len(listed))
+        total = np.sqrt(sums) if output.pooling == "sqrtn" else sums
+        shares = shares / np.where(total > 0, total, 1.0)[row]
+    return listed.values, listed.offsets, shares
+
+
+def _regression(x: Any, labels: np.ndarray, weight: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return weights [columns, outputs] and bias [outputs] of the least loss."""
+    from scipy.optimize import minimize
+    from scipy.special import logsumexp, softmax
+
+    width, total = x.shape[1], weight.sum()
+    mean, unit, outputs = 0.0, 1.0, classes if classes > 2 else 1
+    if classes == 1:
+        mean = float(weight @ labels / total)
+        unit = float(np.sqrt(weight @ (labels - mean) ** 2 / total)) or 1.0
+    target = (labels - mean) / unit
+    wanted = np.eye(outputs)[labels.astype(np.int64)] if classes > 2 else target[:, None]
+    transposed = x.T.tocsr()
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        weights, bias = flat[:-outputs].reshape(width, outputs), flat[-outputs:]
+        z = x @ weights + bias
+        if classes == 1:
+            each, slope = 0.5 * (z - wanted)[:, 0] ** 2, z - wanted
+        elif classes == 2:
+            each, slope = (np.logaddexp(0, z) - wanted * z)[:, 0], 1 / (1 + np.exp(-z)) - wanted
+        else:
+            each, slope = logsumexp(z, 1) - (wanted * z).sum(1), softmax(z, 1) - wanted
+        slope = slope * weight[:, None]
+        gradient = [(transposed @ slope + weights).ravel(), slope.sum(0)]
+        return (weight @ each + 0.5 * (weights**2).sum()) / total, np.concatenate(gradient) / total
+
+    options = {"maxiter": _MOST_ITERATIONS, "gtol": _GRADIENT, "ftol": 0.0}
+    with np.errstate(over="ignore"):  # exp(-z) of a far logit is inf, and its chance 0
+        best = minimize(loss, np.zeros((width + 1) * outputs), jac=True, method="L-BFGS-B", options=options).x * unit
+    return best[:-outputs].reshape(width, outputs), best[-outputs:] + mean
