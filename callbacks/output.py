@@ -152,7 +152,7 @@ def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
 
 
 def monitored_metric(trainer: Trainer) -> str | None:
-    """Return the metric that the first monitoring callback reads, or None; the bar shows it."""
+    """Return the metric that the first monitoring callback reads, or None."""
     return next((callback.monitor for callback in trainer.callbacks if callback.monitor), None)
 
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class MindSporeVerbs(TrainerBase):
-    """The verbs and attributes of `mindspore.Model` that a `Trainer` has beside its own."""
+    """Verbs and attributes of `mindspore.Model` beside those of a `Trainer`."""
 
     def train(
         self,

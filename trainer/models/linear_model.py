@@ -1,4 +1,4 @@
-"""`LinearModel`: logistic or ridge regression over declared features, fitted at once."""
+"""`LinearModel`: logistic or ridge regression over declared features."""
 
 from __future__ import annotations
 

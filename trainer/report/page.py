@@ -212,7 +212,7 @@ def _repeats_loss(series: Mapping[str, Series], name: str) -> bool:
     if name not in series or not name.endswith("log_loss"):
         return name not in series
     own, loss = series[name], series.get(name.removesuffix("log_loss") + "loss", Series())
-    pairs = [pair for pair in zip(own.values, loss.values, strict=False) if None not in pair]
+    pairs = [(a, b) for a, b in zip(own.values, loss.values, strict=False) if a is not None and b is not None]
     return own.steps == loss.steps and all("loss" not in shown_once({"log_loss": a, "loss": b}) for a, b in pairs)
 
 
