@@ -131,7 +131,7 @@ def _check(plan: Plan) -> None:
 
 
 def _check_first(plan: Plan) -> None:
-    """Check that the first combination is an experiment; a later one that is none fails on its own."""
+    """Check that the first combination is an experiment."""
     from .configuration.loader import load_config
 
     first = {path: v.low if isinstance(v, Range) else v[0] for path, v in plan.vary.items()}

@@ -90,7 +90,7 @@ _PLACES_OF = {
 
 
 def _chosen(run: RunData) -> tuple[str, str] | None:
-    """Return place and name of the metric of the card: of the test rows if there are, the loss last."""
+    """Return place and name of the metric of the card; the loss is the last choice."""
     values = {name: value for name, value in run.results.items() if isinstance(value, float) and "/" not in name}
     for place in _FIRST:
         found = [name.removeprefix(place) for name in values if name.startswith(place)]

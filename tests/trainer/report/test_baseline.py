@@ -81,8 +81,8 @@ def page_of(run, found, capsys):
     assert page.count("What shuffling a column costs</") == 2  # a figure and a table with the deviations
     assert f'<td>{"x"}</td><td class="number">{found["importance"]["x"][0]:.6g}</td>' in page
     figures = [part.partition("</figcaption>")[0] for part in page.split("<figcaption>")[1:]]
-    assert {"Loss", "val/auc"} <= {*figures}
-    assert "val/log_loss" not in figures  # it is val/loss once more
+    assert {"Loss", "AUC, validation"} <= {*figures}
+    assert "Log loss, validation" not in figures  # it is val/loss once more
 
 
 def test_without_scikit_learn_there_is_the_regression_and_it_is_said(folder, monkeypatch, capsys):
