@@ -29,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path, help="file written by `trainer report`")
     parser.add_argument("prefix", help="of the pictures' names: PREFIX-1400-light.png, ...")
-    parser.add_argument("--height", type=int, default=1400, help="of a picture; default: 1400")
+    parser.add_argument("--height", type=int, default=1000, help="of a picture; default: 1000")
     parser.add_argument("--chromium", default=shutil.which("chromium"), help="program; default: found on the path")
     given = parser.parse_args()
     from playwright.sync_api import sync_playwright
@@ -41,7 +41,7 @@ def main() -> int:
     return 0
 
 
-def photograph(browser: Any, page: Path, prefix: str, height: int = 1400) -> None:
+def photograph(browser: Any, page: Path, prefix: str, height: int = 1000) -> None:
     """Write PREFIX-WIDTH-SCHEME.png for two widths, light and dark."""
     for width in (1400, 390):
         for scheme in ("light", "dark"):

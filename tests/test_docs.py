@@ -98,7 +98,11 @@ def test_the_readme_names_every_extra_and_fits_two_screens(project_root):
         assert {extra for extra in extras if f"`[{extra}]`" not in readme} == set(), name
         assert len(readme.splitlines()) <= 120
         assert "](docs/pictures/" in readme.split("\n## ")[0], f"{name} begins with a picture of the product at work"
-        assert not re.search(r"^\|[ :]*--", readme, re.M), f"{name}: tables of figures are in docs/"
+        cells = [line.split("|")[2:] for line in re.findall(r"^ *\|.*", readme, re.M)]
+        figures = [cell.strip() for row in cells for cell in row if re.fullmatch(r" [\d,.]+ ", cell)]
+        assert 10 < len(figures) < 20, f"{name}: one small table of figures"
+        measured = (project_root / "docs" / "benchmarks.md").read_text("utf-8")
+        assert [figure for figure in figures if f": {figure} (" not in measured] == []
 
 
 @pytest.mark.long

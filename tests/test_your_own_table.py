@@ -118,7 +118,10 @@ def test_a_page_about_the_run_to_share(quick, folder):
 def test_three_commands_lead_from_a_csv_to_a_page_to_share(quick, folder):
     """Those that README, home page and docs/seeing-a-run.md show, in a folder with nothing but the table."""
     pages = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("index.md", "seeing-a-run.md"))]
-    blocks = [re.findall(r"^```text\n(trainer init.*?)^```", page.read_text("utf-8"), re.M | re.S) for page in pages]
+    blocks = [
+        re.findall(r"^```text\n(?:pip .*\n)?(trainer init.*?)^```", page.read_text("utf-8"), re.M | re.S)
+        for page in pages
+    ]
     assert blocks[0] == blocks[1] == blocks[2]
     commands = blocks[0][0].splitlines()
     assert len(commands) == 3

@@ -11,6 +11,7 @@ import numpy as np
 from trainer.errors import ConfigurationError
 
 WINDOW = 2500
+GREEN, GREY, RED = "#0b6e4f", "#7a7a7a", "#b3261e"
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -56,34 +57,56 @@ def draw(
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "shop"
     import matplotlib.pyplot as plt
+    from matplotlib.dates import DateFormatter
 
     dates = [datetime.fromtimestamp(time, timezone.utc) for time in times]
     figure, axes = plt.subplots(figsize=(9, 4.2))
-    for scores, name, color in ((learning, "learns while it serves", "#0b6e4f"), (frozen, "frozen", "#9a9a9a")):
+    curves = []
+    for scores, name, color in (
+        (learning, "learns while\nit serves", GREEN),
+        (frozen, "frozen at its\nfirst version", GREY),
+    ):
         ends, values = moving_auc(scores, labels)
-        label = f"{name}: {auc(scores, labels):.3f}"
-        axes.plot([dates[end - 1] for end in ends], values, label=label, color=color, linewidth=2)
-    low, high = axes.get_ylim()
-    new = np.flatnonzero(np.diff(versions)) + 1
-    axes.vlines([dates[n] for n in new], low, low + 0.03 * (high - low), color="#0b6e4f", linewidth=0.7)
-    axes.text(0.005, 0.04, "published versions", transform=axes.transAxes, fontsize=8, color="#0b6e4f")
-    for place, (number, text) in enumerate(marks):
-        date = dates[min(number, len(dates) - 1)]
-        axes.axvline(date, color="#b3261e", linewidth=1, linestyle="--")
+        curves.append(values)
+        axes.plot([dates[end - 1] for end in ends], values, color=color, linewidth=2)
+        own = f"{name}\n{auc(scores, labels):.3f} over all"
+        # beside the end of the curve, which lies above the other one or below it
+        above = 1 if scores is learning else -1
         axes.annotate(
-            text,
-            (date, high - (0.04 + 0.07 * (place % 3)) * (high - low)),
-            xytext=(4, 0),
-            textcoords="offset points",
-            fontsize=8,
-            color="#b3261e",
+            own,
+            (1.01, 0.62 + 0.2 * above),
+            xycoords="axes fraction",
+            color=color,
+            fontsize=10,
+            weight="bold",
+            va="center",
         )
+    places = [dates[end - 1] for end in ends]
+    axes.fill_between(
+        places, *curves, where=curves[0] > curves[1], color=GREEN, alpha=0.12, interpolate=True, linewidth=0
+    )
+    low, high = axes.get_ylim()
+    low -= 0.08 * (high - low)  # room for the versions below both curves
+    new = np.flatnonzero(np.diff(versions)) + 1
+    axes.vlines([dates[n] for n in new], low, low + 0.03 * (high - low), color=GREEN, linewidth=0.8)
+    axes.annotate(
+        "each tick is a\nversion published",
+        (1.01, 0.02),
+        xycoords="axes fraction",
+        color=GREEN,
+        fontsize=8,
+        va="bottom",
+    )
+    for number, text in marks:
+        date = dates[min(number, len(dates) - 1)]
+        axes.axvline(date, color=RED, linewidth=1, linestyle="--")
+        at = axes.get_xaxis_transform()  # above the axes, where no curve runs
+        axes.annotate(text, (date, 1.02), xycoords=at, ha="center", fontsize=9, color=RED, annotation_clip=False)
     axes.set_ylim(low, high)
-    axes.set_ylabel(f"AUC of the last {min(WINDOW, len(labels)):,} visits")
+    axes.set_title(f"AUC of the last {min(WINDOW, len(labels)):,} answers", loc="left", fontsize=11, pad=24)
+    axes.xaxis.set_major_formatter(DateFormatter("%d %b %Y"))
     axes.set_xlabel("when the ratings of MovieLens-100K were given")
-    axes.legend(loc="lower right", frameon=False, title="AUC of all visits")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.autofmt_xdate(rotation=0, ha="center")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

@@ -96,7 +96,7 @@ def lines(
         for name in names
         if _known(run.record.series.get(name))
     ]
-    if not drawn or (unless_flat and len({value for *_, series in drawn for value in series.values}) == 1):
+    if not drawn or (unless_flat and all(len(set(series.values)) == 1 for *_, series in drawn)):
         return None
     by_time = by_time and all(any(series.times) for _, _, _, series in drawn)
     plot = _figure(title, "event time (UTC)" if by_time else "step", **({"x_axis_type": "datetime"} if by_time else {}))
