@@ -5,7 +5,7 @@ They show terminal, compare, notebook, report, sweep and TensorBoard.
     python scripts/pictures.py docs/pictures --python .venv/bin/python
 
 The trainer runs in `--python`, on the digits of `configs/lenet_digits.yaml`. This script itself needs an environment
-with `pip install playwright nbconvert tensorboard`, and a Chromium that is installed.
+with `pip install playwright pillow nbconvert tensorboard`, and a Chromium that is installed.
 `--only terminal` makes one kind of picture.
 """
 

@@ -6,7 +6,7 @@ The pictures are 1400 and 390 pixels wide, light and dark.
     python scripts/report_pictures.py report.html docs/pictures/report
 
 It fails when the page asks for anything from elsewhere, a script fails, the page is wider than its window, or a figure
-cannot be zoomed with the keyboard. It needs Playwright (`pip install playwright`) and a Chromium that is installed.
+cannot be zoomed with the keyboard. It needs `pip install playwright pillow` and a Chromium that is installed.
 """
 
 from __future__ import annotations
@@ -43,11 +43,15 @@ def main() -> int:
 
 def photograph(browser: Any, page: Path, prefix: str, height: int = 1000) -> None:
     """Write PREFIX-WIDTH-SCHEME.png for two widths, light and dark."""
+    from PIL import Image
+
     for width in (1400, 390):
         for scheme in ("light", "dark"):
             view = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
             look_at(view, page.resolve().as_uri(), width)
-            view.screenshot(path=f"{prefix}-{width}-{scheme}.png")
+            path = f"{prefix}-{width}-{scheme}.png"
+            view.screenshot(path=path)
+            Image.open(path).quantize(256).save(path, optimize=True)  # a third of the size
             view.close()
 
 
