@@ -47,7 +47,6 @@ class BySlice(RowMetric):
         metric: name of a metric, or a metric of this package that returns one number.
         column: column whose values are the slices; integers or strings.
         max_slices: maximum number of slices; values seen later share the slice "other".
-        prefix: text before the value in the names; None: the column and "=".
 
     Raises:
         ConfigurationError: no such metric, a metric that cannot be copied for each slice, or no column name.
@@ -55,7 +54,7 @@ class BySlice(RowMetric):
 
     takes_raw = True
 
-    def __init__(self, metric: Any, column: str, max_slices: int = 32, prefix: str | None = None) -> None:
+    def __init__(self, metric: Any, column: str, max_slices: int = 32) -> None:
         super().__init__()
         from .registry import get_metrics
 
@@ -66,7 +65,6 @@ class BySlice(RowMetric):
             refuse("BySlice(metric=...)", "one metric of trainer.metrics such as 'auc' or 'rmse'", metric)
         self.name, self.group = f"{name}/{column}", column
         self.higher_is_better = direction_of(empty)
-        self._prefix = f"{column}=" if prefix is None else prefix
         self.max_slices = whole("BySlice(max_slices=...)", max_slices)
         self._empty = empty
         self.clear()
@@ -106,7 +104,7 @@ class BySlice(RowMetric):
     def value(self) -> dict[str, float]:
         """Return the metric of each slice, as ``{"/<prefix><value>": ...}``."""
         values = {name: metric.value() for name, metric in self._slices.items()}
-        return {f"/{self._prefix}{n}": v[""] if isinstance(v, Mapping) else v for n, v in values.items()}
+        return {f"/{self.group}={n}": v[""] if isinstance(v, Mapping) else v for n, v in values.items()}
 
     def close(self) -> None:
         for metric in self._slices.values():

@@ -48,11 +48,11 @@ def expect(metrics: Mapping[str, Any], meaning: Meaning) -> None:
 
 def metrics_of(target: str, window: Window) -> dict[str, Any]:
     """Return the default metrics of a kind of target; empty if it is unknown."""
-    sampling = (window.link, window.negative_sampling_rate, window.correct_probability)
+    sampling = ("auto", window.negative_sampling_rate, window.correct_probability)
     if target == BINARY:
         return {"": BinaryMetrics(*sampling)}
     if target == LABELS:
-        return {"auc": Auc(window.link, BUCKETS), "log_loss": LogLoss(*sampling)}
+        return {"auc": Auc(buckets=BUCKETS), "log_loss": LogLoss(*sampling)}
     if target in (REAL, COUNT):
         numbers = {"mae": Mae(), "rmse": Rmse(), "bias": Bias(), "r2": R2()}
         return {**numbers, "poisson_deviance": PoissonDeviance()} if target == COUNT else numbers

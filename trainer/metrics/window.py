@@ -7,32 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..checks import number, refuse, whole
+from ..checks import number, whole
 from ..errors import ConfigurationError, DataError
 from .binary_counts import BinarySums
 
 
 @dataclass(frozen=True)
 class Window:
-    """When a metric window closes, and how rows are read; give exactly one span.
+    """When a metric window closes, and how the past counts; give exactly one span.
 
     Args:
         rows: close whenever a multiple of this many trained rows is crossed.
         seconds: close this many seconds of wall time after the last window closed.
         event_time: close when event time crosses a multiple of this many seconds; late rows count in the open window
             and reopen none.
-        link: how predictions become probabilities: "auto", "sigmoid", "identity", "softmax"; see
-            `trainer.metrics.predictions.check_link`.
         decay: factor, 0 < decay < 1, by which one more closed window lowers the weight of the past in the decayed
             metrics; 0.9 looks back about 10 windows.
-        group: column whose values get an AUC each, or None.
-        label: column of the labels, or its position; None takes the last one.
-        prediction: output of the network that holds predictions, by position; None takes the first.
         negative_sampling_rate: share of negatives that was kept, 0 < rate <= 1; log loss, entropy and calibration are
             reported for the full traffic.
         correct_probability: with a sampling rate, whether predictions need correcting too. False when training
             weighted negatives by 1 / rate already.
-        max_groups: the first so many groups are followed; the rest share the name "other".
 
     Raises:
         ConfigurationError: not exactly one span, or a value out of range.
@@ -41,14 +35,9 @@ class Window:
     rows: int | None = None
     seconds: float | None = None
     event_time: float | None = None
-    link: str = "auto"
     decay: float = 0.9
-    group: str | None = None
-    label: str | int | None = None
-    prediction: int | None = None
     negative_sampling_rate: float | None = None
     correct_probability: bool = True
-    max_groups: int = 32
 
     def __post_init__(self) -> None:
         spans = {name: getattr(self, name) for name in ("rows", "seconds", "event_time")}
@@ -61,16 +50,8 @@ class Window:
             whole("Window(rows=...)", value)
         else:
             number(f"Window({name}=...)", value, above=0, below=math.inf)
-        for option, value, kinds, wanted in (
-            ("group", self.group, str, "a column name"),
-            ("label", self.label, str | int, "a column name or position"),
-            ("prediction", self.prediction, int, "the position of a network output"),
-        ):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
-                refuse(f"Window({option}=...)", f"{wanted} or None", value)
-        BinarySums(self.link, self.negative_sampling_rate)  # validates both
+        BinarySums(negative_sampling_rate=self.negative_sampling_rate)  # validates it
         number("decay", self.decay, above=0, below=1)
-        whole("max_groups", self.max_groups, 2)
 
     @property
     def span(self) -> tuple[str, float]:

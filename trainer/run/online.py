@@ -226,7 +226,7 @@ def online_train(
     rows = StreamSource(
         raw_rows,
         batch_size,
-        **_column_roles(trainer, window, scoring),
+        **_column_roles(trainer, scoring),
         list_types=trainer.builder.list_types,
         transform=transform,
         flush_after=flush_after,
@@ -245,7 +245,7 @@ def online_train(
         return None if rows.stream.dead_letter is None else rows.stream.dead_letter.report()
 
     scored = scoring is not None and scoring.wanted
-    output = -1 if tasks is not None else window.prediction or 0
+    output = 0 if tasks is None else -1
     with call(trainer, Phase.ONLINE, callbacks) as signals:
         options = run_options(trainer.step_options, trainer.callbacks, keep_predictions=scored, output=output)
         drift = declared_features.window_drift(transform, trainer.callbacks)  # before the first rows are read
@@ -293,12 +293,10 @@ def _make_scoring(trainer: TrainerBase, window: Window) -> Scoring | None:
     return None
 
 
-def _column_roles(trainer: TrainerBase, window: Window, scoring: Scoring | None) -> dict[str, Any]:
+def _column_roles(trainer: TrainerBase, scoring: Scoring | None) -> dict[str, Any]:
     """Return the arguments of a `StreamSource` that say what each column is for."""
     features, tasks = trainer.features, trainer.tasks
-    label = window.label if isinstance(window.label, str) else None
-    if features is not None and label is None and len(features.labels) == 1:
-        label = features.labels[0]
+    label = features.labels[0] if features is not None and len(features.labels) == 1 else None
     weight = None if features is None else features.weight
     return {
         "inputs": declared_features.arguments_of(features, trainer.network)[2],

@@ -15,7 +15,6 @@ from ..distributed.group import SINGLE, Group
 from ..distributed.packing import gather_states
 from ..errors import ConfigurationError, DataError
 from ..graph.multi_task import MultiTaskLoss
-from ..metrics.adapters import BySlice
 from ..metrics.defaults import expect, meaning_of, metrics_of, possible_targets, target_of
 from ..metrics.loss import Loss
 from ..metrics.predictions import Activation, activate
@@ -29,7 +28,6 @@ from .tally import UNWEIGHTED, OutputBuffer, RowWeights, host_columns
 logger = logging.getLogger(__name__)
 
 SCORED_ROWS = 4096  # rows scored at once: for a batch of 32 one by one costs ten times as much
-_SLICED = {"binary": "auc", "labels": "auc", "real": "rmse", "count": "rmse", "classes": "accuracy"}
 
 
 class Scoring:
@@ -64,7 +62,7 @@ class Scoring:
         self._meanings = {task: meaning_of(self._loss_of(task), activations.get(task)) for task in self._tasks}
         for task, meaning in self._meanings.items():
             expect(of_task(self._chosen, task, self._tasks), meaning)
-        groups = [*map(group_of, self._chosen.values()), window.group]
+        groups = map(group_of, self._chosen.values())
         self.groups = tuple(dict.fromkeys(filter(None, groups)))  # names of the columns that metrics read as groups
         self._windows: dict[str, PrequentialMetrics] = {}
         self._decided = bool(chosen) and not self._chosen  # "loss" alone was asked for
@@ -78,19 +76,6 @@ class Scoring:
         self._groups: dict[str, list[np.ndarray]] = {}  # and the weights, by name
         self._kept = tuple(dict.fromkeys(filter(None, (*self.groups, self._weight))))
         self._rows = 0
-
-    def _with_slices(self, metrics: dict[str, Any], target: str = "") -> dict[str, Any]:
-        """Add the metric for each value of the window's `group`."""
-        column = self.window.group
-        if column is None or not metrics:
-            return metrics
-        able = [m for m in metrics.values() if isinstance(m, WindowMetric) and not m.parts and m.group is None]
-        sliced: Any = _SLICED.get(target) or (copy.deepcopy(able[0]) if able else None)
-        if sliced is None:
-            return metrics
-        by_slice = BySlice(sliced, column, self.window.max_groups, prefix="")
-        name = next((name for name, metric in metrics.items() if type(metric) is type(sliced)), str(by_slice.name))
-        return {**metrics, f"{name.partition('/')[0]}/{column}": by_slice}
 
     @property
     def wanted(self) -> bool:
@@ -112,7 +97,7 @@ class Scoring:
 
     def _make(self, task: str, target: str) -> PrequentialMetrics:
         defaults, chosen = metrics_of(target, self.window), of_task(self._chosen, task, self._tasks)
-        metrics = self._with_slices(defaults | chosen, target)
+        metrics = defaults | chosen
         expect(metrics, self._meanings[task])
         lenient = [name for name in metrics if name not in chosen]
         return PrequentialMetrics(metrics, self.window.decay, task=task, lenient=lenient)
@@ -183,10 +168,7 @@ class Scoring:
 
     def _find_labels(self, chunk: Chunk) -> list[int]:
         first = len(chunk.names) - self.label_count
-        if self._multi is not None:
-            return list(range(first, first + len(self._tasks)))
-        label = first if self.window.label is None else self.window.label
-        return [label if isinstance(label, int) else chunk.names.index(label)]
+        return list(range(first, first + len(self._tasks)))
 
     def _counted(self, labels: Sequence[np.ndarray]) -> list[Any]:
         """Return for each task what selects the rows that count."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from trainer import Trainer, Window
+from trainer import Trainer
 from trainer.embedding import Embedding
 from trainer.streams import ReplayStream
 
@@ -84,10 +84,9 @@ def test_a_fit_goes_on_with_loss_scale_accumulation_dropout_and_batch_norm(snaps
 
 def test_a_stream_goes_on_with_its_tables_and_position_and_empty_windows(snapshots, caplog):
     net = Clicks()
-    trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-2), seed=3)
-    window = Window(rows=256, group="user")
+    trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-2), seed=3, metrics=["auc/user"])
     stream = ReplayStream(clicks(), event_time="time")
-    trainer.online_train(stream, [], sink_size=2, batch_size=64, window=window, resume=snapshots / "online")
+    trainer.online_train(stream, [], sink_size=2, batch_size=64, window=256, resume=snapshots / "online")
     expected = EXPECTED["online"]
     assert trainer.state.progress.global_step == expected["step"]
     assert trainer.state.progress.samples_seen == expected["rows"]

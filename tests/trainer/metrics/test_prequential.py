@@ -27,7 +27,7 @@ def binary(*options, decay=0.9, by=None, max_groups=32, **keywords):
     """The metrics of a binary target, with the AUC of the values of the column `by`."""
     metrics = {"": BinaryMetrics(*options, **keywords)}
     if by:
-        metrics[f"auc/{by}"] = BySlice(Auc(buckets=1024), by, max_groups, prefix="")
+        metrics[f"auc/{by}"] = BySlice(Auc(buckets=1024), by, max_groups)
     return PrequentialMetrics(metrics, decay)
 
 
@@ -122,14 +122,14 @@ def test_each_group_gets_its_own_auc_and_their_number_is_bounded(learned_online)
     for name in ("low", "high"):
         mine = half[:rows] == name.encode()
         exact = roc_auc_score(labels[:rows][mine], logits[:rows][mine])
-        assert windows[-1][f"lifetime_auc/{name}"] == pytest.approx(exact, abs=1e-9)
+        assert windows[-1][f"lifetime_auc/half={name}"] == pytest.approx(exact, abs=1e-9)
         mine[: rows - WINDOW] = False
         exact = roc_auc_score(labels[:rows][mine], logits[:rows][mine])
-        assert windows[-1][f"window_auc/{name}"] == pytest.approx(exact, abs=1e-9)
+        assert windows[-1][f"window_auc/half={name}"] == pytest.approx(exact, abs=1e-9)
     many = binary(by="user", max_groups=4)
     names = {key for results in run(many, logits, labels, user=np.arange(len(labels)) % 50) for key in results}
     assert {name for name in names if name.startswith("window_auc/")} == {
-        f"window_auc/{group}" for group in ("0", "1", "2", "3", "other")
+        f"window_auc/user={group}" for group in ("0", "1", "2", "3", "other")
     }
     with pytest.raises(DataError, match="reads the column 'user', which did not come"):
         many.update(logits[:5], labels[:5])

@@ -102,11 +102,11 @@ def test_sunk_steps_give_the_same_weights(whole, table):
 def test_windows_close_by_rows_and_by_event_time(table):
     closed = []
     note = LambdaCallback(on_window_end=lambda t: closed.append((t.state.progress.samples_seen, dict(t.state.window))))
-    trainer = make()
-    trainer.online_train(replay(table), [note], batch_size=32, window=Window(event_time=300, group="site"))
+    trainer = make(metrics=["auc/site"])
+    trainer.online_train(replay(table), [note], batch_size=32, window=Window(event_time=300))
     assert [rows for rows, _ in closed[:3]] == [320, 608, 928]
     first = closed[0][1]
-    assert {"window_auc", "window_loss", "window_auc/0", "window_auc/1", "lag", "staleness"} <= set(first)
+    assert {"window_auc", "window_loss", "window_auc/site=0", "window_auc/site=1", "lag", "staleness"} <= set(first)
     assert 0 <= first["lag"] <= ROWS - 320, "rows that were read ahead do not count as waiting upstream"
     assert history_of(trainer, "window_auc") == [window["window_auc"] for _, window in closed]
 
@@ -285,7 +285,7 @@ def test_mistakes_are_named(table, tmp_path):
     with pytest.raises(ConfigurationError, match="batch_size takes a whole number >= 1"):
         make().online_train(replay(table), batch_size=0)
     with pytest.raises(DataError, match=r"no column 'sites'.*did you mean 'site'"):
-        make().online_train(replay(table), [], window=Window(rows=10, group="sites"))
+        make(metrics=["auc/sites"]).online_train(replay(table), [], window=10)
     with pytest.raises(CheckpointError, match="no snapshot"):
         make().online_train(replay(table), [], resume=tmp_path)
     with pytest.raises(ConfigurationError, match="did you mean 'window_auc'"):
