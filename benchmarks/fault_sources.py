@@ -86,12 +86,7 @@ def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
     from pyarrow import parquet
 
     table = pa.Table.from_pylist(rows)
-    if path.suffix == ".parquet":
-        parquet.write_table(table, path, row_group_size=8)
-        return
-    new = pa.ipc.new_file if path.suffix == ".arrow" else pa.ipc.new_stream
-    with new(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=8)
+    parquet.write_table(table, path, row_group_size=8)
 
 
 def _file_stream(folder: Path, letters: Path) -> Any:
@@ -199,8 +194,6 @@ PLAIN = {
     "fit-parquet": Source("fit, Parquet", _fill_parquet, _parquet_folder, finite=True, letters=False),
     "jsonl": _segment_source("JSON lines", "jsonl"),
     "csv": _segment_source("CSV", "csv"),
-    "arrow": _segment_source("Arrow", "arrow"),
-    "arrows": _segment_source("Arrow stream", "arrows"),
     "parquet": _segment_source("Parquet", "parquet"),
     "join": Source("join", _fill_join, _join),
 }

@@ -1,7 +1,7 @@
 """Native parsers under damaged bytes, in a child process: a crash ends the child, and the parent names the signal.
 
 A case is a seed. The child builds a file or a message from it, damages it and reads it as a training would: JSON lines
-and CSV, Arrow streams, files and messages, Parquet segments and folders. Reading ends in rows or in one of
+and CSV, Arrow messages, Parquet segments and folders. Reading ends in rows or in one of
 `trainer.errors`; a signal, another exception or no answer is a failure.
 """
 
@@ -188,16 +188,15 @@ def arrow_table(choose: random.Random, pa: Any, rows: int) -> Any:
     return pa.table(columns)
 
 
-def ipc_bytes(choose: random.Random, pa: Any, form: str) -> bytes:
-    """Return Arrow IPC of a few record batches, a "stream" or a "file"."""
+def ipc_bytes(choose: random.Random, pa: Any) -> bytes:
+    """Return an Arrow IPC stream of a few record batches."""
     table = arrow_table(choose, pa, choose.choice((1, 7, 60)))
     options = pa.ipc.IpcWriteOptions(
         compression=choose.choice((None, None, "lz4", "zstd")),
-        emit_dictionary_deltas=choose.random() < 0.5 and form == "stream",
-        unify_dictionaries=form == "file",
+        emit_dictionary_deltas=choose.random() < 0.5,
     )
     sink = pa.BufferOutputStream()
-    with (pa.ipc.new_stream if form == "stream" else pa.ipc.new_file)(sink, table.schema, options=options) as writer:
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=choose.choice((3, 100)))
     return sink.getvalue().to_pybytes()
 
@@ -289,7 +288,7 @@ def attempt(seed: int, scratch: Path) -> bool:
         return as_segment(scratch, *CRASHED[-1 - seed], COLUMNS["all"])
     choose = random.Random(seed)
     columns = COLUMNS[choose.choice(sorted(COLUMNS))]
-    kind = choose.choice(("jsonl", "jsonl", "csv", "json", "stream", "file", "arrows", "arrow", "parquet", "folder"))
+    kind = choose.choice(("jsonl", "jsonl", "csv", "json", "arrow", "arrow", "parquet", "folder"))
     if kind in ("jsonl", "csv"):
         return as_segment(scratch, text_bytes(choose, kind, columns), kind, columns)
     if kind == "json":
@@ -299,10 +298,7 @@ def attempt(seed: int, scratch: Path) -> bool:
         if kind == "folder":
             return as_folder(choose, scratch, content)
         return as_segment(scratch, content, kind, columns)
-    content = spoiled(choose, ipc_bytes(choose, pa, "file" if kind in ("file", "arrow") else "stream"))
-    if kind in ("stream", "file"):
-        return as_message(choose, scratch, content, columns)
-    return as_segment(scratch, content, kind, columns)
+    return as_message(choose, scratch, spoiled(choose, ipc_bytes(choose, pa)), columns)
 
 
 def main() -> int:

@@ -36,7 +36,7 @@ QUOTA = 8
 IDLE_SECONDS = 20.0
 
 MEMORY = "memory"
-FILES = {"files, Arrow": "arrow", "files, Parquet": "parquet", "files, CSV": "csv", "files, JSON lines": "jsonl"}
+FILES = {"files, Parquet": "parquet", "files, CSV": "csv", "files, JSON lines": "jsonl"}
 SERVED = {"Redis, Arrow": "arrow", "Redis, JSON": "json", "Kafka, Arrow": "arrow", "Kafka, JSON": "json"}
 
 
@@ -141,16 +141,11 @@ class Online:
         return pyarrow.table({"x": lists, "label": pyarrow.array(label)})
 
     def _write_files(self, kind: str) -> None:
-        if kind in ("arrow", "parquet"):
-            import pyarrow.ipc
+        if kind == "parquet":
             import pyarrow.parquet
 
             table = self._table(self.x, self.label)
-            if kind == "parquet":
-                pyarrow.parquet.write_table(table, self._folder / "0.parquet", row_group_size=64 * BATCH)
-                return
-            with pyarrow.ipc.new_file(str(self._folder / "0.arrow"), table.schema) as writer:
-                writer.write_table(table, max_chunksize=8 * BATCH)
+            pyarrow.parquet.write_table(table, self._folder / "0.parquet", row_group_size=64 * BATCH)
             return
         with open(self._folder / f"0.{kind}", "w", encoding="ascii") as file:
             if kind == "csv":

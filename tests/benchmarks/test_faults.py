@@ -56,8 +56,6 @@ def small_bench(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "plan"),
     [
-        ("arrows", Plan("pyarrow read", 1, "EIO")),  # a batch found and not yet read
-        ("arrows", Plan("open", 2, "EACCES")),
         ("jsonl", Plan("close", 1, "EIO")),  # a reader that cannot be closed
         ("csv", Plan("write", 0, "ENOSPC", lasting=True)),
     ],

@@ -35,7 +35,7 @@ class RawFiles:
     rows "train"; otherwise rows are sampled for each part, with the same result every time.
 
     Args:
-        path: a CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of them; of a URL, such as
+        path: a CSV, TSV, JSON-lines or Parquet file, or a folder of them; of a URL, such as
             ``s3://bucket/folder``, a copy is made on the local disk for as long as the process lives.
         part: "train", "valid" or "test"; None: all rows.
         valid: share of the rows in the part "valid".

@@ -78,12 +78,7 @@ def written(folder, kind, rows):
             "".join(f"{'|'.join(map(str, row))},{label[0]}\n" for row, label in zip(rows, LABELS, strict=True))
         )
     else:
-        table = pyarrow.table({"history": rows, "label": LABELS})
-        if kind == "parquet":
-            pyarrow.parquet.write_table(table, path, row_group_size=1)
-        else:
-            with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table, max_chunksize=1)
+        pyarrow.parquet.write_table(pyarrow.table({"history": rows, "label": LABELS}), path, row_group_size=1)
     schema = Schema({"history": Column("int64", (None,)), "label": Column("float32", (1,))}, label="label")
     options = {"names": ["history", "label"], "list_delimiter": "|"} if kind == "csv" else {}
     return FileStream(folder, schema, end="at_last", **options)
@@ -92,7 +87,7 @@ def written(folder, kind, rows):
 BATCHES = [{"history": IDS[i : i + 2], "label": np.array(LABELS[i : i + 2], np.float32)} for i in range(0, len(IDS), 2)]
 ROWS = [{"history": row, "label": label} for row, label in zip(IDS, LABELS, strict=True)]
 SOURCES = {
-    **{kind: lambda folder, kind=kind: written(folder, kind, IDS) for kind in ("jsonl", "csv", "parquet", "arrow")},
+    **{kind: lambda folder, kind=kind: written(folder, kind, IDS) for kind in ("jsonl", "csv", "parquet")},
     "replay": lambda _: ReplayStream({"history": IDS, "label": LABELS}),
     "arrow replay": lambda _: ReplayStream({"history": pyarrow.array(IDS), "label": LABELS}),
     "rows": lambda _: IterableStream(ROWS, rows="single"),

@@ -36,16 +36,11 @@ def write(path, rows):
         path.write_bytes(jsonl(rows))
     elif path.suffix == ".csv":
         path.write_bytes(csv(rows))
-    elif path.suffix == ".parquet":
+    else:
         pytest.importorskip("pyarrow")
         from pyarrow import parquet
 
         parquet.write_table(table(rows), path, row_group_size=4)
-    else:
-        pa = pytest.importorskip("pyarrow")
-        new = pa.ipc.new_file if path.suffix == ".arrow" else pa.ipc.new_stream
-        with pa.OSFile(str(path), "wb") as file, new(file, table(rows).schema) as writer:
-            writer.write_table(table(rows), max_chunksize=4)
 
 
 @pytest.fixture
@@ -55,7 +50,7 @@ def folder(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet", "arrow", "arrows"])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_every_format_gives_the_rows_and_resumes_behind_each(folder, schema, rows, same, read, resumes, suffix):
     for number, first in enumerate(range(0, 30, 10)):
         write(folder / f"part-{number}.{suffix}", rows(first, first + 10))
@@ -102,27 +97,6 @@ def test_a_growing_folder_is_followed(folder, schema, rows, read):
     resumed = FileStream(folder, schema)
     resumed.seek(at)
     assert read(resumed).columns["user"].tolist() == [3, 4, 5, 6, 7]
-
-
-def test_a_growing_arrow_stream_is_followed(folder, schema, rows, read):
-    pa = pytest.importorskip("pyarrow")
-    stream = FileStream(folder, schema, poll_interval=0.01)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table(rows(0, 1)).schema) as writer:
-        for first in (0, 4, 8):
-            writer.write_table(table(rows(first, first + 4)))
-    data = sink.getvalue().to_pybytes()
-    seen = []
-    for end in range(0, len(data) + 100, 100):
-        (folder / "a.arrows.tmp").write_bytes(data[:end])
-        os.replace(folder / "a.arrows.tmp", folder / "a.arrows")
-        batch = stream.poll(100, 0)
-        seen += [] if batch is None else batch.columns["user"].tolist()
-    assert seen == list(range(12))
-    (folder / "a.arrows").write_bytes(data[: len(data) // 2])
-    (folder / "b.arrows").write_bytes(data)
-    with pytest.raises(StreamError, match="damaged"):
-        read(FileStream(folder, schema))
 
 
 def test_bad_lines_go_to_the_dead_letter_file_with_their_place(folder, tmp_path, schema, rows, read, resumes):
@@ -254,7 +228,7 @@ def rewrite(path, rows, way):
 
 
 @pytest.mark.parametrize("way", ["replaced", "in place", "emptied first"])
-@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet", "arrow", "arrows"])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize("count", [4, 10, 25], ids=["shorter", "as long", "longer"])
 def test_a_segment_with_other_rows_is_never_read_on_as_if_it_were_the_old_one(
     folder, schema, rows, read, suffix, way, count
@@ -274,7 +248,7 @@ def test_a_segment_with_other_rows_is_never_read_on_as_if_it_were_the_old_one(
 
 
 @pytest.mark.parametrize("way", ["replaced", "in place", "emptied first"])
-@pytest.mark.parametrize("suffix", ["jsonl", "csv", "arrows"])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 def test_other_rows_are_noticed_while_a_segment_is_followed(folder, schema, rows, read, suffix, way):
     path = folder / f"a.{suffix}"
     write(path, rows(0, 10))
@@ -288,7 +262,7 @@ def test_other_rows_are_noticed_while_a_segment_is_followed(folder, schema, rows
     assert read(streams[1]).columns["user"].tolist() == [*range(50, 62), 90, 91]
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet", "arrows"])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_a_copy_of_the_folder_is_read_on(folder, schema, rows, read, suffix, tmp_path):
     write(folder / f"a.{suffix}", rows(0, 10))
     first = FileStream(folder, schema)
@@ -362,21 +336,7 @@ def test_wrong_arguments_are_refused(folder, schema):
             FileStream(folder, schema).seek({"files": [f"{name}@0", 1]})
 
 
-def test_an_arrow_stream_that_lacks_its_end_is_damaged_once_it_is_read(folder, schema, rows, read):
-    pytest.importorskip("pyarrow")
-    write(folder / "a.arrows", rows(0, 9))
-    content = (folder / "a.arrows").read_bytes()
-    (folder / "a.arrows").write_bytes(content[:-8])
-    stream = FileStream(folder, schema)
-    assert read(stream).columns["user"].tolist() == list(range(9))
-    write(folder / "b.arrows", rows(9, 12))
-    with pytest.raises(StreamError, match=r"a\.arrows is damaged: it ends before its end-of-stream mark"):
-        stream.poll(1, 0)
-    (folder / "a.arrows").write_bytes(content)
-    assert read(FileStream(folder, schema)).rows == 12
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet", "arrow", "arrows"])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_a_segment_is_compared_with_the_checksum_beside_it(folder, schema, rows, read, caplog, suffix):
     first, second = folder / f"0.{suffix}", folder / f"1.{suffix}"
     write(first, rows(0, 4))
@@ -446,7 +406,7 @@ def test_a_folder_is_listed_when_it_changed_and_not_for_each_segment(folder, sch
 
 
 @pytest.mark.parametrize("laned", [False, True], ids=["alone", "laned"])
-@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet", "arrow", "arrows"])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_rows_that_come_after_their_segment_was_left_are_told_of_and_counted(
     folder, schema, rows, caplog, suffix, laned
 ):

@@ -24,7 +24,7 @@ class DeclaredRows:
     """The rows of a file or folder that have the declared types, block by block.
 
     Columns are converted as in training: what CSV writes as 0301 stays text where the features say so. Columns that the
-    file lacks are absent, for the features to judge. It is a CSV, TSV, JSON-lines, Parquet or Arrow file, a folder of
+    file lacks are absent, for the features to judge. It is a CSV, TSV, JSON-lines or Parquet file, a folder of
     them, or the URL of one.
 
     Raises:

@@ -26,7 +26,7 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="+",
         metavar="[MODEL] DATA",
-        help="a network that `trainer models` lists; a CSV, JSON-lines, Parquet or Arrow file, or a folder of them",
+        help="a network that `trainer models` lists; a CSV, JSON-lines or Parquet file, or a folder of them",
     )
     add("--label", metavar="COLUMN", action="append", default=[], help="what is predicted; once for each task")
     add("--time", metavar="COLUMN", help="when a row happened; default: the first column of times")

@@ -67,7 +67,7 @@ def summarize(
 ) -> TableSummary:
     """Summarize the table `path` from its first `sample` rows.
 
-    It is a CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of them, of which only the first file is read.
+    It is a CSV, TSV, JSON-lines or Parquet file, or a folder of them, of which only the first file is read.
     """
     files = _files(path)
     first = files[0]
@@ -78,7 +78,7 @@ def summarize(
             columns, complete, share, aside = _read_csv(first, sample, csv_format)
             csv_format = csv_format if declared else with_signs(csv_format, columns)
         else:
-            read = _read_arrow if kind_of(first.name, None) == "table" else _read_json
+            read = _read_parquet if kind_of(first.name, None) == "parquet" else _read_json
             columns, complete, share = read(first, sample)
     except (OSError, ValueError, StreamError, csv.Error) as error:
         raise DataError(f"{first} cannot be read: {error}") from error
@@ -99,7 +99,7 @@ def _files(path: Path) -> list[Path]:
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [file for file in files if kind_of(file.name, None) and not file.name.startswith((".", "_"))]
     if not files:
-        raise ConfigurationError(f"{path}: accepts a CSV, TSV, JSON-lines, Parquet or Arrow file, or a folder of them")
+        raise ConfigurationError(f"{path}: accepts a CSV, TSV, JSON-lines or Parquet file, or a folder of them")
     return files
 
 
@@ -144,23 +144,14 @@ def _check_names(names: Sequence[str]) -> None:
             raise ValueError(f"column {name!r} is there {times} times; give every column a name of its own")
 
 
-def _read_arrow(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
-    """Return what `_read_json` does, for a Parquet or Arrow file."""
-    from ...streams.formats import arrow
+def _read_parquet(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
+    """Return what `_read_json` does, for a Parquet file."""
+    from ...streams.formats.arrow import open_parquet
 
-    pyarrow = arrow.require()
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic == b"PAR1":
-        parquet = arrow.open_parquet(path)
-        parts, total = parquet.iter_batches(min(sample, 1 << 16)), parquet.metadata.num_rows
-    else:
-        opened = pyarrow.OSFile(str(path))
-        reader = pyarrow.ipc.open_file(opened) if magic == b"ARRO" else pyarrow.ipc.open_stream(opened)
-        parts, total = iter(reader.read_all().to_batches()), 0
+    parquet = open_parquet(path)
     columns: dict[str, list[Any]] = {}
     rows = 0
-    for part in parts:
+    for part in parquet.iter_batches(min(sample, 1 << 16)):
         _check_names(part.schema.names)
         part = part.slice(0, sample - rows)
         for name, column in zip(part.schema.names, part.columns, strict=True):
@@ -168,5 +159,5 @@ def _read_arrow(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, fl
         rows += part.num_rows
         if rows >= sample:
             break
-    total = max(total, rows)
+    total = parquet.metadata.num_rows
     return columns, rows == total, rows / max(1, total)

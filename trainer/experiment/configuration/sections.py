@@ -27,7 +27,7 @@ from .object_spec import ObjectSpec, Options
 from .reader import Reader, noted, recordable
 from .schema_parts import Schema, arguments_schema, documented, when
 
-_ROWS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".arrows", ".feather")
+_ROWS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 _FEATURE_ARGUMENT = re.compile(r"\w+\((\w+)=")  # begins the errors of features
 
 

@@ -47,6 +47,20 @@ def as_table(frame: Any) -> Any:
     return interchange.from_dataframe(frame)
 
 
+def read_payload(payload: bytes) -> Any:
+    """Return the table in an Arrow IPC stream held in memory.
+
+    Raises:
+        ValueError: bytes follow its end, or the exceptions of `errors`: it is damaged.
+    """
+    pyarrow = require()
+    source = pyarrow.BufferReader(payload)
+    table = validated(pyarrow.ipc.open_stream(source).read_all())
+    if source.tell() != len(payload):
+        raise ValueError("bytes follow the end-of-stream mark")
+    return table
+
+
 def validated(table: Any) -> Any:
     """Validate a Table or RecordBatch from Arrow IPC and return it.
 

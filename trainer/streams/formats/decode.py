@@ -12,15 +12,14 @@ from ...checks import choice, whole
 from ...errors import ConfigurationError
 from ..batch import Batch, Span
 from ..dead_letter import BadRow, DeadLetter
-from . import arrow, arrow_messages
+from . import arrow
 from .column import MISSING
 from .schema import Decoded, Schema, as_schema, joined
 
 MAX_RECORD_BYTES = 16 << 20
 _SHOWN = 1 << 16  # bytes of a record that dead letters show
 FORMATS = ("auto", "json", "arrow")
-# First bytes of Arrow's stream and file formats.
-_ARROW = (b"\xff\xff\xff\xff", b"ARROW1")
+_ARROW = b"\xff\xff\xff\xff"  # first bytes of an Arrow IPC stream
 
 
 def json_loader() -> Callable[[bytes], Any]:
@@ -170,7 +169,7 @@ class Decoder:
 
     def _arrow(self, messages: _Messages, number: int, payload: bytes) -> None:
         try:
-            decoded = arrow.convert(self.schema, arrow_messages.read_payload(payload), read_only=True)
+            decoded = arrow.convert(self.schema, arrow.read_payload(payload), read_only=True)
         except arrow.errors() as error:
             messages.unreadable(number, f"not Arrow: {error}")
             return

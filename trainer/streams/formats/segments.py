@@ -1,4 +1,4 @@
-"""Readers of a segment file: text by byte offset, tables by row number.
+"""Readers of a segment file: text by byte offset, Parquet by row number.
 
 `read` returns the rows after an address as a `Piece`, or None if nothing complete follows; `finished` means that the
 segment will not grow. The same address always gives the same rows. `bytes_before` is the length of the file prefix that
@@ -8,9 +8,8 @@ determines the rows before an address.
 from __future__ import annotations
 
 import csv
-import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from ...errors import StreamError
 from ..dead_letter import BadRow
-from . import arrow, arrow_messages, csv_header, text_blocks
+from . import arrow, csv_header, text_blocks
 from .csv_format import CsvFormat, EncodedFile
 from .decode import Decoder
 from .schema import Decoded, joined
@@ -294,36 +293,32 @@ class CsvReader(TextReader):
         return [cell.strip(" ") for cell in row] if self.format.strip else row
 
 
-class TableReader:
-    """Reads Parquet row groups or Arrow record batches by row number; needs pyarrow.
+class ParquetReader:
+    """Reads the row groups of a Parquet file by row number; needs pyarrow.
 
-    A Parquet or Arrow *file* is readable once its footer is written: write it under another name and rename it. An
-    Arrow *stream* (``.arrows``) may grow by whole record batches.
+    A file is readable once its footer is written: write it under another name and rename it.
     """
 
     def __init__(self, path: Path, decoder: Decoder) -> None:
         arrow.require()
         self.path = path
         self.schema = decoder.schema
-        self._starts: list[int] = [0]
-        self._ends: list[int] = [0]  # file prefix in bytes that determines the rows before each start
-        self._stream: Any = None  # the StreamFile of an Arrow stream
-        self._group: Callable[[int], Any] | None = None
+        self._starts: list[int] = [0]  # numbers of the first row of each row group, and of all rows
+        self._file: Any = None
         self._seen_bytes = -1
-        self._table: tuple[int, Any] = (-1, None)
+        self._group: tuple[int, Any] = (-1, None)
 
     def read(self, address: int, finished: bool) -> Piece | None:
-        """Return up to 65,536 rows from row `address` on, of one row group or batch."""
+        """Return up to 65,536 rows from row `address` on, of one row group."""
         try:
             self._refresh()
             if address >= self._starts[-1]:
-                if finished and self._stream is not None and self._stream.problem:
-                    raise StreamError(f"segment {self.path} is damaged: {self._stream.problem}")
                 return None
-            group = int(np.searchsorted(self._starts, address, side="right")) - 1
-            if self._table[0] != group:
-                self._table = (group, self._group(group))
-            table = self._table[1].slice(address - self._starts[group], _TABLE_ROWS)
+            number = int(np.searchsorted(self._starts, address, side="right")) - 1
+            if self._group[0] != number:
+                names = [name for name in self.schema.fields if name in self._file.schema_arrow.names]
+                self._group = (number, arrow.row_group(self._file, number, names))
+            table = self._group[1].slice(address - self._starts[number], _TABLE_ROWS)
             decoded = arrow.convert(self.schema, table)
         except arrow.errors() as error:
             if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the data
@@ -340,36 +335,22 @@ class TableReader:
             if self._seen_bytes < 0:
                 raise
             return  # deleted; the open file can still be read to its end
-        if size == self._seen_bytes:
-            return
-        with self.path.open("rb") as file:
-            magic = file.read(6)
-        if magic[:4] == b"PAR1":
-            parquet = arrow.open_parquet(self.path)
-            names = [name for name in self.schema.fields if name in parquet.schema_arrow.names]
-            self._group, counts = functools.partial(arrow.row_group, parquet, columns=names), arrow.group_rows(parquet)
-            ends = [size] * len(counts)
-        elif magic == arrow_messages.MAGIC:
-            footer = arrow_messages.FooterFile(arrow.require().OSFile(str(self.path)))
-            self._group, counts, ends = footer.batch, footer.rows, [size] * len(footer.rows)
-        else:
-            self._stream = self._stream or arrow_messages.StreamFile(self.path)
-            self._stream.extend()
-            self._group, counts, ends = self._stream.batch, self._stream.rows, self._stream.ends
-        self._starts, self._ends = [0, *np.cumsum(counts, dtype=np.int64).tolist()], [0, *ends]
-        self._seen_bytes = size
+        if size != self._seen_bytes:
+            self._file = arrow.open_parquet(self.path)
+            self._starts = [0, *np.cumsum(arrow.group_rows(self._file), dtype=np.int64).tolist()]
+            self._seen_bytes = size
 
     def size(self) -> int:
         """Return the number of rows known so far."""
         return self._starts[-1]
 
     def bytes_before(self, address: int) -> int:
-        """Return the end of the record batch before `address`; of a file, its size."""
-        return self._ends[int(np.searchsorted(self._starts, address, side="left"))]
+        """Return the size of the file, which all rows depend on; 0 before the first row."""
+        return self._seen_bytes if address else 0
 
     def close(self) -> None:
         """Release the file."""
-        self._group, self._table, self._stream = None, (-1, None), None
+        self._file, self._group = None, (-1, None)
 
 
-Reader = TextReader | TableReader
+Reader = TextReader | ParquetReader

@@ -21,7 +21,7 @@ from ..formats import arrow
 from ..formats.csv_format import CsvFormat
 from ..formats.decode import MAX_RECORD_BYTES, Decoder
 from ..formats.schema import Schema
-from ..formats.segments import CsvReader, Reader, TableReader, TextReader
+from ..formats.segments import CsvReader, ParquetReader, Reader, TextReader
 from ..retry import Retry
 from .finished_segments import FinishedSegments
 from .folder_segments import LANES, PARTITION, Lanes, SegmentNames, is_laned, kind_of, lane_of
@@ -36,13 +36,13 @@ class FileStream(BufferedStream):
     """Rows of a folder's files, in the order of file names.
 
     A segment is finished when a file with a later name exists, or when the folder holds a file ``_DONE``, which also
-    ends the stream. Until then it is followed: new complete lines (or record batches) are read as they appear, and a
-    last line without a newline waits. Names that start with ``_`` or ``.`` or end in ``.tmp`` are not segments. Other
+    ends the stream. Until then it is followed: new complete lines are read as they appear, and a last line without a
+    newline waits. Names that start with ``_`` or ``.`` or end in ``.tmp`` are not segments. Other
     entries, which `pattern` excludes or which cannot be read (folders, unknown formats), are ignored with one warning
     that names them.
 
     A position is ``{"files": ["<name>@<address>:<fingerprint>", row]}``; the address is a byte offset in text files and
-    a row number in Parquet and Arrow files, so seeking reads no earlier data. The fingerprint covers the bytes read so
+    a row number in Parquet files, so seeking reads no earlier data. The fingerprint covers the bytes read so
     far. Segments must only grow: the fingerprint detects a replaced or rewritten segment, while it is followed and on
     resume, and `on_change` decides what happens then. (A change that preserves the first 16 KiB and the last 4 KiB read
     is not detected.) A segment that was read to its end may be emptied or deleted, safely once a later checkpoint
@@ -60,8 +60,8 @@ class FileStream(BufferedStream):
             copied to the local disk while it is read.
         schema: what the columns are to be, or a mapping of `Schema`'s arguments; None: as the Trainer's features say.
         pattern: shell pattern of segment names; None: every name with a suffix that segments have (.jsonl, .ndjson,
-            .json, .csv, .tsv, .parquet, .arrow, .arrows, .feather; with `format` one of its own, or no suffix).
-        format: "jsonl", "csv", "parquet" or "arrow"; None: by suffix.
+            .json, .csv, .tsv, .parquet; with `format` one of its own, or no suffix).
+        format: "jsonl", "csv" or "parquet"; None: by suffix.
         end: "never": wait for more; "at_last": the stream ends with what is there.
         poll_interval: seconds between looks at a folder that has nothing new.
         dead_letter: file for records that do not fit, or a `DeadLetter`.
@@ -110,7 +110,7 @@ class FileStream(BufferedStream):
     ) -> None:
         super().__init__()
         choice("end", end, ("never", "at_last"))
-        choice("format", format, ("jsonl", "csv", "parquet", "arrow"), optional=True)
+        choice("format", format, ("jsonl", "csv", "parquet"), optional=True)
         choice("on_missing", on_missing, ("error", "skip"))
         choice("on_change", on_change, ("error", "restart"))
         self.path = Path(path)
@@ -127,7 +127,7 @@ class FileStream(BufferedStream):
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
         self._decoder = Decoder(schema, self.dead_letter, f"files {path}", "json", max_record_bytes)
         self.schema = self._decoder.declared
-        if format in ("parquet", "arrow"):
+        if format == "parquet":
             arrow.require()
         number("give_up_after", give_up_after, above=0, optional=True)
         self._retry = Retry(f"folder {self._where}", give_up_after=give_up_after)
@@ -302,8 +302,8 @@ class FileStream(BufferedStream):
 
     def _reader_of(self, path: Path) -> Reader:
         kind = kind_of(path.name, self.format)
-        if kind == "table":
-            return TableReader(path, self._decoder)
+        if kind == "parquet":
+            return ParquetReader(path, self._decoder)
         if kind == "jsonl":
             return TextReader(path, self._decoder)
         csv_format = replace(self._decoder.schema.csv, **self._csv).for_file(path)
@@ -379,7 +379,7 @@ class FileStream(BufferedStream):
         """Return the rows waiting, for text estimated from bytes; None while unknown."""
         segment = self._segment
         address = 0 if segment is None else segment.address
-        if segment is not None and isinstance(segment.reader, TableReader):
+        if segment is not None and isinstance(segment.reader, ParquetReader):
             return None if self._later() else segment.reader.size() - address + self._ready_rows
         if not self._rows_read:
             return None

@@ -22,8 +22,7 @@ from .segment import CHECKSUM_SUFFIX, Progress
 logger = logging.getLogger(__name__)
 
 _SUFFIXES = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv",
-    ".parquet": "table", ".arrow": "table", ".arrows": "table", ".feather": "table",
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet",
 }  # fmt: skip
 _SHOWN = 5
 _PAUSE = 50  # a folder that seems unchanged is listed again after this many times the duration of the listing
@@ -32,10 +31,8 @@ _FINE, _COARSE = 50_000_000, 3_000_000_000  # nanoseconds in which two changes m
 
 
 def kind_of(name: str, format: str | None) -> str | None:
-    """Return "jsonl", "csv" or "table" by suffix and `format`; None if undetermined."""
-    if format is not None:
-        return "table" if format in ("parquet", "arrow") else format
-    return _SUFFIXES.get(Path(name).suffix.lower())
+    """Return the format of a segment, by suffix unless `format` says it; None if unknown."""
+    return _SUFFIXES.get(Path(name).suffix.lower()) if format is None else format
 
 
 class SegmentNames:
@@ -72,7 +69,7 @@ class SegmentNames:
             if single or spelled_out:
                 raise ConfigurationError(
                     f"the format of {folder / wanted} is not known from its suffix; pass format= one of jsonl, csv, "
-                    f"parquet, arrow (suffixes known: {', '.join(_SUFFIXES)})"
+                    f"parquet (suffixes known: {', '.join(_SUFFIXES)})"
                 )
 
     def look(self, now: bool = True) -> None:
