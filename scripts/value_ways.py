@@ -207,13 +207,6 @@ def _request(body: Callable[[Sequence[Any]], tuple[bytes, str]]) -> Any:
     return outcome
 
 
-def _ipc(values: Sequence[Any]) -> tuple[bytes, str]:
-    table, sink = _arrow(values), pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes(), "application/vnd.apache.arrow.stream"
-
-
 _NULLABLE = {int: "Int64", float: "Float64", bool: "boolean", str: "string", datetime.datetime: "datetime64[ns]"}
 _UNSIGNED = {int: "UInt64"}
 _OF_ARROW = {
@@ -250,7 +243,6 @@ WAYS: dict[str, Callable[[Features, Sequence[Any], Path], Outcome]] = {
     "Parquet": _file("parquet", _write_parquet),
     "HTTP JSON": _request(lambda values: (_json({"rows": [{COLUMN: v} for v in values]}).encode(), "application/json")),
     "HTTP JSON columns": _request(lambda values: (_json({"columns": {COLUMN: values}}).encode(), "application/json")),
-    "HTTP Arrow": _request(_ipc),
 }
 
 

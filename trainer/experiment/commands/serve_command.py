@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     )
 
     def started(url: str) -> None:
-        logger.info("%s is served at %s (%s/docs)", root, url, url)
+        logger.info("%s is served at %s (%s/openapi.json)", root, url, url)
 
     number = serve(root, options, started=started)
     logger.info("stopped by signal %d; every open request was answered", number)

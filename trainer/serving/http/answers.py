@@ -1,4 +1,4 @@
-"""Answers as bytes: JSON, an Arrow stream, or an error."""
+"""The JSON answer to a prediction."""
 
 from __future__ import annotations
 
@@ -12,24 +12,20 @@ from ...metrics.predictions import named_classes
 from ..published import Current
 from .batching import Scored
 from .request_rows import column_and_reason
-from .service_call import ARROW, JSON, Reply
+from .service_call import Reply
 
 
-def reply_to(scored: Scored, *, logits: bool, accept: str) -> Reply:
-    """Return the answer to a prediction, as the media type that the client accepts.
+def reply_to(scored: Scored, *, logits: bool) -> Reply:
+    """Return the answer to a prediction.
 
     Rows that were not answered are null, and named under "errors". The status is 422 when no row was answered. A label
     of named classes has the most likely one under "prediction", and all of them, by number, under "classes".
     `logits` adds the network's own outputs to probabilities.
     """
-    columns = named_outputs(scored, logits)
-    errors = _errors(scored)
-    status = 200 if len(scored.good) else 422
-    if accept == ARROW:
-        return Reply(status, _arrow(scored, columns, errors), ARROW)
-    listed = {name: _with_nulls(scored, values) for name, values in columns.items()}
+    listed = {name: _with_nulls(scored, values) for name, values in named_outputs(scored, logits).items()}
     classes = {"classes": scored.classes} if scored.classes else {}
-    return Reply(status, orjson.dumps({**about(scored.current), **classes, **listed, "errors": errors}), JSON)
+    body = {**about(scored.current), **classes, **listed, "errors": _errors(scored)}
+    return Reply(200 if len(scored.good) else 422, orjson.dumps(body))
 
 
 def named_outputs(scored: Scored, logits: bool = True) -> dict[str, np.ndarray]:
@@ -70,23 +66,3 @@ def _with_nulls(scored: Scored, values: np.ndarray) -> list[Any]:
     for row, value in zip(scored.good.tolist(), listed, strict=True):
         spread[row] = value
     return spread
-
-
-def _arrow(scored: Scored, columns: dict[str, np.ndarray], errors: list[dict[str, Any]]) -> bytes:
-    import pyarrow as pa
-
-    arrays: dict[str, Any] = {}
-    for name, values in columns.items():
-        kind = pa.string() if values.dtype.kind == "U" else pa.from_numpy_dtype(values.dtype)
-        for _ in values.shape[1:]:
-            kind = pa.list_(kind)
-        arrays[name] = pa.array(_with_nulls(scored, values), kind)
-    reasons, rows = {error["row"]: error for error in errors}, range(scored.request.count)
-    for key in ("column", "reason"):
-        arrays[f"error_{key}"] = pa.array([reasons.get(row, {}).get(key) for row in rows], pa.string())
-    facts = about(scored.current) | ({"classes": orjson.dumps(scored.classes).decode()} if scored.classes else {})
-    table = pa.table(arrays).replace_schema_metadata({key: str(value) for key, value in facts.items()})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()

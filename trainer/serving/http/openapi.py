@@ -1,14 +1,12 @@
-"""The server's description in OpenAPI 3.1, and a page of it without scripts."""
+"""The server's description in OpenAPI 3.1."""
 
 from __future__ import annotations
 
-import html
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from ...streams.formats.column import Column
-from .service_call import ARROW, JSON, ServeOptions
+from .service_call import JSON, ServeOptions
 
 _NUMBER = {"type": ["number", "null"]}
 _TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "U": "string"}
@@ -24,16 +22,15 @@ def description(options: ServeOptions, fields: Mapping[str, Column]) -> dict[str
         {**_object({key: form, "logits": logits}), "required": [key]}
         for key, form in (("rows", rows), ("columns", columns))
     ]
-    binary = {"schema": {"type": "string", "format": "binary"}}
     forms = {"anyOf": [*keyed, rows, row]}
     predict = {
         "summary": "Predictions for rows",
         "description": f"Up to {options.request_rows} rows and {options.body_bytes} bytes. Bad rows are named under "
         '"errors" and null among the predictions; the others are answered.',
         "parameters": [{"name": "logits", "in": "query", "schema": {"type": "boolean"}}],
-        "requestBody": {"required": True, "content": {JSON: {"schema": forms}, ARROW: binary}},
+        "requestBody": {"required": True, "content": {JSON: {"schema": forms}}},
         "responses": {
-            "200": _answer("Predictions", {JSON: {"schema": _prediction()}, ARROW: binary}),
+            "200": _answer("Predictions", {JSON: {"schema": _prediction()}}),
             "422": _answer("No row could be answered", {JSON: {"schema": _prediction()}}),
             **{status: _answer(text) for status, text in _REFUSALS.items()},
         },
@@ -102,30 +99,3 @@ def _prediction() -> dict[str, Any]:
     answers = {"prediction": names, "classes": names}
     answers |= {"probability": numbers, "logits": numbers, "errors": {"type": "array", "items": error}}
     return _object({"version": whole, "step": whole, **ages, **answers})
-
-
-def page(document: Mapping[str, Any]) -> str:
-    """Return the document as a page."""
-    parts = [f"<h1>{html.escape(document['info']['title'])}</h1>"]
-    parts.append('<p>The same for programs: <a href="openapi.json">openapi.json</a></p>')
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            parts.append(f"<h2><code>{method.upper()} {html.escape(path)}</code></h2>")
-            parts.append(f"<p>{html.escape(operation['summary'])}. {html.escape(operation.get('description', ''))}</p>")
-            body = operation.get("requestBody", {}).get("content", {}).get(JSON)
-            if body is not None:
-                row = body["schema"]["anyOf"][-1]["properties"]
-                lines = "".join(
-                    f"<tr><td><code>{html.escape(name)}</code></td><td>{html.escape(json.dumps(kind))}</td></tr>"
-                    for name, kind in row.items()
-                )
-                parts.append(f"<table><tr><th>column of a row</th><th>type</th></tr>{lines}</table>")
-            statuses = ", ".join(
-                f"{code} {html.escape(a['description'])}" for code, a in operation["responses"].items()
-            )
-            parts.append(f"<p>{statuses}</p>")
-    style = "body{font:16px/1.5 sans-serif;max-width:50em;margin:2em auto;padding:0 1em}td,th{text-align:left}"
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(document["info"]["title"])}</title>'
-        f"<style>{style}</style><body>{''.join(parts)}</body></html>"
-    )

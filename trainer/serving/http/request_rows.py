@@ -17,7 +17,7 @@ from ...streams.formats.coercion import MISSING
 from ...streams.formats.column import Column
 from ...streams.formats.decode import has_long_number
 from ...streams.formats.schema import Decoded, Schema
-from .service_call import ARROW, JSON, RefusalError
+from .service_call import JSON, RefusalError
 
 if TYPE_CHECKING:
     from ..served_graph import ServedGraph
@@ -32,7 +32,7 @@ class RequestRows:
 
     count: int
     rows: Sequence[Any] | None = None  # one mapping a row, or None where `table` has them
-    table: Any = None  # a mapping of columns or an Arrow table, or None
+    table: Any = None  # a mapping of columns, or None
     logits: bool = False  # whether the body asks for the network's own outputs
     outputs: tuple[str, ...] = ()  # names of the outputs that it asks for; () for all
     id: Any = None  # of the request, which its answer repeats
@@ -43,14 +43,8 @@ def rows_of_body(body: bytes, media: str) -> RequestRows:
 
     RefusalError: 415 for another media type, 400 for another form of body.
     """
-    if media == JSON:
-        return _json_rows(body)
-    if media == ARROW:
-        return _arrow_rows(body)
-    raise RefusalError(415, f"Content-Type takes {JSON} or {ARROW}; received {media or 'none'}")
-
-
-def _json_rows(body: bytes) -> RequestRows:
+    if media != JSON:
+        raise RefusalError(415, f"Content-Type takes {JSON}; received {media or 'none'}")
     try:
         value = orjson.loads(body)
         if has_long_number(body):
@@ -87,27 +81,6 @@ def _column_rows(columns: Any, logits: bool) -> RequestRows:
     if not count or any(size != count for size in sizes.values()):
         raise RefusalError(400, f'"columns" takes lists of one length, with at least one value; received {sizes}')
     return RequestRows(count, table=columns, logits=logits)
-
-
-def _arrow_rows(body: bytes) -> RequestRows:
-    try:
-        import pyarrow as pa
-    except ImportError:
-        raise RefusalError(
-            415, "Arrow needs pyarrow on the server: pip install 'mindspore-trainer[arrow]'; send JSON"
-        ) from None
-    try:
-        with pa.ipc.open_stream(pa.BufferReader(body)) as reader:
-            table = reader.read_all()
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise RefusalError(400, f"the body is no Arrow IPC stream: {str(error).splitlines()[0]}") from None
-    if not table.num_rows:
-        raise RefusalError(400, "the Arrow table has no rows; send at least one")
-    twice = [name for name in table.column_names if table.column_names.count(name) > 1]
-    if twice:
-        raise RefusalError(400, f"the Arrow table has the column {twice[0]!r} {twice.count(twice[0])} times")
-    return RequestRows(table.num_rows, table=table)
 
 
 def column_and_reason(text: str) -> tuple[str | None, str]:

@@ -119,7 +119,7 @@ class Service:
 
     async def _predict(self, call: Call) -> Reply:
         scored = await self._scored(call, functools.partial(rows_of_body, call.body, call.media))
-        return reply_to(scored, logits=call.logits or scored.request.logits, accept=call.accept)
+        return reply_to(scored, logits=call.logits or scored.request.logits)
 
     async def _infer(self, call: Call) -> Reply:
         scored = await self._scored(call, functools.partial(rows_of_infer, call.body))

@@ -11,7 +11,7 @@ from ...checks import number, whole
 from ...errors import ConfigurationError
 from ...masking import remember_secret
 
-JSON, ARROW, TEXT, HTML = "application/json", "application/vnd.apache.arrow.stream", "text/plain", "text/html"
+JSON, TEXT = "application/json", "text/plain"
 TOKEN_VARIABLE = "TRAINER_SERVE_TOKEN"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -23,7 +23,6 @@ class Call:
     operation: str  # "predict", "infer", "ready", "metrics", "openapi", "server" or "model"
     body: bytes = b""
     media: str = JSON  # type of the body, lower case, without parameters
-    accept: str = JSON  # media type wanted for the answer
     logits: bool = False  # whether the network's own outputs are wanted too
     model: str = ""  # named in the path, or ""
     version: str = ""  # likewise

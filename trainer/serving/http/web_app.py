@@ -7,7 +7,6 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable
 
-import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,9 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .openapi import page
 from .service import Service
-from .service_call import ARROW, HTML, JSON, Call, RefusalError, Reply, ServeOptions, refused
+from .service_call import JSON, Call, RefusalError, Reply, ServeOptions, refused
 
 logger = logging.getLogger(__name__)
 
@@ -42,20 +40,14 @@ def web_app(service: Service, options: ServeOptions) -> Starlette:
     async def alive(request: Request) -> Response:
         return Response(b"ok", media_type="text/plain")
 
-    async def docs(request: Request) -> Response:
-        answer = await on("openapi")(request)
-        if answer.status_code != 200:
-            return answer
-        return Response(page(orjson.loads(answer.body)), media_type=HTML)
-
     async def failed(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         reason = error.detail if isinstance(error, HTTPException) else type(error).__name__
         if status == 404:
-            reason = f"{request.url.path} is not served; GET /docs lists what is"
+            reason = f"{request.url.path} is not served; GET /openapi.json lists what is"
         if status == 405:
             allowed = (getattr(error, "headers", None) or {}).get("Allow", "another method")
-            reason = f"{request.url.path} takes {allowed}; received {request.method}; GET /docs has an example"
+            reason = f"{request.url.path} takes {allowed}; received {request.method}; see GET /openapi.json"
         return _response(refused(RefusalError(status, reason)))
 
     model = "/v2/models/{model}"
@@ -65,7 +57,6 @@ def web_app(service: Service, options: ServeOptions) -> Starlette:
         Route("/readyz", on("ready")),
         Route("/metrics", on("metrics")),
         Route("/openapi.json", on("openapi")),
-        Route("/docs", docs),
         Route("/v2", on("server")),
         Route("/v2/health/live", alive),
         Route("/v2/health/ready", on("ready")),
@@ -110,7 +101,6 @@ async def _call(request: Request, operation: str, options: ServeOptions) -> Call
         operation,
         body,
         media,
-        ARROW if ARROW in request.headers.get("accept", "") else JSON,
         request.query_params.get("logits", "").lower() in ("1", "true"),
         request.path_params.get("model", ""),
         request.path_params.get("version", ""),
