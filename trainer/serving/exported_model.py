@@ -14,7 +14,7 @@ import numpy as np
 
 from ..checkpoint import durable, strict_json
 from ..checkpoint.manifest import FolderWriter
-from ..checks import choice, require, whole
+from ..checks import require, whole
 from ..data.chunk import InputBatch
 from ..data.ragged import base_of
 from ..embedding.planning.layout import FieldMap
@@ -24,9 +24,8 @@ from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import parameters_of
 from ..models.retrieval import item_vectors, user_vectors, write_vectors
 from ..streams.formats.ragged_column import Ragged
-from . import onnx_graph
-from .export_readme import readme
-from .exported_tables import FORMATS, ExportedTable, exported_tables, file_name, table_of_each_element
+from . import call_exported, onnx_graph
+from .exported_tables import ExportedTable, exported_tables, file_name, table_of_each_element
 from .finite import check_finite
 from .graph_export import ABOUT, FEATURES, NETWORK, fields_of
 from .published_graph import blank_inputs, check_publishable, publish_network, trained_batch
@@ -67,7 +66,6 @@ def export_model(
     data: Any = None,
     *,
     onnx: bool = True,
-    tables: str = "parquet",
     batch: int = 256,
     items: tuple[Any, Any] | None = None,
     users: tuple[Any, Any] | None = None,
@@ -83,7 +81,6 @@ def export_model(
         data: some rows, as `Trainer.predict` takes them: they show what the network takes, and answers are compared for
             them. Not needed while it trains, in a callback.
         onnx: whether ``network.onnx`` is written (extra [onnx]), and compared with the network by onnxruntime.
-        tables: "parquet" (extra [arrow]) or "safetensors": what sparse tables are written as.
         batch: rows of a batch of the MindIR program, and of the ONNX graph where it cannot take any number.
         items: (ids, raw rows) of items: their vectors are written as ``items.parquet``; of a `TwoTower`.
         users: the same for users, ``users.parquet``.
@@ -100,10 +97,9 @@ def export_model(
         NonFiniteError: a parameter, a row or a statistic of features is NaN or infinite.
         OSError: the file system refused.
     """
-    choice("export_model(tables=...)", tables, FORMATS)
     whole("export_model(batch=...)", batch)
     folder = _new_folder(folder)
-    _check(trainer, onnx, tables, data)
+    _check(trainer, onnx, data)
     seen = trained_batch(trainer) if data is None else trainer.first_batch(data, batch)
     network = trainer.tables.tables if trainer.tables is not None else None
     fields = fields_of(network)
@@ -127,7 +123,7 @@ def export_model(
             "outputs": [{"name": name, "shape": [None, *answer.shape[1:]]} for name, answer in answers.items()],
             "activation": graph.activation,
             **({"classes": list(graph.classes)} if graph.classes else {}),
-            "tables": _write_tables(files, sparse_tables, tables),
+            "tables": _write_tables(files, sparse_tables),
             "onnx": None,
         }
         if onnx:
@@ -146,7 +142,6 @@ def export_model(
         _write_example(files, dict(zip(names, columns, strict=True)), answers)
         model |= _write_all_vectors(files, trainer, items, users)
         files.write(MODEL, [strict_json.dumps(model).encode()])
-        files.write("README.md", [readme(folder.name, model, features=trainer.features is not None).encode()])
         files.seal("export", {})
         sizes = {path.name: path.stat().st_size for path in sorted(files.path.iterdir())}
         os.rename(files.path, folder)
@@ -163,13 +158,12 @@ def _new_folder(folder: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _check(trainer: Trainer, onnx: bool, tables: str, data: Any) -> None:
+def _check(trainer: Trainer, onnx: bool, data: Any) -> None:
     if onnx:
         for module in ("onnx", "onnxruntime"):
             require(module, f"export to ONNX needs {module} (leave ONNX out by onnx=False, --no-onnx)", "onnx")
-    if tables == "parquet" and trainer.tables is not None:
-        needs = 'export of tables as Parquet needs PyArrow (tables="safetensors", --tables safetensors, does not)'
-        require("pyarrow", needs, "arrow")
+    if trainer.tables is not None:
+        require("pyarrow", "export of tables needs PyArrow", "arrow")
     if trainer.group.size > 1:
         raise ConfigurationError(
             f"export works in one process, and this is one of {trainer.group.size}: export the run's snapshot, "
@@ -269,12 +263,10 @@ def _described_inputs(
     return described
 
 
-def _write_tables(
-    files: FolderWriter, sparse_tables: Sequence[ExportedTable], ending: str
-) -> dict[str, dict[str, Any]]:
+def _write_tables(files: FolderWriter, sparse_tables: Sequence[ExportedTable]) -> dict[str, dict[str, Any]]:
     described: dict[str, dict[str, Any]] = {}
     for table in sparse_tables:
-        file = file_name(table.name, {entry["file"] for entry in described.values()}, ending)
+        file = file_name(table.name, {entry["file"] for entry in described.values()})
         table.write(files, file)
         described[table.name] = {
             "file": file,
@@ -302,6 +294,7 @@ def _write_onnx(
     """Write the ONNX graph; return how it compares with the network."""
     graph = onnx_graph.onnx_graph(exported, inputs, expected, allowed)
     files.write(ONNX, [graph.content])
+    files.write("call.py", [Path(call_exported.__file__).read_bytes()])
     return {"batch": graph.batch, "difference": graph.difference, "rows_compared": graph.rows}
 
 

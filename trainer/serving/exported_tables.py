@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..checkpoint import tensor_file
 from ..checkpoint.manifest import FolderWriter
 from ..embedding.planning.layout import FieldMap
 from ..embedding.tables.spec import DEFAULT_ROW
 from ..embedding.tables.table import SparseTable
 from ..errors import ConfigurationError
 
-FORMATS = ("parquet", "safetensors")
 NO_ID_ROW, UNKNOWN_ROW, FIRST_ROW = 0, 1, 2
 _ROW_GROUP = 1 << 20
 
@@ -46,10 +44,7 @@ class ExportedTable:
         return positions.astype(np.int32)
 
     def write(self, folder: FolderWriter, file: str) -> None:
-        """Write ids and vectors as Parquet or safetensors, by the file's ending."""
-        if file.endswith(".safetensors"):
-            folder.write(file, tensor_file.blocks({"id": self.ids, "vector": self.vectors}))
-            return
+        """Write ids and vectors as Parquet."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -111,10 +106,10 @@ def table_of_each_element(
     return names if any(names) else None
 
 
-def file_name(name: str, taken: Collection[str], ending: str) -> str:
+def file_name(name: str, taken: Collection[str]) -> str:
     """Return a new name for a table's file: letters, digits and . _ - only."""
     plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", name)[:100]
     number = 1
-    while (file := f"table-{plain}{'' if number == 1 else f'-{number}'}.{ending}") in taken:
+    while (file := f"table-{plain}{'' if number == 1 else f'-{number}'}.parquet") in taken:
         number += 1
     return file

@@ -74,7 +74,6 @@ def test_every_answer_names_the_classes(trained, tmp_path):
         export_model(trainer, tmp_path / "none", onnx=False)
     exported = export_model(trainer, tmp_path / "exported", ROWS, onnx=False)
     assert json.loads((exported.folder / "model.json").read_text())["classes"] == classes
-    assert f"0 is {classes[0]}, 1 is {classes[1]}" in (exported.folder / "README.md").read_text()
 
 
 def test_a_model_without_class_names_says_so(tmp_path):

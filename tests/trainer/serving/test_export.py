@@ -1,7 +1,6 @@
 """Exported models answer as the network does, in programs that have onnxruntime and no MindSpore."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from mindspore import nn, ops, set_seed
-from safetensors.numpy import load_file
 
 from tests.trainer.models.tables import make_features, make_rows
 from tests.trainer.serving.test_served_lists import rows as lists
@@ -27,8 +25,17 @@ pytestmark = pytest.mark.process
 
 TABLE = make_rows()
 FURTHER = """
+import sys
+from pathlib import Path
+
+import numpy as np
+
+folder = Path(sys.argv[1])
+sys.path.insert(0, str(folder))
+from call import ExportedModel
+
 more = np.load(folder.parent / "more.npz")
-np.savez(folder.parent / "answers.npz", *answer({name: more[name] for name in more.files}))
+np.savez(folder.parent / "answers.npz", *ExportedModel(folder).answer({name: more[name] for name in more.files}))
 assert not {"mindspore", "trainer"} & set(sys.modules)
 """
 
@@ -43,22 +50,18 @@ def trainer():
     return trainer
 
 
-def run_readme(folder, code=""):
-    """Run the program of an exported model's README in a folder of its own; return what it printed."""
+def call(folder, *command):
+    """Run the program that an exported model brings along; return what it printed."""
     folder = folder.absolute()
-    program = re.search(r"```python\n(import json.*?)```", (folder / "README.md").read_text(), re.S)[1]
-    (folder.parent / "call.py").write_text(program + code)
-    command = [sys.executable, "-I", folder.parent / "call.py", folder]
+    command = [sys.executable, "-I", *(command or [folder / "call.py"]), folder]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder.parent)
     assert not done.returncode, done.stderr
     return done.stdout
 
 
-@pytest.mark.long(but=["safetensors"])
-@pytest.mark.parametrize("tables", ["parquet", "safetensors"])
-def test_the_program_in_the_readme_answers_new_rows_as_the_trainer_does(trainer, tmp_path, tables):
+def test_the_program_in_the_folder_answers_new_rows_as_the_trainer_does(trainer, tmp_path):
     folder = tmp_path / "a model"
-    exported = export_model(trainer, folder, TABLE, tables=tables, batch=16)
+    exported = export_model(trainer, folder, TABLE, batch=16)
     assert exported.batch is None
     assert exported.difference < 1e-6
     assert exported.files == {path.name: path.stat().st_size for path in folder.iterdir()}
@@ -70,7 +73,8 @@ def test_the_program_in_the_readme_answers_new_rows_as_the_trainer_does(trainer,
         name: column.padded(widths[name]) if isinstance(column, Ragged) else column for name, column in columns.items()
     }
     np.savez(tmp_path / "more.npz", **arrays)
-    assert "output (16,) largest difference" in run_readme(folder, FURTHER)
+    assert "output (16,) largest difference" in call(folder)
+    call(folder, "-c", FURTHER)
     answers = np.load(tmp_path / "answers.npz")["arr_0"]
     wanted = trainer.predict(rows)
     assert np.abs(wanted).max() > 0.1
@@ -78,21 +82,21 @@ def test_the_program_in_the_readme_answers_new_rows_as_the_trainer_does(trainer,
 
 
 def test_the_files_say_what_the_network_takes(trainer, tmp_path):
-    exported = export_model(trainer, tmp_path / "model", TABLE, onnx=False, tables="safetensors")
+    exported = export_model(trainer, tmp_path / "model", TABLE, onnx=False)
     assert exported.difference is None
     assert "network.onnx" not in exported.files
-    assert "onnxruntime" not in (tmp_path / "model" / "README.md").read_text()
+    assert "call.py" not in exported.files
     model = json.loads((tmp_path / "model" / "model.json").read_text())
     assert model["activation"] == "sigmoid"
     assert model["step"] == trainer.state.progress.global_step
     assert [one["name"] for one in model["inputs"]] == ["numbers", "ids", "genres", "history"]
     assert set(model["tables"]) == set(trainer.tables.tables.tables)
     for name, about in model["tables"].items():
-        held, own = load_file(tmp_path / "model" / about["file"]), trainer.tables.tables.tables[name]
-        assert len(held["id"]) == about["rows"] == len(own)
-        wanted = np.empty((len(held["id"]), about["dim"]), np.float32)
-        own.store.read_part(own.lookup(held["id"]), wanted)
-        np.testing.assert_array_equal(held["vector"], wanted)
+        held, own = pq.read_table(tmp_path / "model" / about["file"]), trainer.tables.tables.tables[name]
+        assert len(held) == about["rows"] == len(own)
+        wanted = np.empty((len(held), about["dim"]), np.float32)
+        own.store.read_part(own.lookup(held["id"].to_numpy()), wanted)
+        np.testing.assert_array_equal(np.stack(held["vector"].to_numpy()), wanted)
 
 
 class Sums(nn.Cell):
@@ -122,7 +126,7 @@ def test_an_operator_that_mindspore_does_not_export_is_named(tmp_path):
 @pytest.mark.long
 def test_a_network_without_tables_is_exported(tmp_path):
     assert export_model(Trainer(Sums(False)), tmp_path / "model", DENSE, batch=4).batch is None
-    assert "output (4,) largest difference" in run_readme(tmp_path / "model")
+    assert "output (4,) largest difference" in call(tmp_path / "model")
 
 
 @pytest.mark.long
@@ -150,15 +154,12 @@ class Numbered(nn.Cell):
 @pytest.mark.long
 def test_a_network_that_counts_its_rows_is_exported_for_one_size_of_batch(tmp_path):
     assert export_model(Trainer(Numbered()), tmp_path / "model", DENSE, batch=4).batch == 4
-    assert "exactly 4 rows" in (tmp_path / "model" / "README.md").read_text()
-    assert "output (4, 1) largest difference" in run_readme(tmp_path / "model")
+    assert "output (4, 1) largest difference" in call(tmp_path / "model")
 
 
 def test_what_cannot_be_exported_is_refused(trainer, tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match="exists"):
         export_model(trainer, tmp_path)
-    with pytest.raises(ConfigurationError, match="'parquet', 'safetensors'"):
-        export_model(trainer, tmp_path / "model", tables="csv")
     with pytest.raises(ConfigurationError, match="takes some rows"):
         export_model(Trainer(Sums(False)), tmp_path / "model")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -213,9 +214,9 @@ def test_a_run_is_exported_with_vectors_of_items_and_users(run, capsys):
     assert len(np.unique(vectors, axis=0)) == 8
     trained = pq.read_table(run / "export" / "table-item.parquet")
     assert set(trained["id"].to_pylist()) <= set(range(1, 9))
-    assert "output" in run_readme(run / "export")
+    assert "output" in call(run / "export")
     step = 3 if "stream" in (run / "config.yaml").read_text() else 4
-    assert f"after {step} optimizer steps" in (run / "export" / "README.md").read_text()
+    assert json.loads((run / "export" / "model.json").read_text())["step"] == step
     assert main(["export", str(run)]) == 2
     assert "exists" in capsys.readouterr().err
     # a run that does not publish is served from its snapshot

@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the snapshot there as a version for `trainer serve`, and nothing else",
     )
     add("--no-onnx", action="store_true", help="leave ONNX out, which needs the extra [onnx]")
-    add("--tables", metavar="FORMAT", default="parquet", help="parquet (default) or safetensors")
     add("--batch", type=int, default=256, metavar="ROWS", help="of a program with one size of batch; default: 256")
     for name in ("items", "users"):
         add(f"--{name}", metavar="FILE", help=f"two towers: raw rows of {name}, to write {name}.parquet with vectors")
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace, config: ExperimentConfig, run_dir: Path, check
         print(f"{checkpoint} is version {version} of {args.publish}")
         return
     folder = Path(args.output) if args.output else run_dir / "export"
-    options: dict[str, Any] = {"onnx": not args.no_onnx, "tables": args.tables, "batch": args.batch, "step": step}
+    options: dict[str, Any] = {"onnx": not args.no_onnx, "batch": args.batch, "step": step}
     items, users = _rows(trainer, args.items, args.item_id), _rows(trainer, args.users, args.user_id)
     exported = export_model(trainer, folder, rows, items=items, users=users, **options)
     for name, size in exported.files.items():
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace, config: ExperimentConfig, run_dir: Path, check
             f"network.onnx takes {batch} rows; onnxruntime's answers differ from the network's by "
             f"{exported.difference:.2g} at most ({exported.compared} rows)"
         )
-    print(f"exported to {exported.folder}; its README.md says how to call it")
+    print(f"exported to {exported.folder}; docs/export.md says how to call it")
 
 
 def _snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | None) -> tuple[Trainer, Any]:

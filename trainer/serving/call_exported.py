@@ -1,0 +1,65 @@
+"""Calls an exported model with onnxruntime and PyArrow alone: python call.py [FOLDER].
+
+`trainer export` copies this file into the folder of the model as ``call.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class ExportedModel:
+    """The ONNX graph in a folder, with the rows of its tables."""
+
+    def __init__(self, folder: Path) -> None:
+        import onnxruntime
+
+        self.about = json.loads((folder / "model.json").read_text())
+        self.session = onnxruntime.InferenceSession(folder / "network.onnx")
+        self._rows: dict[str, np.ndarray] = {}  # of each table: zeros for no id, the row of unknown ids, those of ids
+        self._numbers: dict[str, dict[int | None, int]] = {}  # of each table: id -> row number
+        for name, table in self.about["tables"].items():
+            from pyarrow import parquet
+
+            held = parquet.read_table(folder / table["file"])
+            vectors = held["vector"].combine_chunks().flatten().to_numpy().reshape(-1, table["dim"])
+            first = [np.zeros((1, table["dim"])), [table["default"]]]
+            self._rows[f"rows.{name}"] = np.concatenate([*first, vectors]).astype(np.float32)
+            ids = {number: 2 + row for row, number in enumerate(held["id"].to_pylist())}
+            self._numbers[name] = {**ids, table["padding"]: 0}
+
+    def answer(self, columns: Mapping[str, Any]) -> list[Any]:
+        """Return the outputs for a batch of columns by name, ids as int64."""
+        given: dict[str, Any] = dict(self._rows)
+        for entry in self.about["inputs"]:
+            column = np.asarray(columns[entry["name"]])
+            if entry["tables"] is not None:  # row numbers in place of ids
+                flat = column.reshape(len(column), -1).copy()
+                for element, name in enumerate(entry["tables"]):
+                    if name is not None:
+                        flat[:, element] = [self._numbers[name].get(number, 1) for number in flat[:, element].tolist()]
+                column = flat.reshape(column.shape)
+            given[entry["name"]] = column.astype(entry["dtype"])
+        wanted = {entry.name for entry in self.session.get_inputs()}
+        return self.session.run(None, {name: array for name, array in given.items() if name in wanted})
+
+
+def main() -> None:
+    """Compare the answers for the example with the network's."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
+    folder = folder if folder.is_dir() else folder.parent
+    model, example = ExportedModel(folder), np.load(folder / "example.npz")
+    answers = model.answer({entry["name"]: example["input." + entry["name"]] for entry in model.about["inputs"]})
+    for entry, values in zip(model.about["outputs"], answers, strict=True):
+        expected = example["output." + entry["name"]]
+        print(entry["name"], values.shape, "largest difference", np.abs(values - expected).max())
+
+
+if __name__ == "__main__":
+    main()
