@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -136,16 +135,13 @@ def restore_all(
         CheckpointMismatchError: it belongs to other tables.
     """
     tables = table_states(content, snapshot)
-    undo = Undo(content.tables, None if cursor is None else cursor.source)
-    for stateful in (dict(content.parts), list(content.callbacks), content.state, cursor):
-        undo.remember(stateful)
-    random, owner = generator_states(), "its parts"
+    undo, owner = _undo_steps(content), "its parts"
     try:
         for owner, restore in _small_parts(content, snapshot, cursor):  # noqa: B007 - the handler names it
             restore()
     except BaseException as error:
-        undo.put_back()
-        restore_generators(random)
+        for step in undo:
+            step()
         if not isinstance(error, Exception) or isinstance(error, CheckpointError):
             raise
         reason = str(error) if isinstance(error, TrainerError) else f"{type(error).__name__}: {error}"
@@ -155,6 +151,21 @@ def restore_all(
     if ACCUMULATION not in snapshot.groups:
         content.accumulation.clear()
     assign(tensors)
+
+
+def _undo_steps(content: Content) -> list[Callable[[], Any]]:
+    """Return functions that reset the small parts to their present state.
+
+    The cursor is not among them: the call that it belongs to ends with the error.
+    """
+    state = copy.deepcopy(content.state.state_dict())
+    stateful = [part for name, part in content.parts.items() if name != TABLES] + list(content.callbacks)
+    return [
+        partial(content.state.progress.load_state_dict, state["progress"]),
+        partial(content.state.load_metrics, state["metrics"]),
+        partial(restore_generators, generator_states()),
+        *(partial(owner.load_state_dict, copy.deepcopy(owner.state_dict())) for owner in stateful),
+    ]
 
 
 def _small_parts(
@@ -230,63 +241,6 @@ def _flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         for group, values in groups.items()
         for name, value in values.items()
     }
-
-
-# Modules whose objects may be parts of stateful objects although they have no `load_state_dict`.
-_ROOMS = ("trainer.metrics.", "trainer.run.", "trainer.state.", "callbacks.")
-
-
-class Undo:
-    """Undo log of stateful objects: copies their attributes, containers and arrays.
-
-    Cells, data sources, the objects in `leave` and others without `load_state_dict` are kept by reference.
-    """
-
-    def __init__(self, *leave: Any) -> None:
-        self._seen = {id(value): value for value in leave}  # holds the objects, so that no id is reused
-        self._steps: list[Callable[[], Any]] = []
-
-    def remember(self, value: Any) -> None:
-        """Record the present state of `value`."""
-        if id(value) in self._seen or isinstance(value, nn.Cell | str | int | float | bytes | None):
-            return
-        self._seen[id(value)] = value
-        if isinstance(value, np.ndarray):
-            content = value.copy()
-            self._steps.append(lambda: _write(value, content))
-        elif isinstance(value, dict):
-            self._hold(value, value.update)
-            self._remember_all(value.values())
-        elif isinstance(value, list | deque):
-            self._hold(value, value.extend)
-            self._remember_all(value)
-        elif isinstance(value, tuple):
-            self._remember_all(value)
-        elif hasattr(value, "__dict__") and _is_stateful(value):
-            self._hold(vars(value), vars(value).update)
-            self._remember_all(vars(value).values())
-
-    def _remember_all(self, values: Any) -> None:
-        for value in list(values):
-            self.remember(value)
-
-    def _hold(self, container: Any, fill: Callable[[Any], Any]) -> None:
-        content = copy.copy(container)
-        self._steps.append(lambda: (container.clear(), fill(content)))
-
-    def put_back(self) -> None:
-        """Restore every recorded state."""
-        for step in reversed(self._steps):
-            step()
-
-
-def _write(array: np.ndarray, content: np.ndarray) -> None:
-    if array.flags.writeable:
-        array[...] = content
-
-
-def _is_stateful(value: Any) -> bool:
-    return hasattr(value, "load_state_dict") or f"{type(value).__module__}.".startswith(_ROOMS)
 
 
 _WORDS = 624

@@ -1,15 +1,12 @@
 """Define `Content`, the objects that a snapshot saves and restores."""
 
-# ruff: noqa: D102 - the classes named in the docstrings document the methods
-
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from mindspore import Parameter, nn
+from mindspore import nn
 
 from callbacks import CallbackList
 
@@ -17,48 +14,11 @@ from ..state import State, Stateful
 
 AVERAGES = "trainer.average."  # prefix of weight averages, which are a separate part
 
-
-class Accumulation(Protocol):
-    """Accumulated gradients (`trainer.graph.accumulation.OpenAccumulation`)."""
-
-    @property
-    def is_open(self) -> bool: ...
-    @property
-    def count(self) -> Parameter | None: ...
-    @property
-    def gradient_sums(self) -> Sequence[Parameter]: ...
-    def parameters(self) -> Mapping[str, Parameter]: ...
-    def clear(self, *, keep_count: bool = False) -> None: ...
-
-
-class Chain(Protocol):
-    """Choice of the base snapshot of the next table delta (`DeltaPolicy`)."""
-
-    def base_of(self, path: Path) -> str | None: ...
-    def written(self, path: Path) -> None: ...
-    def broken(self) -> None: ...
-
-
-class Tables(Protocol):
-    """Sparse tables, saved as deltas (`trainer.data.table_feed.TableFeed`)."""
-
-    @property
-    def delta_policy(self) -> Chain: ...
-    @property
-    def is_divided(self) -> bool: ...
-    def state_dict(self, *, own_rows: bool = False) -> dict[str, Any]: ...
-    def check_states(self, states: Sequence[Mapping[str, Any]]) -> None: ...
-    def rewind(self, states: Sequence[Mapping[str, Any]]) -> None: ...
-
-
-class Cursor(Protocol):
-    """Position of a run in its data (`trainer.run.cursor.Cursor`)."""
-
-    source: Any
-
-    def shared_position(self) -> dict[str, Any]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+# The rooms above this one make these objects; a type from there would turn the imports around.
+Accumulation = Any  # `trainer.graph.accumulation.OpenAccumulation`: accumulated gradients
+Tables = Any  # `trainer.data.table_feed.TableFeed`: sparse tables, saved as deltas
+Cursor = Any  # `trainer.run.cursor.Cursor`: position of a run in its data
+Owner = Any  # `trainer.run.trainer_base.TrainerBase`: whose snapshots a `Saver` takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +35,3 @@ class Content:
     parts: Mapping[str, Stateful]  # name -> object with a state of its own
     tables: Tables | None  # the part that is saved as deltas, or None
     cursor: Cursor | None  # position of the current run in its data, or None
-
-
-class Owner(Protocol):
-    """Object whose snapshots a `Saver` takes (`trainer.run.trainer_base.TrainerBase`)."""
-
-    def snapshot_content(self) -> Content: ...
-    def report_snapshot(self, path: Path) -> None: ...
-    def commit(self, position: Mapping[str, Any] | None) -> None: ...
-    def load_tables(self, states: list[dict[str, Any]]) -> None: ...
