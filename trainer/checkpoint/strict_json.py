@@ -14,16 +14,16 @@ A user's string key that starts with ``$`` is written with one more ``$``. NumPy
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _KINDS = "biufc"
+_DIMENSIONS = 32  # of a NumPy array
 
 
 def dumps(value: Any) -> str:
@@ -48,10 +48,7 @@ def loads(text: str | bytes) -> Any:
     Raises:
         ValueError: not such text, with a bare NaN or Infinity, a repeated key or an unknown ``$`` tag.
     """
-    try:
-        return _decode(parse(text))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    return _parsed(text, lambda pairs: _decode(_no_repeats(pairs)))
 
 
 def parse(text: str | bytes) -> Any:
@@ -60,15 +57,15 @@ def parse(text: str | bytes) -> Any:
     Raises:
         ValueError: not strict JSON.
     """
+    return _parsed(text, _no_repeats)
+
+
+def _parsed(text: str | bytes, hook: Callable[[list[tuple[str, Any]]], Any]) -> Any:
     try:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
-        return json.loads(decoded, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_repeats)
+        return json.loads(decoded, parse_constant=_finite, parse_float=_finite, object_pairs_hook=hook)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"the bare constant {name} is not JSON")
 
 
 def _finite(text: str) -> float:
@@ -95,98 +92,62 @@ def _encode(value: Any, path: str) -> Any:
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
-        if math.isfinite(value):
-            return float(value)
-        return {"$float": "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"}
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     if isinstance(value, np.ndarray) and value.dtype.kind in _KINDS:
         little = np.asarray(value, dtype=value.dtype.newbyteorder("<"))
-        return {
-            "$array": [little.dtype.str, list(value.shape), base64.b64encode(little.tobytes()).decode("ascii")],
-        }
-    if isinstance(value, tuple):
-        return {"$tuple": [_encode(item, f"{path}[{index}]") for index, item in enumerate(value)]}
-    if isinstance(value, list):
-        return [_encode(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        content = base64.b64encode(little.tobytes()).decode("ascii")
+        return {"$array": [little.dtype.str, list(value.shape), content]}
+    if isinstance(value, list | tuple):
+        items = [_encode(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping):
-        return _encode_mapping(value, path)
+        if all(isinstance(key, str) for key in value):
+            return {_escaped(str.__str__(key)): _encode(item, f"{path}.{key}") for key, item in value.items()}
+        pairs = [[_encode(key, f"{path}.keys()"), _encode(item, f"{path}[{key!r}]")] for key, item in value.items()]
+        return {"$map": pairs}
     raise TypeError(
         f"{path.lstrip('.') or 'the value'} is a {type(value).__module__}.{type(value).__qualname__}; accepted: None, "
         "bool, int, float, str, bytes, NumPy numbers and numeric arrays, and lists, tuples and mappings of these"
     )
 
 
-def _encode_mapping(value: Mapping[Any, Any], path: str) -> Any:
-    if all(isinstance(key, str) for key in value):
-        result = {}
-        for key, item in value.items():
-            name = str.__str__(key)
-            result[f"${name}" if name.startswith("$") else name] = _encode(item, f"{path}.{name}")
-        return result
-    return {
-        "$map": [[_encode(key, f"{path}.keys()"), _encode(item, f"{path}[{key!r}]")] for key, item in value.items()],
-    }
+def _escaped(key: str) -> str:
+    return f"${key}" if key.startswith("$") else key
 
 
-def _decode(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decode(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    tag = next(iter(value), "") if len(value) == 1 else ""
-    if tag.startswith("$") and not tag.startswith("$$"):
-        return _decode_tag(tag, value[tag])
-    result = {}
-    for key, item in value.items():
-        if key.startswith("$") and not key.startswith("$$"):
-            raise ValueError(f"the tag {key!r} stands beside other keys")
-        result[key[1:] if key.startswith("$") else key] = _decode(item)
-    return result
-
-
-def _decode_tag(tag: str, content: Any) -> Any:
-    if tag == "$float" and isinstance(content, str) and content in _FLOATS:
-        return _FLOATS[content]
-    if tag == "$bytes" and isinstance(content, str):
-        return _base64(content)
-    if tag == "$tuple" and isinstance(content, list):
-        return tuple(_decode(item) for item in content)
-    if tag == "$map" and isinstance(content, list):
-        return _decode_map(content)
-    if tag == "$array" and isinstance(content, list) and len(content) == 3:
-        return _decode_array(*content)
+def _decode(value: dict[str, Any]) -> Any:
+    """Return a mapping, or the value of a tag; its items are decoded already."""
+    tags = [key for key in value if key.startswith("$") and not key.startswith("$$")]
+    if not tags:
+        return {key.removeprefix("$"): item for key, item in value.items()}
+    if len(value) > 1:
+        raise ValueError(f"the tag {tags[0]!r} stands beside other keys")
+    tag, content = tags[0], value[tags[0]]
+    try:
+        if tag == "$float":
+            return _FLOATS[content]
+        if tag == "$bytes":
+            return base64.b64decode(content, validate=True)
+        if tag == "$tuple" and isinstance(content, list):
+            return tuple(content)
+        if tag == "$map" and isinstance(content, list):
+            return dict(content)
+        if tag == "$array" and isinstance(content, list):
+            return _array(*content)
+    except (TypeError, KeyError, ValueError, SyntaxError) as error:
+        raise ValueError(f"the content of the tag {tag!r} is not what it takes: {error}") from None
     raise ValueError(f"the tag {tag!r} is unknown or its content is not what it takes")
 
 
-def _decode_map(content: list[Any]) -> dict[Any, Any]:
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in content):
-        raise ValueError("$map takes pairs")
-    try:
-        return {_decode(key): _decode(item) for key, item in content}
-    except TypeError:
-        raise ValueError("a key of $map is not hashable") from None
-
-
-def _decode_array(dtype: Any, shape: Any, content: Any) -> np.ndarray:
-    if not (isinstance(dtype, str) and isinstance(content, str) and isinstance(shape, list)):
-        raise ValueError("$array takes dtype, shape and base64 text")
-    try:
-        kind = np.dtype(dtype)
-    except (TypeError, ValueError, SyntaxError):
-        raise ValueError(f"$array has the unknown dtype {dtype!r}") from None
+def _array(dtype: str, shape: list[int], content: str) -> np.ndarray:
+    kind = np.dtype(dtype)
     if kind.kind not in _KINDS or kind.str != dtype:
-        raise ValueError(f"$array has the dtype {dtype!r}; accepted are booleans and numbers")
-    if not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 32:
-        raise ValueError(f"$array has the shape {shape!r}")
-    data = _base64(content)
+        raise ValueError(f"the dtype {dtype!r}; accepted are booleans and numbers")
+    if not all(type(size) is int and size >= 0 for size in shape) or len(shape) > _DIMENSIONS:
+        raise ValueError(f"the shape {shape!r}")
+    data = base64.b64decode(content, validate=True)
     if math.prod(shape) * kind.itemsize != len(data):
-        raise ValueError(f"$array of {dtype} {shape} takes {math.prod(shape) * kind.itemsize} bytes, found {len(data)}")
+        raise ValueError(f"{dtype} {shape} takes {math.prod(shape) * kind.itemsize} bytes, found {len(data)}")
     return np.frombuffer(data, dtype=kind).reshape(shape).astype(kind.newbyteorder("="))
-
-
-def _base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ValueError(f"not base64: {error}") from None
