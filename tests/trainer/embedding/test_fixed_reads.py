@@ -46,18 +46,6 @@ def everything(indices):
     return [np.ones(indices, np.bool_)]
 
 
-def growing_ids():
-    """Return ids of a map that is just being replaced by a larger one."""
-    for count in range(300, 3000, 10):
-        table = SparseTable(TableSpec("trial", 1), np.zeros(0, np.float32))
-        table.put(np.arange(count), np.zeros((count, 1), np.float32))
-        for start in range(count, count + 400, 20):
-            table.put(np.arange(start, start + 20), np.zeros((20, 1), np.float32))
-            if table.map.described()[1] == 2:
-                return [np.arange(count), *(np.arange(at, at + 20) for at in range(count, start + 20, 20))]
-    raise AssertionError("no map has two tables")
-
-
 def test_tables_of_one_width_are_read_as_one_with_their_own_rows_each():
     """Two columns of ids per table pair, wide and deep, as FM networks have them; unknown ids read the default row."""
     ids = [RNG.permutation(200)[:80] for _ in range(3)]
@@ -79,15 +67,13 @@ def test_tables_of_one_width_are_read_as_one_with_their_own_rows_each():
     assert (rows[0][positions[3, 1]] == 0.5).all()
 
 
-def test_a_table_whose_map_is_growing_is_read_in_full():
-    parts = growing_ids()
-    table = SparseTable(TableSpec("growing", 2), np.zeros(0, np.float32))
-    for ids in parts:
-        table.put(ids, RNG.standard_normal((len(ids), 2)).astype(np.float32))
-    assert table.map.described()[1] == 2
-    column = np.concatenate(parts)
-    (positions,), (rows,), _, _ = read([table], [Component([0], [ColumnPart(0)], everything(1))], [column])
-    np.testing.assert_array_equal(rows[positions], vectors_of(table, column))
+def test_a_table_whose_map_has_grown_is_read_in_full():
+    table = make_table("growing", 2, np.arange(10))
+    column = np.arange(BATCH)
+    for more in (0, 5_000):
+        table.put(np.arange(10, 10 + more), RNG.standard_normal((more, 2)).astype(np.float32))
+        (positions,), (rows,), _, _ = read([table], [Component([0], [ColumnPart(0)], everything(1))], [column])
+        np.testing.assert_array_equal(rows[positions], vectors_of(table, column))
 
 
 def test_lists_have_position_zero_at_their_padding():

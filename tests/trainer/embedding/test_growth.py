@@ -19,7 +19,7 @@ from trainer.native.memory import Columns, Memory
 
 # zero is what an empty cell holds, and the odd id is what cannot be kept in one
 POOL = np.concatenate((np.arange(-600, 600), np.arange(1, 400) << np.int64(48), [ODD_ID]))
-OPERATIONS = st.tuples(st.sampled_from(("add", "remove", "get", "advance")), st.integers(1, 60) | st.integers(300, 900))
+OPERATIONS = st.tuples(st.sampled_from(("add", "remove", "get")), st.integers(1, 60) | st.integers(300, 900))
 
 
 def check(table, model):
@@ -37,7 +37,7 @@ def check(table, model):
 def test_agrees_with_a_dict_while_it_grows(choices, seed, first, operations):
     rng = np.random.default_rng(seed)
     with mock.patch.object(id_map, "CHOICES", choices):
-        table, model, next_row = IdMap(step=8), {}, 0
+        table, model, next_row = IdMap(), {}, 0
         for kind, count in [("add", first), *operations]:
             ids = rng.choice(POOL, count, replace=False)
             if kind == "add":
@@ -50,96 +50,51 @@ def test_agrees_with_a_dict_while_it_grows(choices, seed, first, operations):
                 table.remove(ids)
                 for one in ids.tolist():
                     model.pop(one, None)
-            elif kind == "advance":
-                table.advance(count)
             else:
                 assert table.get(ids).tolist() == [model.get(one, -1) for one in ids.tolist()]
             check(table, model)
 
 
-def test_growing_takes_many_calls_and_then_ends():
-    rng = np.random.default_rng(3)
-    table, model = IdMap(step=8), {}
-    growing = sizes = 0
-    ids = np.unique(rng.integers(-(2**63), 2**63 - 1, 40_000))
-    rng.shuffle(ids)
-    for start in range(0, len(ids), 20):
-        part, before = ids[start : start + 20], table.nbytes
-        table.add(part, np.arange(start, start + len(part)))
-        sizes += table.nbytes != before
-        growing += table.growing
-        if start % 1_000 == 0:
-            assert (table.get(ids[: start + 20]) == np.arange(start + 20)).all()
-            assert (table.get(ids[start + 20 :]) == -1).all()
-    # seven times twice the size: each announced, taken into use and the old one dropped
-    assert sizes >= 14
-    assert growing > 300
-    while table.growing:
-        table.advance(64)
-    model = dict(zip(ids.tolist(), range(len(ids)), strict=True))
-    assert dict(zip(*(array.tolist() for array in table.items()), strict=True)) == model
-    assert table.nbytes <= 14.25 * 2 * len(ids) / 0.7
-
-
-def growing_map(ids=400):
-    """Return a map with ids 0 to 399 and rows of the same numbers, part of them still in the outgrown table."""
-    table = IdMap(step=8)
-    for start in range(0, ids, 10):
-        table.add(np.arange(start, start + 10), np.arange(start, start + 10))
-    assert table.growing
-    return table
-
-
-def test_ids_without_room_are_found_while_the_map_grows():
+def test_ids_whose_buckets_are_full_move_to_a_larger_table():
     with mock.patch.object(id_map, "CHOICES", 1):
-        table = IdMap(step=8)
+        table = IdMap()
         candidates = np.arange(1_000, 200_000)
         crowd = candidates[mix64(candidates) & np.uint64(1_023) == 5][:20]
         few = np.setdiff1d(candidates, crowd)[:8]
-        table._replace_by(id_map.Buckets(128))
-        table._outgrown.insert(few, np.arange(8, dtype=np.int32))
+        table.add(few, np.arange(8))
         table.add(crowd, np.arange(100, 120))
-        assert not table.growing
         assert table.get(few).tolist() == list(range(8))
         assert table.get(crowd).tolist() == list(range(100, 120))
         assert len(table.items()[0]) == 28
 
 
-@pytest.mark.parametrize("before", [370, 400])  # the next table is being provided, or takes over ids
-def test_a_large_addition_may_come_while_the_map_grows(before):
-    table = IdMap(step=8) if before == 370 else growing_map(before)
-    if before == 370:
-        table.add(np.arange(before), np.arange(before))
-        assert table.growing
-    table.add(np.arange(before, 20_000), np.arange(before, 20_000))
-    assert table.get(np.arange(-100, 20_000)).tolist() == [-1] * 100 + list(range(20_000))
-
-
-def test_plans_without_new_ids_finish_growing():
-    table = SparseTable(TableSpec("t", 3), np.zeros(0, np.float32))
-    table.map = growing_map()
-    table.reserve(401)
-    for _ in range(3):
-        table.plan(np.arange(1, 9)[None])
-    assert not table.map.growing
+def test_a_large_map_grows_by_one_addition_and_by_many():
+    ids = np.arange(20_000) * 7_919
+    together, one_by_one = IdMap(), IdMap()
+    together.add(ids, np.arange(20_000))
+    for start in range(0, len(ids), 50):
+        one_by_one.add(ids[start : start + 50], np.arange(start, start + 50))
+    for table in (together, one_by_one):
+        assert table.get(ids).tolist() == list(range(20_000))
+        assert (table.get(ids + 1) == -1).all()
+        assert table.nbytes <= 14.25 * 2 * len(ids) / 0.7
 
 
 def grown(growing):
     spec = TableSpec("t", 3, eviction=Eviction("lfu", ttl=300.0), seed=9)
     table = SparseTable(spec, np.full(2, 0.25, np.float32))
-    table.map = IdMap(step=8) if growing else IdMap(expected=1 << 17)
+    table.map = IdMap() if growing else IdMap(expected=1 << 17)
     if not growing:
         table.reserve(1 << 15)
     table.follow("snapshot")
     return table
 
 
-def test_snapshots_do_not_show_that_a_table_grew(monkeypatch):
+def test_snapshots_do_not_show_that_a_table_grew():
     """Deltas and full states, plans ahead and undone ones included, are the same bit by bit."""
-    monkeypatch.setattr("trainer.embedding.tables.table.CELLS_PER_PLAN", 64)
     rng, distinct = np.random.default_rng(4), UniqueIndexer()
     tables = grown(True), grown(False)
-    middle = 0
+    sizes = set()
     for turn in range(200):
         ids = rng.integers(turn * 60, turn * 60 + 3_000, (2, 150)) * 7_919 - 10_000
         states = []
@@ -156,12 +111,11 @@ def test_snapshots_do_not_show_that_a_table_grew(monkeypatch):
                 arrays, json = take(table, "snapshot", full=turn % 2 == 0)
                 states.append(({name: np.asarray(array).tobytes() for name, array in arrays.items()}, json))
             states.append((rows.tobytes(), table.lookup(ids.reshape(-1)).tobytes()))
-        middle += tables[0].map.growing
+        sizes.add(tables[0].map.nbytes)
         half = len(states) // 2
         assert states[:half] == states[half:]
-    assert middle > 10
+    assert len(sizes) > 1
     assert len(tables[0].columns["live"]) > 1_024
-    assert not tables[1].map.growing
 
 
 def test_columns_keep_what_they_hold_and_grow_with_zeros():

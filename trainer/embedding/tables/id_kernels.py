@@ -76,7 +76,7 @@ def find_ids(keys, rows, passed, choices, ids, out):
     return np.int64(len(ids))
 
 
-MAP_LENGTH = 10  # numbers of `id_map.IdMap.described`
+MAP_LENGTH = 5  # numbers of `id_map.IdMap.described`
 
 
 @compiled(_i64(_i64[:, ::1], _i32[::1], _i64, _i64[::1], _i32[::1]))
@@ -90,20 +90,17 @@ def find_rows(maps, table_of, choices, ids, out):
     for i in range(-_AHEAD, len(ids)):
         if i + _AHEAD < len(ids):
             ahead = maps[table_of[(i + _AHEAD) % elements]]
-            _prefetch_cell(ahead[2], ahead[3], np.uint64(ahead[5]), _mix(ids[i + _AHEAD]))
+            _prefetch_cell(ahead[1], ahead[2], np.uint64(ahead[4]), _mix(ids[i + _AHEAD]))
         if i >= 0:
             of_table = maps[table_of[i % elements]]
             key, hashed, row = ids[i] ^ _ODD_ID, _mix(ids[i]), np.int64(-1)
             if key == 0:
                 row = of_table[0]
             else:
-                for number in range(of_table[1]):  # a map that is growing has two tables
-                    first = 2 + 4 * number
-                    keys, passed = _int64s(of_table[first]), _uint16s(of_table[first + 2])
-                    cell = _cell(keys, passed, np.uint64(of_table[first + 3]), choices, key, hashed)
-                    if cell >= 0:
-                        row = np.int64(_int32s(of_table[first + 1])[cell])
-                        break
+                keys, passed = _int64s(of_table[1]), _uint16s(of_table[3])
+                cell = _cell(keys, passed, np.uint64(of_table[4]), choices, key, hashed)
+                if cell >= 0:
+                    row = np.int64(_int32s(of_table[2])[cell])
             out[i] = max(row, 0)
     return np.int64(len(ids))
 

@@ -1,13 +1,11 @@
-"""`IdMap`: ids to row numbers, in a hash table that grows incrementally.
-
-A table that gets too full is replaced by one at least twice as large: first the memory of the new one is allocated,
-then the ids move bucket by bucket. Every call that adds ids does a part of this work, and so does `advance`. Meanwhile
-an id is in exactly one of the two tables, and lookups search both.
+"""`IdMap`: ids to row numbers, in a hash table.
 
 A bucket holds eight ids, one cache line. An id is in its first bucket, in the cell that its hash selects if that was
 free, or, when the bucket was full, in the next of its `CHOICES` buckets. A lookup therefore reads one line for almost
 every id, and all ids at once, so the cache misses overlap. Every bucket counts the ids that overflowed it. Removal
 empties the cell and decrements these counts, so rotating ids never degrade the table.
+
+A table that gets too full is replaced by one of twice the size.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import numpy as np
 
 from ...native.memory import zeros
-from .hashing import mix64
 
 WAYS = 8
 CHOICES = 32
@@ -40,7 +37,6 @@ class Buckets:
         self._keys = zeros((buckets, WAYS), np.int64)
         self._rows = zeros((buckets, WAYS), np.int32)
         self._passed = zeros((buckets,), np.uint16)
-        self._mask = np.uint64(buckets - 1)
         self._cells = self._keys.reshape(-1), self._rows.reshape(-1), self._passed, CHOICES
 
     @property
@@ -58,15 +54,6 @@ class Buckets:
     def nbytes(self) -> int:
         """Memory of the table in bytes."""
         return self._keys.nbytes + self._rows.nbytes + self._passed.nbytes
-
-    def touch(self, first: int, last: int) -> None:
-        """Allocate the memory of the buckets from `first` up to `last`, all still empty."""
-        for array in (self._keys, self._rows, self._passed):
-            array[first:last] = 0
-
-    def first_bucket(self, ids: np.ndarray) -> np.ndarray:
-        """Return the first bucket of each of `ids`, int64 [n]."""
-        return (mix64(ids) & self._mask).view(np.int64)
 
     def get(self, ids: np.ndarray) -> np.ndarray:
         """Return the row number of every id, int32 [n] for int64 [n]; -1 where unknown."""
@@ -103,90 +90,48 @@ class Buckets:
         full = keys != 0
         return keys[full] ^ ODD_ID, rows[full]
 
-    def take_out(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Empty the buckets from `first` up to `last` and return their items.
-
-        Buckets that they overflowed keep counting them: lookups then probe too many buckets, never too few.
-        """
-        ids, rows = self.items(first, last)
-        self._keys[first:last] = 0
-        return ids, rows
-
 
 def _plain(array: np.ndarray) -> np.ndarray:
     return array if array.flags.carray else np.array(array)
 
 
 _MAX_LOAD = 0.7
-# The new table's memory is allocated incrementally up to this load; above it a table is replaced at once.
-_LAST_LOAD = 0.75
-# Cells of the outgrown table moved per new id: it is empty long before the new table is full.
-_CELLS_PER_ID = 4
-# Allocating the memory of a cell takes a tenth of the time of moving its id.
-_TOUCHED_PER_CELL = 10
-_BLOCK = 1 << 18
+_BLOCK = 1 << 15  # buckets that are moved at once
 
 
 class IdMap:
     """Maps int64 ids to int32 row numbers, without collisions.
 
-    Lookups change nothing, so any number of threads may run them at once. There is room for the `expected` ids; the
-    table doubles when it gets too full.
+    Lookups change nothing, so any number of threads may run them at once, beside one that adds ids. There is room for
+    the `expected` ids; the table doubles when it gets too full.
     """
 
-    def __init__(self, expected: int = 0, step: int = 1 << 12) -> None:
-        self._step = step  # least number of cells of an outgrown table that each call to `add` moves; see `advance`
+    def __init__(self, expected: int = 0) -> None:
         self._table = Buckets(_enough_buckets(64, expected))
-        self._next: Buckets | None = None
-        self._outgrown: Buckets | None = None
-        self._done = 0  # buckets of `_next` with memory, or emptied buckets of `_outgrown`
         self._odd_row = -1  # the row of `ODD_ID`
-        self._size = 0  # counted here: an id that is being moved is briefly in neither table
+        self._size = 0  # without it
 
     def __len__(self) -> int:
         return self._size + (self._odd_row >= 0)
 
-    def _tables(self) -> tuple[Buckets, ...]:
-        return (self._table,) if self._outgrown is None else (self._table, self._outgrown)
-
     def described(self) -> list[int]:
         """Return the map's description for `id_kernels.find_rows`; valid until a change.
 
-        That is the row of `ODD_ID`, the number of tables, and of both tables the `Buckets.addresses`.
+        That is the row of `ODD_ID`, and the `Buckets.addresses`.
         """
-        tables = self._tables()
-        addresses = [address for table in (*tables, *tables)[:2] for address in table.addresses]
-        return [self._odd_row, len(tables), *addresses]
-
-    @property
-    def growing(self) -> bool:
-        """Whether the table is still growing."""
-        return self._next is not None or self._outgrown is not None
+        return [self._odd_row, *self._table.addresses]
 
     @property
     def nbytes(self) -> int:
-        """Memory of the tables in bytes."""
-        tables = (*self._tables(), self._next)
-        return sum(table.nbytes for table in tables if table is not None)
+        """Memory of the table in bytes."""
+        return self._table.nbytes
 
     def get(self, ids: np.ndarray) -> np.ndarray:
         """Return the row number of every id, int32 [n] for int64 [n]; -1 where unknown."""
         ids = np.ascontiguousarray(ids, np.int64)
-        rows = self._table.get(ids) if self._outgrown is None else self._get_from_both(ids, self._outgrown)
+        rows = self._table.get(ids)
         if (odd := ids == ODD_ID).any():
             rows[odd] = self._odd_row
-        return rows
-
-    def _get_from_both(self, ids: np.ndarray, outgrown: Buckets) -> np.ndarray:
-        rows = np.empty(len(ids), np.int32)
-        moved = outgrown.first_bucket(ids) < self._done
-        # The likelier table first: almost every id is or was in its first bucket.
-        for chosen, likely, other in ((moved, self._table, outgrown), (~moved, outgrown, self._table)):
-            part = ids[chosen]
-            own = likely.get(part)
-            missing = np.flatnonzero(own < 0)
-            own[missing] = other.get(part[missing])
-            rows[chosen] = own
         return rows
 
     def add(self, ids: np.ndarray, rows: np.ndarray) -> None:
@@ -195,17 +140,34 @@ class IdMap:
         if (odd := ids == ODD_ID).any():
             self._odd_row = int(rows[odd][0])
             ids, rows = ids[~odd], rows[~odd]
-        self._make_room(len(ids))
-        self._insert(ids, rows)
+        if not self._has_room(len(ids)):
+            self._replace(_enough_buckets(2 * len(self._table), self._size + len(ids)))
         self._size += len(ids)
+        ids, rows = self._table.insert(ids, rows)
+        while len(ids):  # whose buckets are all full
+            self._replace(2 * len(self._table))
+            ids, rows = self._table.insert(ids, rows)
+
+    def _has_room(self, more: int) -> bool:
+        return self._size + more <= len(self._table) * WAYS * _MAX_LOAD
+
+    def _replace(self, buckets: int) -> None:
+        """Move all ids to a table of at least so many buckets."""
+        table, overflow = Buckets(buckets), np.zeros(0)
+        for first in range(0, len(self._table), _BLOCK):
+            overflow, _ = table.insert(*self._table.items(first, first + _BLOCK))
+            if len(overflow):
+                self._replace(2 * buckets)
+                return
+        self._table = table
 
     def get_or_add(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray | None:
         """Give unknown `ids` the rows from `first` on, in the order of first occurrence.
 
         Ids (int64 [n], contiguous) may repeat; `out` (int32 [n]) receives the row of each. Returns the index of each
-        new id's first occurrence, int64, ascending; None if the map lacks room or is growing, and nothing has changed.
+        new id's first occurrence, int64, ascending; None if the map may lack room, and nothing has changed.
         """
-        if self.growing or self._size + len(ids) > len(self._table) * WAYS * _MAX_LOAD:
+        if not self._has_room(len(ids)):
             return None
         new = self._table.get_or_add(ids, first, out)
         self._size += len(new)
@@ -224,77 +186,19 @@ class IdMap:
         out[unknown] = rows[inverse]
         return unknown[np.sort(at)]
 
-    def _make_room(self, more: int) -> None:
-        self.advance(_CELLS_PER_ID * more + self._step)
-        cells = len(self._table) * WAYS
-        if self._size + more > cells * _LAST_LOAD:
-            self._next = None
-            while self._outgrown is not None:
-                self._move_buckets(self._outgrown, _BLOCK)
-            self._replace_by(Buckets(_enough_buckets(len(self._table), self._size + more)))
-        elif self._size + more > cells * _MAX_LOAD and not self.growing:
-            self._next, self._done = Buckets(2 * len(self._table)), 0
-
-    def advance(self, cells: int) -> None:
-        """Do part of any pending growth: as much work as moving the ids of `cells` cells."""
-        while cells > 0 and self.growing:
-            part = min(cells, _BLOCK)
-            if self._next is not None:
-                self._provide(self._next, part)
-            elif self._outgrown is not None:
-                self._move_buckets(self._outgrown, part)
-            cells -= part
-
-    def _provide(self, table: Buckets, cells: int) -> None:
-        first, self._done = self._done, min(self._done + 1 + cells * _TOUCHED_PER_CELL // WAYS, len(table))
-        table.touch(first, self._done)
-        if self._done == len(table):
-            self._replace_by(table)
-
-    def _replace_by(self, table: Buckets) -> None:
-        self._outgrown, self._table, self._next, self._done = self._table, table, None, 0
-
-    def _move_buckets(self, old: Buckets, cells: int) -> None:
-        first, self._done = self._done, min(self._done + 1 + cells // WAYS, len(old))
-        ids, rows = old.take_out(first, self._done)
-        if self._done == len(old):
-            self._outgrown = None
-        self._insert(ids, rows)
-
-    def _insert(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        ids, rows = self._table.insert(ids, rows)
-        if len(ids):
-            self._rebuild(ids, rows)
-
-    def _rebuild(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Move `ids` that found no room, and all others, into one larger table."""
-        parts = [(ids, rows), *(table.items() for table in self._tables())]
-        ids, rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        buckets = len(self._table)
-        overflow = ids
-        while len(overflow):
-            buckets *= 2
-            table = Buckets(buckets)
-            for start in range(0, len(ids), _BLOCK):
-                overflow, _ = table.insert(ids[start : start + _BLOCK], rows[start : start + _BLOCK])
-                if len(overflow):
-                    break
-        self._table, self._next, self._outgrown = table, None, None
-
     def remove(self, ids: np.ndarray) -> None:
         """Remove `ids` (int64 [n], all different); unknown ids are ignored."""
         ids = np.ascontiguousarray(ids, np.int64)
         if (odd := ids == ODD_ID).any():
             self._odd_row = -1
             ids = ids[~odd]
-        self._size -= sum(table.remove(ids) for table in self._tables())
+        self._size -= self._table.remove(ids)
 
     def items(self) -> tuple[np.ndarray, np.ndarray]:
         """Return all ids (int64 [n]) and their rows (int32 [n]), in no particular order."""
-        parts = [table.items() for table in self._tables()]
+        ids, rows = self._table.items()
         if self._odd_row >= 0:
-            parts.append((np.array([ODD_ID]), np.array([self._odd_row], np.int32)))
-        ids, rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            ids, rows = np.append(ids, ODD_ID), np.append(rows, np.int32(self._odd_row))
         return ids, rows
 
 

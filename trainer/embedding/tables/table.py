@@ -20,8 +20,6 @@ from .spec import DEFAULT_ROW, PADDING, TableSpec
 from .table_rows import TableRows
 
 _UNKNOWN = -2
-# Least number of cells of an outgrown id map that a plan moves, about 5 ms.
-CELLS_PER_PLAN = 1 << 15
 
 
 class SparseTable(TableRows):
@@ -63,8 +61,6 @@ class SparseTable(TableRows):
         flat = np.ascontiguousarray(ids).reshape(-1)
         with self.lock:
             record = self.begin_plan(steps)
-            # Lookups are slower until growing is done, so large plans do more of it.
-            self.map.advance(max(CELLS_PER_PLAN, flat.size))
         rows = self.map.get(flat)
         if padding is not None:
             rows[padding.reshape(-1)] = _UNKNOWN
@@ -206,7 +202,7 @@ def plan_together(
     for table, part in zip(tables, ids, strict=True):
         first = table.next_row
         rows, new_ids = _get_or_add_rows(table, part, steps)
-        if new_ids is None:  # its map is growing, or it has free rows to reuse
+        if new_ids is None:  # its map may lack room, or it has free rows to reuse
             rows = table.plan(part, None, now, steps)
         elif len(new_ids):
             spec = table.spec
@@ -270,7 +266,6 @@ def plan_same_rows(
         leader_ids = np.concatenate([np.zeros(0, np.int64), *(new_ids for _, new_ids in plan.allocated)])
         with table.changing():
             _record_plan(table, leader_ids, plan.steps)
-            table.map.advance(CELLS_PER_PLAN)
             if new:
                 table.map.add(leader_ids, np.arange(first, first + new, dtype=np.int32))
                 values = first_rows(leader_ids, spec.dim, table.seed, spec.initializer, spec.scale)
