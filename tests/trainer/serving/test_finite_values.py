@@ -120,7 +120,7 @@ def test_a_model_that_became_nan_is_not_published(tmp_path, caplog):
     assert is_finite(tmp_path)
     some = {"x": np.ones((9, 2), np.float32), "ids": np.arange(9)}
     with pytest.raises(NonFiniteError, match="NaN or infinite"):
-        export_model(trainer, tmp_path / "exported", data=some, onnx=False, tables="safetensors")
+        export_model(trainer, tmp_path / "exported", data=some, onnx=False)
     assert not (tmp_path / "exported").exists()
 
 
