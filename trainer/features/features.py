@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -85,6 +86,8 @@ class Features(Stateful):
             up to date, at the beginning of the next batch; None: `online_train` leaves it as it is.
         csv: how CSV files are written, and numbers that come as text, such as ``{"delimiter": ";", "decimal": ","}``;
             see `trainer.streams.formats.csv_format.CsvFormat`. It holds for all files and streams of these features.
+        fitted: a folder that `trainer features CONFIG --fit --to FOLDER` wrote, whose statistics are taken over; None:
+            the features learn from the first data of `fit`.
         max_bad_share: largest share of rows set aside, 0 to 1, in finite data; a larger one is an error in `fit` and
             `evaluate`, where more than 10 rows are bad. Streams have a `max_bad_share` of their own.
 
@@ -114,6 +117,7 @@ class Features(Stateful):
         update_every: int | None = None,
         max_bad_share: float = 0.5,
         csv: Mapping[str, Any] | None = None,
+        fitted: str | Path | None = None,
     ) -> None:
         if isinstance(features, Feature | Mapping) or not len(features):
             refuse("Features(features)", "a list of at least one feature", features)
@@ -140,6 +144,10 @@ class Features(Stateful):
         self.learned = Learned(self.features, self.columns)
         self.recent = Recent()
         self.is_fitted = not self.statistics
+        if fitted is not None:
+            from .feature_files import load_fitted
+
+            load_fitted(self, fitted)
 
     # -- declaration ---------------------------------------------------------------------------------------------------
 

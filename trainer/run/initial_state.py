@@ -112,7 +112,7 @@ def _saved_rows(name: str, about: Mapping[str, Any], arrays: Mapping[str, Any]) 
 
 
 def _read_published(root: Path) -> Learned:
-    from ..serving.graph_export import read_features
+    from ..features.feature_files import read_features
     from ..serving.packed_rows import unpack_rows
     from ..serving.published import FEATURES, GRAPH, ROWS, VERSION, WEIGHTS, Current, Folder, locked, table_rows
 

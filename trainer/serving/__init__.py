@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from callbacks.lazy_names import declared_imports, lazy_names
 
 if TYPE_CHECKING:
+    from ..features.feature_files import read_features as read_features
     from .exported_model import Exported as Exported
     from .exported_model import export_model as export_model
-    from .graph_export import read_features as read_features
     from .publisher import Publish as Publish
     from .served_model import ServedModel as ServedModel
     from .versions import Version as Version

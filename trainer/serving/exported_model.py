@@ -27,7 +27,8 @@ from ..streams.formats.ragged_column import Ragged
 from . import call_exported, onnx_graph
 from .exported_tables import ExportedTable, exported_tables, file_name, table_of_each_element
 from .finite import check_finite
-from .graph_export import ABOUT, FEATURES, NETWORK, fields_of
+from .graph_export import ABOUT, NETWORK, fields_of
+from .published import FEATURES
 from .published_graph import blank_inputs, check_publishable, publish_network, trained_batch
 from .served_graph import ServedGraph
 

@@ -16,18 +16,17 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 
-from ..checkpoint import strict_json, tensor_file
 from ..checkpoint.manifest import FolderWriter
 from ..embedding.layers.embedding_cells import embedding_cells
 from ..embedding.layers.embedding_group import EmbeddingGroup
 from ..embedding.layers.network_tables import SparseTables
 from ..embedding.planning.layout import Component, FieldMap, read_layout, separate_tables
 from ..errors import ConfigurationError
+from ..features.feature_files import described_state, write_state
 from ..features.features import Features
 from ..graph.forward import PredictStep
 from ..mindspore_internals.cell_structure import cells_and_names, hide
 from .finite import check_learned
-from .published import FEATURES
 
 _PLAIN = re.compile(r"[0-9A-Za-z@_\-./]+")
 NETWORK, ABOUT = "network.mindir", "graph.json"
@@ -208,26 +207,11 @@ def _windows_of_fixed_size(
 
 def write_features(features: Features, folder: FolderWriter) -> None:
     """Write the declaration of the features and what they learned."""
-    state = features.published_state()
-    check_learned(state)
-    _write_state({**state, "json": {"declaration": features.declaration(), "state": state["json"]}}, folder)
-
-
-def read_features(folder: Path) -> Features:
-    """Return the features that `write_features` wrote."""
-    body = strict_json.parse((folder / f"{FEATURES}.json").read_bytes())
-    path = folder / f"{FEATURES}.safetensors"
-    features = Features.from_declaration(body["declaration"])
-    features.load_state_dict({"json": body["state"], "arrays": tensor_file.parse(path.read_bytes(), str(path))})
-    return features
+    check_learned(features.published_state())
+    write_state(described_state(features), folder)
 
 
 def write_learned(state: Mapping[str, Any], folder: FolderWriter) -> None:
     """Write the present statistics of features; they have to be finite."""
     check_learned(state)
-    _write_state(state, folder)
-
-
-def _write_state(state: Mapping[str, Any], folder: FolderWriter) -> None:
-    folder.write(f"{FEATURES}.json", [strict_json.dumps(state["json"]).encode()])
-    folder.write(f"{FEATURES}.safetensors", tensor_file.blocks(state["arrays"]))
+    write_state(state, folder)

@@ -18,10 +18,11 @@ from ..embedding.planning.layout import FieldMap, read_layout
 from ..embedding.tables.spec import TableSpec
 from ..embedding.tables.table import SparseTable
 from ..errors import DataError
+from ..features.feature_files import read_features
 from ..metrics.predictions import activate
 from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.shared_memory import Mirror, overwrite
-from .graph_export import ABOUT, NETWORK, program_file, read_features
+from .graph_export import ABOUT, NETWORK, program_file
 from .published import Current
 
 

@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from ...checks import choice
 from ...errors import CheckpointNotFoundError, ConfigurationError, DataError
 from ...features import KINDS, Features
 from ...features.categorical import IdFeature, Time, missing_ids
 from ...features.feature import UNSEEN_ROW, Feature, Kind
 from ...features.feature_data import rows_of
+from ...features.feature_files import save_fitted
+from ...features.raw_files import RawFiles
 from ...features.raw_rows import Rows, SetAside
+from ...features.ray_fit import fit_on_ray
 from ...streams.formats.ragged_column import Ragged
 from ..configuration.experiment_config import ExperimentConfig
 from ..configuration.instantiate import instantiate
@@ -62,6 +66,29 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
     if (report := aside.report()) is not None:
         notes.append(report)
     return "\n".join([*lines, "", *notes])
+
+
+def fit_features(config: ExperimentConfig, data: Path | None, target: Path | None, engine: str) -> str:
+    """Fit the declared features on all rows, write them to a folder, and say so.
+
+    Args:
+        data: a file or folder of raw rows; None: data.train.
+        target: a folder that does not exist yet.
+        engine: "local", or "ray" for Ray Data over a Parquet folder.
+    """
+    choice("--engine", engine, ("local", "ray"))
+    if config.features is None or target is None:
+        raise ConfigurationError(f"{config.source}: --fit takes --to FOLDER, and an experiment with a section features")
+    features = make_features({name: value for name, value in config.features.items() if name != "fitted"})
+    source = data if data is not None else _source(config)
+    if engine == "local":
+        features.fit(source)
+    elif isinstance(source, RawFiles) and source.part is not None:
+        raise ConfigurationError("--engine ray reads whole folders; give the rows to learn from by --data FOLDER")
+    else:
+        fit_on_ray(features, source.path if isinstance(source, RawFiles) else source)
+    save_fitted(features, target)
+    return f"{', '.join(features.statistics) or 'nothing'} learned; for training: features: {{fitted: {target}}}"
 
 
 def restore_features(features: Features, path: Path) -> str | None:

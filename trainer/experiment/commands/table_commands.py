@@ -80,13 +80,16 @@ def features_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="FILE", type=Path, help="a file or folder of raw rows; default: data.train")
     add("--rows", metavar="N", type=int, default=10_000, help="rows to look at; default: 10,000")
     add("--run", metavar="RUN", type=Path, help="run or snapshot that drift is measured from; default: the newest run")
+    add("--fit", action="store_true", help="learn from all rows of data.train, or of --data, and write it to --to")
+    add("--to", metavar="FOLDER", type=Path, help="--fit: a new folder, for features: {fitted: FOLDER}")
+    add("--engine", default="local", help="--fit: local (this process), or ray (Ray Data, over Parquet)")
 
 
 def features(args: argparse.Namespace) -> None:
     """Show the values of declared features for the first rows."""
     from ..configuration.loader import load_config
     from ..runs import run_folder
-    from .features_command import describe_features
+    from .features_command import describe_features, fit_features
 
     source = Path(args.config)
     whole("--rows", args.rows)
@@ -95,6 +98,9 @@ def features(args: argparse.Namespace) -> None:
             raise ConfigurationError(f"no such file or folder: {path}")
     with run_folder.project_paths(source):
         config = load_config(source, args.overrides)
+        if args.fit:
+            print(fit_features(config, args.data, args.to, args.engine))
+            return
         run = args.run or (source if source.is_dir() else run_folder.newest_run(config.run_dir))
         print(describe_features(config, run, args.data, args.rows))
 

@@ -1,0 +1,73 @@
+"""The declaration of features and what they learned, as two files of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import durable, strict_json, tensor_file
+from ..checkpoint.manifest import FolderWriter
+from ..errors import CheckpointDamagedError, ConfigurationError
+from .features import Features
+
+NAME = "features"  # of the files, before their endings
+
+
+def write_state(state: Mapping[str, Any], folder: FolderWriter) -> None:
+    """Write a state, ``{"json": ..., "arrays": ...}``, into a folder."""
+    folder.write(f"{NAME}.json", [strict_json.dumps(state["json"]).encode()])
+    folder.write(f"{NAME}.safetensors", tensor_file.blocks(state["arrays"]))
+
+
+def described_state(features: Features) -> dict[str, Any]:
+    """Return what `write_state` takes: what was learned, and the declaration."""
+    state = features.published_state()
+    return {**state, "json": {"declaration": features.declaration(), "state": state["json"]}}
+
+
+def read_features(folder: Path) -> Features:
+    """Return the features of a folder that holds a `described_state`."""
+    body = strict_json.parse((folder / f"{NAME}.json").read_bytes())
+    path = folder / f"{NAME}.safetensors"
+    features = Features.from_declaration(body["declaration"])
+    features.load_state_dict({"json": body["state"], "arrays": tensor_file.parse(path.read_bytes(), str(path))})
+    return features
+
+
+def save_fitted(features: Features, target: Path) -> None:
+    """Write fitted features to a new folder, for `Features(fitted=...)`.
+
+    Raises:
+        ConfigurationError: the folder exists, or cannot be written.
+    """
+    final = durable.resolved(target)
+    if final.exists():
+        raise ConfigurationError(f"{target} exists; give a folder that does not, or remove it")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with FolderWriter(final) as folder:
+            write_state(described_state(features), folder)
+            folder.seal("features", {})
+            folder.path.rename(final)
+    except OSError as error:
+        raise ConfigurationError(str(durable.write_error("fitted features", final, error))) from error
+
+
+def load_fitted(features: Features, folder: str | Path) -> None:
+    """Take over what equal features learned, from a folder of `save_fitted`.
+
+    Raises:
+        ConfigurationError: there are no fitted features in the folder.
+        CheckpointMismatchError: they are other features.
+    """
+    try:
+        learned = read_features(Path(folder))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigurationError(
+            f"Features(fitted={str(folder)!r}): {error.filename} is missing; such a folder is written by "
+            "`trainer features CONFIG --fit --to FOLDER`"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointDamagedError(f"Features(fitted={str(folder)!r}): {error!r}") from None
+    features.load_state_dict(learned.published_state())

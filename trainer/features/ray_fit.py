@@ -1,0 +1,70 @@
+"""Fits features over a Parquet folder on Ray: its tasks learn, their statistics are merged."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..checks import require
+from ..errors import DataError, did_you_mean
+from .features import Features
+from .raw_rows import SetAside
+
+
+def fit_on_ray(features: Features, folder: str | Path, *, rows: int | None = None) -> None:
+    """Learn from all rows of a Parquet folder, by tasks of Ray Data.
+
+    `RAY_ADDRESS` names a running cluster; without it Ray starts one on this machine. Counts are those of one process,
+    and moments equal to rounding.
+
+    Args:
+        features: not fitted yet; every node has to be able to import their custom functions.
+        folder: a folder or file of Parquet, or its URL, which every node can read.
+        rows: rows of a task; None: those of a block of Ray Data.
+
+    Raises:
+        ConfigurationError: Ray is missing, or a custom function cannot be imported.
+        DataError: no good rows, a column is absent, or more rows are bad than `max_bad_share` allows.
+    """
+    ray = require("ray", "--engine ray needs Ray", "ray")
+    require("ray.data", "--engine ray needs Ray Data", "ray")
+    declaration, aside, good_rows = features.declaration(), SetAside(features.max_bad_share), 0
+    was_running = ray.is_initialized()
+    try:
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars, context.execution_options.preserve_order = False, True
+        data = ray.data.read_parquet(str(folder))
+        names = data.schema().names
+        for name, column in features.schema.fields.items():
+            if name not in names and column.default is None:
+                raise DataError(f"{folder}: the data have no column {name!r}{did_you_mean(name, names)}")
+        data = data.select_columns([name for name in features.schema.fields if name in names])
+        parts = data.map_batches(
+            _learn, batch_format="pyarrow", batch_size=rows, fn_kwargs={"declaration": declaration}
+        )
+        for part in parts.iter_rows():
+            learned, good, bad, reasons, first = pickle.loads(part["learned"])
+            other = Features.from_declaration(declaration)
+            other.load_state_dict(learned)
+            features.merge(other)
+            aside.reasons.update(reasons)
+            aside.first = aside.first or first
+            aside.count(good, bad)
+            good_rows += good
+    finally:
+        if not was_running:
+            ray.shutdown()
+    features.learning_ended(good_rows)
+
+
+def _learn(table: Any, declaration: Mapping[str, Any]) -> dict[str, list[bytes]]:
+    """Return what features learn from a block of rows, as one row."""
+    features, aside = Features.from_declaration(declaration), SetAside()
+    rows = features.read(table)
+    aside.add(rows, 0)
+    if rows.good:
+        features.learn(rows.columns)
+    learned = (features.published_state(), rows.good, len(rows.bad), aside.reasons, aside.first)
+    return {"learned": [pickle.dumps(learned)]}
