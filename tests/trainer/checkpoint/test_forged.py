@@ -61,10 +61,8 @@ def contents(trainer):
         tables[name] = (ids[order].tobytes(), rows[order].tobytes(), table.store.read(np.sort(rows)).tobytes())
         tables[name] += (table.next_row, table.step, table.plans, dict(table.counters))
     state = trainer.state
-    kept = {name: dict(vars(callback)) for name, callback in enumerate(trainer.callbacks)}
-    return repr((parameters, tables, state.progress, state.metrics, state.snapshot, generator_states(), kept)), (
-        trainer.callbacks.state_dict()
-    )
+    values = (parameters, tables, state.progress, state.metrics, state.snapshot, generator_states())
+    return repr(values), repr(trainer.callbacks.state_dict())
 
 
 @pytest.fixture(scope="module")
