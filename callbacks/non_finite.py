@@ -183,5 +183,6 @@ class SkipNonFinite(_NonFinite):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.skipped = [
-            {"step": whole("step", entry["step"], 0), "between": list(entry["between"])} for entry in state["skipped"]
+            {"step": whole("step", entry["step"], 0), "between": list(entry["between"])}
+            for entry in state.get("skipped", ())
         ]

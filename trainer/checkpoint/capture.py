@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import random
@@ -141,7 +142,8 @@ def restore_all(
             restore()
     except BaseException as error:
         for step in undo:
-            step()
+            with contextlib.suppress(Exception):  # a user's callback may not take back its own state
+                step()
         if not isinstance(error, Exception) or isinstance(error, CheckpointError):
             raise
         reason = str(error) if isinstance(error, TrainerError) else f"{type(error).__name__}: {error}"
