@@ -68,12 +68,12 @@ class Clicks(Pairs):
 
 
 class Baskets(nn.Cell):
-    """Users, and the mean of their items, which owners add up."""
+    """Users, and the mean of their items."""
 
     def __init__(self):
         super().__init__()
         self.users = Embedding(4, mode="sparse", name="users")
-        self.items = EmbeddingBag(4, mode="sparse", name="items", combiner="mean", padding=0, pool_at_owners=True)
+        self.items = EmbeddingBag(4, mode="sparse", name="items", combiner="mean", padding=0)
         self.head = nn.Dense(8, 1, weight_init="ones", bias_init="zeros")
 
     def construct(self, user, items):

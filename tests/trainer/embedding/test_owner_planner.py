@@ -98,24 +98,6 @@ def step(rows, columns, ids, size):
     return sums
 
 
-def bag_step(combiner):
-    """Return a `step` for items that are combined by bags; users are single."""
-
-    def run(rows, columns, ids, size):
-        sums = np.zeros((size, DIM), np.float32)
-        items, users = columns
-        present = (items != 0)[..., None].astype(np.float32)
-        count = np.maximum(present.sum(axis=1), 1)
-        norm = {"sum": np.ones_like(count), "mean": count, "sqrtn": np.sqrt(count)}[combiner]
-        gradient = gradients((rows[items] * present).sum(axis=1) / norm + rows[users[:, 0]], ids[1][:, 0])
-        np.add.at(sums, items.reshape(-1), ((gradient / norm)[:, None] * present).reshape(-1, DIM))
-        np.add.at(sums, users[:, 0], gradient)
-        sums[0] = 0
-        return sums
-
-    return run
-
-
 class Accumulated:
     """The gradients of micro-batches up to their update; rows keep their positions where a call ends before it."""
 
@@ -156,11 +138,10 @@ def train_alone(rules, accumulate=1, step=step):
     return tables
 
 
-def train_together(group, rules, accumulate=1, step=step, pooled=()):
+def train_together(group, rules, accumulate=1, step=step):
     tables, layout, optimizer = make(rules, group.rank, group.size)
     owned = [OwnedTable(table) for table in tables]
     planner = OwnerPlanner(group, owned, [True, True], fields(), accumulate, layout=layout)
-    planner.pool(dict(pooled))
     open_sums = Accumulated(accumulate)
     rows = OwnerRows({index: table.store for index, table in enumerate(tables)}, DIM, optimizer, group)
     rate = np.array([0.1], np.float32)
@@ -234,47 +215,6 @@ def test_owners_come_to_the_rows_and_decisions_of_one_process(size, accumulate, 
             else:
                 np.testing.assert_array_equal(found[name], value, err_msg=name)
     assert all(0 < len(own[1]) < 0.8 * len(alone[1]) for own in together)
-
-
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_bags_that_their_owners_pool_come_to_the_rows_of_one_process(size, combiner):
-    """Some ids are padding, some occur twice in a bag; users, in the same stack, are not pooled."""
-    step = bag_step(combiner)
-    alone = train_alone("plain", step=step)
-    together = everyone(size, lambda group: train_together(group, "plain", step=step, pooled={0: combiner}))
-    for error in together:
-        if isinstance(error, Exception):
-            raise error
-    for number in range(2):
-        expected, found = content([alone], number), content(together, number)
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value, rtol=2e-6, atol=1e-6, err_msg=name)
-
-
-def test_long_lists_on_few_processes_send_fewer_bytes_if_owners_pool_them():
-    def send(group, pooled):
-        optimizer, spec = RowAdagrad(lr=0.1), TableSpec("items", 16, padding=0)
-        table = SparseTable(spec, optimizer.first_slots(16), Shards(group.rank, group.size))
-        part = FieldMap([Component([0], [ColumnPart(0)], [np.ones(100, np.bool_)])])
-        planner = OwnerPlanner(
-            group, [OwnedTable(table)], [True], part, layout=stack_tables(part.components, [spec], [0])
-        )
-        planner.pool({0: "sum"} if pooled else {})
-        rows = OwnerRows({0: table.store}, 16, optimizer, group)
-        ids = np.random.default_rng(group.rank).integers(1, 10**7, (1, 64, 100))
-        _, plan = planner.plan((ids,), True, 1)
-        planned = group.bytes_sent
-        rows.follow(plan.exchanges[0])
-        weights = rows.exchange_weights(plan.inputs[0][0], np.zeros(1, np.float32))
-        rows.exchange_gradients(weights, plan.inputs[1][0], np.zeros(1, np.float32))
-        return group.bytes_sent - planned
-
-    (rows, _), (vectors, _) = (
-        everyone(2, lambda group, pooled=pooled: send(group, pooled)) for pooled in (False, True)
-    )
-    assert 0.45 * 6400 < rows / (2 * 4 * 16) < 0.55 * 6400
-    assert vectors == 2 * (64 * 4 * 16 + 24), "each owner has ids of every bag; a head of 24 bytes before each message"
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

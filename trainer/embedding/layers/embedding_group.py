@@ -101,10 +101,6 @@ class EmbeddingBag(Embedding):
         combiner: "sum"; "mean", divided by the sum of weights; "sqrtn", divided by the root of the sum of squared
             weights (as in TensorFlow's `safe_embedding_lookup_sparse`). An empty bag gives zeros.
         padding: id that fills up rows of different lengths.
-        pool_at_owners: with several processes, let each add up its rows of a bag and send one vector instead of the
-            rows: fewer bytes for long lists on few processes (docs/scaling.md has the figures). Not for weights or
-            offsets; where it cannot be done (gradients accumulated, a table that other cells or columns use), a
-            warning says so, and rows are sent.
         options: further arguments of `Embedding`.
 
     Inputs:
@@ -123,18 +119,11 @@ class EmbeddingBag(Embedding):
         *,
         combiner: str = "sum",
         padding: int = -1,
-        pool_at_owners: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(dim, capacity, padding=padding, **options)
         choice("combiner", combiner, COMBINERS)
-        self.combiner, self.pool_at_owners = combiner, pool_at_owners
-        if pool_at_owners and not self.spec.keeps_every_id:
-            raise ConfigurationError(
-                f"pool_at_owners={pool_at_owners!r} needs a table that gives every id a row; received capacity="
-                f"{capacity!r}, admission={options.get('admission')!r}, eviction={options.get('eviction')!r}: leave "
-                "them out, or leave pool_at_owners out"
-            )
+        self.combiner = combiner
 
     def __call__(self, ids, weights=None, offsets=None):
         """Read bags outside a graph; see `Embedding`."""
@@ -148,8 +137,6 @@ class EmbeddingBag(Embedding):
 
     def construct(self, ids, weights=None, offsets=None):
         """Return one vector for each bag, [batch, dim]."""
-        if self.pool_at_owners and (weights is not None or offsets is not None):
-            raise ValueError("EmbeddingBag(pool_at_owners=True) takes padded ids, without weights and offsets")
         if self.is_dense:
             present = ids != self.padding
             values = self._dense(ids)

@@ -3,8 +3,7 @@
 In every step the owners send the weights that each process reads, receive their gradients, add these up in the order of
 ranks and apply the row optimizer to their rows: its kernel does so in place; one without a kernel gets the packed rows
 in the graph, and they are written back. The operators do this on the thread of the graph. Micro-batches of one update
-in a call read the weights once, and the gradients travel with the update. Of bags that owners pool
-(`planning.pooled_bags`), sums of rows and the gradients of these sums travel.
+in a call read the weights once, and the gradients travel with the update.
 One token, passed from each exchange to the next, keeps their order the same on all processes.
 """
 
@@ -62,40 +61,23 @@ class OwnerRows(HostRows):
             return self._weights
         self._stretch = stretch
         vectors = self.read(exchange.requested[stretch])
-        if exchange.groups:
-            rows, vectors = vectors, np.zeros((exchange.ends[stretch][-1], self._dim), np.float32)
-            self._add(exchange.groups[stretch], rows, vectors)
         parts = np.split(vectors, exchange.ends[stretch][:-1])
         out = np.zeros((len(positions), self._dim), np.float32)
         for own, part in zip(exchange.sent[stretch], self._group.all_to_all(parts, in_graph=True), strict=True):
-            values = np.frombuffer(part, np.float32).reshape(-1, self._dim)
-            out[own] = out[own] + values if exchange.groups else values
-        if exchange.scales:
-            scales = exchange.scales[stretch]
-            out[: len(scales)] *= scales[:, None]
+            out[own] = np.frombuffer(part, np.float32).reshape(-1, self._dim)
         self._weights = out
         return out
 
     def exchange_gradients(self, gradients: np.ndarray, owned: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Send owners their rows' gradients; return sums for `owned`, float32 [n, dim]."""
         exchange, stretch = self._exchange, self._stretch
-        if exchange.scales:
-            scales = exchange.scales[stretch]
-            gradients = gradients[: len(scales)] * scales[:, None]
         parts = [gradients[own] for own in exchange.sent[stretch]]
         sums = np.zeros((len(owned), self._dim), np.float32)
         start = 0
         received = self._group.all_to_all(parts, in_graph=True)
         for end, part in zip(exchange.ends[stretch].tolist(), received, strict=True):
             values = np.frombuffer(part, np.float32).reshape(-1, self._dim)
-            indices = exchange.indices[stretch]
-            if exchange.groups:  # the gradient of a bag is that of all its rows
-                groups = exchange.groups[stretch]
-                first, last = np.searchsorted(groups, (start, end))
-                indices, values = indices[first:last], values[groups[first:last] - start]
-            else:
-                indices = indices[start:end]
-            self._add(np.ascontiguousarray(indices), values, sums)
+            self._add(np.ascontiguousarray(exchange.indices[stretch][start:end]), values, sums)
             start = end
         return sums
 

@@ -14,7 +14,6 @@ thread that runs graphs.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,20 +27,16 @@ from ...mindspore_internals.cell_structure import hide
 from ..planning.layout import FieldMap, Layout
 from ..planning.owner_planner import OwnerPlanner
 from ..planning.planner import Planner
-from ..planning.pooled_bags import can_pool
 from ..planning.sharded_planner import ShardedPlanner
 from ..planning.sharded_planner import exchange as exchange_all
 from ..planning.sharded_state import gather_table, joined_json, own_part, own_states, renumbered
 from ..planning.sharded_table import OwnedTable, ShardedTable
 from ..planning.sparse_plan import SparsePlan
 from ..tables.table_state import arrays_of
-from .embedding_group import EmbeddingBag
 from .network_tables import SparseTables
 from .owner_rows import OwnerStackProgram
 from .row_optimizer import RowOptimizer
 from .stack_program import StackProgram
-
-_logger = logging.getLogger(__name__)
 
 
 class ShardedTables(SparseTables):
@@ -61,29 +56,7 @@ class ShardedTables(SparseTables):
     def _make_planner(self, trainable: list[bool], fields: FieldMap, accumulate: int, layout: Layout) -> Planner:
         if not self.by_owner:
             return ShardedPlanner(self.group, self.planned, trainable, fields, accumulate, layout=layout)
-        planner = OwnerPlanner(self.group, self.planned, trainable, fields, accumulate, layout=layout)
-        planner.pool(self._combiners(fields, accumulate, layout))
-        return planner
-
-    def _combiners(self, fields: FieldMap, accumulate: int, layout: Layout) -> dict[int, str]:
-        """Return how bags are combined, of the tables whose owners pool them."""
-        combiners = {}
-        names, specs = list(self.tables), [table.spec for table in self.tables.values()]
-        cells = [cell for members in self._cells_of for cell in members]
-        for cell in cells:
-            if not isinstance(cell, EmbeddingBag) or not cell.pool_at_owners:
-                continue
-            index = names.index(cell.spec.name)
-            alone = sum(other.spec is cell.spec for other in cells) == 1
-            if alone and can_pool(index, fields, layout, specs, accumulate):
-                combiners[index] = cell.combiner
-            else:
-                _logger.warning(
-                    "table %r: its rows are exchanged, not pooled at their owners as pool_at_owners asks: that takes a "
-                    "column and a table that only this cell reads, and no accumulation of gradients",
-                    cell.spec.name,
-                )
-        return combiners
+        return OwnerPlanner(self.group, self.planned, trainable, fields, accumulate, layout=layout)
 
     def _program_for(self, optimizer: RowOptimizer) -> Callable[..., StackProgram]:
         if self.by_owner:

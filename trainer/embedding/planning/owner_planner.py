@@ -20,7 +20,7 @@ them adds up all its gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,11 @@ from ...distributed.group import Group
 from ...errors import DataError
 from ..tables.spec import DEFAULT_ROW
 from .planner import step_rows
-from .pooled_bags import Bags, StackRows
 from .sharded_planner import ShardedPlanner, exchange_parts, raise_problems
 from .sparse_plan import PaddedSizes, SortingIndexer, SparsePlan, StackExchange, TablePlan, UniqueIndexer
 
 _LARGEST = 1 << 31
-_LISTS = 6  # arrays that a process sends each owner for each stack
+_LISTS = 4  # arrays that a process sends each owner for each stack
 _MORE, _LAST, _NONE = range(3)  # whether a process has ids, and may have more after them
 
 
@@ -53,11 +52,6 @@ class OwnerPlanner(ShardedPlanner):
         self._stretches = np.zeros(0, np.int64)
         for index, table in enumerate(self.tables):
             table.keeps_seen = self._counts_sightings(index)
-        self._bags: dict[int, Bags] = {}
-
-    def pool(self, combiners: Mapping[int, str]) -> None:
-        """Let owners pool the bags of these tables, which `can_pool` has accepted."""
-        self._bags = {index: Bags(combiner) for index, combiner in combiners.items()}
 
     def begin(self, connections: Group | Channel) -> None:
         """Exchange what is planned to train over `connections` from now on."""
@@ -126,9 +120,6 @@ class OwnerPlanner(ShardedPlanner):
         if not train:
             super()._query_owners(ids, train, now)
             return
-        for number, _, index in self._reads():
-            if index in self._bags:
-                self._bags[index].length = ids[number].shape[2]
         questions: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         read = list(self._ids_of_tables(ids))
         for index, part in read:
@@ -149,10 +140,6 @@ class OwnerPlanner(ShardedPlanner):
         for number, (index, _) in enumerate(read):
             self.tables[index].receive([parts[number] for parts in received])
 
-    def _rows_of_all(self, tables: Sequence[int], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
-        rows = super()._rows_of_all(tables, ids, now)
-        return [self._bags[i].begin(own) if i in self._bags else own for i, own in zip(tables, rows, strict=True)]
-
     # -- the rows of each step -----------------------------------------------------------------------------------
 
     def _inputs_of_stacks(self) -> Iterator[tuple[int, list[int]]]:
@@ -172,17 +159,12 @@ class OwnerPlanner(ShardedPlanner):
         firsts = np.searchsorted(self._stretches, np.arange(self._stretches[-1] + 1))
         parts_of = plan.by_stack()
         sent: list[list[list[np.ndarray]]] = [[] for _ in parts_of]
-        scales: list[list[np.ndarray]] = [[] for _ in parts_of]
         lists: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         inputs = list(self._inputs_of_stacks())
         order = [(index, stack) for index, stacks in inputs for stack in stacks]
         for index, stack in order:
             steps = [row[1 : 1 + np.count_nonzero(row)] for row in plan.inputs[index][firsts]]
-            if any(part.table in self._bags for part in parts_of[stack]):
-                rows = StackRows(parts_of[stack], self._bags, plan.sizes[stack], self.tables[0].shards)
-                sent[stack], own, scales[stack] = rows.divide_steps(steps)
-            else:
-                sent[stack], own = self._list_rows(parts_of[stack], steps, plan.sizes[stack])
+            sent[stack], own = self._list_rows(parts_of[stack], steps, plan.sizes[stack])
             for rank, arrays in enumerate(own):
                 lists[rank] += arrays
         received = exchange_parts(self._connections, lists, np.int32)
@@ -190,7 +172,6 @@ class OwnerPlanner(ShardedPlanner):
         for number, (_, stack) in enumerate(order):
             requested = [parts[_LISTS * number : _LISTS * (number + 1)] for parts in received]
             exchanges[stack] = self._number_owned(parts_of[stack], sent[stack], requested, len(firsts))
-            exchanges[stack].scales = scales[stack]
         for index, stacks in inputs:
             rows_of, batches = exchanges[stacks[0]].step_rows, len(plan.inputs[index])
             needed = max(map(len, rows_of)) + 1
@@ -205,8 +186,7 @@ class OwnerPlanner(ShardedPlanner):
 
         Returns the positions in the stretch for each stretch and rank, and for each rank the lists to send: how many
         rows of each table each stretch has, of those with an owner and of default rows, int32 [stretches, 2 * tables];
-        the owner's rows; how often they are seen, and in which batch last, if any of the tables counts it; two empty
-        ones in place of those of bags.
+        the owner's rows; how often they are seen, and in which batch last, if any of the tables counts it.
         """
         shards, members = self.tables[parts[0].table].shards, len(parts)
         numbers, member = np.zeros(size, np.int32), np.zeros(size, np.int32)
@@ -241,7 +221,7 @@ class OwnerPlanner(ShardedPlanner):
                 if counted and self.accumulate > 1:
                     last.append(seen_at[1, positions[own]].astype(np.int32))
                 sent[-1].append((own + 1).astype(np.int32))
-        return sent, [[head, *map(_joined, (*own, (), ()))] for head, own in zip(heads, lists, strict=True)]
+        return sent, [[head, *map(_joined, own)] for head, own in zip(heads, lists, strict=True)]
 
     def _counts_sightings(self, table: int) -> bool:
         """Return whether owners need each row's sightings, or the batch of the last one."""
@@ -257,7 +237,7 @@ class OwnerPlanner(ShardedPlanner):
     ) -> StackExchange:
         """Number the rows owned here that the processes have listed."""
         members = len(parts)
-        heads_of, rows_of, seen_of, last_of, totals, counts_of = zip(*requested, strict=True)
+        heads_of, rows_of, seen_of, last_of = zip(*requested, strict=True)
         heads = [head.reshape(steps, 2 * members) for head in heads_of]
         ends = np.cumsum([head.sum(axis=1) for head in heads], axis=0).T  # [steps, ranks]
         members_of = np.tile(np.arange(members), 2 * steps)
@@ -284,13 +264,7 @@ class OwnerPlanner(ShardedPlanner):
             indices.append(index)
         table_of = np.array([part.table for part in parts], np.int32)[number_of]
         asked_of = [inverse[piece] for piece in pieces]
-        groups: list[np.ndarray] = []
-        if any(part.table in self._bags for part in parts):
-            ends = np.cumsum(totals, axis=0).T
-            counts = _by_step(counts_of, [total[:, None] for total in totals])
-            steps_of = np.split(counts, np.cumsum(ends[:, -1])[:-1])
-            groups = [np.repeat(np.arange(len(own), dtype=np.int32), own) for own in steps_of]
-        return StackExchange(self._stretches, sent, asked_of, list(ends), indices, table_of, row_of, trained, groups)
+        return StackExchange(self._stretches, sent, asked_of, list(ends), indices, table_of, row_of, trained)
 
     def _any_seen(self, parts: Sequence[TablePlan]) -> bool:
         return any(self._counts_sightings(part.table) for part in parts)

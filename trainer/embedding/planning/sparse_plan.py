@@ -79,19 +79,13 @@ class StackExchange:
     """
 
     stretches: np.ndarray  # the stretch of each micro-batch, ascending from 0, int64
-    # For each rank, the positions in the stretch of the rows that it owns, or of bags of which it owns some, int32.
-    sent: list[list[np.ndarray]]
+    sent: list[list[np.ndarray]]  # for each rank, the positions in the stretch of the rows that it owns, int32
     requested: list[np.ndarray]  # the positions of the owned rows that the ranks read, in their order, int32
-    ends: list[np.ndarray]  # where the vectors of each rank end, int64 [size]: the rows in `requested`, or `groups`
+    ends: list[np.ndarray]  # where the rows of each rank end in `requested`, int64 [size]
     indices: list[np.ndarray]  # of each entry of `requested` among the stretch's distinct rows, from 1, int32
     tables: np.ndarray  # table of each owned row, int32 [rows]; entry 0 is not a row
     rows: np.ndarray  # its row there, int32 [rows]
     step_rows: list[np.ndarray]  # the positions of the distinct owned rows, int32
-    # Where bags are pooled, the vector that the row of each entry of `requested` is added to, ascending from 0, int32;
-    # otherwise empty, and each row is a vector.
-    groups: list[np.ndarray] = field(default_factory=list)
-    # Where bags are pooled, what the sum of the vectors of each position is multiplied by, float32.
-    scales: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass(slots=True)
