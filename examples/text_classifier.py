@@ -5,8 +5,8 @@
 The text is the docstrings of SciPy (which scikit-learn brings along), the class the subpackage they come from; whole
 files are held out. Word vectors are made from the training text (positive pointwise mutual information of words that
 stand near each other, reduced by a singular value decomposition: O. Levy and Y. Goldberg, "Neural Word Embedding as
-Implicit Matrix Factorization", 2014), written as a file in word2vec's text format and loaded by
-`EmbeddingBag.from_pretrained`, as vectors from anywhere else would be. Words go in as they are, as strings.
+Implicit Matrix Factorization", 2014) and handed to `EmbeddingBag.from_pretrained`, as vectors from anywhere else would
+be. Words go in as they are, as strings.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import ast
 import importlib.util
 import re
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mindspore import nn, ops
@@ -111,23 +111,15 @@ def word_vectors(words: np.ndarray, dim: int = 32, least: int = 3, window: int =
     return dict(zip(vocabulary, vectors, strict=True))
 
 
-def write_word2vec(vectors: dict[str, np.ndarray], path: Path) -> Path:
-    """Write vectors in word2vec's text format: a line with number and length, then a word and its numbers per line."""
-    dim = len(next(iter(vectors.values())))
-    lines = [f"{len(vectors)} {dim}", *(f"{word} {' '.join(f'{x:.6g}' for x in v)}" for word, v in vectors.items())]
-    path.write_text("\n".join(lines) + "\n", "utf-8")
-    return path
-
-
 class TextClassifier(nn.Cell):
     """The mean of the word vectors, then a perceptron.
 
     Args:
-        vectors: file of word vectors, or None to learn them from nothing.
+        vectors: word vectors by word, or None to learn them from nothing.
         trainable: whether the vectors are trained on; words without one then get one too.
         classes: number of classes.
         hidden: width of the hidden layer.
-        dim: length of the vectors where there is no file.
+        dim: length of the vectors where none are given.
 
     Inputs:
         words: text [B, n], filled up with empty strings.
@@ -138,7 +130,7 @@ class TextClassifier(nn.Cell):
 
     def __init__(
         self,
-        vectors: str | Path | None = None,
+        vectors: Mapping[str, np.ndarray] | None = None,
         trainable: bool = True,
         classes: int = len(TOPICS),
         hidden: int = 32,
@@ -149,7 +141,8 @@ class TextClassifier(nn.Cell):
         if vectors is None:
             self.words = EmbeddingBag(dim, combiner="mean", padding=padding)
         else:
-            self.words = EmbeddingBag.from_pretrained(vectors, trainable=trainable, combiner="mean", padding=padding)
+            known: dict[str, Any] = {"vectors": np.stack(list(vectors.values())), "ids": list(vectors)}
+            self.words = EmbeddingBag.from_pretrained(**known, trainable=trainable, combiner="mean", padding=padding)
         self.hidden = nn.Dense(self.words.dim, hidden)
         self.top = nn.Dense(hidden, classes)
 
@@ -158,15 +151,14 @@ class TextClassifier(nn.Cell):
         return self.top(ops.relu(self.hidden(self.words(words))))
 
 
-def train(folder: Path, epochs: int = 12, trainable: bool = True) -> dict[str, float]:
-    """Make vectors in `folder`, train on the training part and return the accuracies on the held-out texts.
+def train(epochs: int = 12, trainable: bool = True) -> dict[str, float]:
+    """Make vectors, train on the training part and return the accuracies on the held-out texts.
 
     Returns:
         {"classifier": ..., "majority": ...}: `majority` always answers with the most frequent class.
     """
     known, held_out = docstrings("train"), docstrings("test")
-    path = write_word2vec(word_vectors(known["words"]), Path(folder) / "vectors.txt")
-    network = TextClassifier(path, trainable=trainable)
+    network = TextClassifier(word_vectors(known["words"]), trainable=trainable)
     optimizer = nn.Adam(network.trainable_params(), learning_rate=5e-3)
     trainer = Trainer(network, nn.CrossEntropyLoss(), optimizer, {"accuracy"}, seed=1)
     trainer.fit(known, epochs, callbacks=[], batch_size=64)
@@ -178,9 +170,8 @@ def train(folder: Path, epochs: int = 12, trainable: bool = True) -> dict[str, f
 def main(argv: Sequence[str] | None = None) -> int:
     """Train and print; return the exit code."""
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            for name, accuracy in train(Path(folder)).items():
-                print(f"{name:12} {accuracy:.3f}")
+        for name, accuracy in train().items():
+            print(f"{name:12} {accuracy:.3f}")
     except ConfigurationError as error:
         print(error, file=sys.stderr)
         return 2

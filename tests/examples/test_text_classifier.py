@@ -1,10 +1,10 @@
-"""A text classifier on vectors from a word2vec file, fed with words as they are."""
+"""A text classifier on given word vectors, fed with words as they are."""
 
 import numpy as np
 import pytest
 from mindspore import Tensor
 
-from examples.text_classifier import LENGTH, TOPICS, TextClassifier, docstrings, train, word_vectors, write_word2vec
+from examples.text_classifier import LENGTH, TOPICS, TextClassifier, docstrings, train, word_vectors
 from trainer.embedding.tables.hashing import to_ids
 from trainer.errors import ConfigurationError
 
@@ -27,13 +27,13 @@ def test_the_parts_are_real_texts_and_share_none(texts):
 
 
 @pytest.mark.long
-def test_vectors_of_related_words_point_the_same_way(texts, tmp_path):
+def test_vectors_of_related_words_point_the_same_way(texts):
     vectors = word_vectors(texts[0]["words"])
     unit = {word: vector / np.linalg.norm(vector) for word, vector in vectors.items()}
     assert unit["rows"] @ unit["columns"] > unit["rows"] @ unit["poles"] + 0.2
     assert unit["eigenvalues"] @ unit["eigenvectors"] > unit["eigenvalues"] @ unit["knots"] + 0.2
 
-    network = TextClassifier(write_word2vec(vectors, tmp_path / "vectors.txt"), trainable=False)
+    network = TextClassifier(vectors, trainable=False)
     words = np.array([["rows", "columns", ""], ["rows", "a word nobody ever wrote", ""]])
     read = network.words(Tensor(to_ids(words))).asnumpy()
     np.testing.assert_allclose(read[0], (vectors["rows"] + vectors["columns"]) / 2, rtol=1e-4, atol=1e-5)
@@ -41,8 +41,8 @@ def test_vectors_of_related_words_point_the_same_way(texts, tmp_path):
 
 
 @pytest.mark.long
-def test_it_tells_the_topics_of_files_it_has_never_seen(tmp_path):
-    accuracy = train(tmp_path, epochs=4)
+def test_it_tells_the_topics_of_files_it_has_never_seen():
+    accuracy = train(epochs=4)
     assert accuracy["majority"] < 0.5
     assert accuracy["classifier"] > accuracy["majority"] + 0.2
 

@@ -17,7 +17,6 @@ from ...errors import ConfigurationError, DataError
 from ...mindspore_internals.cell_structure import hide
 from ...mindspore_internals.shared_memory import Mirror
 from ..tables.hashing import INITIALIZERS, WHOLE, Shards, first_rows, stable_seed, to_ids
-from ..tables.pretrained import read_vectors
 from ..tables.spec import Eviction, MinSightings, Probability, TableSpec
 from ..tables.table import SparseTable
 from .row_optimizer import RowOptimizer
@@ -190,7 +189,7 @@ class Embedding(nn.Cell):
     @classmethod
     def from_pretrained(
         cls,
-        vectors: np.ndarray | Tensor | str | Path,
+        vectors: np.ndarray | Tensor,
         ids: Sequence[int] | Sequence[str] | np.ndarray | None = None,
         trainable: bool = True,
         **options: Any,
@@ -198,17 +197,18 @@ class Embedding(nn.Cell):
         """Return a table initialized with the given vectors.
 
         Args:
-            vectors: float array [n, dim]; or a file: word2vec or GloVe text (ids are its words), or safetensors with
-                one two-dimensional tensor (and optionally one-dimensional int64 "ids").
-            ids: the n ids, integers or strings; by default those of the file, else 0 to n - 1.
+            vectors: numbers [n, dim].
+            ids: the n ids, integers or strings; by default 0 to n - 1.
             trainable: False keeps every vector as given; unknown ids then read the default row of zeros.
             options: further arguments of the constructor.
 
         Raises:
-            ConfigurationError: shapes do not match, ids repeat, or the file has none of these formats.
+            ConfigurationError: shapes do not match, or ids repeat.
         """
-        values, file_ids = read_vectors(vectors)
-        ids = file_ids if ids is None else ids
+        values = vectors.asnumpy() if isinstance(vectors, Tensor) else np.asarray(vectors)
+        if values.ndim != 2 or values.dtype.kind not in "fiu" or 0 in values.shape:
+            refuse("vectors", "numbers of shape [n, dim]", f"{values.dtype} of shape {values.shape}")
+        values = np.ascontiguousarray(values, np.float32)
         keys = np.arange(len(values)) if ids is None else to_ids(np.asarray(ids))
         if keys.shape != (len(values),):
             raise ConfigurationError(
