@@ -50,19 +50,12 @@ def test_a_container_of_azure_is_no_credential():
 
 
 @pytest.mark.long
-def test_wrong_or_missing_credentials_are_named(tmp_path, monkeypatch):
+def test_wrong_credentials_are_named(tmp_path, monkeypatch):
     server = S3Server(tmp_path).start(INITIAL_NO_AUTH_ACTION_COUNT="0")
     try:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(
-            ConfigurationError, match=r"the server refused HeadBucket.*check that the credentials are right"
-        ):
-            Mirror("s3://bucket/run")
-        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        with pytest.raises(ConfigurationError, match="no credentials were found: set AWS_ACCESS_KEY_ID"):
+        with pytest.raises(ConfigurationError, match=r"cannot be used: .*ACCESS_DENIED during HeadBucket"):
             Mirror("s3://bucket/run")
     finally:
         server.kill()
@@ -70,7 +63,7 @@ def test_wrong_or_missing_credentials_are_named(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_a_server_that_is_not_there_is_named(monkeypatch):
-    with pytest.raises(ConfigurationError, match="the server cannot be reached; check the network, AWS_ENDPOINT_URL"):
+    with pytest.raises(ConfigurationError, match=r"cannot be used: .*NETWORK_CONNECTION"):
         Mirror("s3://bucket/run?endpoint_override=127.0.0.1:9&scheme=http&region=us-east-1")
 
 
