@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checks import choice, nonempty_text, refuse, whole
-from ..errors import CheckpointMismatchError, ConfigurationError, DataError
+from ..checks import choice, nonempty_text, whole
+from ..errors import CheckpointMismatchError, ConfigurationError
 from ..streams.formats.coercion import MISSING_NUMBER
 from ..streams.formats.column import Column
 
@@ -89,6 +90,18 @@ class Output:
     pooling: str | None = None
     weights: str | None = None
     vector: NumberVector | None = None
+
+
+class Inputs(dict):
+    """Network inputs by name, then labels and weights; see `Features.batch`.
+
+    Attributes:
+        kept: the columns kept for output, by name, if requested.
+        set_aside: how many of the raw rows were set aside and why, or None.
+    """
+
+    kept: Mapping[str, Any] = MappingProxyType({})
+    set_aside: str | None = None
 
 
 class Statistic:
@@ -230,108 +243,6 @@ def list_column(dtype: str, required: bool = False) -> Column:
     )
 
 
-def label_column(read: Column | None, dtype: np.dtype) -> Column:
-    """Return the column of a label; one that features `read` as ids keeps its type."""
-    if read is None or read.shape or read.dtype.kind not in "Ui":
-        return Column(dtype, coerce=True)
-    return replace(read, default=None)
-
-
-def class_column(classes: tuple[Any, ...]) -> Column:
-    """Return the column of a label with named classes: texts, or numbers."""
-    return Column(np.str_ if isinstance(classes[0], str) else np.float64, coerce=True, accepts=classes)
-
-
-def checked_classes(classes: Any, labels: Sequence[str]) -> tuple[Any, ...]:
-    """Return the named classes of a label, () for none; refuse what cannot be that."""
-    if classes is None:
-        return ()
-    names = tuple(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else ()
-    texts = all(isinstance(name, str) and name for name in names)
-    numbers = all(isinstance(name, int | float) and not isinstance(name, bool) for name in names)
-    if len(names) < 2 or len(set(names)) < len(names) or not (texts or numbers):
-        refuse(
-            "Features(label_classes=...)",
-            "two or more different texts, or as many numbers (quote true and no)",
-            classes,
-        )
-    if len(labels) != 1:
-        raise ConfigurationError(
-            f"Features(label_classes=...) goes with one label; received {', '.join(labels) or 'none'}"
-        )
-    return names
-
-
-def class_numbers(name: str, values: np.ndarray, classes: tuple[Any, ...]) -> np.ndarray:
-    """Return the numbers of named classes: float32 0 and 1 of two, else int32.
-
-    Raises:
-        DataError: a value that is no class.
-    """
-    order = np.argsort(np.array(classes), kind="stable")
-    ordered = np.array(classes)[order]
-    places = np.minimum(np.searchsorted(ordered, values), len(classes) - 1)
-    unknown = np.flatnonzero(ordered[places] != values)
-    if len(unknown):
-        accepted = ", ".join(map(repr, classes))
-        raise DataError(f"label {name!r} takes {accepted}; received {values[unknown[0]].item()!r}")
-    return order[places].astype(np.float32 if len(classes) == 2 else np.int32)
-
-
-def weight_column(name: str, read: Column | None) -> Column:
-    """Return the column of loss weights; one that features `read` keeps its type.
-
-    Raises:
-        ConfigurationError: a feature reads something other than numbers from it.
-    """
-    if read is None:
-        return Column(np.float32, minimum=0, coerce=True)
-    if read.shape or read.dtype.kind != "f":
-        raise ConfigurationError(
-            f"Features(weight={name!r}): a feature reads this column as {read.dtype} {list(read.shape)}, and weights "
-            "are numbers; give the weight a column of its own"
-        )
-    return replace(read, default=None, minimum=0, allow_nan=False)
-
-
-def event_time_column(name: str, declared: Column, read: Column | None) -> Column:
-    """Return the column of event times, with the time options of its features."""
-    return declared if read is None else replace(declared, **_time_options(name, declared, read))
-
-
-def raw_columns(features: Iterable[Feature]) -> dict[str, Column]:
-    """Return the raw columns of all features, each in its strictest declaration.
-
-    Raises:
-        ConfigurationError: two features read a column as different types.
-    """
-    columns: dict[str, Column] = {}
-    for feature in features:
-        for name, column in feature.raw().items():
-            other = columns.get(name, column)
-            if (other.dtype, other.shape) != (column.dtype, column.shape):
-                raise ConfigurationError(
-                    f"feature {feature.name!r} reads column {name!r} as {column.dtype} {list(column.shape)}; "
-                    f"another feature reads it as {other.dtype} {list(other.shape)}"
-                )
-            strictest = column if column.default is None else other
-            columns[name] = replace(strictest, times=column.times or other.times, **_time_options(name, column, other))
-    return columns
-
-
-def _time_options(name: str, column: Column, other: Column) -> dict[str, Any]:
-    """Return the time options of two readers of a column; refuse different ones."""
-    options = {}
-    for option in ("time_unit", "day_first"):
-        found = {value for value in (getattr(column, option), getattr(other, option)) if value is not None}
-        if len(found) > 1:
-            raise ConfigurationError(
-                f"column {name!r}: one feature declares {option} {found.pop()!r}, another {found.pop()!r}"
-            )
-        options[option] = found.pop() if found else None
-    return options
-
-
 def id_sources(features: Iterable[Feature]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return table -> feature -> what decides its ids in that table, as JSON."""
     sources: dict[str, dict[str, dict[str, Any]]] = {}
@@ -398,18 +309,6 @@ def as_feature(value: Mapping[str, Any]) -> Feature:
     if "name" not in arguments:
         raise ConfigurationError(f"a feature of kind {kind!r} needs a name; received {dict(value)!r}")
     return KINDS[kind](**arguments)
-
-
-def names_kept(keep: Any) -> tuple[str, ...]:
-    """Return the names of columns returned together with predictions."""
-    names = (keep,) if isinstance(keep, str) else tuple(keep)
-    if not all(isinstance(name, str) and name for name in names):
-        refuse("Features(keep=...)", "names of columns", keep)
-    for name in names:
-        if name in (PREDICTION, SET_ASIDE):
-            what = "the network's output" if name == PREDICTION else "why rows are left out"
-            refuse("Features(keep=...)", f"names of columns other than {name!r}, that of {what}", name)
-    return names
 
 
 def check_unique(what: str, names: Sequence[str]) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 from ..errors import ConfigurationError, DataError
 from ..storage.cached_segments import local_files
 from ..streams.batch import is_frame
-from .feature import PREDICTION
-from .features import Features, Inputs
+from .feature import PREDICTION, Inputs
+from .features import Features
 from .learned import add_sample
 from .profiles import ColumnProfile, ProfileBuckets, stability_index
 from .raw_files import RawFiles, open_files, parts_of

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from .feature import (
     IDS,
     NUMBERS,
     Feature,
+    Inputs,
     Kind,
     Output,
     RawColumns,
@@ -29,36 +29,26 @@ from .feature import (
     as_feature,
     check_numbers,
     check_unique,
-    checked_classes,
-    class_column,
-    class_numbers,
-    event_time_column,
     id_problems,
     id_sources,
-    label_column,
-    names_kept,
-    raw_columns,
     text_column,
     time_column,
-    weight_column,
 )
 from .learned import Learned, Recent
 from .lists import aligned_columns
 from .raw_rows import Rows, SetAside, raw_values
+from .row_roles import (
+    checked_classes,
+    class_column,
+    class_numbers,
+    event_time_column,
+    label_column,
+    names_kept,
+    raw_columns,
+    weight_column,
+)
 
 logger = logging.getLogger(__name__)
-
-
-class Inputs(dict):
-    """Network inputs by name, then labels and weights; see `Features.batch`.
-
-    Attributes:
-        kept: the columns kept for output, by name, if requested.
-        set_aside: how many of the raw rows were set aside and why, or None.
-    """
-
-    kept: Mapping[str, Any] = MappingProxyType({})
-    set_aside: str | None = None
 
 
 class Features(Stateful):
@@ -149,8 +139,6 @@ class Features(Stateful):
 
             load_fitted(self, fitted)
 
-    # -- declaration ---------------------------------------------------------------------------------------------------
-
     def _schema(self) -> Schema:
         columns = dict(self.columns)
         for name in self.labels:
@@ -186,8 +174,6 @@ class Features(Stateful):
         """Names of the network's inputs, in order."""
         packed = [name for name, kind in ((NUMBERS, Kind.NUMBERS), (IDS, Kind.IDS)) if self.of_kind(kind)]
         return (*packed, *(output.name for output in self.outputs if output.kind in (Kind.LIST, Kind.WEIGHTS)))
-
-    # -- rows ----------------------------------------------------------------------------------------------------------
 
     def read(self, data: Any, *, labelled: bool = True, kept: bool = False) -> Rows:
         """Return the raw columns of a frame, a mapping of columns, or one or more rows.

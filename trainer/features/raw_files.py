@@ -19,7 +19,8 @@ from ..errors import ConfigurationError, DataError, StreamError
 from ..storage.cached_segments import local_files
 from ..streams.formats.schema import Schema
 from ..streams.sources.files import FileStream
-from .features import Features, Inputs
+from .feature import Inputs
+from .features import Features
 from .raw_rows import AbsentColumns, Rows, SetAside
 
 PARTS = ("train", "valid", "test")

@@ -16,8 +16,8 @@ from ..data.feed import Feed
 from ..data.finite.datasets import is_arrays, make_source
 from ..data.finite.shards import make_shard
 from ..errors import ConfigurationError, DataError
+from ..features.feature import Inputs
 from ..features.feature_data import is_raw
-from ..features.features import Inputs
 from ..mindspore_internals.pipelines import current_seed
 from ..state import Phase
 from . import declared_features
