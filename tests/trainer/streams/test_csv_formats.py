@@ -83,7 +83,7 @@ def test_a_block_that_ends_within_a_character_costs_no_byte(tmp_path, encoding):
     rest = [character * 10, "z", character]
     path = tmp_path / "t.csv"
     path.write_bytes("\n".join(["a", *lines, *rest, ""]).encode(encoding))
-    read, _ = read_all(FileStream(path, Schema({"a": "str"}), end="at_last", encoding=encoding), 10_000)
+    read, _ = read_all(FileStream(path, Schema({"a": "str"}, csv={"encoding": encoding}), end="at_last"), 10_000)
     assert read["a"].tolist() == [*lines, *rest]
 
 
@@ -146,7 +146,7 @@ def test_a_file_that_is_written_otherwise_is_named_with_what_to_declare(tmp_path
     stream = FileStream(path, schema, end="at_last", dead_letter=letters)
     assert stream.poll(10, 1.0) is None
     assert "takes utf-8 text" in next(iter(letters.reasons))
-    read, _ = read_all(FileStream(path, schema, end="at_last", encoding="cp1252"))
+    read, _ = read_all(FileStream(path, Schema(schema.columns, csv={"encoding": "cp1252"}), end="at_last"))
     assert set(read["city"]) == {"Köln"}
 
 
@@ -156,8 +156,8 @@ def test_a_bad_line_is_named_by_its_number_and_its_fields(tmp_path):
         path = tmp_path / f"{encoding}.csv"
         path.write_bytes("\n".join([*lines, *["7,u"] * 3000, "8"]).encode(encoding))
         letters = DeadLetter(None, max_bad_share=1.0)
-        schema = Schema({"a": "float64", "b": "str"})
-        read, _ = read_all(FileStream(path, schema, end="at_last", dead_letter=letters, encoding=encoding), 100)
+        schema = Schema({"a": "float64", "b": "str"}, csv={"encoding": encoding})
+        read, _ = read_all(FileStream(path, schema, end="at_last", dead_letter=letters), 100)
         assert read["a"].tolist() == [1, 2, 5] + [7] * 3000
         assert letters.report() == (
             f"4 of 3007 rows set aside: takes a line of 2 fields 3, a takes float64 1; the first is line 6 of "

@@ -18,13 +18,12 @@ from ..base import BufferedStream, Sharing
 from ..batch import Cursor, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
 from ..formats import arrow
-from ..formats.csv_format import CsvFormat
 from ..formats.decode import MAX_RECORD_BYTES, Decoder
 from ..formats.schema import Schema
 from ..formats.segments import CsvReader, ParquetReader, Reader, TextReader
 from ..retry import Retry
 from .finished_segments import FinishedSegments
-from .folder_segments import LANES, PARTITION, Lanes, SegmentNames, is_laned, kind_of, lane_of
+from .folder_segments import LANES, PARTITION, Lanes, SegmentNames, folder_and_name, is_laned, kind_of, lane_of
 from .segment import OpenSegment, Progress
 
 logger = logging.getLogger(__name__)
@@ -74,9 +73,7 @@ class FileStream(BufferedStream):
             it holds now from its start.
         give_up_after: seconds of unbroken failure to list, open or read, after which StreamError names the file; None:
             never.
-        names: CSV field names; None: the first line of each segment has them.
-        delimiter: CSV field delimiter; None: the schema's `csv`, else a tab for ``.tsv`` and a comma for others.
-        encoding: of CSV files, see `trainer.streams.formats.csv_format.CsvFormat`; None: the schema's `csv`.
+        names: CSV field names; None: the first line of each segment has them. The rest of the format is the schema's.
         list_delimiter: between the values of a CSV field that holds a list.
 
     Raises:
@@ -104,8 +101,6 @@ class FileStream(BufferedStream):
         on_change: str = "error",
         give_up_after: float | None = 300.0,
         names: list[str] | None = None,
-        delimiter: str | None = None,
-        encoding: str | None = None,
         list_delimiter: str = " ",
     ) -> None:
         super().__init__()
@@ -115,14 +110,11 @@ class FileStream(BufferedStream):
         choice("on_change", on_change, ("error", "restart"))
         self.path = Path(path)
         self._copies = copies = CachedSegments(str(path)) if is_url(path) else None
-        self.folder, single = _folder_and_name(self.path) if copies is None else (copies.folder, copies.single)
+        self.folder, single = folder_and_name(self.path) if copies is None else (copies.folder, copies.single)
         self._segments = SegmentNames(self.folder, single, pattern, format, copies)
         self.pattern, self.format, self.end = pattern, format, end
         self.on_missing, self.on_change = on_missing, on_change
         self.names, self.list_delimiter = names, list_delimiter
-        given = {"delimiter": delimiter, "encoding": encoding}
-        self._csv = {name: value for name, value in given.items() if value is not None}
-        CsvFormat.of(self._csv)
         self.poll_interval = poll_interval
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
         self._decoder = Decoder(schema, self.dead_letter, f"files {path}", "json", max_record_bytes)
@@ -306,7 +298,7 @@ class FileStream(BufferedStream):
             return ParquetReader(path, self._decoder)
         if kind == "jsonl":
             return TextReader(path, self._decoder)
-        csv_format = replace(self._decoder.schema.csv, **self._csv).for_file(path)
+        csv_format = self._decoder.schema.csv.for_file(path)
         return CsvReader(path, self._decoder, self.names, csv_format, self.list_delimiter)
 
     def seek(self, position: Position) -> None:
@@ -406,13 +398,3 @@ class FileStream(BufferedStream):
         if self._copies is not None:
             self._start_at(None)
             self._copies.close()
-
-
-def _folder_and_name(path: Path) -> tuple[Path, str | None]:
-    """Return the folder of `path`, and the file name if it is a single file."""
-    try:
-        if not path.exists():
-            raise ConfigurationError(f"FileStream takes a folder or file that exists; received {str(path)!r}")
-    except OSError as error:
-        raise ConfigurationError(f"FileStream cannot look for {str(path)!r}: {error.strerror}") from error
-    return (path, None) if path.is_dir() else (path.parent, path.name)

@@ -35,6 +35,16 @@ def kind_of(name: str, format: str | None) -> str | None:
     return _SUFFIXES.get(Path(name).suffix.lower()) if format is None else format
 
 
+def folder_and_name(path: Path) -> tuple[Path, str | None]:
+    """Return the folder of `path`, and the file name if it is a single file."""
+    try:
+        if not path.exists():
+            raise ConfigurationError(f"FileStream takes a folder or file that exists; received {str(path)!r}")
+    except OSError as error:
+        raise ConfigurationError(f"FileStream cannot look for {str(path)!r}: {error.strerror}") from error
+    return (path, None) if path.is_dir() else (path.parent, path.name)
+
+
 class SegmentNames:
     """Selects the segments of a folder; lists all other entries in one warning.
 
