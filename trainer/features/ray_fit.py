@@ -1,4 +1,4 @@
-"""Fits features over a Parquet folder on Ray: its tasks learn, their statistics are merged."""
+"""Fits features over a Parquet folder on Ray, whose tasks learn and merge."""
 
 from __future__ import annotations
 

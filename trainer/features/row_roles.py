@@ -1,4 +1,4 @@
-"""The raw columns of features, and of the other roles: label, weight, event time, kept."""
+"""The raw columns of features, labels, weights and event times."""
 
 from __future__ import annotations
 

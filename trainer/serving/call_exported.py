@@ -1,4 +1,4 @@
-"""Calls an exported model with onnxruntime and PyArrow alone: python call.py [FOLDER].
+"""Calls an exported model with onnxruntime and PyArrow: python call.py [FOLDER].
 
 `trainer export` copies this file into the folder of the model as ``call.py``.
 """

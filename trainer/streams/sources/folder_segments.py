@@ -31,7 +31,7 @@ _FINE, _COARSE = 50_000_000, 3_000_000_000  # nanoseconds in which two changes m
 
 
 def kind_of(name: str, format: str | None) -> str | None:
-    """Return the format of a segment, by suffix unless `format` says it; None if unknown."""
+    """Return the format of a segment, by suffix or `format`; None if unknown."""
     return _SUFFIXES.get(Path(name).suffix.lower()) if format is None else format
 
 
