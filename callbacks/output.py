@@ -1,4 +1,4 @@
-"""Output of callbacks: terminal lines, writable folders, a run's gauges."""
+"""Output of callbacks: terminal lines and writable folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -83,36 +82,6 @@ def snapshot_step(path: Path) -> int | None:
     """Return the optimizer step in a snapshot's name; None for other folders."""
     step = path.name.rpartition("_")[2]
     return int(step) if step.isdecimal() else None
-
-
-class Throughput:
-    """Samples per second between one reading and the next."""
-
-    def __init__(self) -> None:
-        self.start(0)
-
-    def start(self, samples_seen: int) -> None:
-        """Start measuring at `samples_seen`."""
-        self._time, self._samples, self._rate = time.monotonic(), samples_seen, 0.0
-
-    def read(self, samples_seen: int) -> float:
-        """Return samples per second since the last reading; without any the last rate."""
-        if samples_seen != self._samples:
-            now = time.monotonic()
-            self._rate = (samples_seen - self._samples) / max(now - self._time, 1e-9)
-            self._time, self._samples = now, samples_seen
-        return self._rate
-
-
-def gauges(trainer: Trainer) -> dict[str, float]:
-    """Return counters, latest loss (a host copy), validation and window values."""
-    state = trainer.state
-    values = {name: getattr(state.progress, name) for name in ("epoch", "global_step", "samples_seen")}
-    values["skipped_steps"] = state.skipped_steps
-    if state.outputs is not None:
-        values["loss"] = state.outputs.loss
-    validated = {name: value for name, value in state.metrics.items() if name.startswith("val_")}
-    return values | validated | state.task_losses | window_numbers(trainer)
 
 
 def window_numbers(trainer: Trainer) -> dict[str, float]:

@@ -10,7 +10,7 @@ from trainer.cadence import Every, cadence
 from trainer.checks import refuse, require, whole
 
 from .callback import Callback, Trainer
-from .output import Throughput, gauges
+from .output import window_numbers
 
 _HELP = {
     "epoch": "Epochs finished",
@@ -53,7 +53,7 @@ class PrometheusMonitor(Callback):
         self.addr, self.namespace = addr, namespace
         self.every = cadence("PrometheusMonitor", every, Every(seconds=5))
         self._asked_port = port
-        self._throughput = Throughput()
+        self._mark = (0.0, 0)  # time and rows of the latest rate
         self._server: Any = None
 
     def setup(self, trainer: Trainer) -> None:
@@ -85,14 +85,23 @@ class PrometheusMonitor(Callback):
         self._gauges[name].set(value)
 
     def _renew(self, trainer: Trainer) -> None:
-        for name, value in gauges(trainer).items():
+        state, now = trainer.state, time.monotonic()
+        values = {name: getattr(state.progress, name) for name in ("epoch", "global_step", "samples_seen")}
+        values["skipped_steps"] = state.skipped_steps
+        if state.outputs is not None:
+            values["loss"] = state.outputs.loss
+        values |= {name: value for name, value in state.metrics.items() if name.startswith("val_")}
+        for name, value in {**values, **state.task_losses, **window_numbers(trainer)}.items():
             self._set(name, value)
-        self._set("samples_per_second", self._throughput.read(trainer.state.progress.samples_seen))
+        if values["samples_seen"] != self._mark[1]:
+            self._set("samples_per_second", (values["samples_seen"] - self._mark[1]) / max(now - self._mark[0], 1e-9))
+            self._mark = now, values["samples_seen"]
         self._set("last_update_timestamp_seconds", time.time())
 
     def on_train_begin(self, trainer: Trainer) -> None:
         self.every.start(trainer.state.progress)
-        self._throughput.start(trainer.state.progress.samples_seen)
+        self._mark = time.monotonic(), trainer.state.progress.samples_seen
+        self._set("samples_per_second", 0.0)
         self._renew(trainer)
 
     def on_train_step_end(self, trainer: Trainer) -> None:

@@ -200,10 +200,6 @@ class PrequentialMetrics:
         """Return the `score_table` of the decayed past."""
         return score_table(horizons["decayed"] for horizons in self._metrics.values() if "decayed" in horizons)
 
-    def peek(self) -> dict[str, float]:
-        """Return what `close_window` would, without closing it; just as costly."""
-        return copy.deepcopy(self).close_window()
-
     def take_window(self) -> dict[str, Any]:
         """Remove the open window and return its state, for `put_window`."""
         self._drain()

@@ -1,5 +1,6 @@
 """Progressive validation agrees with scikit-learn over each horizon, and survives interruption to the last bit."""
 
+import copy
 import io
 import itertools
 import json
@@ -94,7 +95,7 @@ def test_cut_of_batches_and_a_restart_change_no_bit(learned_online, cuts, stop):
         edges = {*cuts, stop}
         before = run(first, logits[:stop], labels[:stop], cuts=edges, size=names[:stop])
         state = first.state_dict()
-        first.peek()
+        copy.deepcopy(first).close_window()
         file = io.BytesIO()
         assert {array.dtype.kind for array in state["arrays"].values()} <= set("fbiu")  # no strings: tensors only
         np.savez(file, **state["arrays"])
@@ -104,12 +105,12 @@ def test_cut_of_batches_and_a_restart_change_no_bit(learned_online, cuts, stop):
             assert before + run(metrics, logits, labels, first=stop, cuts=edges, size=names) == whole
 
 
-def test_peek_shows_the_open_window(learned_online):
+def test_a_copy_shows_the_open_window(learned_online):
     logits, labels, _ = learned_online
     metrics = binary("sigmoid")
     metrics.update(logits[:100], labels[:100])
     metrics.update(logits[100:200], labels[100:200])
-    seen = metrics.peek()
+    seen = copy.deepcopy(metrics).close_window()
     assert seen["window_auc"] == pytest.approx(roc_auc_score(labels[:200], logits[:200]), abs=1e-12)
     assert metrics.close_window() == seen
 
@@ -188,4 +189,4 @@ def test_a_window_put_together_from_those_of_several_processes_is_that_of_one(le
     found, expected = parts[0].close_window(), whole.close_window()
     assert found == pytest.approx(expected, rel=1e-9, nan_ok=True)
     assert found["window_rows"] == WINDOW
-    assert parts[1].peek()["window_rows"] == 0
+    assert parts[1].close_window()["window_rows"] == 0
