@@ -1,18 +1,35 @@
 """MkDocs hook: references that are built from the code, and links to the glossary.
 
-It adds every callback to docs/callbacks-reference.md, every metric to docs/metrics.md, and the keywords of other
-frameworks to docs/faq.md. On every page the first use of a word of `TERMS` is a link to the glossary.
+It adds every public name to docs/api.md, every callback to docs/callbacks-reference.md, every metric to docs/metrics.md
+and the keywords of other frameworks to docs/faq.md. On every page the first use of a word of `TERMS` is a link to the
+glossary.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import callbacks
 from trainer.compat.keywords import HINTS, SAME_MEANING, VERBS
 from trainer.metrics import registry
 
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PACKAGES = (
+    "trainer", "trainer.features", "trainer.models", "trainer.metrics", "trainer.streams", "trainer.embedding",
+    "trainer.serving", "trainer.experiment", "callbacks",
+)  # fmt: skip
+METHODS = {  # public methods that the page describes; of other classes the constructor
+    "Trainer": ["fit", "online_train", "evaluate", "predict", "compile", "save", "load", "init_from", "stop"],
+    "Features": ["fit", "transform", "merge", "drift"],
+    "ServedModel": ["predict", "close"],
+}
+EXAMPLE_LINES = 8
 GLOSSARY = "ARCHITECTURE.md"
 TERMS = ("sink", "ragged", "set aside", "snapshot", "version")
 _ENTRY = """
@@ -22,6 +39,16 @@ _ENTRY = """
     options:
       members: false
       show_root_heading: false
+      show_root_toc_entry: false
+"""
+_API_ENTRY = """
+::: {target}
+    options:
+      members: {members}
+      inherited_members: {inherited}
+      show_root_heading: false
+      show_root_toc_entry: false
+      heading_level: 4
 """
 # code, links and pictures, headings, HTML, entries made from docstrings
 _PROTECTED = re.compile(
@@ -47,6 +74,74 @@ def metric_entries() -> str:
     return f"{own}\n### MindSpore's\n\nThese names mean the metrics of `mindspore.train`: {listed}.\n"
 
 
+def public_names() -> dict[str, str]:
+    """Return name -> the first package that exports it, without those that other references describe."""
+    exported = {name: package for package in reversed(PACKAGES) for name in importlib.import_module(package).__all__}
+    return {name: package for name, package in exported.items() if not name.startswith("__")}
+
+
+def api_entries() -> str:
+    """Return an entry for each public name: signature, arguments, and an example."""
+    of_metrics = {kind.__name__ for kind in registry.named_metrics().values()}
+    parts, names = [], public_names()
+    for package in PACKAGES:
+        parts.append(f"\n## {package}\n")
+        for name in sorted(name for name, home in names.items() if home == package):
+            value = getattr(importlib.import_module(package), name)
+            is_callback = (
+                name in callbacks.__all__ and isinstance(value, type) and issubclass(value, callbacks.Callback)
+            )
+            parts.append(f"\n### {name}\n")
+            if name in of_metrics or (is_callback and value is not callbacks.Callback):
+                page = "metrics.md" if name in of_metrics else f"callbacks-reference.md#{name.lower()}"
+                parts.append(f"\nIts arguments are in [its reference]({page}).\n")
+            elif isinstance(value, type) or callable(value):
+                parts.append(_API_ENTRY.format(
+                    target=f"{value.__module__}.{value.__qualname__}",
+                    members=METHODS.get(name, "false"), inherited=str(name in METHODS).lower(),
+                ))  # fmt: skip
+            else:
+                parts.append(f"\nA value: `{', '.join(map(str, value))}`.\n")
+            page, code = example(name)
+            parts.append(f"\nExample ([{page.removesuffix('.md')}]({page})):\n\n```python\n{code}\n```\n")
+    return "".join(parts)
+
+
+def example(name: str) -> tuple[str, str]:
+    """Return page and code of the shortest statement of the documentation that uses a name.
+
+    Raises:
+        LookupError: no page uses it.
+    """
+    found = [(len(code.splitlines()) > EXAMPLE_LINES, "(" not in code, page == "examples.md", len(code), page, code)
+             for page, code, words in _statements() if name in words]  # fmt: skip
+    if not found:
+        raise LookupError(f"no page has an example of {name}: write one in docs/examples.md")
+    *_, page, code = min(found)
+    return page, code
+
+
+@functools.cache
+def _statements() -> list[tuple[str, str, frozenset[str]]]:
+    """Return page, source and names of every statement, imports apart; of a compound one also its parts."""
+    statements = []
+    for path in sorted(DOCS.rglob("*.md")):
+        for text in re.findall(r"^```python\n(.*?)^```", path.read_text("utf-8"), re.M | re.S):
+            for node in _nodes(text):
+                lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
+                code = "\n".join(line[node.col_offset :] for line in lines)
+                names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+                names |= {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+                statements.append((path.relative_to(DOCS).as_posix(), code, frozenset(names)))
+    return statements
+
+
+def _nodes(text: str) -> Iterator[ast.stmt]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt) and not isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+
+
 def keyword_table() -> str:
     """Return a table of the keywords and methods of other frameworks with ours."""
     rows = [f"| `{name}` | `{ours}`; taken as it is |" for name, ours in SAME_MEANING.items()]
@@ -55,7 +150,12 @@ def keyword_table() -> str:
     return "\n".join(["", "| you write | here |", "| --- | --- |", *rows, ""])
 
 
-ADDED = {"callbacks-reference.md": callback_entries, "metrics.md": metric_entries, "faq.md": keyword_table}
+ADDED = {
+    "api.md": api_entries,
+    "callbacks-reference.md": callback_entries,
+    "metrics.md": metric_entries,
+    "faq.md": keyword_table,
+}
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

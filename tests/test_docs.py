@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import callbacks
-from scripts.site_pages import keyword_table, with_glossary_links
+from scripts.site_pages import keyword_table, public_names, with_glossary_links
 from scripts.yaml_reference import PAGE, reference
 from trainer.compat import keywords
 from trainer.experiment.configuration.json_schema import experiment_schema
@@ -33,7 +33,11 @@ def test_the_site_builds_without_a_warning(project_root, tmp_path):
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=project_root, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "online_train" in (tmp_path / "site" / "api" / "index.html").read_text("utf-8")
+    page = (tmp_path / "site" / "api" / "index.html").read_text("utf-8")
+    entries = re.split(r'<h3 id="', page)[1:]
+    assert {re.search(r">(\w+)<", entry)[1] for entry in entries} == set(public_names())
+    assert [entry[:30] for entry in entries if "<p>Example (" not in entry] == []
+    assert re.search(r"sink_size.*?default:.*?-1", page, re.S)
     page = (tmp_path / "site" / "callbacks-reference" / "index.html").read_text("utf-8")
     shown = set(re.findall(r'<h2 id="\w+">(\w+)', page))
     assert shown == set(callbacks.__all__) - {"HOOKS", "adapt", "CallbackList", "Every", "Callback"}
