@@ -29,11 +29,10 @@ from .watched_process import WatchedProcess, share_of_cores
 
 GRACE_SECONDS = 5.0  # for the other processes to end by themselves, with their own messages, after a failure
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL
-LATE_SECONDS = 1800  # time limit of a collective; MindSpore's default is 30
 LOGS = "logs"
 _TRAINER_COMMANDS = ("fit", "online", "evaluate", "predict", "doctor")
 _HOST = "127.0.0.1"
-_SCHEDULER = "from mindspore import communication; communication.init()"
+_SCHEDULER = ["-c", "from mindspore import communication; communication.init()"]
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,13 @@ class Supervisor:
         self.job = job
         self.stop_signal: int | None = None  # the signal that asked the supervisor to stop, or None
         self._processes: list[WatchedProcess] = []  # the scheduler first
-        self._workers: list[WatchedProcess] = []
         self._run_folder: str | None = None
         self._failed: WatchedProcess | None = None
         self._deadline: float | None = None  # for the processes to end by themselves, after a failure or a signal
+
+    @property
+    def _workers(self) -> list[WatchedProcess]:
+        return self._processes[1:]
 
     def say(self, text: str) -> None:
         """Print a message on standard error."""
@@ -147,7 +149,7 @@ class Supervisor:
                 self._run_folder = note.read_text("utf-8")
                 note.unlink()
             self._move_logs(folder)
-            workers, self._processes, self._workers = self._workers, [], []
+            workers, self._processes = self._workers, []
         if self._failed is not None:
             self.say(self._failed.report())
         ended = self._failed or next((process for process in workers if process.popen.returncode), None)
@@ -158,25 +160,21 @@ class Supervisor:
         with socket.create_server((_HOST, 0)) as free:
             port = free.getsockname()[1]
         self.say(f"{job.processes} processes, as {job.as_msrun(port)}")
-        # A process that is late for a collective is compiling or reading; the supervisor detects failures. MindSpore's
-        # 3 to 5 seconds between checks for new processes delay every start of a job by as much.
-        defaults = {"MS_CPU_COMM_OP_TIMEOUT": str(LATE_SECONDS)}
+        # MindSpore ends a collective after 30 seconds; a late process may be compiling, and failures are seen here.
+        # Its 3 to 5 seconds between looks for new processes would delay every start.
+        defaults = {"MS_CPU_COMM_OP_TIMEOUT": "1800"}
         defaults |= {f"MS_RETRY_INTERVAL_{bound}": "1" for bound in ("LOWER", "UPPER")}
         common = {**defaults, **os.environ, "MS_WORKER_NUM": str(job.processes), "MS_SCHED_HOST": _HOST}
         common |= {"MS_SCHED_PORT": str(port), RUN_NOTE_VARIABLE: str(note), RESTART_VARIABLE: str(attempt)}
         if self._run_folder is not None:
             common[RESUME_VARIABLE] = self._run_folder
-        scheduler = {**common, "MS_ROLE": SCHEDULER}
-        command = [sys.executable, "-c", _SCHEDULER]
-        self._processes.append(WatchedProcess("scheduler", command, scheduler, folder / "scheduler.log"))
-        command = [sys.executable, "-u", *job.arguments]
+        self._processes.append(WatchedProcess("scheduler", _SCHEDULER, {**common, "MS_ROLE": SCHEDULER}, folder))
         for rank in range(job.processes):
             worker = {**common, "MS_ROLE": WORKER, "MS_NODE_ID": str(rank)}
             cores = share_of_cores(rank, job.processes) if job.bind_cores else []
-            self._workers.append(WatchedProcess(f"rank {rank}", command, worker, folder / f"rank_{rank}.log", cores))
-            self._processes.append(self._workers[-1])
+            self._processes.append(WatchedProcess(f"rank {rank}", job.arguments, worker, folder, cores))
             if self.stop_signal is not None:  # arrived before the process was started
-                self._workers[-1].signal(self.stop_signal)
+                self._processes[-1].signal(self.stop_signal)
 
     def _watch(self) -> None:
         """Read output until all workers have ended; end them after a failure."""
@@ -221,10 +219,9 @@ class Supervisor:
 
     def _read(self, selector: selectors.BaseSelector, timeout: float) -> bool:
         events = selector.select(timeout)
+        printed = self._workers if self.job.all_output else self._workers[:1]
         for key, _ in events:
-            process = key.data
-            printed = process is self._workers[0] or (self.job.all_output and process in self._workers)
-            if not process.read(printed):
+            if not key.data.read(key.data in printed):
                 selector.unregister(key.fileobj)
         return bool(events)
 

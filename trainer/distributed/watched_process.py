@@ -8,28 +8,28 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-TAIL_LINES = 20
 _PR_SET_PDEATHSIG = 1
 
 
 class WatchedProcess:
-    """A process of the job, whose lines go to its log with its name before them."""
+    """A Python process of the job, whose lines go to its log with its name before them."""
 
     def __init__(
-        self, name: str, argv: Sequence[str], environment: Mapping[str, str], log: Path, cores: Collection[int] = ()
+        self, name: str, arguments: Sequence[str], variables: Mapping[str, str], logs: Path, cores: Collection[int] = ()
     ) -> None:
         self.name = name
-        self.log_path = log
-        self._log = open(log, "ab")  # noqa: SIM115 (closed by `close`)
+        self.log_path = logs / f"{name.replace(' ', '_')}.log"
+        self._log = open(self.log_path, "ab")  # noqa: SIM115 (closed by `close`)
         self._rest = b""
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)  # its last lines
+        self.tail: deque[str] = deque(maxlen=20)  # its last lines
         self.popen = subprocess.Popen(
-            argv,
-            env=dict(environment),
+            [sys.executable, "-u", *arguments],
+            env=dict(variables),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
