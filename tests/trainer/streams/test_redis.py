@@ -146,21 +146,15 @@ def test_a_server_that_is_killed_and_comes_back_loses_nothing(redis_server, stre
         stream(give_up_after=0.2).poll(5, 10.0)
 
 
-def test_commit_notes_the_position_and_trims_what_lies_before(redis_server, stream, rows, read):
+def test_lag_counts_the_entries_that_wait(redis_server, stream, rows):
     client = redis_server.client()
     for row in rows(0, 10):
         client.xadd("clicks", {"data": json.dumps(row)})
-    one = stream(trim=True)
+    one = stream()
     assert one.lag() == 10
-    position = advance({}, one.poll(4, 1.0))
+    one.poll(4, 1.0)
     one.poll(6, 1.0)
     assert one.lag() == 0
-    one.commit(position)
-    assert json.loads(client.hget("clicks:position", "clicks")) == position["clicks"]
-    assert client.xlen("clicks") == 7
-    resumed = stream()
-    resumed.seek(position)
-    assert read(resumed, timeout=0.2).columns["user"].tolist() == [4, 5, 6, 7, 8, 9]
 
 
 def test_entries_trimmed_away_unread_are_an_error_that_names_the_first_one_left(redis_server, stream, rows, read):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +18,6 @@ from ..formats.schema import Schema
 from .broker_stream import BrokerStream, ReadMarks, checksum, indices_to_mark
 from .redis_removals import Id, Removals, parse, text
 
-logger = logging.getLogger(__name__)
-
 _REMOVED = "@removed:"  # in a position: id up to which removals of unread entries were accepted
 _LAST_SEQUENCE = 2**64 - 1
 _BLOCK_SECONDS = 0.5  # maximum blocking time of a call, so that `close` and dead connections are noticed
@@ -32,18 +28,17 @@ class RedisStream(BrokerStream):
     """Entries of one or several Redis stream keys.
 
     An entry carries a payload, JSON or Arrow IPC, in one field; or its fields are the columns of one row, as text.
-    Entries are read by id, without a consumer group. A position is ``{key: [id, row]}``, the next row to read; `commit`
-    writes it to a hash for information only, and trims if configured.
+    Entries are read by id, without a consumer group. A position is ``{key: [id, row]}``, the next row to read.
 
     Several keys are merged by entry id, that is by the server's clock. The order is the same in every run, provided
     that the server generates the ids (``XADD key *``).
 
     When entries after the position have been removed unread (XDEL, XTRIM, MAXLEN, a key deleted or created again),
     StreamError describes the loss (see `on_missing`). Redis cannot tell whether only the last read entry was trimmed or
-    also the next one, so the last read entry must stay: `trim` keeps it, and a MAXLEN must be generous. Entries deleted
-    from the middle of the unread ones are detected from Redis 7 on. A key recreated with the same ids is detected by an
-    entry before the position: a checkpoint stores the checksum of one (``"@mark:key"``), which is compared on resume
-    and once a minute, while that entry exists.
+    also the next one, so the last read entry must stay: a MAXLEN must be generous. Entries deleted from the middle of
+    the unread ones are detected from Redis 7 on. A key recreated with the same ids is detected by an entry before the
+    position: a checkpoint stores the checksum of one (``"@mark:key"``), which is compared on resume and once a minute,
+    while that entry exists.
 
     The ranks of a group divide the keys in turn, sorted by name.
 
@@ -56,8 +51,6 @@ class RedisStream(BrokerStream):
         list_delimiter: between the values of a list, where fields are columns.
         start: where to begin without a position: "0" (the oldest entry), "$" (after the newest) or an id.
         count: entries fetched in one call per key.
-        commit_key: hash for `commit`; None: the first key with ":position" appended.
-        trim: whether `commit` removes the entries before the position.
         on_missing: when unread entries are gone: "error", or "skip" to warn and go on with the first available (in a
             key created again, its first).
         dead_letter: file for records that do not fit, or a `DeadLetter`.
@@ -80,8 +73,6 @@ class RedisStream(BrokerStream):
         list_delimiter: str = " ",
         start: str = "0",
         count: int = 1000,
-        commit_key: str | None = None,
-        trim: bool = False,
         on_missing: str = "error",
         dead_letter: DeadLetter | str | Path | None = None,
         max_bad_share: float | None = None,
@@ -98,8 +89,6 @@ class RedisStream(BrokerStream):
         )
         self.start = start if start == "$" else text(parse(start, "start"))
         self.field, self.list_delimiter, self.count = field, list_delimiter, count
-        self.commit_key = commit_key or f"{self.keys[0]}:position"
-        self.trim = trim
         self._all_keys = tuple(self.keys)
         self._dealt: tuple[int, int] | None = None
         self._redis, self._client = _connect(url)
@@ -291,19 +280,6 @@ class RedisStream(BrokerStream):
             return
         block = max(1, int(1000 * min(timeout, _BLOCK_SECONDS)))
         self._client.xread({key: text(at) for key, at in self._cursors.items()}, count=1, block=block)
-
-    def commit(self, position: Position) -> None:
-        """Write `position` to the hash and trim entries before it; only log a failure."""
-        try:
-            with self._client.pipeline(transaction=False) as pipe:
-                for key in filter(position.__contains__, self.keys):
-                    pipe.hset(self.commit_key, key, json.dumps(position[key]))
-                    if self.trim:
-                        # The last read entry stays, as proof that nothing after it was removed.
-                        pipe.xtrim(key, minid=text(_before(parse(Cursor.of(position[key]).offset))), approximate=False)
-                pipe.execute()
-        except self._redis.exceptions.RedisError as error:
-            logger.warning("%s: the position could not be written: %s", self._retry.label, error)
 
     def lag(self) -> int | None:
         """Return the entries waiting, estimated from the ids' times; None if unknown."""
