@@ -96,9 +96,14 @@ def weights(trainer):
 
 
 def equal(one, other):
+    """Compare to the bit, or to 1e-5 where operators add in an order of their own."""
     assert one.keys() == other.keys()
+    least = {} if devices.current().repeats_sums else {"rtol": 1e-5, "atol": 1e-6}
     for name, value in one.items():
-        np.testing.assert_array_equal(value, other[name], err_msg=name)
+        if least:
+            np.testing.assert_allclose(value, other[name], err_msg=name, **least)
+        else:
+            np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +146,7 @@ def test_a_training_beside_a_living_trainer_equals_one_alone(device, optimizer, 
     first, second = make(device, optimizer), make(device, optimizer)
     before = weights(first)
     losses = fit(first, 1, sink_size=1)
-    assert fit(second, 1, sink_size=1) == losses
+    equal({"loss": np.array(fit(second, 1, sink_size=1))}, {"loss": np.array(losses)})
     equal(weights(first), weights(second))
     assert all((value != before[name]).any() for name, value in weights(first).items())
 

@@ -49,6 +49,8 @@ class Device:
     uses_onednn: bool  # convolutions run in oneDNN
     times_operators: bool  # MindSpore's profiler gives the time of each operator
     keeps_programs_apart: bool  # a second live training program leaves the values of the first alone
+    repeats_sums: bool  # two equal trainings give the same bits: no operator adds in an order of its own
+    automatic_steps: int  # the most steps per call that sink_size=-1 chooses
 
 
 CPU = Device(
@@ -65,6 +67,8 @@ CPU = Device(
     uses_onednn=True,
     times_operators=True,
     keeps_programs_apart=True,
+    repeats_sums=True,
+    automatic_steps=32,
 )
 GPU = Device(
     name="GPU",
@@ -80,6 +84,8 @@ GPU = Device(
     uses_onednn=False,
     times_operators=False,
     keeps_programs_apart=False,
+    repeats_sums=False,
+    automatic_steps=1,
 )
 ASCEND = Device(
     name="Ascend",
@@ -95,6 +101,8 @@ ASCEND = Device(
     uses_onednn=False,
     times_operators=False,
     keeps_programs_apart=True,
+    repeats_sums=True,
+    automatic_steps=32,
 )
 DEVICES = {device.name: device for device in (CPU, GPU, ASCEND)}
 CHOICES = {**{name.lower(): name for name in DEVICES}, "auto": None}  # MindSpore's name of each

@@ -32,6 +32,7 @@ from ..graph.labels import takes_class_numbers
 from ..graph.multi_task import MultiTaskLoss
 from ..graph.program import StepOptions
 from ..metrics.registry import group_of
+from ..mindspore_internals import device
 from ..mindspore_internals.dict_networks import batch_keys
 from .declared_features import arguments_of
 from .job_checks import check_data, check_training
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ALL_BATCHES = Trial()
-MAX_STEPS_PER_CALL = 32
 MAX_BYTES_PER_CALL = 32 << 20
 
 
@@ -90,7 +90,7 @@ def training_feed(
 ) -> Feed:
     """Return the feed of a training.
 
-    `steps_per_call` None chooses by the size of the first batch. Calls end at `marks`. With a guard in `options`, the
+    `steps_per_call` None chooses by the device and the size of the first batch. Calls end at `marks`. With a guard in `options`, the
     log names the batches with non-finite values.
 
     Raises:
@@ -107,7 +107,8 @@ def training_feed(
     def steps_for(item: Item) -> int:
         steps = steps_per_call if trainer.compiled else 1
         if steps is None:
-            most = MAX_STEPS_PER_CALL if trainer.boost.freezing is None else MAX_FROZEN_STEPS
+            most = device.current().automatic_steps
+            most = most if trainer.boost.freezing is None else min(most, MAX_FROZEN_STEPS)
             nbytes = max(1, sum(column.nbytes for column in item.columns) * trainer.accumulate)
             steps = max(1, min(most, MAX_BYTES_PER_CALL // nbytes, steps_per_epoch(size, trainer.accumulate) or most))
             if source.agrees:  # the batches of other processes may have other sizes

@@ -34,7 +34,7 @@ def dense(**options):
 @pytest.fixture
 def like_gpu(monkeypatch):
     """Let the CPU claim what MindSpore's GPU backend can and cannot do; sums and tables stay on the host."""
-    abilities = ("auto_level", "has_bfloat16", "lowers_batch_norm", "keeps_programs_apart")
+    abilities = ("auto_level", "has_bfloat16", "lowers_batch_norm", "keeps_programs_apart", "automatic_steps")
     changed = {name: getattr(device.GPU, name) for name in abilities}
     monkeypatch.setitem(device.DEVICES, "CPU", replace(device.CPU, **changed))
     monkeypatch.delenv(device.UNSAFE, raising=False)
@@ -86,6 +86,14 @@ def test_a_second_training_program_is_refused_while_the_first_lives(like_gpu):
     second.fit(DATA, 1, batch_size=32, callbacks=[])
 
 
+def test_steps_per_call_are_chosen_by_the_device(like_gpu):
+    trainer = dense()
+    trainer.fit(DATA, 1, batch_size=8, callbacks=[])
+    assert trainer.sink_mode == "off: one step per call"
+    trainer.fit(DATA, 1, batch_size=8, sink_size=4, callbacks=[])
+    assert trainer.sink_mode == "graph loop of 4 steps"
+
+
 def test_normalisation_stays_in_float32_where_the_device_asks_for_it(like_gpu):
     assert nn.BatchNorm2d in precision.resolve("O3").black_list
     assert precision.resolve("auto").level == "O2"
@@ -130,11 +138,14 @@ def test_the_documented_table_is_that_of_the_code(project_root):
         for line in text.splitlines()
         if line.startswith("| `") and len(cells := [cell.strip(" `") for cell in line.strip("|").split("|")]) == 5
     }
-    words = {True: "yes", False: "no"}
     for name in asdict(device.CPU):
         if name != "name":
             values = [getattr(kind, name) for kind in (device.CPU, device.GPU, device.ASCEND)]
-            assert rows[name] == [words.get(value, value) for value in values], name
+            assert rows[name] == [_in_words(value) for value in values], name
+
+
+def _in_words(value):
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
 PROGRAM = """
