@@ -90,8 +90,8 @@ def training_feed(
 ) -> Feed:
     """Return the feed of a training.
 
-    `steps_per_call` None chooses by the device and the size of the first batch. Calls end at `marks`. With a guard in `options`, the
-    log names the batches with non-finite values.
+    `steps_per_call` None chooses by the device and the size of the first batch. Calls end at `marks`. With a guard in
+    `options`, the log names the batches with non-finite values.
 
     Raises:
         ConfigurationError: the network's sparse tables cannot be trained.
