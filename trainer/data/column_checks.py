@@ -252,7 +252,7 @@ class BatchConversion:
                     f"batch {number} of epoch {epoch}: columns have different numbers of rows: {shapes}, where those "
                     "of the batch before it had the same"
                 )
-            if self.equal_rows is None and not equal_rows and not self.ragged.cells:
+            if self.equal_rows is None and not equal_rows and not self.ragged.inputs:
                 logger.warning(
                     "columns have different numbers of rows: %s; %r counts (is the dataset not batched?)",
                     shapes,

@@ -151,17 +151,6 @@ class Feed:
         if transform is not None:
             transform.join_exchange(problem)
 
-    def report(self) -> str | None:
-        """Return the number of shapes and the share of padding; None if one shape.
-
-        A program is compiled for each shape, and another for a shape that was trained many steps per call as well.
-        """
-        padding = self._conversion.ragged.describe()
-        if padding is None and not self._vary:
-            return None
-        shapes = len(self._shapes.seen)
-        return f"batches had {shapes} shape{'s' * (shapes != 1)}" + ("" if padding is None else f"; {padding}")
-
     @property
     def ragged_inputs(self) -> Mapping[str, RaggedInput]:
         """The inputs made of ragged columns, by column name; known after one batch."""

@@ -130,8 +130,6 @@ class RaggedColumns:
         self.arguments = tuple(arguments)
         # columns from which the network takes a mask, lengths or offsets
         self._bases = {base_of(name) for name in self.arguments if base_of(name) != name}
-        self.cells = self.values = 0  # that programs were given: with padding, and of the data
-        self.lengths: set[int] = set()
         self.inputs: dict[str, RaggedInput] = {}
         self._kinds: dict[str, str] = {}
 
@@ -190,9 +188,6 @@ class RaggedColumns:
         length = bucket(lengths.most if flat else lengths.longest, lengths.per_octave)
         if not flat and wanted.length is not None and lengths.longest <= wanted.length <= SHORT:
             length = wanted.length
-        self.lengths.add(length)
-        self.cells += length if flat else length * len(column)
-        self.values += int(column.lengths.sum())
         return wanted.arrays(name, column, length)
 
     def _wanted(self, name: str, column: Ragged) -> RaggedInput:
@@ -210,16 +205,3 @@ class RaggedColumns:
         if most is not None and most > SHORT:
             most = bucket(most, column.per_octave)
         return RaggedInput(wanted, padding, most)
-
-    def describe(self) -> str | None:
-        """Return the lengths and share of padding in words; None without ragged columns."""
-        if not self.cells:
-            return None
-        share = 1 - self.values / self.cells
-        count = f"{len(self.lengths)} length" + "s" * (len(self.lengths) != 1)
-        return f"ragged columns: padded to {count} ({_listed(self.lengths)}), {share:.0%} padding"
-
-
-def _listed(lengths: set[int]) -> str:
-    sizes = sorted(lengths)
-    return ", ".join(map(str, sizes if len(sizes) <= 8 else [*sizes[:4], "...", *sizes[-2:]]))

@@ -313,8 +313,6 @@ def train(
         seen = state.progress.samples_seen
         with trainer.builder.training():
             loop.train(run)
-        if report := feed.report():
-            logger.debug("%s; %d programs compiled so far", report, trainer.builder.programs)
     finally:
         feed.close()
         drained = state.stop_reason is not None and state.stop_reason.kind in ("stream_end", "idle")

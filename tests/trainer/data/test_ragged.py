@@ -1,7 +1,5 @@
 """Rows of different lengths: cutting, joining, padding to a few lengths, and training on them."""
 
-import logging
-
 import mindspore
 import numpy as np
 import pyarrow
@@ -88,7 +86,6 @@ class TestColumns:
         assert columns[1].tolist() == [[1, 2, 3, 0], [4, 0, 0, 0]]
         assert columns[2].tolist() == [[True, True, True, False], [True, False, False, False]]
         assert columns[3].tolist() == [3, 1]
-        assert make.describe() == "ragged columns: padded to 1 length (4), 50% padding"
 
     def test_lists_that_are_equally_long_by_chance_get_their_mask_too(self):
         columns, _ = RaggedColumns(["h", "h_mask"])((np.array([[1, 2, 3]]),), ("h",))
@@ -157,7 +154,7 @@ def by_hand():
 
 @pytest.mark.long(but=["lists"])
 @pytest.mark.parametrize("kind", ["lists", "arrow table", "batches"])
-def test_a_network_with_a_mask_trains_as_on_arrays_padded_by_hand(kind, by_hand, caplog):
+def test_a_network_with_a_mask_trains_as_on_arrays_padded_by_hand(kind, by_hand):
     rows, labels = histories()
     data, options = {"history": rows, "y": labels}, {"batch_size": 8}
     if kind == "arrow table":
@@ -166,10 +163,8 @@ def test_a_network_with_a_mask_trains_as_on_arrays_padded_by_hand(kind, by_hand,
     elif kind == "batches":
         data = [{"history": rows[i : i + 8], "y": labels[i : i + 8]} for i in range(0, 40, 8)]
         options = {}
-    with caplog.at_level(logging.DEBUG):
-        trainer, loss = fitted(data, **options)
+    trainer, loss = fitted(data, **options)
     assert loss == pytest.approx(by_hand[1], rel=1e-5)
-    assert "% padding" in caplog.text
     np.testing.assert_allclose(
         trainer.predict({"history": rows}, batch_size=8), by_hand[0].predict({"history": rows}, batch_size=8), rtol=1e-4
     )
@@ -230,13 +225,14 @@ def test_processes_that_read_the_same_rows_have_the_same_sum_and_others_another(
 
 def test_short_lists_have_one_length_so_that_several_columns_do_not_multiply_programs():
     ragged = RaggedColumns(("genres", "history", "history_mask", "long"))
-    shapes = set()
+    shapes, lengths = set(), set()
     for size in (1, 2, 5, 20):
         rows = [[1] * min(size, 6)], [[1] * size], [[1] * size]
         columns = [Ragged.of(r, max_length=most) for r, most in zip(rows, (6, 20, 200), strict=True)]
         arrays, names = ragged(columns, ("genres", "history", "long"))
         assert names == ragged.arguments
         shapes.add(tuple(array.shape for array in arrays[:3]))
+        lengths.add(arrays[3].shape[1])
         assert arrays[1].sum() == size == arrays[2].sum()
     assert shapes == {((1, 6), (1, 20), (1, 20))}
-    assert ragged.lengths == {6, 20, 1, 2, 8, 32}
+    assert lengths == {1, 2, 8, 32}

@@ -1,7 +1,5 @@
 """Whatever `mindspore.Model` trains is trained: shapes that change, columns of different lengths, scalars."""
 
-import logging
-
 import mindspore
 import numpy as np
 import pytest
@@ -198,10 +196,3 @@ def test_a_shape_the_network_cannot_take_is_reported(linear):
     with pytest.raises(Exception, match=r"\[4, 7\]") as caught:
         trainer.fit(batches, callbacks=[])
     assert not isinstance(caught.value, DataError)
-
-
-@pytest.mark.long
-def test_how_many_shapes_there_were_is_reported_at_the_end(caplog):
-    with caplog.at_level(logging.DEBUG):
-        trained(Bags(), nn.MSELoss(), sequences([3, 5, 3]), 1)
-    assert "batches had 2 shapes" in caplog.text
