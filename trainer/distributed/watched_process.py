@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WatchedProcess:
-    """A Python process of the job, whose lines go to its log with its name before them."""
+    """A Python process of the job; its lines go to its log after its name."""
 
     def __init__(
         self, name: str, arguments: Sequence[str], variables: Mapping[str, str], logs: Path, cores: Collection[int] = ()

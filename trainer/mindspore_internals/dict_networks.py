@@ -1,4 +1,6 @@
-"""Networks that take a batch as one dict: `construct(self, batch)`, with the keys in `batch_keys`.
+"""Networks that take a batch as one dict: `construct(self, batch)`.
+
+The attribute `batch_keys` names the dict's keys.
 
 Relied on: a graph may build a dict with constant keys; the program's inputs stay tensors.
 """
@@ -18,7 +20,7 @@ ATTRIBUTE = "batch_keys"
 
 
 def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
-    """Return the keys of the dict that `network` takes, its attribute `batch_keys`; empty if it takes tensors.
+    """Return the keys of the dict that `network` takes; empty if it takes tensors.
 
     Raises:
         ConfigurationError: the attribute is no tuple or list of texts, or `construct` requires several arguments.

@@ -1,4 +1,4 @@
-"""What a run's card says first: its result, the plain model's, and how validation ended; names in words."""
+"""The first card of a run: its result beside the plain model's, names in words."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def in_words(name: str) -> str:
 
 
 def place_of(name: str) -> str:
-    """Return where a series was measured, for a legend below a title that names the metric."""
+    """Return where a series was measured, for a legend below a metric's title."""
     return in_words(name).partition(", ")[2] or in_words(name)
 
 
@@ -51,7 +51,7 @@ def size(count: float) -> str:
 
 
 def numbers(run: RunData) -> Iterator[tuple[str, str]]:
-    """Yield label and value of the run's most telling metric, its best, and the plain models'."""
+    """Yield label and value of the most telling metric, its best, the plain models'."""
     chosen = _chosen(run)
     if chosen is None:
         return
