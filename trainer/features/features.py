@@ -70,8 +70,8 @@ class Features(Stateful):
         label_classes: the values of a label of classes, texts or numbers, such as ["no", "yes"]: the label becomes the
             number of its class, float32 0 or 1 of two, for `nn.BCEWithLogitsLoss`, int32 of more, for
             `nn.CrossEntropyLoss`. Rows with another value are set aside. Predictions name the classes.
-        keep: names of columns that predictions come with where asked, `predict(rows, keep=True)`; those that nothing
-            else reads are texts.
+        keep: names of columns that predictions come with where asked, `predict(rows, keep=True)`. Those that nothing
+            else reads are texts, or numbers and truth values where the rows have such, None where one is missing.
         update_every: rows of a stream after which what the features learn (vocabularies, means, quantiles) is brought
             up to date, at the beginning of the next batch; None: `online_train` leaves it as it is.
         csv: how CSV files are written, and numbers that come as text, such as ``{"delimiter": ";", "decimal": ","}``;
@@ -127,7 +127,7 @@ class Features(Stateful):
         shared: dict[str, Any] = {"aligned": aligned_columns(self.features), "csv": self.csv}
         self.schema = replace(self._schema(), **shared)
         self.unlabelled_schema = Schema(self.columns, **shared)
-        kept = {**{name: text_column(required=False) for name in self.keep}, **self.columns}
+        kept = {**{name: replace(text_column(required=False), as_given=True) for name in self.keep}, **self.columns}
         self.kept_schema = Schema(kept, **shared)
         self.update_every = whole("Features(update_every=...)", update_every, optional=True)
         self.max_bad_share = number("Features(max_bad_share=...)", max_bad_share, least=0, most=1, what="a share")

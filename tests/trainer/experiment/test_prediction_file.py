@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainer.checkpoint import durable
+from trainer.errors import DataError
 from trainer.experiment.cli import main
+from trainer.experiment.commands.prediction_file import PART_ROWS, write_columns
 
 CONFIG = """\
 experiment: table
@@ -148,6 +150,24 @@ def test_what_cannot_be_written_is_refused(expected, capsys, arguments, said):
     assert main(["predict", "runs/table", *arguments]) == 2
     assert said in capsys.readouterr().err
     assert not [name for name in os.listdir() if name.startswith(("scores", ".scores")) and "csv." in name]
+
+
+def test_a_column_has_one_type_in_the_whole_file(tmp_path):
+    def written(name, *parts):
+        columns = [{"k": np.resize(part, PART_ROWS)} for part in parts]
+        assert write_columns(tmp_path / name, columns) == PART_ROWS * len(parts)
+        if name.endswith("csv"):
+            with open(tmp_path / name, newline="") as file:
+                return [row for (row,) in csv.reader(file)][1::PART_ROWS]
+        return pq.read_table(tmp_path / name).column("k").to_pylist()[::PART_ROWS]
+
+    whole, gone, text = np.array([5]), np.array([None], object), np.array(["a"])
+    assert written("a.parquet", whole, gone, whole) == [5, None, 5]
+    assert written("b.parquet", gone, whole, text) == [None, "5", "a"]
+    assert written("c.csv", whole, gone, text, np.array([True])) == ["5", "", "a", "true"]
+    with pytest.raises(DataError, match=r"values of another type than in the first rows.*\.csv and \.jsonl"):
+        written("d.parquet", whole, text)
+    assert not (tmp_path / "d.parquet").exists()
 
 
 def test_rows_that_the_features_forbid_are_left_out_where_asked(project, expected, capsys):

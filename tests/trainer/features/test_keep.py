@@ -1,6 +1,9 @@
 """Columns that are kept come back with the predictions of their rows, from the trainer and from a server."""
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from mindspore import nn
 
@@ -8,6 +11,7 @@ from tests.trainer.features.test_training import Small
 from trainer import Trainer
 from trainer.errors import ConfigurationError
 from trainer.features import Categorical, Features, Numeric, RawFiles
+from trainer.features.feature_data import rows_of
 from trainer.serving import Publish, ServedModel
 
 ROWS = 300
@@ -57,6 +61,40 @@ def test_a_table_and_a_file_are_answered_with_their_columns(served, tmp_path):
         parts = list(trainer.predict(RawFiles(path, in_memory=in_memory), batch_size=64, stream=True, keep=True))
         assert [len(part["user"]) for part in parts] == [64, 64, 64, 64, 44]
         check({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, scores)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([3, 2**62 + 1], [3, 2**62 + 1]),
+        ([3, None], [3, None]),
+        ([0.5, float("nan")], [0.5, None]),
+        ([True, False], [True, False]),
+        ([3, "a"], ["3", "a"]),
+        (["007", None], ["007", ""]),
+        ([None, None], ["", ""]),
+        (np.array(["2024-02-03", "NaT"], "datetime64[ns]"), ["2024-02-03", ""]),
+    ],
+)
+def test_what_no_feature_reads_comes_back_with_its_type_whatever_way_the_rows_come(given, expected, tmp_path):
+    features = Features([Numeric("x")], keep=["k"])
+    rows = {"x": [1.0, 2.0], "k": given}
+    frame = pd.DataFrame({"x": rows["x"], "k": pd.Series(given, dtype=getattr(given, "dtype", object))})
+    ways = {"dict": rows, "frame": frame}
+    if not isinstance(given, np.ndarray):
+        ways["rows"] = [{"x": x, "k": k} for x, k in zip(rows["x"], given, strict=True)]
+    if len({type(value) for value in given} - {type(None)}) == 1:
+        pq.write_table(pa.table({"x": rows["x"], "k": pa.array(given, from_pandas=True)}), tmp_path / "rows.parquet")
+        ways |= {"arrow": pq.read_table(tmp_path / "rows.parquet"), "file": tmp_path / "rows.parquet"}
+    for way, data in ways.items():
+        if way == "file":
+            (part,) = rows_of(features, data, labelled=False, kept=True)
+            found = part.columns["k"].tolist()
+        else:
+            found = features.transform(data, keep=True).kept["k"].tolist()
+        shown = [value[:10] if isinstance(value, str) else value for value in found]
+        assert shown == expected, way
+        assert [type(value) for value in shown] == [type(value) for value in expected], way
 
 
 def test_a_server_answers_with_them(served):

@@ -103,7 +103,9 @@ class _Csv(_JsonLines):
         if not self._file.tell():
             writer.writerow(columns)
         cells = (
-            column.tolist() if isinstance(column, np.ndarray) and column.ndim == 1 else map(_json, _values(column))
+            map(_cell, column.tolist())
+            if isinstance(column, np.ndarray) and column.ndim == 1
+            else map(_json, _values(column))
             for column in columns.values()
         )
         writer.writerows(zip(*cells, strict=True))
@@ -120,7 +122,15 @@ class _Parquet:
         import pyarrow as pa
 
         table = pa.table({name: _arrow(column) for name, column in columns.items()})
-        self._writer = self._writer or self._parquet.ParquetWriter(self._path, table.schema)
+        if self._writer is None:
+            types = [pa.string() if pa.types.is_null(field.type) else field.type for field in table.schema]
+            schema = pa.schema(list(zip(table.column_names, types, strict=True)))
+            self._writer = self._parquet.ParquetWriter(self._path, schema)
+        try:
+            table = table.cast(self._writer.schema)
+        except pa.ArrowInvalid as error:
+            where = "--output: a kept column has values of another type than in the first rows"
+            raise DataError(f"{where} ({error}); .csv and .jsonl files take them") from None
         self._writer.write_table(table)
 
     def close(self) -> None:
@@ -141,6 +151,10 @@ def _arrow(column: np.ndarray | Ragged) -> Any:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _cell(value: Any) -> Any:
+    return _json(value) if isinstance(value, bool) else value
 
 
 def _values(column: np.ndarray | Ragged) -> list[Any]:

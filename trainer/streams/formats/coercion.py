@@ -57,6 +57,18 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) and not isinstance(value, np.timedelta64) else value
 
 
+def as_given(values: Any) -> np.ndarray | None:
+    """Return numbers or truth values of one type, None where missing; else None."""
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "biufO":
+        return None
+    listed = values.tolist() if isinstance(values, np.ndarray) else values  # None where masked
+    rows = [None if is_missing(value) else plain(value) for value in listed]
+    types = {type(value) for value in rows} - {type(None)}
+    if types not in ({int}, {float}, {bool}):
+        return None
+    return np.array(rows, object if None in rows else None)
+
+
 TRUTH_WORDS = {
     "".join(letters): word
     for word in ("true", "false")

@@ -41,6 +41,8 @@ class Column:
         day_first: whether the time "03/02/2024" is the third of February; None: such a row is bad.
         decimal, thousands: signs in numbers as text, see `trainer.streams.formats.csv_format.CsvFormat`.
         accepts: the only values accepted, texts or numbers; None: all.
+        as_given: in a text column, numbers and truth values that come as such stay what they are, if all rows have the
+            same type; a missing one is then None, in an array of objects.
 
     Raises:
         ConfigurationError: a dtype that is not one of those, a shape that is not one, or an unusable default.
@@ -62,6 +64,7 @@ class Column:
     decimal: str = "."
     thousands: str | None = None
     accepts: tuple[Any, ...] | None = None
+    as_given: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -126,6 +129,8 @@ class Column:
             An array, shape [n, *shape], of the column's dtype (`Ragged` for lists of any length), and why rows do not
             fit, by row.
         """
+        if self.as_given and (given := coercion.as_given(values)) is not None:
+            return given, {}
         strict = refuse_bools and not self.coerce
         if not len(values):
             return self.blank(0), {}
