@@ -66,7 +66,7 @@ def as_given(values: Any) -> np.ndarray | None:
     types = {type(value) for value in rows} - {type(None)}
     if types not in ({int}, {float}, {bool}):
         return None
-    return np.array(rows, object if None in rows else None)
+    return np.array(rows)
 
 
 TRUTH_WORDS = {
