@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import callbacks
-from scripts.site_pages import keyword_table, public_names, with_glossary_links
+from scripts.site_pages import example, keyword_table, public_names, with_glossary_links
 from scripts.yaml_reference import PAGE, reference
 from trainer.compat import keywords
 from trainer.experiment.configuration.json_schema import experiment_schema
@@ -78,6 +78,12 @@ def test_questions_are_those_that_the_code_asks(project_root):
     assert [text for text in asked if text not in messages] == []
     table = keyword_table()
     assert [name for name in (*keywords.HINTS, *keywords.VERBS, *keywords.SAME_MEANING) if f"{name}" not in table] == []
+
+
+def test_every_public_name_has_an_example():
+    names = public_names()
+    assert len(names) > 120
+    assert all(example(name)[1] for name in names)
 
 
 def test_the_first_use_of_a_word_leads_to_the_glossary():
