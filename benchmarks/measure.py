@@ -143,7 +143,7 @@ class Contender:
         )
 
     def ask(self, what: str) -> Any:
-        """Return the answer to "ready", "losses" or "window".
+        """Return the answer to "ready" (the device), "losses" or "window".
 
         Raises:
             ContenderError: it has ended instead.
@@ -190,6 +190,7 @@ class Measured:
         load: the machine's load before and after, mean of a minute; None where it is not told.
         problems: contenders that could not take part, and losses that differ.
         processes: how often every contender was started; its windows are in the order of the processes.
+        devices: contender -> what it computed on.
     """
 
     group: Group
@@ -199,6 +200,7 @@ class Measured:
     load: tuple[float, float] | None = None
     problems: list[str] = field(default_factory=list)
     processes: int = 1
+    devices: dict[str, str] = field(default_factory=dict)
 
     @property
     def noisy(self) -> dict[str, float]:
@@ -275,6 +277,7 @@ class Measured:
             "most": self.group.most,
             "programs": self.group.programs,
             "processes": self.processes,
+            "devices": self.devices,
             "ratios": [
                 {"ours": r.ours, "other": r.other, "goal": r.goal, "plus": r.plus, "found": self.ratio(r)}
                 for r in self.group.ratios
@@ -320,7 +323,7 @@ def _run_once(
             )
             stack.callback(contender.close)
             with _noting(measured, contender, contenders):
-                contender.ask("ready")
+                measured.devices[name] = contender.ask("ready")
                 contenders.append(contender)
         if check and group.same:
             losses = {}

@@ -146,7 +146,10 @@ def commit() -> str:
 
 def lines_of(measured: Measured) -> list[str]:
     """Return what a terminal shows of a group."""
-    lines = [f"{name:28} {number(values, measured.group.unit)}" for name, values in measured.values.items()]
+    lines = [
+        f"{name:28} {measured.devices.get(name, ''):4} {number(values, measured.group.unit)}"
+        for name, values in measured.values.items()
+    ]
     if not np.isnan(measured.agreement):
         lines.append(f"losses agree within {measured.agreement:.2%}")
     for ratio in measured.group.ratios:
@@ -201,7 +204,7 @@ def table(report: dict[str, Any]) -> str:
         lines.append("**Small sizes and few windows: this shows that the benchmark works, not how fast anything is.**")
     several = max((result["processes"] for result in report["results"]), default=1)
     ends = f"range of {several} pairs of processes" if several > 1 else "quartiles"
-    lines += ["", f"| case | ours | other | ratio of times ({ends}) | goal |", "| --- | --- | --- | --- | --- |"]
+    lines += ["", f"| case | device | ours | other | ratio of times ({ends}) | goal |", f"|{' --- |' * 6}"]
     for result in report["results"]:
         group = rebuilt(result)
         for ratio in group.group.ratios:
@@ -212,7 +215,8 @@ def table(report: dict[str, Any]) -> str:
                 other = f"{ratio.other}: {number(group.values[ratio.other], result['unit'])}"
                 goal = goal_text(ratio).removeprefix("goal: ") + verdict
                 title = result["title"] + _disturbed(group, ratio.ours, ratio.other)
-                lines.append(f"| {title} | {ours} | {other} | {spread(found)} | {goal} |")
+                device = _device(group, ratio.ours, ratio.other)
+                lines.append(f"| {title} | {device} | {ours} | {other} | {spread(found)} | {goal} |")
     return "\n".join([*lines, *_alone(report["results"])])
 
 
@@ -233,8 +237,13 @@ def _alone(results: Sequence[dict[str, Any]]) -> list[str]:
                 shown = "; ".join(f"{key} {value:.4g}" for key, value in extra.items()) or shown
             verdict = "" if not goal else f"{goal[0]}, {'met' if goal[1] else 'missed'}"
             title = result["title"] if len(result["values"]) == 1 else f"{name}: {result['title']}"
-            lines.append(f"| {title}{_disturbed(measured, name)} | {shown} | {verdict} |")
-    return ["", "| case | measured | goal |", "| --- | --- | --- |", *lines] if lines else []
+            lines.append(f"| {title}{_disturbed(measured, name)} | {_device(measured, name)} | {shown} | {verdict} |")
+    return ["", "| case | device | measured | goal |", "| --- | --- | --- | --- |", *lines] if lines else []
+
+
+def _device(measured: Measured, *names: str) -> str:
+    """Return what the contenders computed on; several names where they differ."""
+    return ", ".join(dict.fromkeys(measured.devices.get(name, "CPU") for name in names))
 
 
 def _disturbed(measured: Measured, *names: str) -> str:
@@ -248,7 +257,7 @@ def rebuilt(result: dict[str, Any]) -> Measured:
     goals = {kind: result.get(kind, {}) for kind in ("goals", "most", "programs")}
     group = Group(result["case"], result["title"], "", {}, ratios=ratios, unit=result["unit"], **goals)
     kept = {kind: result[kind] for kind in ("values", "extra", "agreement", "problems", "processes")}
-    return Measured(group, **kept)
+    return Measured(group, **kept, devices=result.get("devices", {}))
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

@@ -74,6 +74,7 @@ def test_only_what_every_pair_of_processes_misses_is_beyond_noise():
 def test_a_report_becomes_a_table_a_picture_and_a_part_of_the_readme(tmp_path):
     ratio = Ratio("ours", "theirs", 0.5)
     measured = Measured(Group("mlp", "work", "mlp", {}, ratios=(ratio,)), {"ours": [1.0, 2.0], "theirs": [4.0, 4.0]})
+    measured.devices = {"ours": "CPU", "theirs": "NVIDIA H100"}
     machine = {"processor": "p", "cores": 2, "load": 0.1, "python": "3.11", "versions": {"numpy": "1.26"}}
     report = {"date": "2026-01-01", "quick": False, "machine": machine, "results": [measured.to_dict()]}
     alone = Group("loop", "added", "loop", {}, unit="us/step", goals={"slow": 9.0}, most={"fit": 40.0, "slow": 1.0})
@@ -84,10 +85,11 @@ def test_a_report_becomes_a_table_a_picture_and_a_part_of_the_readme(tmp_path):
     report["results"].append(rows.to_dict())
     text = run.table(report)
     assert "| 0.38 (0.31 to 0.44) | <= 0.5, met |" in text
-    assert "| fit: added (noisy: fit) | 39.0 (34.5 to 44.5) us/step | <= 40, met |" in text
-    assert "| slow: added | 8.00 (8.00 to 8.00) us/step | >= 9, <= 1, missed |" in text
+    assert "| work (noisy: ours) | CPU, NVIDIA H100 | ours: 1.50" in text
+    assert "| fit: added (noisy: fit) | CPU | 39.0 (34.5 to 44.5) us/step | <= 40, met |" in text
+    assert "| slow: added | CPU | 8.00 (8.00 to 8.00) us/step | >= 9, <= 1, missed |" in text
     assert "2 (2 to 2) rows/s | 0.25 (0.25 to 0.25) | <= 0.5, met |" in text  # a ratio of times, not of rates
-    assert "| fast: rows | 8 (8 to 8) rows/s, 3 programs | >= 5, <= 2 programs, missed |" in text
+    assert "| fast: rows | CPU | 8 (8 to 8) rows/s, 3 programs | >= 5, <= 2 programs, missed |" in text
     assert "slow: rows" not in text
     run.draw(report, tmp_path / "ratios.png")
     assert (tmp_path / "ratios.png").read_bytes()[1:4] == b"PNG"
