@@ -40,7 +40,7 @@ features:
 network: {model: deepfm, dim: 2, hidden: [4]}
 loss: {class_path: mindspore.nn.BCEWithLogitsLoss}
 optimizer: {class_path: mindspore.nn.Adam, init_args: {learning_rate: 1e-2}}
-metrics: [auc]
+metrics: [auc, auc/user]
 data:
   train: {class_path: trainer.features.RawFiles, init_args: {path: FOLDER/train.csv}}
   valid: {class_path: trainer.features.RawFiles, init_args: {path: FOLDER/train.csv}}
@@ -49,7 +49,7 @@ data:
     class_path: trainer.streams.FileStream
     init_args: {path: FOLDER/stream.csv, end: at_last, dead_letter: FOLDER/bad.jsonl}
 fit: {epochs: 2, batch_size: 50}
-online: {batch_size: 50, window: {class_path: trainer.Window, init_args: {rows: 100, group: user}}}
+online: {batch_size: 50, window: {class_path: trainer.Window, init_args: {rows: 100}}}
 callbacks:
   - {class_path: callbacks.ModelCheckpoint}
   - {class_path: callbacks.Profiler, init_args: {steps: 2, skip: 2, verbose: false}}
@@ -302,15 +302,19 @@ def test_drifted_columns_rows_set_aside_and_defaults_are_reported(runs, page):
 
 
 def test_slices_have_a_row_each_and_a_column_for_each_run_that_has_them(runs, page):
-    series = read_record(runs[1] / "record.jsonl").series
-    newest = {f"auc/{user}": series[f"window/auc/{user}"].values[-1] for user in range(3)}
+    groups = [
+        (read_record(run / "record.jsonl").series, group) for run, group in zip(runs, ("val", "window"), strict=True)
+    ]
+    names = [f"auc/user={user}" for user in range(3)]
+    newest = {name: [series[f"{group}/{name}"].values[-1] for series, group in groups] for name in names}
     section = page.split(">Slices</h2>")[1].split("</section>")[0]
     cells = re.findall(r"<td[^>]*>(.*?)</td>", section)
-    for name, value in newest.items():
-        assert cells[cells.index(name) + 1] == f"{value:.6g}"
-    assert re.findall(r"<th [^>]*>(.*?)</th>", section) == ["slice", "streamed"]  # the first run has no windows
-    assert "auc/0" not in page.split(">Results</h2>")[1].split("</section>")[0]
-    assert not any("/0" in title for title in figures(page))
+    for name, values in newest.items():
+        place = cells.index(name)
+        assert cells[place + 1 : place + 3] == [f"{value:.6g}" for value in values]
+    assert re.findall(r"<th [^>]*>(.*?)</th>", section) == ["slice", *map(html.escape, ("fitted <script>", "streamed"))]
+    assert "auc/user=0" not in page.split(">Results</h2>")[1].split("</section>")[0]
+    assert not any("user=0" in title.lower() for title in figures(page))
 
 
 def test_rows_set_aside_of_files_and_streams_are_counted(runs, page):
