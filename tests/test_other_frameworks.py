@@ -43,7 +43,7 @@ def test_every_program_of_the_page_has_a_test():
     assert PAGE.count("```python") == len(PROGRAMS)
 
 
-@pytest.mark.long(but=["Here"])
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Plain MindSpore", "Here"])
 def test_mindspore_prints_the_losses_of_the_page(name, tmp_path, installed_forks):
     (tmp_path / "program.py").write_text(PROGRAMS[name], encoding="utf-8")

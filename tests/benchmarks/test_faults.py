@@ -29,6 +29,7 @@ def failures(tallies):
     return [failure for tally in tallies.values() for failure in tally.failures]
 
 
+@pytest.mark.long(but=["jsonl", "kafka-group"])
 @pytest.mark.parametrize("name", [name for name in fault_sources.NAMES if name not in fault_sources.FINITE])
 def test_a_call_that_fails_while_reading_loses_no_row_and_repeats_none(name, tmp_path):
     tallies = faults.read_source(name, tmp_path, options(seconds=1.5, pairs=3))

@@ -17,6 +17,7 @@ from benchmarks import fuzz, fuzz_parsers  # noqa: E402
 SECONDS = float(os.environ.get("TRAINER_FUZZ_SECONDS", "7"))
 
 
+@pytest.mark.long(but=["parsers", "snapshots"])
 @pytest.mark.parametrize("kind", fuzz.KINDS)
 def test_damage_is_named_or_without_effect(kind, tmp_path):
     (found,) = fuzz.run_all([kind], SECONDS / len(fuzz.KINDS), 1, tmp_path)

@@ -25,7 +25,7 @@ def some_rows(raw_movielens, tmp_path_factory):
     return path
 
 
-@pytest.mark.long(but=["rating_movielens_online"])
+@pytest.mark.long
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_it_passes_its_check_and_trains_some_steps(config, some_rows, tmp_path, capsys):
     assert main(["check", str(config)]) == 0, capsys.readouterr().err

@@ -149,6 +149,7 @@ def use(snapshot: checkpoint.Snapshot) -> None:
     snapshot.chain()
 
 
+@pytest.mark.long
 @example([("state.json", ("replace", DEEP, 0))], True)
 @example([("model.safetensors", ("replace", _header(DEEP), 0))], True)
 @given(st.lists(st.tuples(st.sampled_from(FILES), _steps), min_size=1, max_size=3), st.booleans())

@@ -96,6 +96,7 @@ def cases(snapshot, seed):
     yield from forged_tensors(snapshot, rng, CASES // 2)
 
 
+@pytest.mark.long
 def test_loading_either_succeeds_or_changes_nothing(fitted, forged):
     trainer, snapshot, _ = fitted
     before = contents(trainer)

@@ -155,6 +155,7 @@ def test_random_yaml_like_text_gives_only_documented_errors(text):
     load(text)
 
 
+@pytest.mark.long
 @many
 @given(st.lists(st.text("abc.=[]{}:0123 ", max_size=12) | KEYS.map(lambda key: f"{key}.x=1"), max_size=3))
 def test_random_overrides_give_only_documented_errors(overrides):

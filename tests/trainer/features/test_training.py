@@ -39,6 +39,7 @@ def reference():
     return trained(ROWS)
 
 
+@pytest.mark.long
 def test_raw_rows_train_like_the_arrays_they_become(reference):
     trainer = make_trainer()
     trained(inputs_of(trainer.features, ROWS, fit=True), trainer=trainer)

@@ -45,7 +45,7 @@ def test_values_and_gradients_are_mindspores(name, shape):
     assert set(vars(same.pooling)) - before <= {"_compile_cache_key"}, "the user's cell is as it was"
 
 
-@pytest.mark.long(but=["O2"])
+@pytest.mark.long
 @pytest.mark.parametrize("amp_level", ["O0", "O2"])
 def test_a_network_learns_what_it_would_with_mindspores_own(amp_level):
     class Own(nn.MaxPool2d):

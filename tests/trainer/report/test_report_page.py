@@ -133,6 +133,7 @@ def _docs(page):
     return re.sub(r"\\(.)", r"\1", text)
 
 
+@pytest.mark.long
 def test_the_page_loads_nothing_and_shows_names_as_text(page):
     outline = Outline(page)
     assert not [attributes for _, attributes in outline.tags if "src" in attributes]

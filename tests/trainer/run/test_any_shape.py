@@ -143,6 +143,7 @@ def test_a_graph_network_trains_on_graphs_of_different_sizes(caplog):
     assert 0 < results["loss"] < 20
 
 
+@pytest.mark.long
 def test_going_on_in_the_middle_of_changing_shapes_is_exact(tmp_path):
     data = sequences([3, 5, 3, 3, 5, 5, 3])
     whole, parameters, _ = trained(Bags(), nn.MSELoss(), data, sink_size=4)

@@ -107,7 +107,7 @@ def test_cold_users_in_single_rows_and_first(source, tmp_path):
     assert trainer.predict(shown, batch_size=8) == pytest.approx(expected.predict(shown, batch_size=8), rel=1e-6)
 
 
-@pytest.mark.long(but=["OfTable"])
+@pytest.mark.long
 @pytest.mark.parametrize("network", [OfTable, OfMindSpore, OfBag, OfNumbers])
 def test_every_verb_takes_a_batch_of_empty_lists_first(network):
     network = network()

@@ -47,6 +47,7 @@ class Fork(Callback):
             self.answers.append(in_a_child(lambda: int((matrix @ matrix).sum())))
 
 
+@pytest.mark.long
 def test_workers_that_do_sums_disturb_neither_the_run_nor_its_snapshots(trainer, batches, tmp_path):
     fork = Fork()
     trainer.fit(batches(64), 1, callbacks=[fork, ModelCheckpoint(tmp_path, every=3, background=True)], sink_size=1)

@@ -41,6 +41,7 @@ def learned(tmp_path_factory):
     return trainer, folder, trainer.predict(ROWS)
 
 
+@pytest.mark.long
 def test_a_snapshot_gives_the_same_predictions_with_another_optimizer(learned):
     _, folder, scores = learned
     trainer = make_trainer(nn.Adagrad, seed=1)

@@ -82,7 +82,7 @@ CASES = [
 ]
 
 
-@pytest.mark.long(but=["click O2"])
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "loss", "outputs", "level", "verb"), CASES, ids=[f"{c[0]} {c[3]}" for c in CASES])
 def test_few_programs_train_to_the_weights_of_the_batches_as_they_are(kind, loss, outputs, level, verb):
     compiled_for.clear()

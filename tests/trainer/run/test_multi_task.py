@@ -98,7 +98,7 @@ def half_labelled():
     return Trainer(network, tasks, nn.SGD(network.trainable_params(), 0.0), {"loss"}), rows
 
 
-@pytest.mark.long(but=["4"])
+@pytest.mark.long
 @pytest.mark.parametrize("size", [8, 4, 2])
 def test_the_loss_does_not_depend_on_how_missing_labels_fall_into_batches(half_labelled, size, caplog):
     trainer, rows = half_labelled

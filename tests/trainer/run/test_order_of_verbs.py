@@ -51,7 +51,7 @@ def state_of(trainer, data, values):
     return {name: array.tolist() for name, array in arrays.items()}, counters
 
 
-@pytest.mark.long(but=["table_trainer-data1-trained1"])
+@pytest.mark.long
 @pytest.mark.parametrize(("make", "data", "trained"), [(dense_trainer, DENSE, BAD), (table_trainer, IDS, IDS)])
 def test_any_order_ends_where_the_trainer_of_the_snapshot_ends(make, data, trained, values, tmp_path):
     options = {"callbacks": [SkipNonFinite()], "sink_size": 1}

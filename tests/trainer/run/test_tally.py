@@ -77,7 +77,7 @@ def batches(table):
         yield {name: column[start : start + 100] for name, column in table.items()}
 
 
-@pytest.mark.long(but=["True"])
+@pytest.mark.long
 @pytest.mark.parametrize("tasks", [False, True])
 def test_logits_between_0_and_1_are_not_taken_for_probabilities(table, tasks):
     network = Linear()

@@ -44,6 +44,7 @@ def asked(folder, *calls):
     return asyncio.run(ask())
 
 
+@pytest.mark.long
 def test_every_answer_names_the_classes(trained, tmp_path):
     trainer, folder, classes = trained
     with ServedModel(folder, follow=False) as model:

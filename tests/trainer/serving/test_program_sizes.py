@@ -88,6 +88,7 @@ def test_rows_run_the_smallest_program_that_holds_them(published):
         assert_answers(model, trainer)
 
 
+@pytest.mark.long
 def test_every_program_has_the_weights_and_rows_of_the_version(published):
     trainer, publish = published
     with ServedModel(publish.root, follow=False) as model:

@@ -119,6 +119,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.long
 def test_a_damaged_file_is_named_when_the_model_is_opened_and_never_used(published, answers):
     names = files_of(published(4))
     assert {Path(name).name for name in names} == {

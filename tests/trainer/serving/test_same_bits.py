@@ -55,7 +55,7 @@ def raw_rows():
     return DeepFM(features, 8, (64, 32)), features, columns
 
 
-@pytest.mark.long(but=["dense", "sparse"])
+@pytest.mark.long(but=["dense"])
 @pytest.mark.parametrize("make", [dense, sparse, raw_rows])
 def test_each_number_of_rows_has_the_trainers_bits(make, tmp_path):
     network, features, columns = make()

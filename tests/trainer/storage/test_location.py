@@ -110,6 +110,7 @@ def test_an_object_that_grew_is_read_on_and_one_that_was_replaced_is_noticed(s3,
     stream.close()
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_when_its_server_is_back(s3, url):
     location = Location(url)
     location.write("0.jsonl", lines(0, 5))

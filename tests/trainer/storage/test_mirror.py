@@ -168,6 +168,7 @@ def test_a_mistake_in_the_url_is_named_at_its_line(config, capsys):
     assert "unknown scheme 's4'" in said
 
 
+@pytest.mark.long
 def test_a_served_model_follows_a_mirror_and_refuses_damage(s3, url, cancer, made, tmp_path):
     trainer = made(tmp_path / "run")
     publish = Publish(tmp_path / "run" / "published", every=1e-6, batch=8)

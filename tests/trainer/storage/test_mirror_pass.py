@@ -82,7 +82,7 @@ def test_a_server_killed_in_the_middle_shows_nothing_half(s3, url, run_dir, meth
     assert mirror.uploaded == (1 if when != "after" else 0)
 
 
-@pytest.mark.long(but=["before-left0"])
+@pytest.mark.long
 @pytest.mark.parametrize(("when", "left"), [("before", {"step_00000002"}), ("after", set())])
 def test_what_is_pruned_here_is_pruned_there_and_a_kill_shows_nothing_half(s3, url, run_dir, when, left):
     mirror = MirrorPass({"": run_dir}, Location(url))

@@ -107,7 +107,7 @@ def rows_of_json(tmp_path):
     return FileStream(tmp_path, schema, end="at_last")
 
 
-@pytest.mark.long(but=["BagOfHistory-2"])
+@pytest.mark.long
 @pytest.mark.parametrize(("network", "sink"), [(MeanOfHistory, 1), (BagOfHistory, 2)])
 def test_online_training_is_that_of_fit_in_the_same_order(network, sink, tmp_path):
     rows, labels = histories()
