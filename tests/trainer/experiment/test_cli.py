@@ -268,49 +268,7 @@ def test_a_run_needs_the_path_that_it_began_from_no_more(finished, project):
     assert main(["evaluate", str(finished), "--set", "init_from=runs/gone"]) == 0
 
 
-SEVERAL = "{val_auc: 0.7, val_loss: 0.3}"
-
-
 @pytest.mark.long
-def test_several_metrics_with_weights_stop_a_run_and_rank_its_snapshots(project):
-    stopping = f"{{class_path: callbacks.EarlyStopping, init_args: {{monitor: {SEVERAL}, patience: 2, min_delta: 9}}}}"
-    ranking = f"{{class_path: callbacks.ModelCheckpoint, init_args: {{monitor: {SEVERAL}}}}}"
-    callbacks = f"callbacks=[{stopping}, {ranking}, callbacks.ProgressBar]"
-    sets = [callbacks, "run_dir=runs/several", "fit.epochs=9", "report=null"]
-    assert main(["fit", "configs/tumours.yaml", *(word for value in sets for word in ("--set", value))]) == 0
-    run = Run.read(Path("runs/several"))
-    assert run.metrics["stop_reason"].startswith("callback: 0.7 val_auc - 0.3 val_loss has not improved in 2 measure")
-    record = [json.loads(line) for line in (run.path / "record.jsonl").read_text().splitlines()]
-    measured = {}
-    for line in record:
-        if {"val/auc", "val/loss"} <= line.keys():
-            measured[line["step"]] = 0.7 * line["val/auc"] - 0.3 * line["val/loss"]
-    assert sorted(measured) == [19, 38, 57]
-    best = max(measured, key=measured.get)
-    assert (run.path / "checkpoints" / "best").read_text().strip() == f"step_{best:08d}"
-
-
-@pytest.mark.parametrize(
-    ("monitor", "message"),
-    [
-        ("{val_auc: 0.7, val_los: 0.3}", r"monitor='val_los'\): no metric of that name.*did you mean 'val_loss'"),
-        ("{val_auc: 0.7, val_loss: 0}", "the weight of 'val_loss' takes a number > 0; received 0"),
-        (
-            "{val_auc: 0.7, val_loss: much}",
-            "callbacks.1.init_args.monitor: received {'val_auc': 0.7, 'val_loss': 'much'}",
-        ),
-        ("{val_auc: 1, loss: 1}", "val_auc, loss are not measured at the same time"),
-    ],
-)
-def test_mistakes_in_several_metrics_leave_no_run(project, monitor, message, capfd):
-    override = f"callbacks.1.init_args.monitor={monitor}"
-    assert main(["fit", "configs/tumours.yaml", "--set", "run_dir=runs/refused", "--set", override]) == 2
-    err = capfd.readouterr().err
-    assert re.search(message, err), err
-    assert "Traceback" not in err
-    assert not Path("runs/refused").exists()
-
-
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
