@@ -14,10 +14,10 @@ from .features import Features
 NAME = "features"  # of the files, before their endings
 
 
-def write_state(state: Mapping[str, Any], folder: FolderWriter) -> None:
-    """Write a state, ``{"json": ..., "arrays": ...}``, into a folder."""
-    folder.write(f"{NAME}.json", [strict_json.dumps(state["json"]).encode()])
-    folder.write(f"{NAME}.safetensors", tensor_file.blocks(state["arrays"]))
+def write_state(state: Mapping[str, Any], folder: FolderWriter, name: str = NAME) -> None:
+    """Write a state, ``{"json": ..., "arrays": ...}``, into two files of a folder."""
+    folder.write(f"{name}.json", [strict_json.dumps(state["json"]).encode()])
+    folder.write(f"{name}.safetensors", tensor_file.blocks(state["arrays"]))
 
 
 def described_state(features: Features) -> dict[str, Any]:

@@ -52,7 +52,12 @@ class ItemIndex:
         return len(self.ids)
 
     def search(
-        self, users: Any, count: int = 10, exclude: Sequence[Sequence[Any]] | None = None
+        self,
+        users: Any,
+        count: int = 10,
+        exclude: Sequence[Sequence[Any]] | None = None,
+        *,
+        among: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the nearest items of each user.
 
@@ -60,10 +65,11 @@ class ItemIndex:
             users: float [U, width], see `user_vectors`.
             count: items per user.
             exclude: for each user, the ids to leave out, such as those seen already; unknown ids are ignored.
+            among: indices of the only items to search, int64 [n]; they are compared exactly, whatever the method.
 
         Returns:
-            ids [U, count], best first, and scores float32 [U, count]. If fewer than `count` items are left for a user,
-            the remaining scores are -inf.
+            ids [U, count], best first, and scores float32 [U, count]; fewer columns where there are fewer items. If
+            fewer than `count` items are left for a user, the remaining scores are -inf.
 
         Raises:
             ConfigurationError: the width differs from the items' width, or there is not one list per user.
@@ -73,7 +79,8 @@ class ItemIndex:
             raise ConfigurationError(f"ItemIndex.search: users have {users.shape[1]} columns, items {width}")
         count = min(whole("ItemIndex.search(count=...)", count), len(self))
         hidden = self._hidden(exclude, len(users))
-        numbers, scores = self._nearest(users, min(count + max(map(len, hidden), default=0), len(self)))
+        searched = min(count + max(map(len, hidden), default=0), len(self) if among is None else len(among))
+        numbers, scores = self._nearest(users, searched, among)
         if exclude is not None:
             for row, unwanted in enumerate(hidden):
                 scores[row, np.isin(numbers[row], unwanted)] = -np.inf
@@ -97,7 +104,12 @@ class ItemIndex:
             hidden.append(numbers[self.ids[numbers] == known])
         return hidden
 
-    def _nearest(self, users: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _nearest(self, users: np.ndarray, count: int, among: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        if not count:
+            return np.zeros((len(users), 0), np.int64), np.zeros((len(users), 0), np.float32)
+        if among is not None:
+            numbers, scores = top_items(users, self.vectors[among], count)
+            return among[numbers], scores
         if self._graph is None:
             return top_items(users, self.vectors, count)
         self._graph.hnsw.efSearch = max(self.effort, count)

@@ -35,16 +35,16 @@ def user_vectors(model: Predicts, rows: Any) -> np.ndarray:
         ConfigurationError: the model's output is not that of a `TwoTower`.
         DataError: as `predict`.
     """
-    return _halves(model, rows)[0]
+    return halves(model.predict(rows))[0]
 
 
 def item_vectors(model: Predicts, rows: Any) -> np.ndarray:
     """Return item vectors of length 1, as `user_vectors`; user columns may be missing."""
-    return _halves(model, rows)[1]
+    return halves(model.predict(rows))[1]
 
 
-def _halves(model: Predicts, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-    outputs = model.predict(rows)
+def halves(outputs: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the vectors of users and of items in a `TwoTower`'s output; errors as of `user_vectors`."""
     shape = None if isinstance(outputs, tuple) else np.shape(outputs)
     if shape is None or len(shape) != 2 or shape[1] % 2 or not shape[1]:
         what = f"{len(outputs)} outputs" if shape is None else f"an output of shape {list(shape)}"

@@ -171,12 +171,13 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
 
 def _predictions(trainer: TrainerBase, feed: Feed, *, own: bool = False) -> Iterator[Any]:
     programs = trainer.builder.inference
+    alone = trainer.state.phase is Phase.IDLE  # a callback gets its predictions even after a stop signal
     with contextlib.closing(feed):
         find_tables(trainer, feed.source, feed.options)
         average_statistics(trainer.group, trainer.network)
         cell = programs.predict_cell()
         with call(trainer, Phase.PREDICT, []) as signals, programs.mode(cell), contextlib.closing(feed):
-            yield from loop.predict(trainer, feed, cell, own=own)
+            yield from loop.predict(trainer, feed, cell, own=own, interruptible=alone)
     signals.leave()
 
 

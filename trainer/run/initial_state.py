@@ -129,7 +129,7 @@ def _read_published(root: Path) -> Learned:
             for name, arrays in table_rows(tensors, names, str(folder.path / file)).items():
                 tables[name] = _merged(tables.get(name), {**arrays, "weights": unpack_rows(arrays)})
         features = read_features(graph.path) if (graph.path / f"{FEATURES}.json").is_file() else None
-        state = None if features is None else folders[-1].learned() or features.state_dict()
+        state = None if features is None else folders[-1].state(FEATURES) or features.state_dict()
         return Learned(root, folders[-1].tensors(WEIGHTS), tables, state)
 
 

@@ -191,8 +191,10 @@ def evaluated(trainer: TrainerBase, results: dict[str, float]) -> None:
     trainer.callbacks.call("on_eval_end", trainer)
 
 
-def predict(trainer: TrainerBase, feed: Feed, cell: Any, *, own: bool = False) -> Iterator[Any]:
-    """Yield the output for each batch as host arrays, until a stop signal.
+def predict(
+    trainer: TrainerBase, feed: Feed, cell: Any, *, own: bool = False, interruptible: bool = True
+) -> Iterator[Any]:
+    """Yield the output for each batch as host arrays, until a stop signal if `interruptible`.
 
     `own` leaves out the batches of other processes.
     """
@@ -201,8 +203,8 @@ def predict(trainer: TrainerBase, feed: Feed, cell: Any, *, own: bool = False) -
     filled = feed.options.fill_up_to is not None
 
     def own_outputs() -> Iterator[tuple[Any, int]]:
-        for chunk in feed.chunks(Position(), should_stop=_leaver(trainer)):
-            if trainer.state.interrupt_requested:
+        for chunk in feed.chunks(Position(), should_stop=_leaver(trainer) if interruptible else lambda: False):
+            if interruptible and trainer.state.interrupt_requested:
                 return
             yield trainer.builder.inference.run(cell, chunk), chunk.num_samples
             call("on_predict_step_end", trainer)

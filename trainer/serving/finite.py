@@ -25,12 +25,12 @@ def check_finite(arrays: Mapping[str, Any], what: str) -> None:
             raise NonFiniteError(f"{what} {name!r} holds {wrong} of {values.size} values that are NaN or infinite")
 
 
-def check_learned(state: Mapping[str, Any]) -> None:
-    """Raise NonFiniteError if learned statistics of features are not finite."""
-    check_finite(state["arrays"], "the statistic of features")
+def check_state(state: Mapping[str, Any], what: str = "the statistic of features") -> None:
+    """Raise NonFiniteError if a number of a state, ``{"json": ..., "arrays": ...}``, is not finite."""
+    check_finite(state["arrays"], what)
     for path, number in _numbers(state["json"], ""):
         if not math.isfinite(number):
-            raise NonFiniteError(f"the statistic of features {path[1:]!r} is {number}")
+            raise NonFiniteError(f"{what} {path[1:]!r} is {number}")
 
 
 def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..features.feature_files import described_state, write_state
 from ..features.features import Features
 from ..graph.forward import PredictStep
 from ..mindspore_internals.cell_structure import cells_and_names, hide
-from .finite import check_learned
+from .finite import check_state
 
 _PLAIN = re.compile(r"[0-9A-Za-z@_\-./]+")
 NETWORK, ABOUT = "network.mindir", "graph.json"
@@ -207,11 +207,5 @@ def _windows_of_fixed_size(
 
 def write_features(features: Features, folder: FolderWriter) -> None:
     """Write the declaration of the features and what they learned."""
-    check_learned(features.published_state())
+    check_state(features.published_state())
     write_state(described_state(features), folder)
-
-
-def write_learned(state: Mapping[str, Any], folder: FolderWriter) -> None:
-    """Write the present statistics of features; they have to be finite."""
-    check_learned(state)
-    write_state(state, folder)

@@ -4,6 +4,7 @@
       current.json        which folders make up the present model; replaced atomically, last of all
       graph-<id>/         network.mindir, graph.json (which columns feed which table), manifest.json
       v_00000007/         weights.safetensors, rows.safetensors (what changed), full.safetensors (all rows, in some),
+                          items.json, items.safetensors (of `Publish(items=...)`),
                           manifest.json; of several processes rows.<rank>.safetensors and so on, see `version_parts`
       pins.json           which version servers stay with, and which are kept, where that has been said
 
@@ -33,7 +34,7 @@ from .finite import check_finite
 
 CURRENT, PINS = "current.json", "pins.json"
 GRAPH, VERSION = "graph", "version"
-WEIGHTS, ROWS, FULL, FEATURES = "weights", "rows", "full", "features"
+WEIGHTS, ROWS, FULL, FEATURES, ITEMS = "weights", "rows", "full", "features", "items"
 
 _NAMES = {GRAPH: re.compile(r"graph-[0-9a-f]{12}"), VERSION: re.compile(r"v_\d{8,18}")}
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -196,13 +197,16 @@ class Folder:
             raise CheckpointDamagedError(f"{self.path / manifest.MANIFEST} does not list {file}")
         return tensor_file.parse(manifest.verified(self.path / file, *self._files[file]), str(self.path / file))
 
-    def learned(self) -> dict[str, Any] | None:
-        """Return the statistics of features; None to keep those of the graph."""
-        file = f"{FEATURES}.json"
+    def state(self, name: str) -> dict[str, Any] | None:
+        """Return what `write_state` wrote; None if the version has no such files.
+
+        `FEATURES` are the statistics of features (None to keep those of the graph), `ITEMS` the items.
+        """
+        file = f"{name}.json"
         if file not in self._files:
             return None
         body = strict_json.parse(bytes(manifest.verified(self.path / file, *self._files[file])))
-        return {"json": body, "arrays": self.tensors(FEATURES)}
+        return {"json": body, "arrays": self.tensors(name)}
 
 
 def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where: str) -> dict[str, dict]:

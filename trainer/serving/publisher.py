@@ -28,14 +28,16 @@ from ..checks import choice, whole
 from ..data.batch_sizes import SERVED
 from ..data.chunk import InputBatch
 from ..errors import CheckpointError, ConfigurationError, FolderInUseError, NonFiniteError
+from ..features.feature_files import write_state
 from ..mindspore_internals.cell_structure import parameters_of
-from .finite import check_finite
+from .finite import check_finite, check_state
 from .folder_owner import PUBLISHED, own
-from .graph_export import write_learned
 from .packed_rows import ROW_TYPES
 from .published import (
     CURRENT,
+    FEATURES,
     FULL,
+    ITEMS,
     ROWS,
     VERSION,
     WEIGHTS,
@@ -47,6 +49,7 @@ from .published import (
     remove,
 )
 from .published_graph import check_folder, check_publishable, publish_network, trained_batch
+from .published_items import ItemTable
 from .version_parts import RowSource, VersionRows, shared_errors
 from .version_records import VersionRecords, changing, version_name
 
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+States = dict[str, dict[str, Any]]  # kind of state, a name of its files -> what `write_state` takes
 CONSUMER = "serving"
 _LONGEST_PAUSE = 60.0
 
@@ -82,6 +86,11 @@ class Publish(Callback):
         keep: newest versions that servers can be sent back to (see `Versions`), with the full versions they build on;
             default: `compact`. Pinned and kept versions stay whatever their age.
         on_error: "warn" logs a version that cannot be written and continues; "raise" ends the run.
+        items: of two towers, raw rows of the items, or the path of a table of them, which is read for every version:
+            each version has the vectors of these items, for `ServedModel.recommend`. The training waits while they are
+            computed. In one process.
+        item_id: the column of `items` that is recommended.
+        item_filters: columns of `items` that a recommendation may be limited by; those that no feature reads are text.
 
     Attributes:
         problem: why the newest version could not be written, or None.
@@ -107,7 +116,13 @@ class Publish(Callback):
         compact: int = 32,
         keep: int | None = None,
         on_error: str = "warn",
+        items: Any = None,
+        item_id: str | None = None,
+        item_filters: Sequence[str] = (),
     ) -> None:
+        if items is None and (item_id is not None or item_filters):
+            raise ConfigurationError("Publish(item_id=..., item_filters=...) go with items=..., the table of items")
+        self.items = None if items is None else ItemTable(items, item_id, item_filters)
         choice("Publish(rows=...)", rows, ROW_TYPES)
         for size in batch if isinstance(batch, list | tuple) and batch else [batch]:
             whole("Publish(batch=...)", size, also=", or several such numbers")
@@ -144,6 +159,10 @@ class Publish(Callback):
         """Lock the folder, remove unfinished files, continue after its newest version."""
         if trainer.features is not None:
             check_publishable(trainer.features)
+        if self.items is not None:
+            if trainer.features is None or trainer.group.size > 1:
+                raise ConfigurationError("Publish(items=...) goes with Trainer(features=...), in one process")
+            self.items.read(trainer.features)
         if self.published_in_run:
             if trainer.run_dir is None:
                 raise ConfigurationError(
@@ -282,17 +301,21 @@ class Publish(Callback):
         if begun is None:
             return
         full, compact = begun
+        states: States = {}
+        if self.items is not None and trainer.features is not None:
+            with trainer.averaged_weights():
+                states = {ITEMS: self.items.state(trainer, trainer.features)}
         try:
             final = self.root / version_name(self._version + 1)
             rows = self._source.take(trainer, self._consumer, final, full=full, compact=compact)
             if trainer.group.is_main:
-                self._start(trainer, rows, full or compact, step)
+                self._start(trainer, rows, full or compact, step, states)
         except BaseException:
             self._chain = []  # the changes were taken from the tables: the next version has to hold everything
             raise
         self.hold_seconds.append(time.perf_counter() - started)
 
-    def _start(self, trainer: Trainer, rows: VersionRows, restart: bool, step: int | None) -> None:
+    def _start(self, trainer: Trainer, rows: VersionRows, restart: bool, step: int | None, states: States) -> None:
         """Copy the weights and start the writing thread."""
         with contextlib.ExitStack() as undo:
             undo.callback(rows.close)
@@ -305,8 +328,9 @@ class Publish(Callback):
             step = trainer.state.progress.global_step if step is None else step
             about = {"version": self._version, "step": step, "event_time": event_time}
             features = trainer.features
-            learned = features.published_state() if features is not None and features.learns_online else None
-            work = partial(self._publish, about, weights, rows, restart, learned)
+            if features is not None and features.learns_online:
+                states = {**states, FEATURES: features.published_state()}
+            work = partial(self._publish, about, weights, rows, restart, states)
             self._thread = threading.Thread(target=work, name="publisher")
             self._thread.start()
             undo.pop_all()
@@ -328,7 +352,7 @@ class Publish(Callback):
 
     # -- the writing thread --------------------------------------------------------------------------------------
 
-    def _publish(self, about: dict, weights: dict, rows: VersionRows, restart: bool, learned: dict | None) -> None:
+    def _publish(self, about: dict, weights: dict, rows: VersionRows, restart: bool, states: States) -> None:
         try:
             if self._lock is not None:
                 self._lock.check()
@@ -337,7 +361,7 @@ class Publish(Callback):
             about |= {"time": time.time()}
             full = (FULL if FULL in rows.files else ROWS) if restart else self._full
             body = {**about, "graph": vars(self._graph), "restart": restart, "full": full}
-            part = self._write(body, weights, rows, learned)
+            part = self._write(body, weights, rows, states)
             chain = [part] if restart else [*self._chain, part]
             now = Current(**about, graph=self._graph, chain=tuple(chain), full=full)
             try:
@@ -353,13 +377,14 @@ class Publish(Callback):
         finally:
             rows.close()
 
-    def _write(self, about: Mapping[str, Any], weights: dict, rows: VersionRows, learned: dict | None) -> Part:
+    def _write(self, about: Mapping[str, Any], weights: dict, rows: VersionRows, states: States) -> Part:
         name = version_name(about["version"])
         with rows.folder(self.root / name) as folder:
             folder.write(f"{WEIGHTS}.safetensors", tensor_file.blocks(weights))
             entries = rows.write(folder)
-            if learned is not None:
-                write_learned(learned, folder)
+            for kind, state in states.items():
+                check_state(state, f"of the {kind},")
+                write_state(state, folder, kind)
             before = vars(self._chain[-1]) if self._chain else None
             return publish_folder(self.root, folder, VERSION, name, {**about, "before": before, **entries})
 

@@ -24,6 +24,7 @@ from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.shared_memory import Mirror, overwrite
 from .graph_export import ABOUT, NETWORK, program_file
 from .published import Current
+from .published_items import PublishedItems
 
 
 class ServedGraph:
@@ -126,10 +127,11 @@ def _filled(column: np.ndarray, rows: int) -> np.ndarray:
 
 @dataclass(eq=False)
 class HeldVersion:
-    """The version in use until the context of `ServedModel.held` ends, and its record."""
+    """The version in use until the context of `ServedModel.held` ends, its record and its items."""
 
     graph: ServedGraph
     current: Current
+    items: PublishedItems | None = None  # of `Publish(items=...)`
 
     def run(self, batch: Any) -> tuple[np.ndarray, ...]:
         """Return the network's outputs for its own columns, each float32 [n, ...].

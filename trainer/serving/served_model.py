@@ -20,13 +20,31 @@ from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError
 from ..features.feature import PREDICTION, SET_ASIDE
 from ..features.feature_data import is_raw
 from ..features.features import Features
+from ..features.raw_rows import names_in
 from ..metrics.predictions import named_classes
 from ..mindspore_internals.execution import check_not_forked
 from ..mindspore_internals.messages import gist
-from .finite import check_finite, check_learned
+from ..models.retrieval import halves
+from .finite import check_finite, check_state
 from .mirrored_versions import root_of
 from .packed_rows import unpack_rows
-from .published import CURRENT, FULL, GRAPH, PINS, ROWS, VERSION, WEIGHTS, Current, Folder, Part, locked, table_rows
+from .published import (
+    CURRENT,
+    FEATURES,
+    FULL,
+    GRAPH,
+    ITEMS,
+    PINS,
+    ROWS,
+    VERSION,
+    WEIGHTS,
+    Current,
+    Folder,
+    Part,
+    locked,
+    table_rows,
+)
+from .published_items import PublishedItems, Recommended
 from .served_graph import HeldVersion, ServedGraph
 from .version_records import VersionRecords
 
@@ -59,6 +77,7 @@ class ServedModel:
         problem: why the newest version is not the one being served, or None.
         graph: the network and its tables, not to be changed; those of one version only inside `held`.
         current: the record of the version being served.
+        items: its items, or None.
 
     Raises:
         CheckpointNotFoundError: nothing has been published there.
@@ -86,6 +105,7 @@ class ServedModel:
         self.problem: str | None = None
         self.graph: ServedGraph = None
         self.current: Current = None
+        self.items: PublishedItems | None = None
         self._waiting: Mapping[str, np.ndarray] | None = None
         self._replaced: ServedGraph | None = None  # version of the last prediction
         self._run = threading.Lock()
@@ -166,6 +186,42 @@ class ServedModel:
             return predictions
         return {PREDICTION: predictions, **({} if aside is None else {SET_ASIDE: aside}), **kept}
 
+    def recommend(
+        self,
+        users: Any,
+        k: int = 10,
+        *,
+        without: Sequence[Sequence[Any]] | None = None,
+        filter: Mapping[str, Any] | None = None,
+    ) -> Recommended:
+        """Return the best items of the served version for each user, of all its items.
+
+        Args:
+            users: raw rows of the users, as for `predict`; items' columns may be missing.
+            k: items per user.
+            without: for each user, ids to leave out, such as those seen already; ids of no item are ignored.
+            filter: column of `Publish(item_filters=...)` -> a value, or several of which an item has one; a list has a
+                value if one of its parts is it. All columns have to fit.
+
+        Returns:
+            The version, and of each user ids and scores, the inner products; fewer than `k` where fewer items are left.
+
+        Raises:
+            ConfigurationError: the version has no items, k is below 1, or there is not one list in `without` per user.
+            DataError: a row that the features' declaration forbids, or with none of the users' columns; an unknown
+                column in `filter`, or a value or an id of another kind than the items'.
+        """
+        check_not_forked()
+        with self.held() as version:
+            items, features = version.items, version.graph.features
+            if items is None or features is None:
+                raise ConfigurationError(
+                    f"version {self.version} has no items to recommend; Publish(items=...) says which there are"
+                )
+            items.check_user([str(name) for name in names_in(users, features.csv)])
+            outputs = version.run(features.transform(users))
+        return Recommended(version.current.version, *items.nearest(halves(outputs[0])[0], k, without, filter))
+
     @contextlib.contextmanager
     def held(self) -> Iterator[HeldVersion]:
         """Hold the served version: no other replaces it or runs a graph."""
@@ -176,7 +232,7 @@ class ServedModel:
             if self._waiting is not None:
                 weights, self._waiting = self._waiting, None
                 self.graph.set_weights(weights)
-            yield HeldVersion(self.graph, self.current)
+            yield HeldVersion(self.graph, self.current, self.items)
 
     @property
     def features(self) -> Features | None:
@@ -271,9 +327,10 @@ class ServedModel:
             for where, arrays in folder.pieces(file)
         ]
         weights = _weights_for(graph, folders[-1])
-        learned = folders[-1].learned()
+        learned = folders[-1].state(FEATURES)
         if learned is not None:
-            check_learned(learned)
+            check_state(learned)
+        items = _items_of(folders[-1])
         if is_new:
             _update_tables(graph, updates)
         # all files are verified: only now change the served state
@@ -287,7 +344,7 @@ class ServedModel:
                 self._replaced = self._replaced or self.graph
             if learned is not None and graph.features is not None:
                 graph.features.load_state_dict(learned)
-            self.graph, self.current = graph, now
+            self.graph, self.current, self.items = graph, now, items
             self._waiting = weights
             self.version, self.step = now.version, now.step
         if served is None or now.version > served.version:
@@ -326,6 +383,14 @@ def _open_graph(root: Path, part: Part) -> ServedGraph:
             f"{folder.path} cannot be loaded though its checksums are right; was it published with another version of "
             f"MindSpore or of this package? {type(error).__name__}: {gist(str(error))}"
         ) from error
+
+
+def _items_of(folder: Folder) -> PublishedItems | None:
+    state = folder.state(ITEMS)
+    try:
+        return None if state is None else PublishedItems(state)
+    except (ValueError, TypeError, KeyError, AttributeError, ConfigurationError) as error:
+        raise CheckpointDamagedError(f"{folder.path} does not describe items: {error!r}") from None
 
 
 def _weights_for(graph: ServedGraph, folder: Folder) -> dict[str, np.ndarray]:

@@ -1,0 +1,128 @@
+"""Items for people from a published two-tower model of MovieLens: in Python, over HTTP and for all people of a file."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from mindspore import nn, set_seed
+
+from callbacks import Callback
+from examples.movielens_raw import raw_rows
+from trainer import Trainer
+from trainer.errors import ConfigurationError, DataError
+from trainer.features import Categorical, Features, ListFeature, Numeric
+from trainer.models import InBatchSoftmax, TwoTower, item_vectors, user_vectors
+from trainer.serving import Publish, ServedModel
+
+PEOPLE = [{"user": "1", "age": 24}, {"user": "655", "age": 50}, {"user": "nobody"}]
+NEW = {"item": "5000", "genres": ["Comedy"], "year": 1998}
+
+
+def make_trainer():
+    set_seed(0)
+    declared = [Categorical("user"), Numeric("age", normalize="standard")]
+    declared += [Categorical("item"), ListFeature("genres", max_length=6)]
+    features = Features(declared, label="item")
+    net = TwoTower(features, ["item", "genres"], dim=8, hidden=[16], width=8)
+    return Trainer(net, InBatchSoftmax(0.2), nn.Adam(net.trainable_params(), 1e-2), features=features, seed=0)
+
+
+def write_items(path, films):
+    path.write_text("".join(json.dumps(film) + "\n" for film in films))
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Two versions, the second with an item more: the folder, and what the trainer's last vectors are."""
+    folder = tmp_path_factory.mktemp("films")
+    lines = raw_rows(folder / "ratings.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines if '"liked": 1' in line][:6000]
+    films = list({row["item"]: {name: row[name] for name in ("item", "genres", "year")} for row in rows}.values())
+    trainer, items = make_trainer(), folder / "items.jsonl"
+    publish = Publish(folder / "published", 60.0, items=items, item_id="item", item_filters=["genres", "year"])
+    for table in (films, [*films, NEW]):
+        write_items(items, table)
+        trainer.fit(rows, epochs=1, batch_size=512, callbacks=[publish], shuffle=False)
+    newest = [*films, NEW]
+    return folder / "published", newest, user_vectors(trainer, PEOPLE), item_vectors(trainer, newest)
+
+
+def test_the_best_items_are_those_of_the_served_version_exactly(published):
+    root, films, users, items = published
+    ids = np.array([film["item"] for film in films])
+    scores = users @ items.T
+    with ServedModel(root, follow=False) as model:
+        answer = model.recommend(PEOPLE, 10)
+        assert answer.version == model.version
+        for person, expected in enumerate(scores):
+            best = np.argsort(-expected, kind="stable")[:10]
+            np.testing.assert_allclose(answer.scores[person], expected[best], rtol=1e-5)
+            assert set(answer.ids[person]) == set(ids[best])
+        alone = model.recommend(PEOPLE[0], 3, without=[answer.ids[0][:2]])
+        assert alone.ids[0].tolist() == answer.ids[0][2:5].tolist()
+        comedies = [n for n, film in enumerate(films) if "Comedy" in film["genres"] and film["year"] in (1996, 1997)]
+        found = model.recommend(PEOPLE[:1], 10_000, filter={"genres": "Comedy", "year": ["1996", "1997"]})
+        assert sorted(found.ids[0]) == sorted(ids[comedies])
+        assert model.recommend(PEOPLE[:1], filter={"genres": "Comedie"}).ids[0].size == 0
+
+
+def test_items_are_part_of_their_version(published):
+    root, films, *_ = published
+    for version, known in ((1, False), (None, True)):
+        with ServedModel(root, version=version or "newest", follow=False) as model:
+            everything = model.recommend(PEOPLE[:1], 10_000)
+            assert (NEW["item"] in everything.ids[0], len(everything.ids[0])) == (known, len(films) - (not known))
+
+
+class Terminate(Callback):
+    def on_train_step_end(self, trainer):
+        if trainer.state.progress.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_training_that_is_stopped_publishes_its_last_items_too(tmp_path):
+    films = [{"item": name} for name in "abc"]
+    publish = Publish(tmp_path, 1000.0, items=films, item_id="item", on_error="raise")
+    rows = {"user": list("pqrs") * 16, "age": [30] * 64, "item": list("abca") * 16, "genres": [[]] * 64}
+    with pytest.raises(SystemExit):
+        make_trainer().fit(rows, epochs=9, batch_size=32, sink_size=1, callbacks=[Terminate(), publish])
+    with ServedModel(tmp_path, follow=False) as model:
+        assert (model.step, sorted(model.recommend({"user": "p"}).ids[0])) == (3, ["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (({"usr": "1"},), DataError, r"a user has the columns user, age; received usr; did you mean 'user'"),
+        (({"item": "1"},), DataError, "received item"),
+        ((PEOPLE, 0), ConfigurationError, "recommend"),
+        ((PEOPLE, 3, [["1"]]), ConfigurationError, "1 lists for 3 users"),
+        ((PEOPLE[:1], 3, ["1"]), DataError, "list of ids for each user"),
+        ((PEOPLE[:1], 3, [[1]]), DataError, "are text; received 1"),
+        ((PEOPLE[:1], 3, None, {"genre": "Comedy"}), DataError, "did you mean 'genres'"),
+        ((PEOPLE[:1], 3, None, {"genres": 3}), DataError, "'genres' holds text; received 3"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(published, arguments, error, message):
+    names = ("users", "k", "without", "filter")
+    with ServedModel(published[0], follow=False) as model, pytest.raises(error, match=message):
+        model.recommend(**dict(zip(names, arguments, strict=False)))
+
+
+@pytest.mark.parametrize(
+    ("films", "options", "message"),
+    [
+        ([{"item": "1"}, {"item": "1"}], {}, "item='1' more than once"),
+        ([{"item": "1"}, {"item": None}], {}, "row 1 of the table of items has no 'item'"),
+        ([{"item": "1"}], {"item_id": "film"}, "no column 'film'"),
+        ([{"item": "1"}], {"item_filters": ["year"]}, "no column 'year'"),
+        (7, {}, "received int"),
+        ([{"item": "1"}], {"item_id": None}, "item_id takes the name"),
+        (None, {}, "go with items"),
+    ],
+)
+def test_a_table_that_names_no_items_is_refused_before_the_first_step(tmp_path, films, options, message):
+    with pytest.raises((ConfigurationError, DataError), match=message):
+        Publish(tmp_path / "published", **{"items": films, "item_id": "item", **options}).setup(make_trainer())

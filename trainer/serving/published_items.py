@@ -1,0 +1,233 @@
+"""The items of a published two-tower model: a declared table, and vectors in every version."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..checks import whole
+from ..errors import ConfigurationError, DataError, did_you_mean
+from ..features.feature import NO_ID, text_column
+from ..features.feature_data import is_raw
+from ..features.features import Features
+from ..features.raw_files import parts_of
+from ..features.raw_rows import SetAside, names_in, raw_values
+from ..models.item_index import ItemIndex
+from ..models.retrieval import Predicts, item_vectors
+from ..storage.cached_segments import local_files
+from ..streams.formats.ragged_column import Ragged
+from ..streams.formats.schema import Schema
+from ..streams.sources.files import FileStream
+
+
+class Recommended(NamedTuple):
+    """Items for users: of each user one array, best first, shorter where fewer items are left."""
+
+    version: int  # of the published model
+    ids: list[np.ndarray]
+    scores: list[np.ndarray]  # float32
+
+
+class ItemTable:
+    """The table of items that versions are published with.
+
+    Args:
+        source: raw rows of the items, or the path of a CSV, TSV, JSON-lines or Parquet file or folder, which is read
+            for every version.
+        id_column: the column whose values are recommended; all different.
+        filters: columns that a recommendation may be limited by; those that no feature reads are text.
+
+    Raises:
+        ConfigurationError: no raw rows, or no name of a column.
+    """
+
+    def __init__(self, source: Any, id_column: str | None, filters: Sequence[str] = ()) -> None:
+        if not is_raw(source):
+            raise ConfigurationError(f"items takes raw rows or the path of a table; received {type(source).__name__}")
+        if not isinstance(id_column, str):
+            raise ConfigurationError(f"item_id takes the name of the column that items are named by; got {id_column!r}")
+        self.source, self.id_column = source, id_column
+        self.filters = (filters,) if isinstance(filters, str) else tuple(filters)
+
+    def read(self, features: Features) -> dict[str, Any]:
+        """Return the raw columns of all items.
+
+        Raises:
+            ConfigurationError: the table lacks a column.
+            DataError: it cannot be read, has no rows, or a row that the features forbid, or an id is missing or there
+                twice.
+        """
+        for name, column in features.columns.items():
+            if column.default is None:
+                raise ConfigurationError(
+                    f"column {name!r} is required, and rows of items lack the users' columns as rows of users do the "
+                    "items'; leave required=True out for models that recommend"
+                )
+        source = local_files(self.source) if isinstance(self.source, str | Path) else self.source
+        names = list(dict.fromkeys(map(str, names_in(source, features.csv))))
+        for name in (self.id_column, *self.filters) if names else ():
+            if name not in names:
+                have = f"it has {', '.join(names)}{did_you_mean(name, names)}"
+                raise ConfigurationError(f"the table of items has no column {name!r}; {have}")
+        texts = {name: text_column(required=False) for name in (self.id_column, *self.filters)}
+        schema = Schema({**texts, **features.columns}, aligned=features.schema.aligned, csv=features.csv)
+        columns = _read_file(source, schema) if isinstance(source, Path) else _read_rows(source, schema)
+        ids = columns[self.id_column]
+        if isinstance(ids, Ragged) or ids.dtype.kind not in "iU":
+            raise ConfigurationError(f"item_id={self.id_column!r}: ids of items are integers or text")
+        missing = np.flatnonzero(ids == ("" if ids.dtype.kind == "U" else NO_ID))
+        if len(missing):
+            raise DataError(f"row {missing[0]} of the table of items has no {self.id_column!r}")
+        distinct, counts = np.unique(ids, return_counts=True)
+        if len(distinct) < len(ids):
+            twice = distinct[counts > 1][0].item()
+            raise DataError(f"the table of items has {self.id_column}={twice!r} more than once")
+        return columns
+
+    def state(self, model: Predicts, features: Features) -> dict[str, Any]:
+        """Return the items as a version stores them, with the vectors that `model` gives them.
+
+        Raises as `read` and `item_vectors` do.
+        """
+        columns = self.read(features)
+        vectors = item_vectors(model, features.apply(columns))
+        own = set(map(str, names_in(self.source, features.csv)))
+        return {
+            "json": {
+                "ids": columns[self.id_column].tolist(),
+                "filters": {name: _listed(columns[name]) for name in self.filters},
+                "user_columns": [name for name in features.columns if name not in own],
+            },
+            "arrays": {"vectors": vectors},
+        }
+
+
+def _read_file(path: Path, schema: Schema) -> dict[str, Any]:
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    aside = SetAside(0.0)
+    with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=aside)) as stream:
+        parts = [rows.columns for rows in parts_of(stream)]
+    if aside.bad:
+        raise DataError(f"the table of items {path}: {aside.report()}")
+    if not parts:
+        raise DataError(f"the table of items {path} has no rows")
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _read_rows(data: Any, schema: Schema) -> dict[str, Any]:
+    decoded = schema.convert(*raw_values(data, schema))
+    for row, reason in decoded.reasons.items():
+        raise DataError(f"row {row} of the table of items: {reason}")
+    return dict(decoded.columns)
+
+
+def _listed(column: Any) -> list[Any]:
+    if isinstance(column, Ragged):
+        return [column[row].tolist() for row in range(len(column))]
+    return [None if value != value or value == NO_ID else value for value in column.tolist()]
+
+
+class PublishedItems:
+    """The items of one version.
+
+    Args:
+        state: what `ItemTable.state` returned, read again.
+
+    Attributes:
+        user_columns: raw columns that the table of items does not have.
+
+    Raises:
+        ValueError, TypeError, KeyError, TrainerError: it is something else.
+    """
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        body = state["json"]
+        self.index = ItemIndex(body["ids"], state["arrays"]["vectors"])
+        self.user_columns: tuple[str, ...] = tuple(body["user_columns"])
+        self._filters = {name: _Filter(name, values) for name, values in body["filters"].items()}
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def check_user(self, names: Sequence[str]) -> None:
+        """Check the names of a user's columns; DataError: it has none of them."""
+        if not set(names) & set(self.user_columns):
+            near = next((hint for name in names if (hint := did_you_mean(name, self.user_columns))), "")
+            raise DataError(
+                f"a user has the columns {', '.join(self.user_columns)}; received {', '.join(names) or 'none'}{near}"
+            )
+
+    def nearest(
+        self,
+        users: np.ndarray,
+        k: int,
+        without: Sequence[Sequence[Any]] | None,
+        filters: Mapping[str, Any] | None,
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return ids and scores of up to `k` items for each user, exactly; see `ServedModel.recommend`.
+
+        `users` are vectors, float32 [U, width].
+        """
+        k, chosen = whole("recommend(k=...)", k), self._chosen(filters)
+        hidden: Any = None if without is None else [self._known(ids) for ids in without]
+        ids, scores = self.index.search(users, k, hidden, among=chosen)
+        counts = (scores > -np.inf).sum(axis=1)
+        return [row[:n] for row, n in zip(ids, counts, strict=True)], [
+            row[:n] for row, n in zip(scores, counts, strict=True)
+        ]
+
+    def _known(self, ids: Any) -> np.ndarray:
+        listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        kind: type = str if self.index.ids.dtype.kind == "U" else int
+        if isinstance(listed, str) or not isinstance(listed, Sequence):
+            raise DataError(f"recommend(without=...) takes a list of ids for each user; received {listed!r}")
+        for value in listed:
+            if not isinstance(value, kind) or isinstance(value, bool):
+                shown = "text" if kind is str else "integers"
+                raise DataError(f"recommend(without=...): the ids of the items are {shown}; received {value!r}")
+        # an integer beyond int64 names no item
+        return np.array([value for value in listed if kind is str or abs(value) < 1 << 63], self.index.ids.dtype.kind)
+
+    def _chosen(self, filters: Mapping[str, Any] | None) -> np.ndarray | None:
+        """Return the numbers of the items that pass all filters; None: all items."""
+        if not filters:
+            return None
+        passes = np.ones(len(self.index), np.bool_)
+        for name, wanted in filters.items():
+            if name not in self._filters:
+                known = ", ".join(self._filters) or "none; Publish(item_filters=...) names them"
+                raise DataError(
+                    f"recommend(filter=...): there is no column {name!r}; columns to filter by are {known}"
+                    f"{did_you_mean(name, self._filters)}"
+                )
+            passes &= self._filters[name](wanted)
+        return np.flatnonzero(passes)
+
+
+class _Filter:
+    """A column of the items: its distinct values, and which items have each."""
+
+    def __init__(self, name: str, values: Sequence[Any]) -> None:
+        self.name, self.count = name, len(values)
+        self._items: dict[Any, list[int]] = {}
+        for item, value in enumerate(values):
+            for part in value if isinstance(value, list) else [value]:
+                if part not in (None, ""):
+                    self._items.setdefault(part, []).append(item)
+        self._is_text = any(isinstance(value, str) for value in self._items)
+
+    def __call__(self, wanted: Any) -> np.ndarray:
+        """Return which items have the value, or one of a list of values."""
+        passes = np.zeros(self.count, np.bool_)
+        for value in wanted if isinstance(wanted, list | tuple) else [wanted]:
+            fits = isinstance(value, str) if self._is_text else isinstance(value, int | float)
+            if not fits or isinstance(value, bool):
+                kind = "text" if self._is_text else "numbers"
+                raise DataError(f"recommend(filter=...): column {self.name!r} holds {kind}; received {value!r}")
+            passes[self._items.get(value, [])] = True
+        return passes
