@@ -44,7 +44,7 @@ def item_vectors(model: Predicts, rows: Any) -> np.ndarray:
 
 
 def halves(outputs: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the vectors of users and of items in a `TwoTower`'s output; errors as of `user_vectors`."""
+    """Return users' and items' vectors of a `TwoTower`'s output, or raise as above."""
     shape = None if isinstance(outputs, tuple) else np.shape(outputs)
     if shape is None or len(shape) != 2 or shape[1] % 2 or not shape[1]:
         what = f"{len(outputs)} outputs" if shape is None else f"an output of shape {list(shape)}"

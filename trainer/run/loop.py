@@ -194,9 +194,9 @@ def evaluated(trainer: TrainerBase, results: dict[str, float]) -> None:
 def predict(
     trainer: TrainerBase, feed: Feed, cell: Any, *, own: bool = False, interruptible: bool = True
 ) -> Iterator[Any]:
-    """Yield the output for each batch as host arrays, until a stop signal if `interruptible`.
+    """Yield the output for each batch as host arrays.
 
-    `own` leaves out the batches of other processes.
+    A stop signal ends it if it is `interruptible`. `own` leaves out the batches of other processes.
     """
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)

@@ -26,7 +26,7 @@ def check_finite(arrays: Mapping[str, Any], what: str) -> None:
 
 
 def check_state(state: Mapping[str, Any], what: str = "the statistic of features") -> None:
-    """Raise NonFiniteError if a number of a state, ``{"json": ..., "arrays": ...}``, is not finite."""
+    """Raise NonFiniteError if a number of a state is not finite; see `write_state`."""
     check_finite(state["arrays"], what)
     for path, number in _numbers(state["json"], ""):
         if not math.isfinite(number):

@@ -1,4 +1,4 @@
-"""The items of a published two-tower model: a declared table, and vectors in every version."""
+"""Keep the items of a published two-tower model, vectors in every version."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from ..streams.sources.files import FileStream
 
 
 class Recommended(NamedTuple):
-    """Items for users: of each user one array, best first, shorter where fewer items are left."""
+    """Items for users, an array of each user, best first.
+
+    An array is shorter where fewer items are left.
+    """
 
     version: int  # of the published model
     ids: list[np.ndarray]
@@ -89,7 +92,7 @@ class ItemTable:
         return columns
 
     def state(self, model: Predicts, features: Features) -> dict[str, Any]:
-        """Return the items as a version stores them, with the vectors that `model` gives them.
+        """Return the items with their vectors, as a version stores them.
 
         Raises as `read` and `item_vectors` do.
         """
@@ -169,9 +172,9 @@ class PublishedItems:
         without: Sequence[Sequence[Any]] | None,
         filters: Mapping[str, Any] | None,
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return ids and scores of up to `k` items for each user, exactly; see `ServedModel.recommend`.
+        """Return ids and scores of up to `k` items for each user, best first.
 
-        `users` are vectors, float32 [U, width].
+        The arguments are those of `ServedModel.recommend`, except that `users` are vectors, float32 [U, width].
         """
         k, chosen = whole("recommend(k=...)", k), self._chosen(filters)
         hidden: Any = None if without is None else [self._known(ids) for ids in without]

@@ -127,7 +127,7 @@ def _filled(column: np.ndarray, rows: int) -> np.ndarray:
 
 @dataclass(eq=False)
 class HeldVersion:
-    """The version in use until the context of `ServedModel.held` ends, its record and its items."""
+    """The version in use until the context of `ServedModel.held` ends, with its items."""
 
     graph: ServedGraph
     current: Current

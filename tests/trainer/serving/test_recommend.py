@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mindspore import nn, set_seed
 
+from benchmarks.serve_process import Server
 from callbacks import Callback
 from examples.movielens_raw import raw_rows
 from trainer import Trainer
@@ -126,3 +127,49 @@ def test_what_cannot_be_asked_is_named(published, arguments, error, message):
 def test_a_table_that_names_no_items_is_refused_before_the_first_step(tmp_path, films, options, message):
     with pytest.raises((ConfigurationError, DataError), match=message):
         Publish(tmp_path / "published", **{"items": films, "item_id": "item", **options}).setup(make_trainer())
+
+
+@pytest.fixture(scope="module")
+def server(published):
+    server = Server(published[0])
+    yield server
+    server.stop()
+
+
+@pytest.mark.server
+def test_a_user_is_answered_over_http_as_in_python(server, published):
+    asked = {"k": 4, "filter": {"genres": ["Comedy", "War"]}}
+    with ServedModel(published[0], follow=False) as model:
+        asked["without"] = [*model.recommend(PEOPLE[0], 2, filter=asked["filter"]).ids[0].tolist(), "no film"]
+        expected = model.recommend(PEOPLE[0], 4, without=[asked["without"]], filter=asked["filter"])
+    status, _, answer = server.ask("/recommend", {"user": PEOPLE[0], **asked})
+    assert (status, answer["version"]) == (200, expected.version)
+    assert [item["id"] for item in answer["items"]] == expected.ids[0].tolist()
+    np.testing.assert_allclose([item["score"] for item in answer["items"]], expected.scores[0], rtol=1e-5)
+    assert len(server.ask("/recommend", {"user": {"user": "1"}})[2]["items"]) == 10
+    described = server.ask("/openapi.json")[2]["paths"]["/recommend"]["post"]
+    form = described["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert (list(form), list(form["user"]["properties"])) == (["user", "k", "without", "filter"], ["user", "age"])
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"{", 400, "no JSON"),
+        ([1], 400, "received list without user"),
+        ({"user": {"user": "1"}, "top": 3}, 400, "received 'top'"),
+        ({"user": {"user": "1"}, "k": "3"}, 400, "received k='3'"),
+        ({"user": {"user": "1"}, "k": True}, 400, "received k=True"),
+        ({"user": {"user": "1"}, "k": 0}, 400, "recommend(k=...)"),
+        ({"user": ["1"]}, 400, "received user=['1']"),
+        ({"user": {"usr": "1", "age": 3}}, 400, "did you mean 'user'"),
+        ({"user": {"user": "1", "age": "old"}}, 422, "'old'"),
+        ({"user": {"user": "1"}, "without": [50]}, 400, "are text; received 50"),
+        ({"user": {"user": "1"}, "filter": {"genre": "War"}}, 400, "did you mean 'genres'"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_is_refused_with_the_reason(server, body, status, said):
+    answer = server.ask("/recommend", body)
+    assert answer[0] == status
+    assert said in answer[2]["error"]

@@ -18,6 +18,7 @@ import numpy as np
 from ...errors import ConfigurationError, DataError
 from ...streams.formats.schema import Decoded, joined
 from ..published import Current
+from ..published_items import PublishedItems
 from ..served_graph import HeldVersion, ServedGraph
 from ..served_model import ServedModel
 from .request_rows import RequestRows, RowReader
@@ -41,6 +42,7 @@ class Scored:
     current: Current  # the version that answered
     classes: tuple[Any, ...] = ()  # names of the label's classes, by number
     not_finite: int = 0  # rows among the bad ones for which the model computed NaN or an infinite number
+    items: PublishedItems | None = None  # of the version
 
 
 @dataclass(eq=False)
@@ -214,6 +216,7 @@ def _scored(version: HeldVersion, reader: RowReader, jobs: Sequence[_Job]) -> li
                 version.current,
                 version.graph.classes,
                 len(wrong),
+                version.items,
             )
         )
     return scored

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...streams.formats.column import Column
@@ -12,8 +12,13 @@ _NUMBER = {"type": ["number", "null"]}
 _TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "U": "string"}
 
 
-def description(options: ServeOptions, fields: Mapping[str, Column]) -> dict[str, Any]:
-    """Return the OpenAPI document of a server whose rows have these columns."""
+def description(
+    options: ServeOptions, fields: Mapping[str, Column], users: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Return the OpenAPI document of a server whose rows have these columns.
+
+    `users` are the columns of users, where items are recommended to them.
+    """
     row = _object({name: _value(column) for name, column in fields.items()})
     rows = {"type": "array", "items": row}
     columns = _object({name: {"type": "array", "items": _value(column)} for name, column in fields.items()})
@@ -53,12 +58,37 @@ def description(options: ServeOptions, fields: Mapping[str, Column]) -> dict[str
             **{path: {"get": {"summary": text, "responses": {"200": _answer("OK")}}} for path, text in gets.items()},
         },
     }
+    if users is not None:
+        user = {name: _value(column) for name, column in fields.items() if name in users}
+        document["paths"]["/recommend"] = {"post": _recommend(user)}
     if options.token is not None:
         document["components"] = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
         document["security"] = [{"token": []}]
     return document
 
 
+def _recommend(user: Mapping[str, Any]) -> dict[str, Any]:
+    form = {
+        "user": _object(user),
+        "k": {"type": "integer", "minimum": 1, "default": 10},
+        "without": {"type": "array", "items": _ID, "description": "ids to leave out"},
+        "filter": {"type": "object", "description": "column of the items -> a value, or several of which one fits"},
+    }
+    item = _object({"id": _ID, "score": {"type": "number"}})
+    answer = _object({"version": {"type": "integer"}, "items": {"type": "array", "items": item}})
+    return {
+        "summary": "The best items for a user, of all items of the version",
+        "requestBody": {"required": True, "content": {JSON: {"schema": {**_object(form), "required": ["user"]}}}},
+        "responses": {
+            "200": _answer("Items, best first; fewer than k where fewer are left", {JSON: {"schema": answer}}),
+            "404": _answer("The version was published without items"),
+            "422": _answer("The user's row is one that the features forbid"),
+            **{status: _answer(text) for status, text in _REFUSALS.items()},
+        },
+    }
+
+
+_ID = {"type": ["integer", "string"]}
 _REFUSALS = {
     "400": "The body is not one of the forms",
     "401": "No token, or a wrong one",

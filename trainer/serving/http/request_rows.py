@@ -38,20 +38,26 @@ class RequestRows:
     id: Any = None  # of the request, which its answer repeats
 
 
-def rows_of_body(body: bytes, media: str) -> RequestRows:
-    """Return the rows of a request's body.
+def json_of(body: bytes, media: str) -> Any:
+    """Return a request's body.
 
-    RefusalError: 415 for another media type, 400 for another form of body.
+    RefusalError: 415 for another media type, 400 if it is no JSON.
     """
     if media != JSON:
         raise RefusalError(415, f"Content-Type takes {JSON}; received {media or 'none'}")
     try:
         value = orjson.loads(body)
-        if has_long_number(body):
-            value = json.loads(body)
+        return json.loads(body) if has_long_number(body) else value
     except orjson.JSONDecodeError as error:
         raise RefusalError(400, f"the body is no JSON: {error}") from None
-    logits = False
+
+
+def rows_of_body(body: bytes, media: str) -> RequestRows:
+    """Return the rows of a request's body.
+
+    RefusalError: as of `json_of`, or 400 for another form of body.
+    """
+    value, logits = json_of(body, media), False
     if isinstance(value, dict) and ("rows" in value or "columns" in value):
         logits = value.get("logits", False)
         unknown = [f"key {key!r}" for key in value if key not in ("rows", "columns", "logits")]

@@ -20,6 +20,7 @@ from .answers import about, reply_to
 from .batching import Engine, Scored
 from .open_inference import infer_reply, model_metadata, rows_of_infer
 from .openapi import description
+from .recommendation import Recommendation
 from .request_rows import RequestRows, rows_of_body
 from .service_call import TEXT, Call, RefusalError, Reply, ServeOptions, refused
 from .traffic import Traffic
@@ -41,6 +42,7 @@ class Service:
         self._opening: asyncio.Task | None = None
         self._answers = {
             "predict": self._predict,
+            "recommend": self._recommend,
             "infer": self._infer,
             "ready": self._ready,
             "metrics": self._metrics,
@@ -121,6 +123,11 @@ class Service:
         scored = await self._scored(call, functools.partial(rows_of_body, call.body, call.media))
         return reply_to(scored, logits=call.logits or scored.request.logits)
 
+    async def _recommend(self, call: Call) -> Reply:
+        asked, items = Recommendation.of_body(call.body, call.media), self._opened(call).model.items
+        scored = await self._scored(call, functools.partial(asked.rows, items))
+        return await asyncio.to_thread(asked.reply, scored)
+
     async def _infer(self, call: Call) -> Reply:
         scored = await self._scored(call, functools.partial(rows_of_infer, call.body))
         return infer_reply(scored, self._options.name)
@@ -155,7 +162,9 @@ class Service:
 
     async def _openapi(self, call: Call) -> Reply:
         fields = self._engine.reader().fields if self._engine is not None else {}
-        return Reply(200, orjson.dumps(description(self._options, fields)))
+        items = self._engine.model.items if self._engine is not None else None
+        users = None if items is None else items.user_columns
+        return Reply(200, orjson.dumps(description(self._options, fields, users)))
 
     async def _server(self, call: Call) -> Reply:
         body = {"name": "mindspore-trainer", "version": version("mindspore-trainer"), "extensions": []}

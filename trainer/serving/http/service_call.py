@@ -20,7 +20,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class Call:
     """One request for the model, without its transport."""
 
-    operation: str  # "predict", "infer", "ready", "metrics", "openapi", "server" or "model"
+    operation: str  # "predict", "recommend", "infer", "ready", "metrics", "openapi", "server" or "model"
     body: bytes = b""
     media: str = JSON  # type of the body, lower case, without parameters
     logits: bool = False  # whether the network's own outputs are wanted too

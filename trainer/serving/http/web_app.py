@@ -53,6 +53,7 @@ def web_app(service: Service, options: ServeOptions) -> Starlette:
     model = "/v2/models/{model}"
     routes = [
         Route("/predict", on("predict"), methods=["POST"]),
+        Route("/recommend", on("recommend"), methods=["POST"]),
         Route("/healthz", alive),
         Route("/readyz", on("ready")),
         Route("/metrics", on("metrics")),

@@ -1,0 +1,73 @@
+"""Requests for the best items of a user, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from ...errors import ConfigurationError, DataError, did_you_mean
+from ...models.retrieval import halves
+from ..published_items import PublishedItems
+from .answers import about
+from .batching import Scored
+from .request_rows import RequestRows, column_and_reason, json_of
+from .service_call import RefusalError, Reply
+
+_KEYS = ("user", "k", "without", "filter")
+_FORM = '{"user": {column: value, ...}, "k": 10, "without": [id, ...], "filter": {column: value, ...}}'
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What one request asks for."""
+
+    user: Mapping[str, Any]
+    k: int = 10
+    without: list[Any] = field(default_factory=list)  # ids of items
+    filter: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_body(cls, body: bytes, media: str) -> Recommendation:
+        """Return what a body asks for; RefusalError: as of `json_of`, or 400."""
+        value = json_of(body, media)
+        if not isinstance(value, dict) or "user" not in value:
+            raise RefusalError(400, f"the body takes {_FORM}; received {type(value).__name__} without user")
+        for name, given in value.items():
+            if name not in _KEYS:
+                raise RefusalError(400, f"the body takes {_FORM}; received {name!r}{did_you_mean(name, _KEYS)}")
+            kind = {"k": int, "without": list}.get(name, dict)
+            if not isinstance(given, kind) or isinstance(given, bool):
+                raise RefusalError(400, f"the body takes {_FORM}; received {name}={given!r}")
+        return cls(**value)
+
+    def rows(self, items: PublishedItems | None) -> RequestRows:
+        """Return the row of the user; RefusalError 400 for columns of others."""
+        known = _of_version(items).user_columns
+        for name in self.user:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise RefusalError(400, f"a user has the columns {', '.join(known)}; received {name!r}{hint}")
+        return RequestRows(1, rows=[self.user])
+
+    def reply(self, scored: Scored) -> Reply:
+        """Return the answer, from the version that scored the user."""
+        if not len(scored.good):
+            column, reason = column_and_reason(scored.bad[0])
+            raise RefusalError(422, reason, column=column)
+        users, _ = halves(scored.outputs[0])
+        try:
+            ids, scores = _of_version(scored.items).nearest(users, self.k, [self.without], self.filter)
+        except (DataError, ConfigurationError) as error:
+            raise RefusalError(400, str(error)) from None
+        pairs = zip(ids[0].tolist(), scores[0].tolist(), strict=True)
+        listed = [{"id": name, "score": score} for name, score in pairs]
+        return Reply(200, orjson.dumps({**about(scored.current), "items": listed}))
+
+
+def _of_version(items: PublishedItems | None) -> PublishedItems:
+    if items is None:
+        raise RefusalError(404, "this version has no items to recommend; Publish(items=...) says which there are")
+    return items
