@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from trainer.experiment.cli import main
 from trainer.experiment.runs.run_folder import Run
@@ -158,3 +159,29 @@ def test_without_a_run_here_the_mirror_is_asked(killed):
 def test_auto_needs_a_configuration(project, capsys):
     assert main(["fit", "--resume", "auto"]) == 2
     assert "auto is not a run folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recorded", "overrides", "resumed", "code"),
+    [
+        (True, [], [], 0),
+        (False, [], [], 2),  # somebody wrote it
+        (True, ["callbacks.1.init_args.earlier=8"], [], 2),
+        (True, [], ["callbacks.1.init_args.earlier=7"], 2),
+        (True, [], ["callbacks.1.init_args={earlier: 7}"], 2),
+    ],
+)
+def test_a_recorded_default_of_an_argument_that_is_gone_does_not_close_the_run(
+    project, tmp_path, capsys, recorded, overrides, resumed, code
+):
+    run = shutil.copytree("runs/undisturbed", tmp_path / "run")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["callbacks"][1]["init_args"]["earlier"] = 7
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    versions = json.loads((run / "versions.json").read_text())
+    versions["defaults"] += ["callbacks.1.init_args.earlier"] * recorded
+    (run / "versions.json").write_text(json.dumps(versions))
+    (run / "resumes.json").write_text(json.dumps([{"overrides": resumed}]))
+    sets = [word for override in overrides for word in ("--set", override)]
+    assert main(["check", str(run), *sets]) == code
+    assert ("ModelCheckpoint has no argument 'earlier'" in capsys.readouterr().err) == (code == 2)

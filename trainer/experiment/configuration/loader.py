@@ -33,7 +33,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentCo
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
     tree, problems = apply_overrides(read_extended(path), overrides)
-    reader = Reader(tree, problems)
+    reader = Reader(tree, problems, run_folder.recorded_defaults(path.parent, overrides))
     with run_folder.project_paths(path):
         config = reader.model(ExperimentConfig, tree.value, ())
     if reader.problems or not isinstance(config, ExperimentConfig):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -54,10 +54,11 @@ class Reader:
     Attributes:
         above: path of the section whose fields are validated.
         has_features: whether there is a section `features`.
+        defaults: dotted paths of arguments that a run recorded with their defaults; one that is gone since is left out.
     """
 
-    def __init__(self, tree: Tree, problems: Iterable[Problem]) -> None:
-        self.tree, self.problems = tree, list(problems)
+    def __init__(self, tree: Tree, problems: Iterable[Problem], defaults: Collection[str] = ()) -> None:
+        self.tree, self.problems, self.defaults = tree, list(problems), defaults
         self.has_features = tree.get(("features",)) is not None
         self.above: Path = ()
 
@@ -198,6 +199,8 @@ class Reader:
                 self.add((*path, key), given[key], of_key=True)
                 continue
             accepts = None if signature is None else signature.accepts.get(key)
+            if accepts is None and signature is not None and dotted((*path, key)) in self.defaults:
+                continue
             as_object = accepts is not None and is_dotted(item) and accepts.takes_object
             values[key] = self.object(item, (*path, key)) if as_object else self.value(item, (*path, key))
         if signature is not None:

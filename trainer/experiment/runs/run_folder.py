@@ -171,6 +171,18 @@ def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, secon
         write_config(run_dir, config)
 
 
+def recorded_defaults(run_dir: Path, overrides: Iterable[str]) -> set[str]:
+    """Return the dotted paths that a run recorded with the defaults of its version.
+
+    Those that `overrides`, or the overrides of a resume, name or hold are left out. Empty without such a record.
+    """
+    resumes = read_json_or(run_dir / RESUMES, [])
+    given = [*overrides, *(override for entry in resumes for override in entry.get("overrides", ()))]
+    named = tuple(f"{override.partition('=')[0].strip()}." for override in given)
+    defaults = read_json_or(run_dir / VERSIONS, {}).get("defaults", ())
+    return {path for path in defaults if not f"{path}.".startswith(named)}
+
+
 def seconds_before(run_dir: Path) -> float:
     """Return how long the processes of a run took so far, as recorded.
 
