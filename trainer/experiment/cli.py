@@ -288,7 +288,7 @@ def _predict(args: argparse.Namespace) -> None:
     with _applied(args) as (config, run_dir, checkpoint):
         output = Path(args.output) if args.output else run_dir / predict_command.DEFAULT
         split, written = predict_command.predict(config, checkpoint, output, args.split, set_aside=args.set_aside)
-    print(f"{split}: {written} written to {output}")
+    print(f"{split}: {written}")
 
 
 def _export(args: argparse.Namespace) -> None:

@@ -229,6 +229,9 @@ def test_evaluate_and_predict_use_the_weights_of_the_run(finished, capsys):
     assert main(["predict", "configs/tumours.yaml", "--run", str(finished), "--output", "out/predicted.npy"]) == 0
     predicted = np.load("out/predicted.npy")
     assert predicted.shape == (89, 1)
+    assert main(["predict", str(finished), "--output", "out/archive.npz"]) == 0
+    assert "(89, 1) written to out/archive.npz" in " ".join(capsys.readouterr().out.split())
+    np.testing.assert_array_equal(np.load("out/archive.npz")["arr_0"], predicted)
     assert main(["evaluate", str(finished), "--split", "vald"]) == 2
     assert "data: has no dataset 'vald'; it has test, valid, train" in capsys.readouterr().err
 

@@ -165,9 +165,18 @@ def test_a_column_has_one_type_in_the_whole_file(tmp_path):
     assert written("a.parquet", whole, gone, whole) == [5, None, 5]
     assert written("b.parquet", gone, whole, text) == [None, "5", "a"]
     assert written("c.csv", whole, gone, text, np.array([True])) == ["5", "", "a", "true"]
-    with pytest.raises(DataError, match=r"values of another type than in the first rows.*\.csv and \.jsonl"):
-        written("d.parquet", whole, text)
-    assert not (tmp_path / "d.parquet").exists()
+    for number, parts in enumerate([(whole, text), (np.array([2**64], object),)]):
+        with pytest.raises(DataError, match=r"several types, or larger than 64 bits.*\.csv and \.jsonl"):
+            written(f"d{number}.parquet", *parts)
+        assert not (tmp_path / f"d{number}.parquet").exists()
+
+
+def test_batches_are_joined_with_the_values_that_they_have(tmp_path):
+    batches = [{"k": np.array([2**60 + 1])}, {"k": np.array([0.5])}, {"k": np.array([True])}]
+    write_columns(tmp_path / "e.jsonl", batches)
+    assert (tmp_path / "e.jsonl").read_text() == f'{{"k": {2**60 + 1}}}\n{{"k": 0.5}}\n{{"k": true}}\n'
+    with pytest.raises(DataError, match="several types"):
+        write_columns(tmp_path / "e.parquet", batches)
 
 
 def test_rows_that_the_features_forbid_are_left_out_where_asked(project, expected, capsys):

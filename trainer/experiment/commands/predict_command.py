@@ -79,7 +79,7 @@ def predict(
     experiment = build_restored(config, checkpoint, split)
     trainer, data = experiment.trainer, experiment.datasets[split]
     if output.suffix not in WRITERS:
-        return split, f"predictions of shape {_save(output, config, trainer, data)}"
+        return split, _save(output, config, trainer, data)
     if trainer.group.size > 1:
         raise ConfigurationError(f"--output: {output} is written by one process; run one for each part of the files")
     if kept := [] if trainer.features is None else list(trainer.features.keep):
@@ -88,23 +88,28 @@ def predict(
         needed = "columns that tell which rows are answered: --keep COLUMN, or features.keep"
         raise ConfigurationError(f"trainer predict --set-aside needs {needed}")
     rows = write_columns(output, _batches(config, trainer, data, bool(kept), set_aside))
-    return split, f"predictions of {rows:,} rows"
+    return split, f"predictions of {rows:,} rows written to {output}"
 
 
-def _save(output: Path, config: ExperimentConfig, trainer: Trainer, data: Any) -> Any:
-    """Write what the network returns, in memory at once; return the shapes."""
+def _save(output: Path, config: ExperimentConfig, trainer: Trainer, data: Any) -> str:
+    """Write what the network returns, in memory at once; say what was written.
+
+    Several outputs, and a name that ends .npz, make an archive of arrays.
+    """
     from ..runs.training_run import batch_size
     from .prediction_file import writing
 
     predictions = trainer.predict(data, batch_size=batch_size(config, data))
+    several = isinstance(predictions, tuple | dict)
+    output = output.with_suffix(".npz") if several else output
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(predictions, tuple | dict):
+        if output.suffix == ".npz":
             named = predictions if isinstance(predictions, dict) else {}
-            np.savez(output.with_suffix(".npz"), *(() if named else predictions), **named)
+            np.savez(output, *(() if named else predictions if several else (predictions,)), **named)
         else:
             np.save(output, predictions)
-    return _shapes(predictions)
+    return f"predictions of shape {_shapes(predictions)} written to {output}"
 
 
 def _shapes(predictions: Any) -> Any:

@@ -82,7 +82,13 @@ def _joined(batches: Iterable[Columns]) -> Iterator[Columns]:
 
 
 def _concatenated(parts: list[Columns]) -> Columns:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate(_as_they_are([part[name] for part in parts])) for name in parts[0]}
+
+
+def _as_they_are(columns: list[np.ndarray | Ragged]) -> list[Any]:
+    """Return arrays that NumPy joins without changing values: 2**60 + 1 and 0.5, or 1 and true."""
+    kinds = {column.dtype.kind for column in columns if isinstance(column, np.ndarray)}
+    return [column.astype(object) for column in columns] if len(kinds) > 1 and kinds <= set("biuf") else columns
 
 
 class _JsonLines:
@@ -121,15 +127,15 @@ class _Parquet:
     def write(self, columns: Columns) -> None:
         import pyarrow as pa
 
-        table = pa.table({name: _arrow(column) for name, column in columns.items()})
-        if self._writer is None:
-            types = [pa.string() if pa.types.is_null(field.type) else field.type for field in table.schema]
-            schema = pa.schema(list(zip(table.column_names, types, strict=True)))
-            self._writer = self._parquet.ParquetWriter(self._path, schema)
         try:
+            table = pa.table({name: _arrow(column) for name, column in columns.items()})
+            if self._writer is None:
+                types = [pa.string() if pa.types.is_null(field.type) else field.type for field in table.schema]
+                schema = pa.schema(list(zip(table.column_names, types, strict=True)))
+                self._writer = self._parquet.ParquetWriter(self._path, schema)
             table = table.cast(self._writer.schema)
-        except pa.ArrowInvalid as error:
-            where = "--output: a kept column has values of another type than in the first rows"
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            where = "--output: a kept column has values of several types, or larger than 64 bits"
             raise DataError(f"{where} ({error}); .csv and .jsonl files take them") from None
         self._writer.write_table(table)
 
