@@ -21,6 +21,7 @@ from .commands import (
     export_command,
     launch_command,
     predict_command,
+    recommend_command,
     report_command,
     serve_command,
     sweep_command,
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parsers["schema"].add_argument("--output", metavar="FILE", type=Path, help="a file to write; default: print it")
     launch_command.add_arguments(parsers["launch"])
     serve_command.add_arguments(parsers["serve"])
+    recommend_command.add_arguments(parsers["recommend"])
     versions_command.add_arguments(parsers["versions"])
     sweep_command.add_arguments(parsers["sweep"])
     report_command.report_arguments(parsers["report"])
@@ -159,7 +161,7 @@ _BY_TASK = {
     "begin": ("init", "models", "schema"),
     "train": ("fit", "online", "launch", "sweep"),
     "look": ("runs", "compare", "report", "watch", "evaluate", "features"),
-    "serve": ("predict", "serve", "versions", "export"),
+    "serve": ("predict", "recommend", "serve", "versions", "export"),
     "check": ("check", "doctor"),
 }
 
@@ -412,6 +414,14 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int | None], str, tupl
         ("runs/visits", "runs/visits --every 2"),
     ),
     "models": (_models, "list the networks of trainer.models with their options", ("", "--verbose")),
+    "recommend": (
+        recommend_command.run,
+        "write the best items of all users of a file",
+        (
+            "runs/choices --users users.csv --output items.csv",
+            "published/choices --users users.jsonl -k 3 --output 3.parquet",
+        ),
+    ),
     "versions": (
         versions_command.run,
         "list, pin, roll back and promote published versions",

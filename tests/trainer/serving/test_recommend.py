@@ -1,5 +1,6 @@
 """Items for people from a published two-tower model of MovieLens: in Python, over HTTP and for all people of a file."""
 
+import csv
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from callbacks import Callback
 from examples.movielens_raw import raw_rows
 from trainer import Trainer
 from trainer.errors import ConfigurationError, DataError
+from trainer.experiment.cli import main
 from trainer.features import Categorical, Features, ListFeature, Numeric
 from trainer.models import InBatchSoftmax, TwoTower, item_vectors, user_vectors
 from trainer.serving import Publish, ServedModel
@@ -173,3 +175,29 @@ def test_a_request_that_cannot_be_answered_is_refused_with_the_reason(server, bo
     answer = server.ask("/recommend", body)
     assert answer[0] == status
     assert said in answer[2]["error"]
+
+
+def test_all_users_of_a_file_are_written_as_they_are_answered(published, tmp_path, capsys):
+    users, output = tmp_path / "users.csv", tmp_path / "items.csv"
+    users.write_text("user,age,zip\n1,24,1\n655,50,2\nnobody,,3\n", encoding="utf-8")
+    command = ["recommend", str(published[0]), "--users", str(users), "-k", "3", "--output", str(output)]
+    assert main(command) == 0
+    assert "9 recommendations" in capsys.readouterr().out
+    with ServedModel(published[0], follow=False) as model:
+        _, ids, scores = model.recommend(PEOPLE, 3)
+    header, *lines = csv.reader(output.read_text("utf-8").splitlines())
+    assert header == ["user", "rank", "item", "score"]
+    people = [person["user"] for person in PEOPLE]
+    expected = [[person, str(n + 1), ids[i][n]] for i, person in enumerate(people) for n in range(3)]
+    assert [line[:3] for line in lines] == expected
+    np.testing.assert_allclose([float(line[3]) for line in lines], np.concatenate(scores), rtol=1e-5)
+    for change, said in (
+        (["--output", "a.npy"], "'.csv'"),
+        (["-k", "0"], "-k"),
+        (["--user-id", "usr"], "did you mean 'user'"),
+    ):
+        assert main([*command, *change]) == 2
+        assert said in capsys.readouterr().err
+    users.write_text("usr\n1\n", encoding="utf-8")
+    assert main(command) == 1
+    assert "a user has the columns user, age; received usr" in capsys.readouterr().err

@@ -1,0 +1,80 @@
+"""The command ``trainer recommend``: writes the best items of many users to a file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...checks import choice, whole
+from ...errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ...serving.served_model import ServedModel
+
+_USERS = 4096  # answered at a time
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add = parser.add_argument
+    add("folder", metavar="RUN_OR_PUBLISHED", help="run folder, or folder that Publish writes to, with items")
+    add("--users", metavar="FILE", required=True, help="raw rows of users: .csv, .tsv, .jsonl, .parquet, or a folder")
+    add("--user-id", metavar="COLUMN", help="column of --users that names them; default: the first one")
+    add("-k", type=int, default=10, help="items per user; default: 10")
+    add("--output", metavar="FILE", type=Path, required=True, help=".csv, .jsonl or .parquet: a row per user and item")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Recommend and report.
+
+    Raises:
+        ConfigurationError: the version has no items, or an argument cannot work.
+        CheckpointError: there is no intact version.
+        DataError: no users, or rows with none of the users' columns.
+        TrainerError: the file cannot be written.
+    """
+    from ...serving.served_model import ServedModel
+    from ..runs import run_folder
+    from ..runs.restart import published_by
+    from .prediction_file import WRITERS, write_columns
+
+    choice("--output: the end of the file's name", args.output.suffix, WRITERS)
+    whole("-k", args.k)
+    folder = Path(args.folder)
+    if (folder / run_folder.CONFIG).is_file():
+        published = published_by(folder)
+        if published is None:
+            raise ConfigurationError(f"run {folder} does not publish; the callback Publish(items=...) does, with items")
+        folder = published
+    with ServedModel(folder, follow=False) as model:
+        rows = write_columns(args.output, _answers(model, args))
+        print(f"version {model.version}: {rows:,} recommendations written to {args.output}")
+
+
+def _answers(model: ServedModel, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield recommendations as columns: user, rank, item and score."""
+    from ...features.feature import text_column
+    from .declared_rows import DeclaredRows
+
+    features = model.features
+    if features is None or model.items is None:
+        raise ConfigurationError(f"version {model.version} has no items to recommend; Publish(items=...) says which")
+    table = DeclaredRows(args.users, features.csv)
+    model.items.check_user(table.names)
+    name = table.names[0] if args.user_id is None else args.user_id
+    table.check_column(name)
+    columns = {name: text_column(required=False), **features.columns}
+    for block in table.blocks(columns, _USERS, features.max_bad_share):
+        ids = block[name] if name in features.columns else block.pop(name)
+        _, items, scores = model.recommend(block, args.k)
+        counts = [len(row) for row in items]
+        yield {
+            "user": np.repeat(ids, counts),
+            "rank": np.concatenate([np.arange(1, count + 1) for count in counts]),
+            "item": np.concatenate(items),
+            "score": np.concatenate(scores),
+        }
