@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from callbacks import CallbackList, EarlyStopping, LambdaCallback, ModelCheckpoint, ReduceLROnPlateau
+from callbacks import Callback, CallbackList, EarlyStopping, LambdaCallback, ModelCheckpoint, ReduceLROnPlateau
 from trainer.embedding import Embedding
 from trainer.errors import ConfigurationError
 from trainer.run.monitors import check_monitors, produced_metrics
@@ -157,6 +157,18 @@ def test_a_misspelt_name_with_a_mode_is_refused_before_training(fit, kind):
     ):
         fit(kind(monitor="val_los", mode="min"))
     assert fit.trainer.state.progress.global_step == 0
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"monitor": {"val_loss": 1.0}}, r"Own\.monitor takes the name of a metric, or None; received \{'val_loss': 1"),
+        ({"monitor": "val_loss", "use_directions": lambda self, each: None}, r"Own\.use_directions.* is use_direction"),
+    ],
+)
+def test_a_callback_of_the_users_own_that_monitors_several_metrics_is_refused(fit, attributes, said):
+    with pytest.raises(ConfigurationError, match=said):
+        fit(type("Own", (Callback,), attributes)())
 
 
 def test_best_weights_of_a_network_with_tables_are_refused_before_training():

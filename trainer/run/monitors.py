@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from callbacks import Callback
 
+from ..checks import nonempty_text
 from ..errors import ConfigurationError, did_you_mean
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.registry import directions
@@ -38,15 +39,19 @@ def check_monitors(
     `validated` are the metrics that a validation set would add.
     """
     for callback in callbacks:
-        monitor = callback.monitor
-        if monitor is None:
+        owner, monitor = type(callback).__name__, callback.monitor
+        if nonempty_text(f"{owner}.monitor", monitor, "the name of a metric", optional=True) is None:
             continue
+        if hasattr(callback, "use_directions"):
+            raise ConfigurationError(
+                f"{owner}.use_directions(directions) is use_direction(higher_is_better), of one metric"
+            )
         base = re.sub(r"_\d+$", "", monitor)  # the value of one label or class
         if monitor not in produced and base not in produced:
             missing = "; it comes from validation, and no valid_dataset was given"
             hint = missing if monitor in validated else did_you_mean(monitor, produced)
             raise ConfigurationError(
-                f"{type(callback).__name__}(monitor={monitor!r}): no metric of that name is produced; "
+                f"{owner}(monitor={monitor!r}): no metric of that name is produced; "
                 f"available are {', '.join(produced)}{hint}"
             )
         callback.use_direction(produced.get(monitor, produced.get(base)))

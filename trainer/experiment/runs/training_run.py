@@ -171,7 +171,7 @@ def _train_in(
 def _without_validation(callback: Any) -> list[Any]:
     """Return what is left of a callback for a stream, which is not validated."""
     monitor = getattr(callback, "monitor", None)  # MindSpore's own callbacks have none, or one of theirs
-    if not isinstance(callback, Callback) or not (monitor or "").startswith("val_"):
+    if not isinstance(callback, Callback) or not str(monitor).startswith("val_"):
         return [callback]
     left = callback.without_monitor()
     what = "is left out" if left is None else "ranks nothing"
