@@ -94,9 +94,12 @@ class ItemTable:
     def state(self, model: Predicts, features: Features) -> dict[str, Any]:
         """Return the items with their vectors, as a version stores them.
 
-        Raises as `read` and `item_vectors` do.
+        Raises as `item_vectors` does; DataError: also what `read` refuses, since the table may change in a training.
         """
-        columns = self.read(features)
+        try:
+            columns = self.read(features)
+        except ConfigurationError as error:
+            raise DataError(str(error)) from error
         vectors = item_vectors(model, features.apply(columns))
         own = set(map(str, names_in(self.source, features.csv)))
         return {

@@ -12,7 +12,7 @@ from mindspore import nn, set_seed
 from benchmarks.serve_process import Server
 from callbacks import Callback
 from examples.movielens_raw import raw_rows
-from trainer import Trainer
+from trainer import Every, Trainer
 from trainer.errors import ConfigurationError, DataError
 from trainer.experiment.cli import main
 from trainer.features import Categorical, Features, ListFeature, Numeric
@@ -93,6 +93,28 @@ def test_a_training_that_is_stopped_publishes_its_last_items_too(tmp_path):
         make_trainer().fit(rows, epochs=9, batch_size=32, sink_size=1, callbacks=[Terminate(), publish])
     with ServedModel(tmp_path, follow=False) as model:
         assert (model.step, sorted(model.recommend({"user": "p"}).ids[0])) == (3, ["a", "b", "c"])
+
+
+class Rewrite(Callback):
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_step_end(self, trainer):
+        if trainer.state.progress.global_step == 2:
+            write_items(self.path, [{"film": "a"}])
+
+
+def test_a_table_that_is_spoilt_while_it_trains_ends_neither_training_nor_serving(tmp_path):
+    items = tmp_path / "items.jsonl"
+    write_items(items, [{"item": name} for name in "abc"])
+    publish = Publish(tmp_path / "published", Every(steps=1), items=items, item_id="item")
+    rows = {"user": list("pqrs") * 16, "age": [30] * 64, "item": list("abca") * 16, "genres": [[]] * 64}
+    trainer = make_trainer()
+    trainer.fit(rows, epochs=2, batch_size=32, sink_size=1, callbacks=[Rewrite(items), publish])
+    assert trainer.state.progress.global_step == 4
+    assert "no column 'item'; it has film" in publish.problem
+    with ServedModel(tmp_path / "published", follow=False) as model:
+        assert (model.step, len(model.recommend({"user": "p"}).ids[0])) == (1, 3)
 
 
 @pytest.mark.parametrize(

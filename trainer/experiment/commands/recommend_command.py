@@ -1,4 +1,4 @@
-"""The command ``trainer recommend``: writes the best items of many users to a file."""
+"""The command ``trainer recommend``: writes the best items of users to a file."""
 
 from __future__ import annotations
 
