@@ -39,8 +39,9 @@ def check_monitors(
     `validated` are the metrics that a validation set would add.
     """
     for callback in callbacks:
-        owner, monitor = type(callback).__name__, callback.monitor
-        if nonempty_text(f"{owner}.monitor", monitor, "the name of a metric", optional=True) is None:
+        owner = type(callback).__name__
+        monitor = nonempty_text(f"{owner}.monitor", callback.monitor, "the name of a metric", optional=True)
+        if monitor is None:
             continue
         if hasattr(callback, "use_directions"):
             raise ConfigurationError(
