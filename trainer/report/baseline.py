@@ -63,8 +63,14 @@ class Baseline(Callback):
             ConfigurationError: the run has no declared features with one label, or no metrics.
         """
         features = _checked(trainer)
+        if not self.start:
+            return
         linear = [cell for cell in trainer.network.cells() if isinstance(cell, Linear)]
-        if not self.start or len(linear) != 1 or _is_trained(trainer, linear[0]):
+        if len(linear) != 1:
+            name = type(trainer.network).__name__
+            logger.warning("Baseline(start=True): %s has no linear part, and begins with its own weights", name)
+            return
+        if _is_trained(trainer, linear[0]):
             return
         units = [cell for cell in trainer.network.cells() if isinstance(cell, LabelUnits)]
         linear[0].begin_as(self._linear(features, trainer.loss_fn)[1], *units)

@@ -85,10 +85,13 @@ def page_of(run, found, capsys):
     assert "Log loss, validation" not in figures  # it is val/loss once more
 
 
-def test_without_scikit_learn_there_is_the_regression_and_it_is_said(folder, monkeypatch, capsys):
+def test_without_scikit_learn_or_a_linear_part_there_is_the_regression_and_it_is_said(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
-    assert main(["fit", "t.yaml", "--baseline"]) == 0
-    assert "no gradient boosting beside the result" in capsys.readouterr().err
+    without_linear_part = ["--set", "network={model: autoint, dim: 4, hidden: [4]}", "--set", "baseline={start: true}"]
+    assert main(["fit", "t.yaml", *without_linear_part]) == 0
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "no gradient boosting beside the result" in printed
+    assert "AutoInt has no linear part, and begins with its own weights" in printed
     assert list(json.loads((folder / "runs/t/metrics.json").read_text())["baseline"]["plain"]) == [LOGISTIC]
 
 
