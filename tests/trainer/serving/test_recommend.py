@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -223,3 +224,42 @@ def test_all_users_of_a_file_are_written_as_they_are_answered(published, tmp_pat
     users.write_text("usr\n1\n", encoding="utf-8")
     assert main(command) == 1
     assert "a user has the columns user, age; received usr" in capsys.readouterr().err
+
+
+CONFIG = """\
+experiment: films
+features:
+  columns:
+    - {kind: categorical, name: user}
+    - {kind: categorical, name: item}
+  label: item
+network: {model: two_tower, item: [item], dim: 4, hidden: [8], width: 4}
+loss: {class_path: trainer.models.InBatchSoftmax, init_args: {temperature: 0.2}}
+optimizer: {class_path: mindspore.nn.Adam, init_args: {learning_rate: 0.01}}
+data: {train: ratings.jsonl, test: ratings.jsonl}
+callbacks:
+  - callbacks.ModelCheckpoint
+  - {class_path: trainer.serving.Publish, init_args: {items: items.csv, item_id: item}}
+fit: {epochs: 1, batch_size: 128}
+"""
+
+
+def test_a_run_and_its_exported_snapshot_recommend_the_same(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = raw_rows(tmp_path / "all.jsonl").read_text("utf-8").splitlines()[:1000]
+    Path("ratings.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    Path("items.csv").write_text("item\n" + "\n".join({json.loads(line)["item"] for line in lines}) + "\n")
+    Path("users.csv").write_text("user\n196\n186\n")
+    Path("films.yaml").write_text(CONFIG)
+    for command in (
+        ["fit", "films.yaml"],
+        ["recommend", "runs/films", "--users", "users.csv", "--output", "run.csv"],
+        ["export", "runs/films", "--checkpoint", "last", "--publish", "exported", "--items", "items.csv"],
+        ["recommend", "exported", "--users", "users.csv", "--output", "exported.csv"],
+    ):
+        assert main(command) == 0, capsys.readouterr().err
+    answers = [Path(name).read_text() for name in ("run.csv", "exported.csv")]
+    assert answers[0] == answers[1]
+    assert answers[0].count("\n") == 21
+    assert main(["export", "runs/films", "--publish", "other", "--users", "users.csv"]) == 2
+    assert "--users goes without --publish" in capsys.readouterr().err

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--publish",
         metavar="FOLDER",
-        help="write the snapshot there as a version for `trainer serve`, and nothing else",
+        help="write the snapshot there as a version for `trainer serve`, with --items, and nothing else",
     )
     add("--no-onnx", action="store_true", help="leave ONNX out, which needs the extra [onnx]")
     add("--batch", type=int, default=256, metavar="ROWS", help="of a program with one size of batch; default: 256")
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, config: ExperimentConfig, run_dir: Path, check
     trainer, rows = _snapshot_model(config, checkpoint, args.split)
     step = find(snapshots_of(checkpoint)).step
     if args.publish is not None:
-        version = _publish(trainer, rows, Path(args.publish), args.batch, step)
+        version = _publish(trainer, rows, args, step)
         print(f"{checkpoint} is version {version} of {args.publish}")
         return
     folder = Path(args.output) if args.output else run_dir / "export"
@@ -108,14 +108,20 @@ def _blank_rows(features: Features) -> dict[str, Any]:
     return columns
 
 
-def _publish(trainer: Any, rows: Any, root: Path, batch: int, step: int) -> int:
-    """Write a version; return its number."""
+def _publish(trainer: Trainer, rows: Any, args: argparse.Namespace, step: int) -> int:
+    """Write a version, with the items if they are given; return its number."""
     from ...serving import Publish, Versions
+    from .declared_rows import DeclaredRows
 
-    publish = Publish(root, batch=batch, on_error="raise")
+    root, column = Path(args.publish), args.item_id
+    if args.users is not None:
+        raise ConfigurationError("trainer export --users goes without --publish; trainer recommend answers users")
+    if args.items is not None and column is None and trainer.features is not None:
+        column = DeclaredRows(args.items, trainer.features.csv).names[0]
+    publish = Publish(root, batch=args.batch, on_error="raise", items=args.items, item_id=column)
     publish.setup(trainer)
     try:
-        publish.publish(trainer, trainer.first_batch(rows, batch), step=step)
+        publish.publish(trainer, trainer.first_batch(rows, args.batch), step=step)
         publish.wait()
     finally:
         publish.teardown(trainer)

@@ -86,7 +86,10 @@ def _concatenated(parts: list[Columns]) -> Columns:
 
 
 def _as_they_are(columns: list[np.ndarray | Ragged]) -> list[Any]:
-    """Return arrays that NumPy joins without changing values: 2**60 + 1 and 0.5, or 1 and true."""
+    """Return arrays that NumPy joins without changing values.
+
+    Joined as they are, 2**60 + 1 and 0.5, or 1 and true, would change.
+    """
     kinds = {column.dtype.kind for column in columns if isinstance(column, np.ndarray)}
     return [column.astype(object) for column in columns] if len(kinds) > 1 and kinds <= set("biuf") else columns
 
