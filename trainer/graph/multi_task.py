@@ -81,7 +81,6 @@ class MultiTaskLoss(nn.Cell):
         self.losses = nn.CellList([_as_cell(task, loss) for task, loss in losses.items()])
         self.applied = nn.CellList([broadcasting(loss) for loss in self.losses], auto_prefix=False)
         self.label_casts = nn.CellList([LabelCast(loss) for loss in losses.values()])
-        self.leaves_any_out = any(self.leaves_out(place) for place in range(len(self.tasks)))
         denominators = [denominator_of(loss) for loss in losses.values()]
         places = [place for place, known in enumerate(denominators) if known is None and not self.leaves_out(place)]
         self.unknown = [list(losses.values())[place] for place in places]  # losses that may divide by anything

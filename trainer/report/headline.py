@@ -80,15 +80,6 @@ def warning(run: RunData) -> str:
     return ""
 
 
-_PLACES_OF = {
-    "test_": "test/",
-    "val_": "val/",
-    "lifetime_": "window/lifetime_",
-    "window_": "window/",
-    "train_": "train/",
-}
-
-
 def _chosen(run: RunData) -> tuple[str, str] | None:
     """Return place and name of the metric of the card; the loss is the last choice."""
     values = {name: value for name, value in run.results.items() if isinstance(value, float) and "/" not in name}
