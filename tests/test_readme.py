@@ -43,6 +43,7 @@ def test_there_is_no_block_that_is_not_run():
     assert {language for _, language, _ in BLOCKS} == {"python", "yaml", "text"}
 
 
+@pytest.mark.long
 def test_the_package_that_runs_is_the_installed_one(installed_forks, installed, tmp_path):
     code = "import trainer, callbacks, mindspore_trainer as m\nprint(trainer.__file__, callbacks.__file__, m.__file__)"
     (tmp_path / "where.py").write_text(code)

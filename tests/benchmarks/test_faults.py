@@ -37,7 +37,7 @@ def test_a_call_that_fails_while_reading_loses_no_row_and_repeats_none(name, tmp
     assert sum(tally.cases for tally in tallies.values()) > 0
 
 
-@pytest.mark.long(but=["fit"])
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fit", "jsonl"])
 def test_a_call_that_fails_while_training_loses_no_row_and_repeats_none(name, tmp_path):
     tallies = faults.run_source(name, tmp_path, options(seconds=3.0, pairs=5))

@@ -54,9 +54,7 @@ USED = [case for case in CASES if case.used]
 REFUSED = [case for case in CASES if not case.used]
 
 
-@pytest.mark.long(
-    but=["BCEWithLogitsLoss, mean", "CrossEntropyLoss, class weights and ignored labels", "MultiTaskLoss"]
-)
+@pytest.mark.long(but=["BCEWithLogitsLoss, mean"])
 @pytest.mark.parametrize("case", USED, ids=[case.loss for case in USED])
 def test_used_as_declared(case):
     """One pass trains the weights of NumPy; evaluate, validation and windows weigh loss and metrics."""

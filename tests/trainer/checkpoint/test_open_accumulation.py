@@ -103,7 +103,7 @@ def runs(tmp_path_factory):
     return cut
 
 
-@pytest.mark.long(but=["dense"])
+@pytest.mark.long
 @pytest.mark.parametrize(("sparse", "step", "fill"), [(False, 1, 2), (True, 4, 1)], ids=["dense", "tables"])
 def test_a_resumed_run_ends_in_the_bits_of_an_undisturbed_one(sparse, step, fill, runs):
     whole, _, snapshot, _ = runs(sparse)
@@ -137,6 +137,7 @@ def test_a_rollback_inside_an_accumulation_keeps_its_end(tmp_path):
     assert moved == [False, True, False, False, True, False, True]
 
 
+@pytest.mark.long
 def test_forged_gradients_of_rows_are_refused(runs, tmp_path):
     _, _, found, _ = runs(True)
     groups = {group: dict(found.tensors(group)) for group in found.groups}

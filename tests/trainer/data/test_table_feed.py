@@ -268,6 +268,7 @@ def online(data, folder, *, sink_size=4, network=None, times=None, **options):
     return trainer
 
 
+@pytest.mark.long
 def test_a_stream_is_learned_the_same_sunk_cut_and_resumed(data, tmp_path):
     whole = online(data, None, sink_size=1)
     online(data, tmp_path, max_steps=10)

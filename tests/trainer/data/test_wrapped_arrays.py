@@ -60,6 +60,7 @@ def test_whatever_else_a_pipeline_does_it_does_itself(make):
     assert len(read(source)) == make().get_dataset_size()
 
 
+@pytest.mark.long(but=["False-22-4", "True-23-4"])
 @pytest.mark.parametrize(("rows", "epochs"), [(1, 2), (22, 4), (23, 4), (65_536, 1)])
 @pytest.mark.parametrize("drop_remainder", [False, True])
 def test_a_shuffled_pipeline_is_read_in_its_own_order(rows, epochs, drop_remainder):

@@ -167,7 +167,7 @@ def test_trainers_of_one_network_see_each_others_rows_whatever_the_size_of_their
         np.testing.assert_array_equal(own, read)
 
 
-@pytest.mark.long(but=["each batch"])
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [1, 2], ids=["each batch", "accumulated"])
 def test_a_large_batch_leaves_no_large_buffers_behind(steps):
     def trainer_of(network):

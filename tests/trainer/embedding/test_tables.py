@@ -293,7 +293,7 @@ def one_by_one():
     return fields_trained(OwnSGD, 6)
 
 
-@pytest.mark.long(but=["5-Groups"])
+@pytest.mark.long
 @pytest.mark.parametrize(("per_call", "build"), [(1, Fields), (5, Fields), (5, Groups)])
 def test_many_tables_are_read_and_updated_as_one_and_train_as_they_would_alone(per_call, build, one_by_one):
     (alone, _, separate), expected = one_by_one

@@ -54,6 +54,7 @@ def inside(folder, monkeypatch):
     monkeypatch.chdir(folder)
 
 
+@pytest.mark.long
 def test_each_run_publishes_to_its_own_folder_and_is_served_from_there(folder, capsys):
     rows = {"age": [20.0, 60.0], "city": ["a", "b"]}
     answers = {}

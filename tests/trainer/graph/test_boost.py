@@ -216,6 +216,7 @@ class TestFreezing:
         assert trainer.read_counters()["skipped"] == counters["skipped"] + 1
         assert same(before, values(trainer.network, trainer.optimizer))
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("options", "sink_size", "step"),
         [({}, 2, 8), ({"gradient_accumulation_steps": 2}, 1, 3)],

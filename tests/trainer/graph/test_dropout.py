@@ -128,6 +128,7 @@ class TestResume:
 
         return fit
 
+    @pytest.mark.long(but=["single steps"])
     @pytest.mark.parametrize(
         ("options", "step", "sink_size"),
         [({}, 7, 1), ({"amp_level": "O2", "gradient_accumulation_steps": 2}, 4, 2)],

@@ -30,7 +30,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.long(but=["Ids-inputs2-options2"])
+@pytest.mark.long
 @pytest.mark.parametrize(("make", "inputs", "options"), KINDS)
 def test_the_network_of_a_dropped_trainer_is_freed(make, inputs, options):
     def use(network):

@@ -172,6 +172,7 @@ class TestSunkSteps:
         assert (singles.steps, chunks.steps) == ([1, 2, 3, 4, 5, 6, 7], [4, 7])
         assert trainer.sink_mode == "graph loop of 4 steps"
 
+    @pytest.mark.long
     def test_equal_single_steps_with_float16_overflow_and_a_short_last_batch(self, mlp, cancer, values, recorder, same):
         # 569 rows: 17 full batches of 32 and one of 25: chunks of 8, 8, 1 and the short batch; batch 5 holds a NaN
         data = {"x": cancer["x"].copy(), "y": cancer["y"]}

@@ -121,6 +121,7 @@ def test_an_activation_unit_passes_over_padding(activation):
     close(run(cell, candidate, history, MASK), np.einsum("nl,nld->nd", weights, history))
 
 
+@pytest.mark.long
 def test_dice_moves_its_averages_in_training_and_uses_them_afterwards():
     cell, x = Dice(3), 2 + draw(50, 3)
     counted = np.r_[np.ones(40), np.zeros(10)].astype(np.float32)[None]

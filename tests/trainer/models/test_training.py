@@ -44,7 +44,7 @@ def loss_of(name):
     return InBatchSoftmax(0.5) if name == "two_tower" else nn.BCEWithLogitsLoss()
 
 
-@pytest.mark.long(but=["lr-O2"])
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "level"), [*((name, "O2") for name in MODELS), ("deepfm", "O0")])
 def test_a_model_learns_offline_and_online_and_is_served_with_the_same_bits_and_exported(name, level, tmp_path):
     """Tables are sparse, lists of any length up to a longest, columns have missing values; two steps per call."""

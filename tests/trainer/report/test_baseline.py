@@ -51,6 +51,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_baseline_that_wins_is_said_so_and_a_network_that_begins_as_it_loses_nothing(folder, capsys):
     assert main(["fit", "t.yaml", "--baseline"]) == 0, capsys.readouterr()
     printed = capsys.readouterr().out

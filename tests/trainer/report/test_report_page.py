@@ -145,6 +145,7 @@ def test_the_page_loads_nothing_and_shows_names_as_text(page):
     assert sum(tag == "script" for tag, _ in outline.tags) == 4  # Bokeh's two, the figures, the page's own
 
 
+@pytest.mark.long
 def test_every_section_is_there_and_reached_by_a_link(page):
     outline = Outline(page)
     links = [attributes["href"][1:] for tag, attributes in outline.tags if tag == "a"]
@@ -154,12 +155,14 @@ def test_every_section_is_there_and_reached_by_a_link(page):
         assert heading in outline.texts
 
 
+@pytest.mark.long
 def test_figures_are_reached_by_keyboard_and_have_names(page):
     drawn = [attributes for tag, attributes in Outline(page).tags if tag == "figure"]
     assert len(drawn) > 8
     assert all(attributes["tabindex"] == "0" and attributes["aria-label"] for attributes in drawn)
 
 
+@pytest.mark.long
 def test_the_figures_show_what_the_runs_recorded(runs, page):
     drawn = figures(page)
     fitted = read_record(runs[0] / "record.jsonl")
@@ -170,6 +173,7 @@ def test_the_figures_show_what_the_runs_recorded(runs, page):
     assert set(drawn["Where the time went"][0]["y"]) == {f"{part} · fitted <script>" for part in fitted.seconds}
 
 
+@pytest.mark.long
 def test_predictions_speed_and_tables_have_figures(runs, page):
     drawn, record = figures(page), read_record(runs[0] / "record.jsonl")
     assert drawn["Rows a second"][0]["y"] == record.series["train/samples_per_second"].values
@@ -185,6 +189,7 @@ def test_predictions_speed_and_tables_have_figures(runs, page):
     assert re.search(r'<td class="number">[\d.]+ k?B</td>', section)
 
 
+@pytest.mark.long
 def test_what_never_changes_by_configuration_has_no_figure(runs, page):
     drawn, record = figures(page), read_record(runs[0] / "record.jsonl")
     assert len(set(record.series["train/learning_rate"].values)) == 1
@@ -209,6 +214,7 @@ def test_the_card_begins_with_the_result_beside_the_plain_model():
     assert [headline.size(count) for count in (512, 24_120, 1_400_000)] == ["512 B", "24.1 kB", "1.4 MB"]
 
 
+@pytest.mark.long
 def test_snapshots_and_environment_are_listed(runs, page):
     snapshots, environment = (
         " ".join(Outline(page.split(f">{name}</h2>")[1].split("</section>")[0]).texts)
@@ -219,6 +225,7 @@ def test_snapshots_and_environment_are_listed(runs, page):
     assert re.search(r"mindspore \d+\.\d+", environment)
 
 
+@pytest.mark.long
 def test_every_figure_zooms_and_says_its_values_under_the_pointer(page):
     (roots,) = [part["roots"] for part in json.loads(html.unescape(_docs(page))).values()]
     assert roots
@@ -282,6 +289,7 @@ def test_many_sparse_tables_are_one_curve_for_each_run():
     assert curve.data_source.data["y"] == [sum(range(20)), sum(range(5, 25))]
 
 
+@pytest.mark.long
 def test_windows_are_drawn_over_event_time(runs, page):
     (window, decayed, lifetime) = figures(page)["AUC by window"]
     assert window["label"][0].endswith("streamed window")
@@ -289,6 +297,7 @@ def test_windows_are_drawn_over_event_time(runs, page):
     assert window["x"] == decayed["x"] == lifetime["x"]
 
 
+@pytest.mark.long
 def test_drifted_columns_rows_set_aside_and_defaults_are_reported(runs, page):
     drift, _ = figures(page)["Drift of the test rows from those trained on"]
     by_column = dict(zip(drift["y"], drift["x"], strict=True))
@@ -302,6 +311,7 @@ def test_drifted_columns_rows_set_aside_and_defaults_are_reported(runs, page):
     assert {"optimizer.init_args.beta1", "fit.shuffle"} <= set(defaults.split())
 
 
+@pytest.mark.long
 def test_slices_have_a_row_each_and_a_column_for_each_run_that_has_them(runs, page):
     groups = [
         (read_record(run / "record.jsonl").series, group) for run, group in zip(runs, ("val", "window"), strict=True)
@@ -318,6 +328,7 @@ def test_slices_have_a_row_each_and_a_column_for_each_run_that_has_them(runs, pa
     assert not any("user=0" in title.lower() for title in figures(page))
 
 
+@pytest.mark.long
 def test_rows_set_aside_of_files_and_streams_are_counted(runs, page):
     section = page.split(">Rows set aside</h2>")[1].split("</section>")[0]
     text = " ".join(Outline(section).texts)
@@ -325,6 +336,7 @@ def test_rows_set_aside_of_files_and_streams_are_counted(runs, page):
     assert re.search(r"streamed: 2 of 400 rows set aside", text)
 
 
+@pytest.mark.long
 def test_preparing_is_shown_separately_and_a_profile_is_shown(runs, page):
     record = read_record(runs[1] / "record.jsonl")
     assert "preparing data" in record.seconds
@@ -343,6 +355,7 @@ def test_a_damaged_profile_is_left_out(runs, tmp_path):
         assert main(["report", str(run), "--output", str(tmp_path / "report.html")]) == 0, text
 
 
+@pytest.mark.long
 def test_the_record_adds_up(runs):
     for run in runs:
         record, metrics = read_record(run / "record.jsonl"), json.loads((run / "metrics.json").read_text())
@@ -365,6 +378,7 @@ def test_score_table_is_that_of_the_rows():
     assert score_table([Auc(), object()]) is None
 
 
+@pytest.mark.long
 def test_a_run_without_a_record_is_drawn_from_its_history(runs, tmp_path):
     for name in ("config.yaml", "versions.json", "history.json", "metrics.json"):
         (tmp_path / name).write_bytes((runs[0] / name).read_bytes())
@@ -372,12 +386,14 @@ def test_a_run_without_a_record_is_drawn_from_its_history(runs, tmp_path):
     assert drawn["AUC, validation"][0]["x"] == [8, 16]
 
 
+@pytest.mark.long
 def test_a_damaged_record_leaves_out_what_cannot_be_read(runs, tmp_path):
     lines = (runs[0] / "record.jsonl").read_text().splitlines()
     (tmp_path / "record.jsonl").write_text("\n".join(["\x00", "[]", *lines])[:-7])
     assert read_record(tmp_path / "record.jsonl").series["val/auc"].steps == [8, 16]
 
 
+@pytest.mark.long
 def test_a_wrong_run_and_one_given_twice_are_reported(runs, tmp_path, capsys):
     assert main(["report", str(tmp_path / "none")]) == 2
     assert "is not a run folder" in capsys.readouterr().err
@@ -385,6 +401,7 @@ def test_a_wrong_run_and_one_given_twice_are_reported(runs, tmp_path, capsys):
     assert "takes each run once" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_says_how_far_it_has_come(runs, tmp_path):
     for name in ("config.yaml", "versions.json", "record.jsonl"):
         (tmp_path / name).write_bytes((runs[0] / name).read_bytes())
@@ -394,6 +411,7 @@ def test_a_run_that_goes_on_says_how_far_it_has_come(runs, tmp_path):
     assert "last value" in texts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("reason", "shown"),
     [

@@ -66,6 +66,7 @@ def test_a_stream_goes_on_from_what_finite_data_taught(learned):
     assert trainer.state.progress.samples_seen == 256
 
 
+@pytest.mark.long
 def test_a_published_model_gives_the_scores_that_it_serves(learned):
     _, folder, _ = learned
     from trainer.serving import ServedModel

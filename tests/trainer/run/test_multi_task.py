@@ -72,6 +72,7 @@ def trained(digits, tmp_path_factory):
     return trainer
 
 
+@pytest.mark.long
 def test_evaluation_gives_losses_and_metrics_by_task_over_the_rows_that_count(trained, digits):
     results = trained.evaluate(digits, batch_size=128)
     outputs = trained.network(Tensor(digits["features"]))

@@ -59,6 +59,7 @@ def call(folder, *command):
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_program_in_the_folder_answers_new_rows_as_the_trainer_does(trainer, tmp_path):
     folder = tmp_path / "a model"
     exported = export_model(trainer, folder, TABLE, batch=16)

@@ -100,6 +100,7 @@ def test_every_program_has_the_weights_and_rows_of_the_version(published):
         assert_answers(model, trainer)
 
 
+@pytest.mark.long
 def test_damage_of_any_program_is_named(published):
     root = published[1].root
     with ServedModel(root, follow=False) as model:

@@ -244,6 +244,7 @@ fit: {epochs: 1, batch_size: 128}
 """
 
 
+@pytest.mark.long
 def test_a_run_and_its_exported_snapshot_recommend_the_same(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lines = raw_rows(tmp_path / "all.jsonl").read_text("utf-8").splitlines()[:1000]

@@ -64,6 +64,7 @@ def test_a_served_model_answers_lists_as_the_trainer_does(trained):
             model.predict({"number": number, "history": history, "tags": tags[:3]})
 
 
+@pytest.mark.long
 def test_longer_rows_keep_their_newest_values(trained):
     history, tags, number = rows(3, seed=2, most=3)
     longer = [[*(["other"] * 9), *(row * 9)][-8:] if row else row for row in history]

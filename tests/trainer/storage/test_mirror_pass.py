@@ -49,7 +49,7 @@ def shown(s3, url):
     return {part.rpartition("/")[2] for part in parts}
 
 
-@pytest.mark.long(but=["before-marker"])
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "ends", "when", "whole"),
     [

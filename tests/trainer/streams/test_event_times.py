@@ -61,6 +61,7 @@ def iterable(records):
     return IterableStream(batches, event_time="time")
 
 
+@pytest.mark.long(but=["iterable"])
 @pytest.mark.parametrize("kind", ["files", "iterable"])
 def test_a_row_from_the_far_future_is_bad_closes_no_window_and_expires_nothing(kind, trainer, tmp_path):
     now, letters, closed = time.time(), DeadLetter(tmp_path / "bad.jsonl", max_bad_share=1.0), []
