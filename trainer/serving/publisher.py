@@ -23,35 +23,21 @@ from callbacks import Callback
 
 from ..cadence import Every
 from ..checkpoint import catalog, tensor_file
-from ..checkpoint.folder_lock import FolderLock, claim
 from ..checks import choice, whole
 from ..data.batch_sizes import SERVED
 from ..data.chunk import InputBatch
 from ..errors import CheckpointError, ConfigurationError, FolderInUseError, NonFiniteError
 from ..features.feature_files import write_state
 from ..mindspore_internals.cell_structure import parameters_of
+from ..storage.fetch import PUBLISHED
 from .finite import check_finite, check_state
-from .folder_owner import PUBLISHED, own
 from .packed_rows import ROW_TYPES
-from .published import (
-    CURRENT,
-    FEATURES,
-    FULL,
-    ITEMS,
-    ROWS,
-    VERSION,
-    WEIGHTS,
-    Current,
-    Part,
-    is_proven,
-    newest_number,
-    publish_folder,
-    remove,
-)
-from .published_graph import check_folder, check_publishable, publish_network, trained_batch
+from .publish_root import PublishRoot
+from .published import FEATURES, FULL, ITEMS, ROWS, VERSION, WEIGHTS, Current, Part, publish_folder
+from .published_graph import check_publishable, publish_network, trained_batch
 from .published_items import ItemTable
 from .version_parts import RowSource, VersionRows, shared_errors
-from .version_records import VersionRecords, changing, version_name
+from .version_records import version_name
 
 if TYPE_CHECKING:
     from callbacks.callback import Trainer
@@ -136,8 +122,7 @@ class Publish(Callback):
         self._source = RowSource(rows)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._lock: FolderLock | None = None
-        self._records: VersionRecords = None  # from `setup` on
+        self._folder: PublishRoot = None  # of rank 0, from `setup` on
         self._graph: Part | None = None
         self._consumer = CONSUMER  # name under which tables track changes
         self._chain: list[Part] = []
@@ -169,6 +154,7 @@ class Publish(Callback):
                     "Publish() needs a run folder: give Publish(root=...), or the trainer run_dir=..."
                 )
             self.root = Path(trainer.run_dir) / PUBLISHED
+        self._folder = None
         trainer.group.from_main(lambda: self._take_folder(trainer.network, trainer.run_dir))
         publishers = [callback for callback in trainer.callbacks if isinstance(callback, Publish)]
         number = publishers.index(self) if self in publishers else 0
@@ -178,22 +164,10 @@ class Publish(Callback):
         self.problem, self._failures, self._next_try = None, 0, 0.0
 
     def _take_folder(self, network: Any, run_dir: Path | None) -> None:
-        self._lock = claim(self.root, "publish folder")
-        try:
-            self.root = self._lock.folder
-            if run_dir is not None and not self.published_in_run:
-                own(self.root, run_dir)
-            self._records = VersionRecords(self.root)
-            catalog.recover(self.root, alone=True)
-            self._sweep()
-            self._version = newest_number(self.root)
-            check_folder(self.root, sum(parameter.nbytes for parameter in parameters_of(network)))
-        except BaseException as error:
-            self._lock.release()
-            self._lock = None
-            if isinstance(error, OSError):
-                raise ConfigurationError(f"Publish cannot read the folder {self.root}: {error}") from error
-            raise
+        size = sum(parameter.nbytes for parameter in parameters_of(network))
+        owner = None if self.published_in_run else run_dir
+        self._folder = PublishRoot(self.root, owner, keep=self.keep, size=size)
+        self.root, self._version = self._folder.path, self._folder.newest
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Publish at once, then when due; rank 0 decides for all processes."""
@@ -264,10 +238,8 @@ class Publish(Callback):
         self._source.wait()
         if self._thread is not None:
             self._thread.join()
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            with lock:
-                self._sweep()
+        if self._folder is not None:
+            self._folder.release()
 
     def wait(self) -> None:
         """Wait for the version being written; on ranks other than 0, for their part.
@@ -354,8 +326,7 @@ class Publish(Callback):
 
     def _publish(self, about: dict, weights: dict, rows: VersionRows, restart: bool, states: States) -> None:
         try:
-            if self._lock is not None:
-                self._lock.check()
+            self._folder.check()
             check_finite(weights, "the parameter")
             rows.compute()
             about |= {"time": time.time()}
@@ -371,7 +342,7 @@ class Publish(Callback):
                 raise
             self._chain, self._full = chain, full
             self.problem, self._failures, self._next_try = None, 0, 0.0
-            self._sweep()
+            self._folder.sweep()
         except BaseException as error:
             self._failure = error
         finally:
@@ -387,26 +358,6 @@ class Publish(Callback):
                 write_state(state, folder, kind)
             before = vars(self._chain[-1]) if self._chain else None
             return publish_folder(self.root, folder, VERSION, name, {**about, "before": before, **entries})
-
-    def _sweep(self) -> None:
-        """Remove versions that no server needs, unless others pin one."""
-        try:
-            with contextlib.suppress(FolderInUseError), changing(self.root, wait=0):
-                self._remove_old()
-        except (OSError, CheckpointError) as error:
-            logger.warning("no version of %s is removed: %s", self.root, error)
-
-    def _remove_old(self) -> None:
-        now = None
-        try:
-            now = Current.read(self.root)
-        except CheckpointError:
-            if os.path.lexists(self.root / CURRENT):
-                return  # the versions that it named may still be needed
-        needed = self._records.needed(now, self.keep)
-        for name in os.listdir(self.root):
-            if name not in needed and is_proven(self.root / name):
-                remove(self.root / name)
 
 
 def _takes_part(trainer: Trainer) -> bool:

@@ -9,48 +9,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..checks import choice
-from ..embedding.tables.spec import DEFAULT_ROW
-from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError, DataError
+from ..errors import CheckpointError, ConfigurationError, DataError
 from ..features.feature import PREDICTION, SET_ASIDE
 from ..features.feature_data import is_raw
 from ..features.features import Features
 from ..features.raw_rows import names_in
 from ..metrics.predictions import named_classes
 from ..mindspore_internals.execution import check_not_forked
-from ..mindspore_internals.messages import gist
 from ..models.retrieval import halves
-from .finite import check_finite, check_state
 from .mirrored_versions import root_of
-from .packed_rows import unpack_rows
-from .published import (
-    CURRENT,
-    FEATURES,
-    FULL,
-    GRAPH,
-    ITEMS,
-    PINS,
-    ROWS,
-    VERSION,
-    WEIGHTS,
-    Current,
-    Folder,
-    Part,
-    locked,
-    table_rows,
-)
+from .published import CURRENT, PINS, Current, locked
 from .published_items import PublishedItems, Recommended
 from .served_graph import HeldVersion, ServedGraph
 from .version_records import VersionRecords
+from .version_update import VersionUpdate
 
 logger = logging.getLogger(__name__)
 
-_BLOCK = 1 << 16
 _LONGEST_PAUSE = 60.0
 
 
@@ -314,38 +294,20 @@ class ServedModel:
 
     def _apply(self, now: Current) -> None:
         served = self.current
-        same_graph = served is not None and served.graph == now.graph
-        missing = self._missing(served.chain[-1], now) if same_graph else None
-        is_new = missing is None  # the tables are filled from all rows: with a graph of their own
-        graph = _open_graph(self.root, now.graph) if is_new else self.graph
-        folders = [Folder(self.root, VERSION, part) for part in missing or now.chain]
-        files = [now.full if is_new else ROWS, *[ROWS] * (len(folders) - 1)]
-        dims = {name: table.spec.dim for name, table in graph.tables.items()}
-        updates = [
-            table_rows(arrays, dims, where)  # parts have no id in common: each is a step of its own
-            for folder, file in zip(folders, files, strict=True)
-            for where, arrays in folder.pieces(file)
-        ]
-        weights = _weights_for(graph, folders[-1])
-        learned = folders[-1].state(FEATURES)
-        if learned is not None:
-            check_state(learned)
-        items = _items_of(folders[-1])
-        if is_new:
-            _update_tables(graph, updates)
-        # all files are verified: only now change the served state
+        update = VersionUpdate(self.root, served, self.graph, now)
+        if update.has_own_graph:
+            update.write_tables()
         with self._before_predictions():
-            if not is_new:
-                _update_tables(graph, updates)
+            if not update.has_own_graph:
+                update.write_tables()
             else:
                 # MindSpore frees a compiled graph only while no other runs, and holds the GIL while it waits for that:
                 # a deadlock if another thread trains with operators in Python. So the graph of the last prediction is
                 # freed in `held`. A later graph that has predicted nothing is not compiled and can be freed here.
                 self._replaced = self._replaced or self.graph
-            if learned is not None and graph.features is not None:
-                graph.features.load_state_dict(learned)
-            self.graph, self.current, self.items = graph, now, items
-            self._waiting = weights
+            update.load_features()
+            self.graph, self.current, self.items = update.graph, now, update.items
+            self._waiting = update.weights
             self.version, self.step = now.version, now.step
         if served is None or now.version > served.version:
             self.delays.append(time.time() - (now.time if now.event_time is None else now.event_time))
@@ -359,61 +321,3 @@ class ServedModel:
                 yield
         finally:
             self._update_due.clear()
-
-    def _missing(self, served: Part, now: Current) -> tuple[Part, ...] | None:
-        """Return the versions to apply to the served one; None: read all rows."""
-        if served in now.chain[:-1]:
-            return now.chain[now.chain.index(served) + 1 :]
-        # The first of the chain also holds what changed since the version before it, unless it holds everything there.
-        follows = now.full == FULL and Folder(self.root, VERSION, now.chain[0]).before == served
-        return now.chain if follows else None
-
-
-def _open_graph(root: Path, part: Part) -> ServedGraph:
-    folder = Folder(root, GRAPH, part)
-    folder.verify()
-    try:
-        graph = ServedGraph(folder.path)
-        folder.verify()  # MindSpore reads the file itself: it was the verified one where it still is
-        return graph
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointDamagedError(
-            f"{folder.path} cannot be loaded though its checksums are right; was it published with another version of "
-            f"MindSpore or of this package? {type(error).__name__}: {gist(str(error))}"
-        ) from error
-
-
-def _items_of(folder: Folder) -> PublishedItems | None:
-    state = folder.state(ITEMS)
-    try:
-        return None if state is None else PublishedItems(state)
-    except (ValueError, TypeError, KeyError, AttributeError, ConfigurationError) as error:
-        raise CheckpointDamagedError(f"{folder.path} does not describe items: {error!r}") from None
-
-
-def _weights_for(graph: ServedGraph, folder: Folder) -> dict[str, np.ndarray]:
-    tensors = folder.tensors(WEIGHTS)
-    for name, parameter in graph.weights.items():
-        array = tensors.get(name)
-        if array is None or array.shape != tuple(parameter.shape):
-            what = "is missing" if array is None else f"has the shape {list(array.shape)}"
-            raise CheckpointDamagedError(
-                f"the weights in {folder.path} are not those of the network: {name!r} {what}, not {parameter.shape}"
-            )
-    weights = {name: np.array(tensors[name]) for name in graph.weights}
-    check_finite(weights, f"{folder.path}: the parameter")
-    return weights
-
-
-def _update_tables(graph: ServedGraph, updates: Sequence[Mapping[str, Mapping[str, np.ndarray]]]) -> None:
-    for name, arrays in (item for update in updates for item in update.items()):
-        table = graph.tables[name]
-        table.discard(np.asarray(arrays["removed"]))
-        if len(arrays["default"]):
-            table.store.write(np.array([DEFAULT_ROW]), np.array(arrays["default"]))
-        for start in range(0, len(arrays["ids"]), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            rows = {key: arrays[key][block] for key in ("weights", "scale") if key in arrays}
-            table.put(np.array(arrays["ids"][block]), unpack_rows(rows))

@@ -14,7 +14,7 @@ from callbacks import Callback
 from trainer import Trainer
 from trainer.embedding import Embedding, EmbeddingBag, Eviction
 from trainer.errors import CheckpointNotFoundError, ConfigurationError, DataError
-from trainer.serving import served_model
+from trainer.serving import version_update
 from trainer.serving.packed_rows import pack_rows, unpack_rows
 from trainer.serving.published import known_versions
 from trainer.serving.publisher import Publish
@@ -145,12 +145,12 @@ def test_a_server_that_answers_nothing_keeps_no_graphs_it_has_replaced(run, monk
     trainer, publish, _ = run
     opened = weakref.WeakSet()
 
-    class Noted(served_model.ServedGraph):
+    class Noted(version_update.ServedGraph):
         def __init__(self, folder):
             super().__init__(folder)
             opened.add(self)
 
-    monkeypatch.setattr(served_model, "ServedGraph", Noted)
+    monkeypatch.setattr(version_update, "ServedGraph", Noted)
     question, count = columns(5), []
     with ServedModel(publish.root, follow=False) as model:
         model.predict(question)

@@ -1,0 +1,122 @@
+"""Read what a published version changes of the served one, verified before it is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ..embedding.tables.spec import DEFAULT_ROW
+from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError
+from ..mindspore_internals.messages import gist
+from .finite import check_finite, check_state
+from .packed_rows import unpack_rows
+from .published import FEATURES, FULL, GRAPH, ITEMS, ROWS, VERSION, WEIGHTS, Current, Folder, Part, table_rows
+from .published_items import PublishedItems
+from .served_graph import ServedGraph
+
+_BLOCK = 1 << 16
+
+
+class VersionUpdate:
+    """The step from the served version to another; all its files are read and verified.
+
+    Args:
+        root: folder of the published model.
+        served: the version being served, or None.
+        graph: its network and tables, or None. They stay unchanged until `write_tables` and `load_features`.
+        now: the version to serve.
+
+    Attributes:
+        graph: the network and tables of `now`.
+        has_own_graph: whether they are new ones, to be filled from all rows; else those of the served version.
+        weights: the parameters of the network without its tables.
+        items: of `Publish(items=...)`, or None.
+
+    Raises:
+        CheckpointDamagedError: a file is missing or damaged, or does not belong to the network.
+        NonFiniteError: a parameter, a row of a table or a statistic of features is NaN or infinite.
+    """
+
+    def __init__(self, root: Path, served: Current | None, graph: ServedGraph | None, now: Current) -> None:
+        same_graph = served is not None and served.graph == now.graph
+        missing = _missing(root, served.chain[-1], now) if served is not None and same_graph else None
+        self.has_own_graph = graph is None or missing is None
+        self.graph = _open_graph(root, now.graph) if graph is None or missing is None else graph
+        folders = [Folder(root, VERSION, part) for part in missing or now.chain]
+        files = [now.full if self.has_own_graph else ROWS, *[ROWS] * (len(folders) - 1)]
+        dims = {name: table.spec.dim for name, table in self.graph.tables.items()}
+        self._rows = [
+            table_rows(arrays, dims, where)  # parts have no id in common: each is a step of its own
+            for folder, file in zip(folders, files, strict=True)
+            for where, arrays in folder.pieces(file)
+        ]
+        self.weights = _weights_for(self.graph, folders[-1])
+        self._learned = folders[-1].state(FEATURES)
+        if self._learned is not None:
+            check_state(self._learned)
+        self.items = _items_of(folders[-1])
+
+    def write_tables(self) -> None:
+        """Bring the tables of `graph` to the version."""
+        for name, arrays in (item for rows in self._rows for item in rows.items()):
+            table = self.graph.tables[name]
+            table.discard(np.asarray(arrays["removed"]))
+            if len(arrays["default"]):
+                table.store.write(np.array([DEFAULT_ROW]), np.array(arrays["default"]))
+            for start in range(0, len(arrays["ids"]), _BLOCK):
+                block = slice(start, start + _BLOCK)
+                rows = {key: arrays[key][block] for key in ("weights", "scale") if key in arrays}
+                table.put(np.array(arrays["ids"][block]), unpack_rows(rows))
+
+    def load_features(self) -> None:
+        """Bring the statistics of the features to the version, if it has any."""
+        if self._learned is not None and self.graph.features is not None:
+            self.graph.features.load_state_dict(self._learned)
+
+
+def _missing(root: Path, served: Part, now: Current) -> tuple[Part, ...] | None:
+    """Return the versions to apply to the served one; None: read all rows."""
+    if served in now.chain[:-1]:
+        return now.chain[now.chain.index(served) + 1 :]
+    # The first of the chain also holds what changed since the version before it, unless it holds everything there.
+    follows = now.full == FULL and Folder(root, VERSION, now.chain[0]).before == served
+    return now.chain if follows else None
+
+
+def _open_graph(root: Path, part: Part) -> ServedGraph:
+    folder = Folder(root, GRAPH, part)
+    folder.verify()
+    try:
+        graph = ServedGraph(folder.path)
+        folder.verify()  # MindSpore reads the file itself: it was the verified one where it still is
+        return graph
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointDamagedError(
+            f"{folder.path} cannot be loaded though its checksums are right; was it published with another version of "
+            f"MindSpore or of this package? {type(error).__name__}: {gist(str(error))}"
+        ) from error
+
+
+def _items_of(folder: Folder) -> PublishedItems | None:
+    state = folder.state(ITEMS)
+    try:
+        return None if state is None else PublishedItems(state)
+    except (ValueError, TypeError, KeyError, AttributeError, ConfigurationError) as error:
+        raise CheckpointDamagedError(f"{folder.path} does not describe items: {error!r}") from None
+
+
+def _weights_for(graph: ServedGraph, folder: Folder) -> dict[str, np.ndarray]:
+    tensors = folder.tensors(WEIGHTS)
+    for name, parameter in graph.weights.items():
+        array = tensors.get(name)
+        if array is None or array.shape != tuple(parameter.shape):
+            what = "is missing" if array is None else f"has the shape {list(array.shape)}"
+            raise CheckpointDamagedError(
+                f"the weights in {folder.path} are not those of the network: {name!r} {what}, not {parameter.shape}"
+            )
+    weights = {name: np.array(tensors[name]) for name in graph.weights}
+    check_finite(weights, f"{folder.path}: the parameter")
+    return weights
