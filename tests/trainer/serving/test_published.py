@@ -28,7 +28,7 @@ from trainer.errors import (
     ConfigurationError,
     FolderInUseError,
 )
-from trainer.serving import served_model
+from trainer.serving import version_update
 from trainer.serving.publisher import Publish
 from trainer.serving.served_model import ServedModel
 
@@ -337,7 +337,7 @@ def test_a_server_that_opens_a_model_slowly_is_waited_for(trained, tmp_path, mon
     trainer, _ = trained
     publish = Publish(tmp_path, every=1e-6, compact=1, batch=8)
     trainer.online_train(clicks, max_steps=2, callbacks=[publish])
-    verify, opened = served_model.Folder.verify, []
+    verify, opened = version_update.Folder.verify, []
 
     def slow(folder):
         opened.append(folder)
@@ -345,7 +345,7 @@ def test_a_server_that_opens_a_model_slowly_is_waited_for(trained, tmp_path, mon
             trainer.online_train(clicks, max_steps=6, callbacks=[publish, Copies(publish, tmp_path.with_suffix(".x"))])
         verify(folder)
 
-    monkeypatch.setattr(served_model.Folder, "verify", slow)
+    monkeypatch.setattr(version_update.Folder, "verify", slow)
     with ServedModel(tmp_path, follow=False) as model:
         first = model.version
         assert len(set(opened)) == 1  # verified before and after it is loaded
@@ -379,7 +379,7 @@ def test_what_is_refused_is_documented():
 
 
 def test_files_that_change_while_a_model_is_opened_are_not_served(published, answers, monkeypatch):
-    check, load = served_model.table_rows, served_model.ServedGraph
+    check, load = version_update.table_rows, version_update.ServedGraph
 
     def check_and_spoil(tensors, dims, where):
         rows = check(tensors, dims, where)
@@ -388,7 +388,7 @@ def test_files_that_change_while_a_model_is_opened_are_not_served(published, ans
         return rows
 
     with monkeypatch.context() as patched:
-        patched.setattr(served_model, "table_rows", check_and_spoil)
+        patched.setattr(version_update, "table_rows", check_and_spoil)
         with ServedModel(published(4), follow=False) as model:
             np.testing.assert_array_equal(model.predict(QUESTION), answers[4])
 
@@ -397,6 +397,6 @@ def test_files_that_change_while_a_model_is_opened_are_not_served(published, ans
         flip(path / "network.mindir", 0.5)
         return graph
 
-    monkeypatch.setattr(served_model, "ServedGraph", load_and_spoil)
+    monkeypatch.setattr(version_update, "ServedGraph", load_and_spoil)
     with pytest.raises(CheckpointDamagedError, match=r"network\.mindir does not match its checksum"):
         ServedModel(published(4), follow=False)
