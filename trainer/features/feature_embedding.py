@@ -34,10 +34,12 @@ class SequenceEmbedding(Embedding):
 
     def __call__(self, ids):
         """Read rows outside a graph; see `Embedding`."""
-        return super().__call__(ids), ids != self.padding
+        return super().__call__(ids) if self.is_dense else (super().__call__(ids), ids != self.padding)
 
     def construct(self, ids):
         """Return vectors and mask."""
+        if self.is_dense:
+            return self.lowered(self._dense(ids)), ids != self.padding
         positions = self.row_positions(ids)
         mask = positions != 0
         return self.lowered(self.vectors(positions) * ops.cast(ops.expand_dims(mask, -1), mstype.float32)), mask
@@ -244,6 +246,17 @@ class FeatureEmbedding(nn.Cell):
         for index in range(len(self.row_inputs)):
             sequences += (self.rows[index](columns[self.row_inputs[index]]),)
         return fields, numbers, sequences
+
+    def rows_of(self, columns, field):
+        """Return table rows of a category, int32 [N], and of the first sequence, [N, L].
+
+        Graph code. Within a step, equal rows of one table are equal ids, and equal ids equal rows.
+        """
+        ids = columns[1] if self.has_numbers else columns[0]
+        ids = ids if self.id_columns is None else ops.gather(ids, self.id_columns, 1)
+        of_category = self.categories.members[field].row_positions(ids[:, field])
+        of_sequence = self.rows[0].row_positions(columns[self.row_inputs[0]])
+        return ops.cast(of_category, mstype.int32), ops.cast(of_sequence, mstype.int32)
 
 
 def _chosen(features: Features, exclude: Sequence[str]) -> tuple[list[Output], list[Output]]:

@@ -10,6 +10,8 @@ from callbacks.lazy_names import declared_imports, lazy_names
 
 if TYPE_CHECKING:
     from .autoint import AutoInt as AutoInt
+    from .bpr import BPR as BPR
+    from .bpr import BPRLoss as BPRLoss
     from .bst import BST as BST
     from .dcn import DCNv2 as DCNv2
     from .deepfm import DeepFM as DeepFM
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from .dlrm import DLRM as DLRM
     from .esmm import ESMM as ESMM
     from .fm import FM as FM
+    from .gbce import GBCE as GBCE
+    from .hstu import HSTU as HSTU
     from .in_batch_softmax import InBatchSoftmax as InBatchSoftmax
     from .item_index import ItemIndex as ItemIndex
     from .logistic_regression import LogisticRegression as LogisticRegression
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from .retrieval import top_items as top_items
     from .retrieval import user_vectors as user_vectors
     from .retrieval import write_vectors as write_vectors
+    from .sasrec import SASRec as SASRec
     from .two_tower import TwoTower as TwoTower
     from .wide_deep import WideDeep as WideDeep
 
@@ -46,6 +51,9 @@ MODELS = {
     "ple": "PLE",
     "esmm": "ESMM",
     "two_tower": "TwoTower",
+    "bpr": "BPR",
+    "sasrec": "SASRec",
+    "hstu": "HSTU",
 }
 _HOMES = declared_imports(__file__)
 __all__ = ["MODELS", "describe", *sorted(_HOMES)]

@@ -7,6 +7,12 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 
+def up_to_own_place(length):
+    """Return 1 where the key is not after the query, float32 [L, L]; graph code."""
+    places = ops.arange(length)
+    return ops.cast(ops.expand_dims(places, 0) <= ops.expand_dims(places, 1), mstype.float32)
+
+
 class Attention(nn.Cell):
     """Apply multi-head attention: softmax(scale * Q K^T) V, heads side by side.
 
@@ -18,11 +24,12 @@ class Attention(nn.Cell):
         heads: number of heads; it divides the width.
         scale: factor of the inner products.
         masked: whether there is a mask.
+        causal: whether a query sees the keys up to its own place alone; not with a mask.
     """
 
-    def __init__(self, heads: int, scale: float = 1.0, masked: bool = False) -> None:
+    def __init__(self, heads: int, scale: float = 1.0, masked: bool = False, causal: bool = False) -> None:
         super().__init__(auto_prefix=False)
-        self.weighted = _WeightedValues(heads, scale, masked)
+        self.weighted = _WeightedValues(heads, scale, masked, causal)
         self.no_mask = Tensor(np.ones((1, 1), np.float32))
 
     def construct(self, query, key, value, mask=None):
@@ -33,9 +40,9 @@ class Attention(nn.Cell):
 class _WeightedValues(nn.Cell):
     """Compute the attended values and their weights; only the former have a gradient."""
 
-    def __init__(self, heads: int, scale: float, masked: bool) -> None:
+    def __init__(self, heads: int, scale: float, masked: bool, causal: bool) -> None:
         super().__init__(auto_prefix=False)
-        self.heads, self.scale, self.masked = heads, scale, masked
+        self.heads, self.scale, self.masked, self.causal = heads, scale, masked, causal
         self.softmax = ops.Softmax(-1)
         self.product = ops.BatchMatMul()
         self.product_with_transposed = ops.BatchMatMul(transpose_b=True)
@@ -56,6 +63,8 @@ class _WeightedValues(nn.Cell):
         scores = ops.cast(self.product_with_transposed(self._scaled(query), key), mstype.float32)
         if self.masked:
             scores = scores - 1e9 * (1 - ops.cast(kept, mstype.float32).reshape(kept.shape[0], 1, 1, kept.shape[1]))
+        if self.causal:
+            scores = scores - 1e9 * (1 - up_to_own_place(scores.shape[3]))
         weights = ops.cast(self.softmax(scores), value.dtype)
         return self._join(self.product(weights, value)), weights
 

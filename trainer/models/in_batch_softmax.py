@@ -9,7 +9,6 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..checks import choice, number, whole
-from .layers import column_sums
 
 _INTEGERS = (mstype.int8, mstype.int16, mstype.int32, mstype.int64, mstype.uint8)
 
@@ -32,7 +31,8 @@ class InBatchSoftmax(nn.Cell):
 
     Inputs:
         vectors float [N, 2 * width], as from `TwoTower`; item [N], integers that identify the items. With
-        ``Features(..., label="item")``, where a feature reads the same column, text is hashed.
+        ``Features(..., label="item")``, where a feature reads the same column, text is hashed. Or vectors as
+        `NextItem` gives them while it trains: each item of each history counts as a row, and the label is not read.
 
     Outputs:
         Scalar float32: the mean over the rows.
@@ -68,19 +68,19 @@ class InBatchSoftmax(nn.Cell):
             self.interval = Parameter(Tensor(np.zeros(buckets, np.float32)), name="interval", requires_grad=False)
 
     def construct(self, vectors, item):
-        if item.dtype not in _INTEGERS:
+        if self.is_running and isinstance(vectors, tuple):
             raise TypeError(
-                "InBatchSoftmax takes integers that tell items apart as the label; Features(label=...) names the "
-                "column of the item's feature, or label_dtype='int32' makes a column of numbers integers"
+                "InBatchSoftmax(correction='running') counts the items of labels, and the items of a history are "
+                "known by their places in the step alone: correction='batch' goes with sasrec and hstu"
             )
-        vectors = ops.cast(vectors, mstype.float32)
-        width = vectors.shape[1] // 2
-        logits = ops.matmul(vectors[:, :width] * self.scale, vectors[:, width:].swapaxes(0, 1))
-        same = ops.cast(ops.expand_dims(item, 1) == ops.expand_dims(item, 0), mstype.float32)
+        vectors, item, rows = choices_of(vectors, item)
+        logits, same, _ = scores_and_same(vectors, item)
+        logits = logits * self.scale
         if self.correction is not None:
-            log_q = self._log_intervals(item) if self.is_running else ops.log(column_sums(same) / same.shape[0])
+            share = ops.matmul(ops.expand_dims(rows / rows.sum(), 0), same).reshape(-1)
+            log_q = self._log_intervals(item) if self.is_running else ops.log(ops.maximum(share, 1e-12))
             logits = logits - ops.stop_gradient(log_q)
-        return self.of_logits(logits, same)[0]
+        return self.of_logits(logits - 1e9 * (1 - rows), same, rows / rows.sum())[0]
 
     def _log_intervals(self, item):
         """Return log Q of each row's item, and count the batch while training."""
@@ -103,10 +103,44 @@ class InBatchSoftmax(nn.Cell):
         return -ops.log(ops.clamp(interval, 1.0, None))
 
 
-class _OwnItem(nn.Cell):
-    """Compute the mean loss of the rows' own items, and outputs for the gradient.
+def choices_of(vectors, item):
+    """Return vectors [M, 2 * width], items [M] and which rows count, float32 [M]; graph code.
 
-    The gradient is probability less one for the own item: two arrays of [N, N], where the operators' derivatives take a
+    Takes what `InBatchSoftmax` does. Of histories each place is a row, and padding counts 0.
+    """
+    if isinstance(vectors, tuple):
+        of_places, items, kept = vectors
+        return ops.cast(of_places.reshape(-1, of_places.shape[2]), mstype.float32), items.reshape(-1), kept.reshape(-1)
+    if item.dtype not in _INTEGERS:
+        raise TypeError(
+            "the loss takes integers that tell items apart as the label; Features(label=...) names the column of the "
+            "item's feature, or label_dtype='int32' makes a column of numbers integers"
+        )
+    return ops.cast(vectors, mstype.float32), item, ops.ones((item.shape[0],), mstype.float32)
+
+
+def scores_and_same(vectors, item):
+    """Return every user's scores of every row's item, [M, M], and more; graph code.
+
+    The second array is 1 where both rows are of one item, the third, [M], the scores of the rows' own items.
+    """
+    width = vectors.shape[1] // 2
+    users, items = vectors[:, :width], vectors[:, width:]
+    scores = ops.matmul(users, items.swapaxes(0, 1))
+    same = ops.cast(ops.expand_dims(item, 1) == ops.expand_dims(item, 0), mstype.float32)
+    return scores, same, (users * items).sum(axis=1)
+
+
+def each_item_once(same, rows):
+    """Return weights of the columns, [1, M], that add up to 1 for each item; graph code."""
+    count = ops.matmul(ops.expand_dims(rows, 0), same)
+    return ops.stop_gradient(ops.expand_dims(rows, 0) / ops.maximum(count, 1.0))
+
+
+class _OwnItem(nn.Cell):
+    """Compute the weighted mean loss of the rows' own items, and more for the gradient.
+
+    The gradient is probability less one for the own item: two arrays of [M, M], where the operators' derivatives take a
     dozen.
     """
 
@@ -114,10 +148,11 @@ class _OwnItem(nn.Cell):
         super().__init__(auto_prefix=False)
         self.log_softmax = ops.LogSoftmax(1)
 
-    def construct(self, logits, same):  # float32 [N, N]; same: 1 where column and row are of the same item
+    def construct(self, logits, same, weights):  # [M, M]; same: 1 where column and row are of one item; [M]
         own = ops.eye(same.shape[0], same.shape[0], mstype.float32)
         logs = self.log_softmax(logits - 1e9 * (same - own))
-        return -(logs * own).sum() / same.shape[0], logs, own
+        return -(logs * own * ops.expand_dims(weights, 1)).sum(), logs, own
 
-    def bprop(self, logits, same, out, dout):
-        return (ops.exp(out[1]) - out[2]) * (dout[0] / same.shape[0]), ops.zeros_like(same)
+    def bprop(self, logits, same, weights, out, dout):
+        of_logits = (ops.exp(out[1]) - out[2]) * (ops.expand_dims(weights, 1) * dout[0])
+        return of_logits, ops.zeros_like(same), ops.zeros_like(weights)

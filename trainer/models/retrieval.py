@@ -1,4 +1,4 @@
-"""User and item vectors from two towers, exact nearest items, and vector files."""
+"""User and item vectors of a model, exact nearest items, and vector files."""
 
 from __future__ import annotations
 
@@ -25,31 +25,33 @@ class Predicts(Protocol):
 
 
 def user_vectors(model: Predicts, rows: Any) -> np.ndarray:
-    """Return user vectors of length 1, float32 [n, width].
+    """Return user vectors, float32 [n, width]; of two towers of length 1.
 
     Args:
-        model: a `Trainer` or `ServedModel` of a `TwoTower`.
+        model: a `Trainer` or `ServedModel` of a `TwoTower`, `BPR`, `SASRec` or `HSTU`, or of any network whose output
+            is [n, 2 * width], the vectors of user and item side by side.
         rows: raw rows of the users, as for `predict`; item columns may be missing.
 
     Raises:
-        ConfigurationError: the model's output is not that of a `TwoTower`.
+        ConfigurationError: the model's output is something else.
         DataError: as `predict`.
     """
     return halves(model.predict(rows))[0]
 
 
 def item_vectors(model: Predicts, rows: Any) -> np.ndarray:
-    """Return item vectors of length 1, as `user_vectors`; user columns may be missing."""
+    """Return item vectors, as `user_vectors`; user columns may be missing."""
     return halves(model.predict(rows))[1]
 
 
 def halves(outputs: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return users' and items' vectors of a `TwoTower`'s output, or raise as above."""
+    """Return users' and items' vectors of an output, or raise as above."""
     shape = None if isinstance(outputs, tuple) else np.shape(outputs)
     if shape is None or len(shape) != 2 or shape[1] % 2 or not shape[1]:
         what = f"{len(outputs)} outputs" if shape is None else f"an output of shape {list(shape)}"
         raise ConfigurationError(
-            f"vectors of users and items come from a TwoTower, whose output is [n, 2 * width]; the model gives {what}"
+            "vectors of users and items come from two_tower, bpr, sasrec or hstu, whose output is [n, 2 * width]; the "
+            f"model gives {what}"
         )
     width = shape[1] // 2
     return np.ascontiguousarray(outputs[:, :width], np.float32), np.ascontiguousarray(outputs[:, width:], np.float32)

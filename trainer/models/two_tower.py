@@ -56,23 +56,8 @@ class TwoTower(nn.Cell):
         fields = self.embedding.field_names
         plain = [output for output in features.of_kind(Kind.NUMBERS) if output.vector is None]
         numbers = [output.name for output in plain for _ in range(output.width)]
-        item = (item,) if isinstance(item, str) else tuple(item)
-        for name in item:
-            if name not in fields and name not in numbers:
-                names = list(dict.fromkeys((*fields, *numbers)))
-                raise ConfigurationError(
-                    f"TwoTower(item=...): no feature {name!r}; there are {', '.join(names)}{did_you_mean(name, names)}"
-                )
-        if problem := after_the_choice(features, item):
-            raise ConfigurationError(f"TwoTower(item=...): {problem}")
-        user_fields, item_fields = _divided(fields, item)
-        user_numbers, item_numbers = _divided(numbers, item)
-        if not len(user_fields) or not len(item_fields):
-            raise ConfigurationError(
-                f"TwoTower(item={list(item)}) needs a category or list of the item and one of the user; there are "
-                f"{', '.join(fields) or 'none'}"
-            )
-        self.sides = _Sides(user_fields, item_fields)
+        user_fields, item_fields, user_numbers, item_numbers = divided(features, "TwoTower", fields, numbers, item)
+        self.sides = Sides(user_fields, item_fields)
         self.user_numbers, self.item_numbers = _indices(user_numbers), _indices(item_numbers)
         self.user = Perceptron(len(user_fields) * dim + len(user_numbers), hidden, width)
         self.item = Perceptron(len(item_fields) * dim + len(item_numbers), hidden, width)
@@ -84,6 +69,32 @@ class TwoTower(nn.Cell):
         user = self.user(_joined(user, numbers, self.user_numbers))
         item = self.item(_joined(item, numbers, self.item_numbers))
         return ops.concat((normalized(user, self.training), normalized(item, self.training)), 1)
+
+
+def divided(
+    features: Features, model: str, fields: Sequence[str], numbers: Sequence[str], item: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the indices of the user's and the item's fields, then of their numbers.
+
+    Raises:
+        ConfigurationError: see `TwoTower`.
+    """
+    item = (item,) if isinstance(item, str) else tuple(item)
+    for name in item:
+        if name not in fields and name not in numbers:
+            names = list(dict.fromkeys((*fields, *numbers)))
+            raise ConfigurationError(
+                f"{model}(item=...): no feature {name!r}; there are {', '.join(names)}{did_you_mean(name, names)}"
+            )
+    if problem := after_the_choice(features, item):
+        raise ConfigurationError(f"{model}(item=...): {problem}")
+    user_fields, item_fields = _parted(fields, item)
+    if not len(user_fields) or not len(item_fields):
+        raise ConfigurationError(
+            f"{model}(item={list(item)}) needs a category or list of the item and one of the user; there are "
+            f"{', '.join(fields) or 'none'}"
+        )
+    return user_fields, item_fields, *_parted(numbers, item)
 
 
 def after_the_choice(features: Features, item: Sequence[str]) -> str | None:
@@ -99,7 +110,7 @@ def after_the_choice(features: Features, item: Sequence[str]) -> str | None:
     return None
 
 
-class _Sides(nn.Cell):
+class Sides(nn.Cell):
     """Divide the fields [N, F, D] between user and item; the gradient joins them."""
 
     def __init__(self, user: np.ndarray, item: np.ndarray) -> None:
@@ -114,7 +125,7 @@ class _Sides(nn.Cell):
         return (ops.gather(ops.concat(dout, 1), self.order, 1),)
 
 
-def _divided(names: Sequence[str], item: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def _parted(names: Sequence[str], item: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     of_item = np.array([name in item for name in names], bool)
     return np.flatnonzero(~of_item), np.flatnonzero(of_item)
 

@@ -101,7 +101,7 @@ def test_every_model_and_its_options_are_known(validator):
     for name in MODELS:
         experiment = {
             "experiment": "x",
-            "network": {"model": name, "dim": 4, **({"item": ["a"]} if name == "two_tower" else {})},
+            "network": {"model": name, "dim": 4, **({"item": ["a"]} if name in ("two_tower", "bpr") else {})},
         }
         assert validator.is_valid(experiment) is (name != "lr"), name  # which has no vectors
 

@@ -50,7 +50,7 @@ def test_it_is_trained_and_its_run_folder_loads_as_the_same_model(config, capsys
 
 def test_every_model_is_known_by_its_name(config):
     for name in MODELS:
-        options = {"two_tower": "item: [city]"}.get(name, "")
+        options = dict.fromkeys(("two_tower", "bpr"), "item: [city]").get(name, "")
         config.write_text(CONFIG.replace("  model: deepfm\n  dim: 2\n  hidden: [4]", f"  model: {name}\n  {options}"))
         assert load_config(config).network.to_dict()["model"] == name
 

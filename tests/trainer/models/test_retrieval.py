@@ -166,7 +166,7 @@ def test_a_model_of_one_tower_has_no_vectors_of_users():
         def predict(self, rows):
             return np.zeros(len(rows["user"]), np.float32)
 
-    with pytest.raises(ConfigurationError, match=r"come from a TwoTower.*shape \[2\]"):
+    with pytest.raises(ConfigurationError, match=r"come from two_tower, .*shape \[2\]"):
         user_vectors(Scores(), {"user": [1, 2]})
 
 

@@ -26,22 +26,29 @@ OPTIONS = {
     "mmoe": EXPERTS,
     "ple": EXPERTS,
     "two_tower": {**SMALL, "item": ["item", "genres", "price"], "width": 4},
+    "bpr": {"dim": 4, "item": ["item", "genres"]},
+    "sasrec": {"dim": 4, "blocks": 1, "dropout": 0.0, "normalize": True},
+    "hstu": {"dim": 4, "layers": 1, "normalize": True},
 }
-TASKS, HISTORIES = ("mmoe", "ple", "esmm"), ("din", "bst")
-SCORED = ("deepfm", "esmm", "two_tower")  # windows count metrics of numbers, of tasks, and none of vectors
+TASKS, HISTORIES, NEXT_ITEM = ("mmoe", "ple", "esmm"), ("din", "bst"), ("sasrec", "hstu")
+VECTORS = ("two_tower", "bpr", *NEXT_ITEM)
+SCORED = ("deepfm", "esmm", *VECTORS)  # windows count metrics of numbers, of tasks, and none of vectors
 TABLE = make_rows()
 
 
 def make(name, **options):
-    labels = ["click", "buy"] if name in TASKS else "item" if name == "two_tower" else "click"
-    features = make_features(labels, None if name in HISTORIES else "mean")
+    labels = ["click", "buy"] if name in TASKS else "item" if name in VECTORS else "click"
+    features = make_features(labels, None if name in HISTORIES + NEXT_ITEM else "mean")
+    if name in (*NEXT_ITEM, "bpr"):  # which read no others
+        kept = ("item", "history") if name in NEXT_ITEM else ("item", "history", "user", "genres")
+        features = Features([feature for feature in features.features if feature.name in kept], label=labels)
     return features, getattr(models, MODELS[name])(features, **{**OPTIONS.get(name, SMALL), **options})
 
 
 def loss_of(name):
     if name in TASKS:
         return MultiTaskLoss({"click": nn.BCEWithLogitsLoss(), "buy": nn.BCEWithLogitsLoss()})
-    return InBatchSoftmax(0.5) if name == "two_tower" else nn.BCEWithLogitsLoss()
+    return InBatchSoftmax(0.5) if name in VECTORS else nn.BCEWithLogitsLoss()
 
 
 @pytest.mark.long
@@ -50,7 +57,7 @@ def test_a_model_learns_offline_and_online_and_is_served_with_the_same_bits_and_
     """Tables are sparse, lists of any length up to a longest, columns have missing values; two steps per call."""
     set_seed(0)
     features, net = make(name)
-    optimizer = nn.Adam(net.trainable_params(), 2e-2)
+    optimizer = ("adam", {"learning_rate": 2e-2})
     metrics = None if name in SCORED else ["loss"]  # windows of the loss alone need no further program
     options = {"features": features, "seed": 0, "amp_level": level, "metrics": metrics}
     trainer = Trainer(net, loss_of(name), optimizer, **options)
@@ -72,7 +79,7 @@ def test_a_model_learns_offline_and_online_and_is_served_with_the_same_bits_and_
     if name in TASKS:
         assert [output.shape for output in outputs] == [(ROWS,), (ROWS,)]
     else:
-        assert outputs.shape == ((ROWS, 8) if name == "two_tower" else (ROWS,))
+        assert outputs.shape == ((ROWS, 8) if name in VECTORS else (ROWS,))
     if name == "esmm":
         assert np.all(outputs[1] <= outputs[0])  # no conversion without a click
     if name == "two_tower":

@@ -16,6 +16,7 @@ from .declared_rows import require_column
 from .table_summary import TableSummary
 
 HISTORY_MODELS, TASK_MODELS = ("din", "bst"), ("mmoe", "ple", "esmm")
+UNWRITTEN = ("bpr", "sasrec", "hstu")  # whose rows are made from interactions, by data.split
 _LABELS = re.compile(
     r"(^|_)(label|labels|target|y|click|clicks|clicked|is_click|conversion|converted|purchase|purchased|bought|buy|"
     r"like|liked|churn|outcome|response|rating|score)$",
@@ -75,6 +76,10 @@ def propose(
         sides: which columns go into which tower, and which are no features.
     """
     choice("MODEL", model, MODELS, optional=True)
+    if model in UNWRITTEN:
+        raise ConfigurationError(
+            f"init writes no configuration for {model}: section 'The next item' of docs/models.md has one to begin with"
+        )
     if (sides.user or sides.item) and model != "two_tower":
         raise ConfigurationError(f"--user and --item go with two_tower; received {model or 'no model'}")
     for name in (*labels, *([event_time] if event_time else []), *sides.user, *sides.item, *sides.left_out):

@@ -1,0 +1,53 @@
+"""Generalised binary cross-entropy (A. Petrov and C. Macdonald, RecSys 2023).
+
+"gSASRec: Reducing Overconfidence in Sequential Recommendation Trained with Negative Sampling".
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from mindspore import nn, ops
+
+from ..checks import number, whole
+from .in_batch_softmax import choices_of, each_item_once, scores_and_same
+
+
+class GBCE(nn.Cell):
+    """Cross-entropy of a row's own item against the other items of its batch, each once.
+
+    For k negatives of I items, a = k / (I - 1) and b = a (t (1 - 1/a) + 1/a), the loss of a row is (equations 11, 13)
+
+        -(b log sigmoid(s_own) + sum over the negatives of log(1 - sigmoid(s))) / (k + 1).
+
+    The negatives are the distinct items of the batch, so that a frequent item is one negative, as a draw of uniform
+    ones would give; k is their number. t = 0 is the plain cross-entropy, t = 1 gives calibrated probabilities.
+
+    Args:
+        items: I, the number of all items.
+        calibration: t, 0 to 1; the paper recommends 0.75.
+
+    Inputs and outputs as of `InBatchSoftmax`.
+
+    Raises:
+        ConfigurationError: an invalid argument.
+        TypeError: items that are not integers, before the first step.
+    """
+
+    rows_depend: ClassVar[bool] = True
+
+    def __init__(self, items: int, calibration: float = 0.75) -> None:
+        super().__init__()
+        self.others = float(whole("GBCE(items=...)", items, 2) - 1)
+        self.calibration = number("GBCE(calibration=...)", calibration, least=0, most=1)
+
+    def construct(self, vectors, item):
+        vectors, item, rows = choices_of(vectors, item)
+        scores, same, own = scores_and_same(vectors, item)
+        negatives = each_item_once(same, rows) * (1 - same)
+        count = ops.stop_gradient(ops.maximum(negatives.sum(axis=1), 1.0))
+        rate = ops.minimum(count / self.others, 1.0)
+        power = rate * (self.calibration * (1 - 1 / rate) + 1 / rate)
+        # -log sigmoid(s) = log(1 + exp(-s)), -log(1 - sigmoid(s)) = log(1 + exp(s))
+        losses = power * ops.softplus(-own) + (negatives * ops.softplus(scores)).sum(axis=1)
+        return (rows * losses / (count + 1)).sum() / rows.sum()

@@ -1,0 +1,114 @@
+"""The next item of a history: what models of sequences of items share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..checks import boolean, number, whole
+from ..errors import ConfigurationError
+from ..features import FeatureEmbedding, Features
+from ..features.feature import Kind
+from .bst import running_count
+from .sequences import candidate_and_history, candidates_of
+from .stateless_dropout import StatelessDropout, layer_key
+from .two_tower import normalized
+
+
+class NextItem(nn.Cell):
+    """Base of models that read a history up to each of its items and tell the next one.
+
+    Maps the columns of `Features.inputs` to float32 [N, 2 * width], as `TwoTower` does: the user's vector, from the
+    history alone, and the item's, the vector of its table; their inner product is the score. A user without a history
+    has a vector of zeros. While it trains, the row's item follows the whole history and each item of the history those
+    before it: the outputs are (float32 [N, L, 2 * width], the items' rows of their table int32 [N, L], 1 where there is
+    an item and 0 at padding float32 [N, L]), which `InBatchSoftmax`, `GBCE` and `BPRLoss` take.
+
+    Args:
+        features: the columns: a list without pooling, the history, and a category that shares its table, the item; or
+            several of each, the aligned columns of one sequence (`sequence=`).
+        candidate: see `DIN`.
+        dim: length of the vectors of a table; the width is their sum.
+        positions: number of learned positions, counted back from the newest item; earlier items share the last.
+        dropout: share of entries dropped in training; the masks are the same in every run of the same steps.
+        normalize: whether users' and items' vectors have length 1, for a loss with a temperature.
+
+    Raises:
+        ConfigurationError: no history, no item, an invalid argument, or a feature that the model would not read.
+    """
+
+    rows_are_independent = True
+
+    def __init__(
+        self,
+        features: Features,
+        candidate: str | Sequence[str] | None,
+        dim: int,
+        positions: int,
+        dropout: float,
+        normalize: bool,
+    ) -> None:
+        super().__init__()
+        model = type(self).__name__
+        whole(f"{model}(positions=...)", positions)
+        self.drop = number(f"{model}(dropout=...)", dropout, least=0, below=1)
+        self.normalizes = boolean(f"{model}(normalize=...)", normalize)
+        candidates = candidates_of(features, model, candidate)
+        histories = [output.name for output in features.of_kind(Kind.LIST) if output.pooling is None]
+        unread = [output.name for output in features.outputs if output.name not in (*candidates, *histories)]
+        if unread:
+            raise ConfigurationError(
+                f"{model} reads the history ({', '.join(histories)}) and the item ({', '.join(candidates)}) alone; "
+                f"feature {unread[0]!r} would be unused: leave it out, or take two_tower"
+            )
+        self.embedding = FeatureEmbedding(features, dim)
+        self.candidates = tuple(self.embedding.field_index(name) for name in candidates)
+        self.width = dim * len(candidates)
+        self.last_position = float(positions - 1)
+        first = np.random.default_rng(0).normal(0, 0.01, (positions, self.width)).astype(np.float32)
+        self.positions = Parameter(Tensor(first), name="positions")
+        self.drop_input = self.make_dropout(0)
+
+    def make_dropout(self, layer: int) -> nn.Cell:
+        """Return the dropout of a layer."""
+        return StatelessDropout(1 - self.drop, layer_key(0, layer)) if self.drop else nn.Identity()
+
+    def encode(self, x, kept):
+        """Return the state after each item; graph code.
+
+        Maps float [N, L, width] and `kept`, 1 where there is an item, float32 [N, L], to float [N, L, width]. Histories
+        are padded at the end, so a causal mask alone hides padding from every item.
+        """
+        raise NotImplementedError
+
+    def construct(self, *columns):
+        fields, _, sequences = self.embedding(*columns)
+        item, history, mask = candidate_and_history(fields, sequences, self.candidates)
+        kept = ops.cast(mask, mstype.float32)
+        count = running_count(mask)
+        back = ops.cast(ops.minimum(count[:, -1:] - count, self.last_position), mstype.int32)
+        x = self.drop_input(history + ops.gather(self.positions, back, 0))
+        x = self.encode(x * ops.cast(ops.expand_dims(kept, 2), x.dtype), kept)
+        last = kept * ops.cast(count == count[:, -1:], mstype.float32)
+        if self.training:
+            return self._at_each_position(columns, x, item, history, last, kept)
+        user = ops.matmul(ops.cast(ops.expand_dims(last, 1), x.dtype), x).reshape(x.shape[0], -1)
+        return ops.concat((self._scaled(user), self._scaled(item)), 1)
+
+    def _at_each_position(self, columns, x, item, history, last, kept):
+        of_item, of_history = self.embedding.rows_of(columns, self.candidates[0])
+        following = ops.concat((history[:, 1:], ops.expand_dims(item, 1)), 1)
+        at_end = ops.cast(ops.expand_dims(last, 2), item.dtype)
+        following = following * (1 - at_end) + ops.expand_dims(item, 1) * at_end
+        of_item = ops.expand_dims(of_item, 1)
+        rows = ops.concat((of_history[:, 1:], of_item), 1)
+        rows = ops.select(last > 0, ops.broadcast_to(of_item, rows.shape), rows)
+        vectors = ops.concat((x.reshape(-1, self.width), following.reshape(-1, self.width)), 0)
+        vectors = self._scaled(vectors).reshape(2, *x.shape)
+        return ops.concat((vectors[0], vectors[1]), 2), rows, kept
+
+    def _scaled(self, vectors):
+        return normalized(vectors, self.training) if self.normalizes else ops.cast(vectors, mstype.float32)
