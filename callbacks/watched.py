@@ -16,7 +16,7 @@ _STREAM = ("lag", "staleness", "rows_per_second", "queue_depth", "late_rows")
 
 def is_window_name(name: str) -> bool:
     """Return whether `name` is a window value's full name: "lag", not "auc"."""
-    return name in _STREAM or name.startswith(("window_", "decayed_", "lifetime_", "drift_"))
+    return name in _STREAM or name.startswith(("window_", "decayed_", "lifetime_", "drift_", "stream_"))
 
 
 def window_value(window: Mapping[str, float] | None, name: str) -> float | None:

@@ -103,6 +103,10 @@ class Source:
         """Return how many rows came too late to be read, or None where that cannot happen."""
         return None
 
+    def stream_counts(self) -> dict[str, int]:
+        """Return `Stream.counts` of the stream that is read."""
+        return {}
+
     def go_back(self, position: Position, trained: int) -> None:
         """Seek to `position`, from which the next call continues."""
 

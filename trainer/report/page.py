@@ -221,7 +221,8 @@ def _windows(runs: Sequence[RunData]) -> list[Any]:
         name.removeprefix("window/").removeprefix("decayed_").removeprefix("lifetime_")
         for name in _once(runs, _names(runs, "window"))
     )
-    shown = [base for base in bases if base not in _STREAM_FIGURES and not base.endswith("rows")]
+    shown = [base for base in bases if base not in _STREAM_FIGURES and not base.startswith("stream_")]
+    shown = [base for base in shown if not base.endswith("rows")]
     horizons = ("window/", "window/decayed_", "window/lifetime_")
     return [
         figures.lines(f"{headline.in_words(base)} by window", runs, [of + base for of in horizons], by_time=True)

@@ -76,6 +76,7 @@ class OnlineMetrics(Stateful):
         figures = {"lag": False, "staleness": False, "rows_per_second": True, "queue_depth": None}
         if self.feed.source.late_rows() is not None:
             figures["late_rows"] = False
+        figures |= dict.fromkeys(self._stream_counts())
         drift = {} if self.drift is None else dict.fromkeys(self.drift.value_names, False)
         return {**dict.fromkeys(("window_loss", *losses), False), **scored, **figures, **drift}
 
@@ -124,7 +125,10 @@ class OnlineMetrics(Stateful):
         if self.group.size > 1:
             values = self.group.broadcast(np.array(values)).tolist()
         figures = dict(zip(("lag", "staleness", "rows_per_second", "queue_depth"), values, strict=True))
-        return figures if late is None else {**figures, "late_rows": float(late)}
+        return figures | ({} if late is None else {"late_rows": float(late)}) | self._stream_counts()
+
+    def _stream_counts(self) -> dict[str, float]:
+        return {f"stream_{name}": float(count) for name, count in self.feed.source.stream_counts().items()}
 
     def _close_window(self, rows_seen: int) -> dict[str, float]:
         results = self._losses()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .sources.redis import RedisStream as RedisStream
     from .sources.replay import ReplayStream as ReplayStream
     from .sources.segment import write_checksum as write_checksum
+    from .sources.served import ServedOutcomes as ServedOutcomes
 
 _HOMES = declared_imports(__file__)
 __all__ = sorted(_HOMES)

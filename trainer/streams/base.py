@@ -113,6 +113,13 @@ class Stream:
         """Return how many rows came too late to be read; None if that cannot happen."""
         return None
 
+    def counts(self) -> dict[str, int]:
+        """Return what windows show of the stream beside lag and late rows, by name.
+
+        The names are the same in each call; in a window they begin with ``stream_``.
+        """
+        return {}
+
     def close(self) -> None:
         """Release files and connections; a running `poll` returns soon."""
 

@@ -111,6 +111,9 @@ class StreamSource(Source):
     def late_rows(self) -> int | None:
         return self.stream.late_rows()
 
+    def stream_counts(self) -> dict[str, int]:
+        return self.stream.counts()
+
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         self._stopped, self.ended, self._finish, self.begun = False, None, None, None
         if state is not None:

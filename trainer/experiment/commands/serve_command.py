@@ -34,6 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--drain", type=float, default=30.0, metavar="S", help="for open requests to end; default: 30")
     add("--max-age", type=float, metavar="S", help="of a version, for /readyz; default: any")
     add("--wait", action="store_true", help="start before anything is published")
+    add("--log", metavar="TARGET", help="folder, redis://... or kafka://HOST/TOPIC to write answered rows to")
+    add("--log-share", type=float, default=1.0, metavar="SHARE", help="of the requests that are logged; default: 1")
+    add(
+        "--log-wait",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="an answer waits for its rows to be durable; default: 0",
+    )
+    add("--log-queue-rows", type=int, default=100_000, metavar="ROWS", help="that wait to be logged; more are left out")
     add(
         "--token-variable",
         default="TRAINER_SERVE_TOKEN",

@@ -18,7 +18,7 @@ from .class_paths import has_reference, wrong_reference
 from .object_spec import ObjectSpec, default_paths, to_plain
 from .problems import Problem, SourceLocation
 from .reader import Section, noted
-from .sections import Callbacks, DeclaredFeatures, Keywords, Made, Metrics, Network, Rows
+from .sections import Callbacks, DeclaredFeatures, Keywords, Made, Metrics, Network, Rows, StreamOfRows
 from .yaml_tree import Tree
 
 _RESUME = "trainer {} --resume RUN"
@@ -76,8 +76,8 @@ class DataConfig(Section):
     """What `fit` validates on."""
     test: Annotated[ObjectSpec | None, Rows("data")] = None
     """What `evaluate` and `predict` read, and what a finished `fit` is evaluated on."""
-    stream: Annotated[ObjectSpec | None, Rows("data")] = None
-    """What `online` trains on."""
+    stream: Annotated[ObjectSpec | None, StreamOfRows("data")] = None
+    """What `online` trains on; with the keys served and outcomes, the arguments of `ServedOutcomes`."""
 
 
 class ExperimentConfig(Section):

@@ -177,6 +177,11 @@ class Reader:
         spec = ObjectSpec(class_path, location=self.tree.location(at), path=dotted(path), model=name)
         return self._with_arguments(spec, options, path, signature, supplied)
 
+    def by_arguments(self, class_path: str, written: dict[Any, Any], path: Path) -> ObjectSpec:
+        """Read the arguments of a class of ours that is known by them."""
+        spec = ObjectSpec(class_path, location=self.tree.location(path), path=dotted(path))
+        return self._with_arguments(spec, written, path, real_signature(resolve(class_path)), set())
+
     def _with_arguments(
         self, spec: ObjectSpec, written: dict[Any, Any], path: Path, signature: Signature | None, supplied: set[str]
     ) -> ObjectSpec:

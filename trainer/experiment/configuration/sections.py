@@ -27,6 +27,7 @@ from .object_spec import ObjectSpec, Options
 from .reader import Reader, noted, recordable
 from .schema_parts import Schema, arguments_schema, documented, when
 
+_SERVED = "trainer.streams.ServedOutcomes"
 _ROWS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 _FEATURE_ARGUMENT = re.compile(r"\w+\((\w+)=")  # begins the errors of features
 
@@ -105,6 +106,20 @@ class Rows(Made):
 
     def schema(self) -> Schema:
         return {"type": ["string", "object", "null"], "if": {"type": "object"}, "then": OBJECT}
+
+
+class StreamOfRows(Rows):
+    """Rows that come one after another; those served and their outcomes by name."""
+
+    def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> ObjectSpec | None:
+        if isinstance(value, dict) and "class_path" not in value and not {"served", "outcomes"}.isdisjoint(value):
+            return reader.by_arguments(_SERVED, value, path)
+        return super().read(reader, value, path)
+
+    def schema(self) -> Schema:
+        target = resolve(_SERVED)
+        served = arguments_schema(signature_of(target), (), documented(target))
+        return {"if": {"type": "object", "required": ["served"]}, "then": served, "else": super().schema()}
 
 
 class Callbacks(Made):

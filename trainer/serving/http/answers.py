@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from .request_rows import column_and_reason
 from .service_call import Reply
 
 
-def reply_to(scored: Scored, *, logits: bool) -> Reply:
+def reply_to(scored: Scored, request_id: str, *, logits: bool) -> Reply:
     """Return the answer to a prediction.
 
     Rows that were not answered are null, and named under "errors". The status is 422 when no row was answered. A label
@@ -25,7 +26,13 @@ def reply_to(scored: Scored, *, logits: bool) -> Reply:
     listed = {name: _with_nulls(scored, values) for name, values in named_outputs(scored, logits).items()}
     classes = {"classes": scored.classes} if scored.classes else {}
     body = {**about(scored.current), **classes, **listed, "errors": _errors(scored)}
-    return Reply(200 if len(scored.good) else 422, orjson.dumps(body))
+    reply = Reply(200 if len(scored.good) else 422, orjson.dumps({**body, "request_id": request_id}))
+    return with_id(reply, request_id)
+
+
+def with_id(reply: Reply, request_id: str) -> Reply:
+    """Return a reply that names its request."""
+    return replace(reply, headers={**reply.headers, "X-Request-Id": request_id})
 
 
 def named_outputs(scored: Scored, logits: bool = True) -> dict[str, np.ndarray]:

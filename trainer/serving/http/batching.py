@@ -43,6 +43,7 @@ class Scored:
     classes: tuple[Any, ...] = ()  # names of the label's classes, by number
     not_finite: int = 0  # rows among the bad ones for which the model computed NaN or an infinite number
     items: PublishedItems | None = None  # of the version
+    reader: RowReader | None = None  # what read its rows
 
 
 @dataclass(eq=False)
@@ -217,6 +218,7 @@ def _scored(version: HeldVersion, reader: RowReader, jobs: Sequence[_Job]) -> li
                 version.graph.classes,
                 len(wrong),
                 version.items,
+                reader,
             )
         )
     return scored

@@ -103,6 +103,11 @@ class RowReader:
         self._id_columns = () if graph.features is not None else _id_columns(graph)
         self._schema = graph.features.unlabelled_schema if graph.features is not None else _plain_schema(graph)
         self.fields: dict[str, Column] = self._schema.fields  # the raw columns by name
+        features = graph.features
+        self.event_time = None if features is None else features.event_time
+        roles = () if features is None else (features.event_time, features.group)
+        # the columns that a log of served rows keeps
+        self.logged = (*self.fields, *(name for name in roles if name is not None and name not in self.fields))
 
     def read(self, request: RequestRows) -> Decoded:
         """Return the rows of a request; `reasons` has the bad ones."""
@@ -111,6 +116,16 @@ class RowReader:
     def inputs(self, decoded: Decoded) -> Mapping[str, Any]:
         """Return the network's inputs for the good rows."""
         return decoded.columns if self._features is None else self._features.apply(decoded.columns)
+
+    def asked(self, request: RequestRows, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Return rows as they were asked for: raw columns, event time and group."""
+        if request.rows is not None:
+            return [{n: given[n] for n in self.logged if n in given} for given in map(request.rows.__getitem__, rows)]
+        table = {name: request.table[name] for name in self.logged if name in request.table}
+        columns = {
+            name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in table.items()
+        }
+        return [{name: values[row] for name, values in columns.items()} for row in rows]
 
     def _from_rows(self, rows: Sequence[Any]) -> Decoded:
         known = self.fields.keys()

@@ -13,15 +13,16 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from ...errors import CheckpointError, CheckpointNotFoundError
+from ...errors import CheckpointError, CheckpointNotFoundError, ConfigurationError
 from ..published import Current
 from ..served_model import ServedModel
-from .answers import about, reply_to
+from .answers import about, reply_to, with_id
 from .batching import Engine, Scored
 from .open_inference import infer_reply, model_metadata, rows_of_infer
 from .openapi import description
 from .recommendation import Recommendation
-from .request_rows import RequestRows, rows_of_body
+from .request_log import RequestLog, request_id
+from .request_rows import RequestRows, RowReader, rows_of_body
 from .service_call import TEXT, Call, RefusalError, Reply, ServeOptions, refused
 from .traffic import Traffic
 
@@ -36,6 +37,7 @@ class Service:
     def __init__(self, root: Path | str, options: ServeOptions) -> None:
         self._root, self._options = root, options
         self._traffic = Traffic()
+        self._log = None if options.log is None else RequestLog(options, self._traffic)
         self._engine: Engine | None = None
         self._problem = f"no model has been published at {root} yet"  # why there is no engine
         self._answered = (0, 0, 0)  # version, rows that it computed, and how many of these were not finite
@@ -67,6 +69,8 @@ class Service:
 
     async def _open(self) -> None:
         model = await asyncio.to_thread(ServedModel, self._root)
+        if self._log is not None:
+            self._log.check(RowReader(model.graph))
         engine = Engine(model, self._options, self._traffic, asyncio.get_running_loop())
         self._traffic.watch(model, lambda: engine.queued)
         await asyncio.to_thread(engine.ready.wait)
@@ -76,7 +80,7 @@ class Service:
         while self._engine is None:
             try:
                 await self._open()
-            except CheckpointError as error:
+            except (CheckpointError, ConfigurationError) as error:
                 self._problem = str(error)
                 await asyncio.sleep(_POLL)
 
@@ -88,6 +92,8 @@ class Service:
             engine, self._engine = self._engine, None
             await asyncio.to_thread(engine.close)
             await asyncio.to_thread(engine.model.close)
+        if self._log is not None:
+            await asyncio.to_thread(self._log.close, self._options.drain)
 
     async def handle(self, call: Call) -> Reply:
         """Return the answer to a call within `options.timeout`; errors are replies too."""
@@ -120,17 +126,31 @@ class Service:
         return current
 
     async def _predict(self, call: Call) -> Reply:
+        name = request_id(call.request_id)
         scored = await self._scored(call, functools.partial(rows_of_body, call.body, call.media))
-        return reply_to(scored, logits=call.logits or scored.request.logits)
+        await self._log_rows(name, scored)
+        return reply_to(scored, name, logits=call.logits or scored.request.logits)
 
     async def _recommend(self, call: Call) -> Reply:
+        name = request_id(call.request_id)
         asked, items = Recommendation.of_body(call.body, call.media), self._opened(call).model.items
         scored = await self._scored(call, functools.partial(asked.rows, items))
-        return await asyncio.to_thread(asked.reply, scored)
+        if self._log is not None:
+            self._traffic.logged("recommend", 1)
+        return with_id(await asyncio.to_thread(asked.reply, scored), name)
 
     async def _infer(self, call: Call) -> Reply:
         scored = await self._scored(call, functools.partial(rows_of_infer, call.body))
-        return infer_reply(scored, self._options.name)
+        name = request_id(call.request_id if scored.request.id is None else scored.request.id)
+        reply = infer_reply(scored, self._options.name)
+        await self._log_rows(name, scored)
+        return with_id(reply, name)
+
+    async def _log_rows(self, name: str, scored: Scored) -> None:
+        """Give answered rows to the log, if there is one."""
+        written = None if self._log is None else self._log.add(name, scored)
+        if written is not None:
+            await asyncio.wait([written], timeout=self._options.log_wait)
 
     async def _scored(self, call: Call, parse: Callable[[], RequestRows]) -> Scored:
         scored = await self._opened(call).score(parse, call.version)

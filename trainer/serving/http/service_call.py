@@ -26,6 +26,7 @@ class Call:
     logits: bool = False  # whether the network's own outputs are wanted too
     model: str = ""  # named in the path, or ""
     version: str = ""  # likewise
+    request_id: str | None = None  # of the header X-Request-Id
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,25 @@ class ServeOptions:
     token: str | None = field(default=None, repr=False)  # bearer token that requests need, or None
     insecure: bool = False  # accept requests without a token from other machines too
     wait: bool = False  # start before anything is published; ``/readyz`` is 503 until then
+    log: str | Path | None = None  # folder, redis:// or kafka:// to which answered rows are written
+    log_share: float = 1.0  # share of the requests that are, chosen by a hash of their ids
+    log_wait: float = 0.0  # most seconds that an answer waits until its rows are durable; 0 does not wait
+    log_queue_rows: int = 100_000  # most rows that wait to be written; those beyond are counted and left out
 
     def __post_init__(self) -> None:
         whole("serve: port", self.port, 0, most=65535)
-        for name in ("batch_rows", "request_rows", "body_bytes", "queue_rows"):
+        for name in ("batch_rows", "request_rows", "body_bytes", "queue_rows", "log_queue_rows"):
             whole(f"serve: {name}", getattr(self, name))
         number("serve: timeout", self.timeout, above=0, below=math.inf, what="seconds")
-        for name in ("batch_delay", "drain"):
+        for name in ("batch_delay", "drain", "log_wait"):
             number(f"serve: {name}", getattr(self, name), least=0, below=math.inf, what="seconds")
+        number("serve: log_share", self.log_share, above=0, most=1, what="a share")
+        if self.log is None and (self.log_share != 1 or self.log_wait):
+            raise ConfigurationError("serve: log_share and log_wait go with log, which names where rows are written")
+        if self.log_wait >= self.timeout:
+            raise ConfigurationError(
+                f"serve: log_wait takes less than timeout={self.timeout:g} s; got {self.log_wait:g}"
+            )
         number("serve: max_age", self.max_age, above=0, optional=True, what="seconds")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
             raise ConfigurationError("serve: the token takes visible ASCII characters; received others, or none")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..served_model import ServedModel
 
 PREFIX = "trainer_serve"
+LOG_OUTCOMES = ("written", "left_out", "queue_full", "refused", "unusable", "recommend", "stopped")
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
 
@@ -55,6 +56,21 @@ class Traffic:
             "From its newest event, or its publication, until it was served",
             lambda: model.delays[-1] if model.delays else 0.0,
         )
+
+    def watch_log(self, queued: Callable[[], int], is_failing: Callable[[], bool]) -> None:
+        """Count the rows of a log of served rows, and show how many wait to be written."""
+        text = "Rows that wait to be logged"
+        Gauge(f"{PREFIX}_log_queued_rows", text, registry=self.registry).set_function(queued)
+        text = "1 while the log of served rows cannot be written"
+        Gauge(f"{PREFIX}_log_failing", text, registry=self.registry).set_function(is_failing)
+        text = "Answered rows: written to the log, or why not"
+        self._log_rows = Counter(f"{PREFIX}_log_rows", text, ["outcome"], registry=self.registry)
+        for outcome in LOG_OUTCOMES:
+            self._log_rows.labels(outcome)
+
+    def logged(self, outcome: str, rows: int) -> None:
+        """Count answered rows by what became of them in the log."""
+        self._log_rows.labels(outcome).inc(rows)
 
     def request(self, operation: str, status: int, seconds: float) -> None:
         """Count a request and its time."""

@@ -105,6 +105,7 @@ async def _call(request: Request, operation: str, options: ServeOptions) -> Call
         request.query_params.get("logits", "").lower() in ("1", "true"),
         request.path_params.get("model", ""),
         request.path_params.get("version", ""),
+        request.headers.get("x-request-id"),
     )
 
 

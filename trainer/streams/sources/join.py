@@ -28,6 +28,10 @@ _STATE = "@state"
 _SLICE_SECONDS = 0.05
 # Returned rows for which `resolve` can still be called; prefetching reads less ahead.
 _KEPT_ROWS = 131_072
+# Impressions without an outcome at their limit; of a key that was seen; beyond `max_waiting`; and outcomes of an
+# impression that has one already, or that has become a negative.
+_COUNTS = ("expired_rows", "repeated_rows", "dropped_rows", "repeated_outcomes", "late_outcomes")
+_EXPIRED, _LEFT_OUT = float("nan"), float("-inf")  # in the place of a label
 
 
 class DelayedLabelJoin(BufferedStream):
@@ -57,9 +61,15 @@ class DelayedLabelJoin(BufferedStream):
         lateness: seconds of event time by which outcomes may come out of order.
         idle_timeout: seconds to wait for the stream that is behind before going on without it; None: for ever.
         at_end: label of impressions that still wait when both streams have ended: "negative", or "drop" them.
+        expired: likewise of those without an outcome after the limit.
+        unique: whether a key names one impression: a second one of it within the limit is left out, and its outcome may
+            be dated before it, as clocks differ, by up to `within`.
+        max_waiting: most impressions that wait, and most outcomes; above it the oldest are left out. None: any number.
+
+    An outcome's label is 1, or its value in the column `label` if it has one.
 
     Attributes:
-        unmatched_outcomes: outcomes that met no waiting impression, for example because they came too late.
+        unmatched_outcomes: outcomes that met no waiting impression: they came too late, a second time, or of nothing.
 
     Raises:
         ConfigurationError: an argument out of its range.
@@ -79,15 +89,22 @@ class DelayedLabelJoin(BufferedStream):
         lateness: float = 0.0,
         idle_timeout: float | None = 1.0,
         at_end: str = "negative",
+        expired: str = "negative",
+        unique: bool = False,
+        max_waiting: int | None = None,
     ) -> None:
         super().__init__()
         checks.number("negative_sampling_rate", negative_sampling_rate, above=0, most=1, what="a share")
         checks.number("within", within, above=0, what="seconds")
         checks.number("lateness", lateness, least=0, what="seconds")
         checks.choice("at_end", at_end, ("negative", "drop"))
+        checks.choice("expired", expired, ("negative", "drop"))
+        checks.whole("max_waiting", max_waiting, optional=True)
         self.key, self.within, self.lateness = key, float(within), float(lateness)
         self.label, self.weight = label, weight
         self.rate, self.seed, self.idle_timeout, self.at_end = negative_sampling_rate, seed, idle_timeout, at_end
+        self.expired, self.unique, self.max_waiting = expired, unique, max_waiting
+        self._early = self.within if unique else 0.0  # seconds that an outcome may be dated before its impression
         self._sides = (Side(impressions, "impressions", key), Side(outcomes, "outcomes", key))
         self.reads_pipeline = impressions.reads_pipeline or outcomes.reads_pipeline
         self._lock = RLock()
@@ -97,6 +114,9 @@ class DelayedLabelJoin(BufferedStream):
         """Start round `round_number` without waiting rows; `record` is the state before."""
         self._clear()
         self.unmatched_outcomes = 0
+        self._counts = dict.fromkeys(_COUNTS, 0)
+        self._seen = OutcomeBuffer()  # unique keys of impressions, by time
+        self._waiting_rows = 0
         self._round = round_number
         # Latest merged event time, and the time below which an outcome cannot match a future impression.
         self._reached = self._closed_until = float("-inf")
@@ -163,32 +183,52 @@ class DelayedLabelJoin(BufferedStream):
         number = self._rows.count
         if first is not None:
             self._rows.add(self._round, first.columns, first.event_time)
-        leaving: list[tuple[int, bool]] = []
+        values = [1.0] * len(times)
+        if second is not None and self.label in second.columns:
+            values[len(first_clock) :] = second.columns[self.label].astype(float).tolist()
+        leaving: list[tuple[int, float]] = []
         impression_rows = len(first_clock)
         clock = clock.tolist()
         for row in order.tolist():
             if row < impression_rows:
-                if self._outcomes.match(keys[row], times[row], times[row] + self.within):
-                    leaving.append((number + row, True))
-                else:
-                    self._wait(keys[row], times[row], number + row)
+                self._impression(keys[row], times[row], number + row, leaving)
             else:
-                self._outcome(keys[row], times[row], leaving)
+                self._outcome(Outcome(keys[row], times[row], self._round, False, values[row]), leaving)
             self._expire(times[row], clock[row] if row < impression_rows else clock[row] - self.within, leaving)
         self._emit(leaving)
         return True
 
+    def _impression(self, key: Any, time: float, number: int, leaving: list[tuple[int, float]]) -> None:
+        if self.unique:
+            if self._seen.of(key):
+                self._counts["repeated_rows"] += 1
+                leaving.append((number, _LEFT_OUT))
+                return
+            self._seen.add(Outcome(key, time, self._round, True))
+        value = self._outcomes.match(key, time - self._early, time + self.within)
+        if value is None:
+            self._wait(key, time, number)
+        else:
+            leaving.append((number, value))
+
     def _wait(self, key: Any, time: float, number: int) -> None:
+        self._waiting_rows += 1
         self._waiting.setdefault(key, []).append((time, number))
         heapq.heappush(self._expiry, (time, number, key))
 
-    def _outcome(self, key: Any, time: float, leaving: list[tuple[int, bool]]) -> None:
+    def _outcome(self, outcome: Outcome, leaving: list[tuple[int, float]]) -> None:
+        key, time = outcome.key, outcome.time
         waiting = self._waiting.get(key, ())
-        matches = [(since, number) for since, number in waiting if since <= time <= since + self.within]
+        matches = [(since, number) for since, number in waiting if since - self._early <= time <= since + self.within]
         for since, number in matches:
-            leaving.append((number, True))
+            leaving.append((number, outcome.value))
             self._stop_waiting(key, since, number)
-        self._outcomes.add(Outcome(key, time, self._round, bool(matches)))
+        outcome.matched = bool(matches)
+        if self.unique and not matches and self._seen.of(key):
+            known = self._outcomes.of(key)
+            kind = "repeated_outcomes" if any(other.matched for other in known) else "late_outcomes"
+            self._counts[kind] += 1
+        self._outcomes.add(outcome)
 
     def _stop_waiting(self, key: Any, time: float, number: int) -> bool:
         """Remove an impression from the waiting list; return whether it was still on it."""
@@ -196,44 +236,52 @@ class DelayedLabelJoin(BufferedStream):
         if (time, number) not in held:
             return False
         held.remove((time, number))
+        self._waiting_rows -= 1
         if not held:
             del self._waiting[key]
         return True
 
-    def _expire(self, time: float, closed_until: float, leaving: list[tuple[int, bool]]) -> None:
+    def _expire(self, time: float, closed_until: float, leaving: list[tuple[int, float]]) -> None:
         """At a row's `time`, release impressions past their limit; drop old outcomes."""
         self._reached = max(self._reached, time)
         expiry, now = self._expiry, self._reached - self.lateness
         while expiry and expiry[0][0] + self.within < now:
             since, number, key = heapq.heappop(expiry)
             if self._stop_waiting(key, since, number):
-                leaving.append((number, False))
-        self._closed_until = max(self._closed_until, closed_until - self.lateness)
-        self.unmatched_outcomes += self._outcomes.drop(self._closed_until, self._round)
+                self._counts["expired_rows"] += 1
+                leaving.append((number, _EXPIRED if self.expired == "negative" else _LEFT_OUT))
+        most = self.max_waiting
+        while most is not None and self._waiting_rows > most:
+            since, number, key = heapq.heappop(expiry)
+            if self._stop_waiting(key, since, number):
+                self._counts["dropped_rows"] += 1
+                leaving.append((number, _LEFT_OUT))
+        self._closed_until = max(self._closed_until, closed_until - self.lateness - self._early)
+        self.unmatched_outcomes += self._outcomes.drop(self._closed_until, self._round, most)
+        self._seen.drop(now - self.within - self._early, self._round, most and 2 * most)
 
     def _flush(self) -> bool:
         waiting = sorted(number for held in self._waiting.values() for _, number in held)
-        self._waiting, self._expiry = {}, []
+        self._waiting, self._expiry, self._waiting_rows = {}, [], 0
         if self.at_end == "negative":
-            self._emit([(number, False) for number in waiting])
+            self._emit([(number, _EXPIRED) for number in waiting])
         self._flushed = True
         return True
 
-    def _emit(self, leaving: list[tuple[int, bool]]) -> None:
+    def _emit(self, leaving: list[tuple[int, float]]) -> None:
         """Emit labelled rows, with negatives sampled, as the output of a round."""
         if not leaving:
             return
-        numbers, positive = np.array(leaving, dtype=np.int64).T
-        positive = positive.astype(bool)
+        numbers, labels = np.array([number for number, _ in leaving]), np.array([label for _, label in leaving])
         columns, times = self._rows.gather(numbers)
-        keep = np.ones(len(positive), bool)
+        keep = labels != _LEFT_OUT
         if self.rate < 1:
-            keep = positive | (keep_share(columns[self.key], self.seed) < self.rate)
-        self._rows.leave(numbers, self._round, np.where(keep, np.cumsum(keep) - 1, -1), positive)
+            keep &= ~np.isnan(labels) | (keep_share(columns[self.key], self.seed) < self.rate)
+        self._rows.leave(numbers, self._round, np.where(keep, np.cumsum(keep) - 1, -1), labels)
         if not keep.any():
             return
         columns = {name: column[keep] for name, column in columns.items()}
-        self._push(self._labelled(columns, times[keep], positive[keep], self._round, 0))
+        self._push(self._labelled(columns, times[keep], labels[keep], self._round, 0))
         self._records[self._round] = self._record()
         self._round += 1
         self._returned += int(keep.sum())
@@ -244,17 +292,18 @@ class DelayedLabelJoin(BufferedStream):
             self._forget(self._milestones[0][0])
 
     def _labelled(
-        self, columns: dict[str, np.ndarray], times: np.ndarray, positive: np.ndarray, number: int, first: int
+        self, columns: dict[str, np.ndarray], times: np.ndarray, labels: np.ndarray, number: int, first: int
     ) -> Batch:
-        columns = dict(columns)
-        columns[self.label] = positive.astype(np.float32)
-        columns[self.weight] = np.where(positive, 1.0, 1.0 / self.rate).astype(np.float32)
+        columns, expired = dict(columns), np.isnan(labels)
+        columns[self.label] = np.where(expired, 0.0, labels).astype(np.float32)
+        columns[self.weight] = np.where(expired, 1.0 / self.rate, 1.0).astype(np.float32)
         span = Span(PARTITION, number, first, first + len(times) - 1, number + 1)
         return Batch(columns, times, (span,))
 
     def _forget(self, before: int) -> None:
         self._rows.forget(before)
         self._outcomes.forget(before)
+        self._seen.forget(before)
         self._records = {number: record for number, record in self._records.items() if number >= before - 1}
 
     def resolve(self, position: Position) -> Position:
@@ -275,16 +324,18 @@ class DelayedLabelJoin(BufferedStream):
                 raise StreamError(
                     f"the state of the join in round {number} is no longer known; it is in round {self._round}"
                 )
-            ready, positive = self._rows.output_of(number, row) if row else (np.empty(0, np.int64), np.empty(0, bool))
+            ready, labels = self._rows.output_of(number, row) if row else (np.empty(0, np.int64), np.empty(0))
             state = {
                 **record,
                 "positions": [
                     side.stream.resolve(at) for side, at in zip(self._sides, record["positions"], strict=True)
                 ],
                 "waiting": self._pack_rows(self._rows.waiting_after(done)),
-                "ready": [*self._pack_rows(ready), pack(positive)],
+                "ready": [*self._pack_rows(ready), pack(labels)],
                 "outcomes": self._outcomes.pack(done),
             }
+            if self.unique:
+                state["seen"] = self._seen.pack(done)
             self._forget(number)
         return {PARTITION: cursor.to_json(), _STATE: state}
 
@@ -331,13 +382,16 @@ class DelayedLabelJoin(BufferedStream):
                 for offset, (key, time) in enumerate(zip(columns[self.key].tolist(), times.tolist(), strict=True)):
                     self._wait(key, time, first + offset)
             self._outcomes.restore(state["outcomes"], following - 1)
+            self._seen.restore(state.get("seen", []), following - 1)
             columns, times = _unpack_rows(*state["ready"][:2])
             if times is not None:
-                positive = unpack(state["ready"][2])
+                labels = unpack(state["ready"][2])
+                if labels.dtype == bool:  # of an earlier version: whether a row is positive
+                    labels = np.where(labels, 1.0, _EXPIRED)
                 first = self._rows.add(following - 1, columns, times)
                 numbers = first + np.arange(len(times))
-                self._rows.leave(numbers, number, row + np.arange(len(times)), positive)
-                self._push(self._labelled(columns, times, positive, number, row))
+                self._rows.leave(numbers, number, row + np.arange(len(times)), labels)
+                self._push(self._labelled(columns, times, labels, number, row))
             self._position = {PARTITION: cursor.to_json()}
 
     def commit(self, position: Position) -> None:
@@ -360,7 +414,12 @@ class DelayedLabelJoin(BufferedStream):
     @property
     def pending(self) -> int:
         """Number of impressions waiting for a label."""
-        return sum(map(len, list(self._waiting.values())))
+        return self._waiting_rows
+
+    def counts(self) -> dict[str, int]:
+        """Return what became of impressions and outcomes since the start, by name."""
+        known = {"waiting_rows": self._waiting_rows, "unmatched_outcomes": self.unmatched_outcomes}
+        return known | (self._counts if self.unique else {})
 
     def close(self) -> None:
         super().close()

@@ -84,14 +84,14 @@ class Side:
 class _Chunk:
     """Impressions that arrived together, in round `arrived`, numbered from `first` on.
 
-    For each row: the round in which it `left`, its `rank` in that round's output, and whether it is `positive`.
+    For each row: the round in which it `left`, its `rank` in that round's output, and its `label`.
     """
 
     def __init__(self, first: int, arrived: int, columns: dict[str, np.ndarray], times: np.ndarray) -> None:
         self.first, self.arrived, self.columns, self.times = first, arrived, columns, times
         self.left = np.full(len(times), _WAITING, dtype=np.int64)
         self.rank = np.full(len(times), -1, dtype=np.int64)
-        self.positive = np.zeros(len(times), dtype=bool)
+        self.label = np.zeros(len(times))
 
 
 class PendingRows:
@@ -124,10 +124,10 @@ class PendingRows:
         }
         return columns, np.concatenate([chunk.times[rows] for chunk, rows, _ in held])[back]
 
-    def leave(self, numbers: np.ndarray, left: int, ranks: np.ndarray, positive: np.ndarray) -> None:
+    def leave(self, numbers: np.ndarray, left: int, ranks: np.ndarray, labels: np.ndarray) -> None:
         """Mark rows leaving in round `left`, with their rank in its output (-1: none)."""
         for chunk, rows, indices in self._held(numbers):
-            chunk.left[rows], chunk.rank[rows], chunk.positive[rows] = left, ranks[indices], positive[indices]
+            chunk.left[rows], chunk.rank[rows], chunk.label[rows] = left, ranks[indices], labels[indices]
 
     def waiting_after(self, done: int) -> np.ndarray:
         """Return the numbers of the rows still waiting at the end of round `done`."""
@@ -139,14 +139,14 @@ class PendingRows:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def output_of(self, left: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of round `left`'s output from `rank` on, and a positive mask."""
-        parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))]
+        """Return the rows of round `left`'s output from `rank` on, and their labels."""
+        parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
         for chunk in self._chunks:
             rows = np.flatnonzero((chunk.left == left) & (chunk.rank >= rank))
-            parts.append((chunk.first + rows, chunk.rank[rows], chunk.positive[rows]))
-        numbers, ranks, positive = map(np.concatenate, zip(*parts, strict=True))
+            parts.append((chunk.first + rows, chunk.rank[rows], chunk.label[rows]))
+        numbers, ranks, labels = map(np.concatenate, zip(*parts, strict=True))
         order = np.argsort(ranks, kind="stable")
-        return numbers[order], positive[order]
+        return numbers[order], labels[order]
 
     def forget(self, before: int) -> None:
         """Drop chunks whose impressions have all left before round `before`."""
@@ -166,6 +166,7 @@ class Outcome:
     time: float
     arrived: int
     matched: bool
+    value: float = 1.0
     left: int | None = None
 
 
@@ -185,17 +186,27 @@ class OutcomeBuffer:
         self._count += 1
         heapq.heappush(self._queue, (outcome.time, self._count, outcome))
 
-    def match(self, key: Any, since: float, until: float) -> bool:
-        """Mark outcomes of `key` from `since` to `until` as matched; return if any are."""
-        matches = [entry for entry in self._by_key.get(key, ()) if since <= entry.time <= until]
+    def of(self, key: Any) -> list[Outcome]:
+        """Return the outcomes of a key."""
+        return self._by_key.get(key, [])
+
+    def match(self, key: Any, since: float, until: float) -> float | None:
+        """Mark outcomes of `key` from `since` to `until` as matched; return one's value.
+
+        It is that of the earliest; None without any.
+        """
+        matches = [entry for entry in self.of(key) if since <= entry.time <= until]
         for entry in matches:
             entry.matched = True
-        return bool(matches)
+        return min(matches, key=lambda entry: entry.time).value if matches else None
 
-    def drop(self, before: float, left: int) -> int:
-        """Drop outcomes before a time in round `left`; return the number unmatched."""
+    def drop(self, before: float, left: int, most: int | None = None) -> int:
+        """Drop outcomes before a time, or beyond `most`; return the number unmatched.
+
+        They leave in round `left`.
+        """
         unmatched = 0
-        while self._queue and self._queue[0][0] < before:
+        while self._queue and (self._queue[0][0] < before or (most is not None and len(self._queue) > most)):
             outcome = heapq.heappop(self._queue)[2]
             outcome.left = left
             unmatched += not outcome.matched
@@ -212,13 +223,17 @@ class OutcomeBuffer:
     def pack(self, done: int) -> list[Any]:
         """Return the outcomes at the end of round `done` as JSON; empty without any."""
         held = [o for o in self._log if o.arrived <= done and (o.left is None or o.left > done)]
-        return [pack(np.array(values)) for values in zip(*[(o.key, o.time, o.matched) for o in held], strict=True)]
+        return [pack(np.array(values)) for values in zip(*map(_values, held), strict=True)]
 
     def restore(self, packed: list[Any], arrived: int) -> None:
         """Add outcomes returned by `pack`, as if they arrived in round `arrived`."""
         if packed:
-            for key, time, matched in zip(*(unpack(values).tolist() for values in packed), strict=True):
-                self.add(Outcome(key, time, arrived, matched))
+            for key, time, matched, *value in zip(*(unpack(values).tolist() for values in packed), strict=True):
+                self.add(Outcome(key, time, arrived, matched, *value))
+
+
+def _values(outcome: Outcome) -> tuple[Any, ...]:
+    return outcome.key, outcome.time, outcome.matched, outcome.value
 
 
 def pack(array: Any) -> list[Any]:

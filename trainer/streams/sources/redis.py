@@ -91,7 +91,7 @@ class RedisStream(BrokerStream):
         self.field, self.list_delimiter, self.count = field, list_delimiter, count
         self._all_keys = tuple(self.keys)
         self._dealt: tuple[int, int] | None = None
-        self._redis, self._client = _connect(url)
+        self._redis, self._client = connect(url)
         errors = self._redis.exceptions
         self._errors = (errors.ConnectionError, errors.TimeoutError, errors.ResponseError)
         self._marks = ReadMarks(parse)
@@ -299,8 +299,13 @@ class RedisStream(BrokerStream):
         self._client.close()
 
 
-def _connect(url: str) -> tuple[Any, Any]:
-    redis = require("redis", "RedisStream needs redis-py", "redis")
+def connect(url: str) -> tuple[Any, Any]:
+    """Return the module redis and a client, which connects later.
+
+    Raises:
+        ConfigurationError: redis-py is missing, or refuses the URL.
+    """
+    redis = require("redis", "Redis needs redis-py", "redis")
     from redis.backoff import NoBackoff
     from redis.retry import Retry as ClientRetry
 

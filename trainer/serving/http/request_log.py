@@ -1,0 +1,203 @@
+"""Writes the rows that a server answered, for a training that learns from them."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from ...errors import ConfigurationError
+from ...streams.retry import Retry
+from ...streams.sinks import Sink, sink_for
+from ...streams.sources.pending import keep_share
+from ...streams.sources.served import LOG_COLUMNS, SERVED_AT
+from .batching import Scored
+from .request_rows import RowReader
+from .service_call import RefusalError, ServeOptions
+from .traffic import Traffic
+
+logger = logging.getLogger(__name__)
+
+_BATCH_ROWS = 2_000
+_LONGEST_ID = 200
+_LONGEST_WAIT = 5.0  # seconds between two tries of a target that cannot be written
+
+
+def request_id(given: Any) -> str:
+    """Return the id of a request: the caller's, or a drawn one.
+
+    RefusalError: 400 for one that is empty, too long or not printable.
+    """
+    if given is None:
+        return uuid.uuid4().hex
+    text = str(given)
+    is_text = isinstance(given, str | int) and not isinstance(given, bool) and text.isascii() and text.isprintable()
+    if not is_text or not 0 < len(text) <= _LONGEST_ID:
+        accepts = f"1 to {_LONGEST_ID} printable ASCII characters"
+        raise RefusalError(400, f"the id of a request takes {accepts}; received {text[:80]!r}")
+    return text
+
+
+def row_ids(request: str, rows: int) -> list[str]:
+    """Return the ids of a request's rows: its own for one row, else ID/0, ID/1 ..."""
+    return [request] if rows == 1 else [f"{request}/{row}" for row in range(rows)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Answered:
+    """The answer to one request that waits to be written."""
+
+    id: str
+    time: float  # seconds since the epoch
+    scored: Scored
+    written: asyncio.Future | None  # set when it is durable
+
+
+class RequestLog:
+    """Writes answered rows on a thread of its own; no answer waits for a disk.
+
+    What cannot be written is tried again until the server stops. Rows beyond `options.log_queue_rows` that wait then
+    are left out. `trainer_serve_log_rows_total` counts all rows by outcome.
+
+    Raises:
+        ConfigurationError: the target cannot be used.
+        FolderInUseError: another server writes to the folder.
+    """
+
+    def __init__(self, options: ServeOptions, traffic: Traffic) -> None:
+        assert options.log is not None
+        self._sink: Sink = sink_for(options.log)
+        self._options, self._traffic = options, traffic
+        self._retry = Retry(f"the log of served rows ({self._sink.label})", cap=_LONGEST_WAIT)
+        self._answered: deque[_Answered] = deque()
+        self._queued = 0
+        self._wake = threading.Condition()
+        self._stop_by: float | None = None
+        traffic.watch_log(lambda: self._queued, lambda: self._retry.failures > 0)
+        self._thread = threading.Thread(target=self._run, name="served-rows", daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def check(reader: RowReader) -> None:
+        """Check that no column of the rows has the name of one that the log adds.
+
+        Raises:
+            ConfigurationError: one has.
+        """
+        names = set(reader.logged) - ({SERVED_AT} if reader.event_time == SERVED_AT else set())
+        if taken := [name for name in LOG_COLUMNS if name in names]:
+            raise ConfigurationError(
+                f"serve: the log of served rows has the columns {', '.join(LOG_COLUMNS)}; the model reads a column "
+                f"{taken[0]!r} of its own, which must have another name"
+            )
+
+    def add(self, request: str, scored: Scored) -> asyncio.Future | None:
+        """Take an answer; return a future of when it is durable, if answers wait for it."""
+        rows, options = len(scored.good), self._options
+        if not rows:
+            return None
+        if options.log_share < 1 and keep_share(np.array([request]), 0)[0] >= options.log_share:
+            self._traffic.logged("left_out", rows)
+            return None
+        with self._wake:
+            if self._queued + rows > options.log_queue_rows or self._stop_by is not None:
+                self._traffic.logged("queue_full", rows)
+                return None
+            written = asyncio.get_running_loop().create_future() if options.log_wait else None
+            self._answered.append(_Answered(request, time.time(), scored, written))
+            self._queued += rows
+            self._wake.notify()
+        return written
+
+    def close(self, seconds: float) -> None:
+        """Write what waits for up to `seconds`, and release the target."""
+        with self._wake:
+            self._stop_by = time.monotonic() + seconds
+            self._wake.notify()
+        self._thread.join(seconds)
+        self._retry.stop()
+        self._thread.join()
+        if self._queued:
+            self._traffic.logged("stopped", self._queued)
+            logger.warning("%d answered rows were not logged before the server stopped", self._queued)
+        self._sink.close()
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            lines = [line for answered in batch for line in self._lines(answered)]
+            refused = self._written(lines)
+            if refused is None:
+                return
+            self._traffic.logged("written", len(lines) - refused)
+            self._traffic.logged("refused", refused)
+            with self._wake:
+                self._queued -= sum(len(answered.scored.good) for answered in batch)
+            for answered in batch:
+                if answered.written is not None:
+                    answered.written.get_loop().call_soon_threadsafe(_set, answered.written)
+
+    def _next_batch(self) -> list[_Answered]:
+        batch: list[_Answered] = []
+        with self._wake:
+            self._wake.wait_for(lambda: self._answered or self._stop_by is not None)
+            rows = 0
+            while self._answered and rows < _BATCH_ROWS:
+                batch.append(self._answered.popleft())
+                rows += len(batch[-1].scored.good)
+        return batch
+
+    def _written(self, lines: Sequence[bytes]) -> int | None:
+        """Write lines, again and again; return how many are refused, None at the end."""
+        while True:
+            if not self._retry.wait(_LONGEST_WAIT):
+                if self._stop_by is not None and time.monotonic() >= self._stop_by:
+                    return None
+                continue
+            try:
+                refused = self._sink.append(lines) if lines else 0
+            except self._sink.errors as error:
+                self._retry.failed(error)
+                continue
+            self._retry.succeeded()
+            return refused
+
+    def _lines(self, answered: _Answered) -> list[bytes]:
+        """Return an answer's rows as JSON; count those that cannot be written."""
+        scored, ids = answered.scored, row_ids(answered.id, answered.scored.request.count)
+        scores = (scored.outputs[0] if scored.probability is None else scored.probability).tolist()
+        reader, lines = scored.reader, []
+        at = datetime.datetime.fromtimestamp(answered.time, datetime.timezone.utc).isoformat()
+        own = {SERVED_AT: at, "version": scored.current.version, "share": self._options.log_share}
+        asked = reader.asked(scored.request, scored.good.tolist())
+        for row, values, score in zip(scored.good.tolist(), asked, scores, strict=True):
+            if reader.event_time is not None and values.get(reader.event_time) is None:
+                values[reader.event_time] = at  # as text, for a number would be read in the declared unit
+            try:
+                lines.append(_json({**values, **own, "request_id": ids[row], "score": score}))
+            except (TypeError, ValueError) as error:
+                self._traffic.logged("unusable", 1)
+                logger.warning("a row of request %s cannot be logged: %s", answered.id, error)
+        return lines
+
+
+def _set(future: asyncio.Future) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _json(row: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(row)
+    except TypeError:  # an integer of more than 64 bits
+        return json.dumps(row, separators=(",", ":"), allow_nan=False).encode()

@@ -1,0 +1,172 @@
+"""What a server answered, labelled by the outcomes that come later."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import checks
+from ...errors import ConfigurationError, DataError
+from ..base import Stream
+from ..batch import Batch
+from ..dead_letter import DeadLetter
+from ..formats.column import Column
+from ..formats.schema import Schema
+from ..sinks import KAFKA, kafka_address, scheme_of, split_url
+from .files import FileStream
+from .join import DelayedLabelJoin
+from .kafka import KafkaStream
+from .redis import RedisStream
+
+SERVED_AT, SHARE = "served_at", "share"
+LOG_COLUMNS = ("request_id", SERVED_AT, "version", "score", SHARE)  # beside the raw columns
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+
+
+class ServedOutcomes(DelayedLabelJoin):
+    """The rows that `trainer serve --log` wrote, labelled by outcomes.
+
+    A row is positive when an outcome with its id is dated at most `wait` after it; otherwise it is a negative once
+    event time has passed `negative_after`. Only the first row of an id counts. An outcome may hold the label itself, in
+    the label's column: then the row gets that value.
+
+    The columns are those that the Trainer's features declare, with the label, and the weight where they declare one:
+    the inverse of the logged share, and of `negative_sampling_rate` for sampled negatives.
+
+    Args:
+        served: folder, ``redis://`` or ``kafka://`` URL that the server writes to, or a stream.
+        outcomes: likewise, of what came of the rows: JSON with the key and a time.
+        key: name of the id in both.
+        wait: longest time from a row to its outcome: seconds, or a text such as "30m", "12h" or "7d".
+        negative_after: time after which a row without an outcome is a negative, `wait` or longer (for outcomes that are
+            delivered late); None: `wait`; "never": such a row is left out.
+        time: name of the time in the outcomes; None: the name of the features' event time, or "time".
+        weight: name of the weight column of the features.
+        negative_sampling_rate, seed, idle_timeout: as of `DelayedLabelJoin`.
+        max_waiting: most rows that wait in memory, and most outcomes; above them the oldest are left out and counted.
+
+    Raises:
+        ConfigurationError: an argument out of its range, or a target that cannot be read.
+    """
+
+    counts_rows = True
+
+    def __init__(
+        self,
+        served: Stream | str | Path,
+        outcomes: Stream | str | Path,
+        key: str = "request_id",
+        *,
+        wait: float | str,
+        negative_after: float | str | None = None,
+        time: str | None = None,
+        weight: str = "weight",
+        negative_sampling_rate: float = 1.0,
+        seed: int = 0,
+        idle_timeout: float | None = 1.0,
+        max_waiting: int = 1_000_000,
+    ) -> None:
+        within, never = duration("wait", wait), negative_after == "never"
+        after = within if never or negative_after is None else duration("negative_after", negative_after)
+        if after < within:
+            raise ConfigurationError(
+                f"negative_after takes wait ({within:g} s) or longer, or 'never'; received {negative_after!r}"
+            )
+        self.time = time
+        super().__init__(
+            _stream("served", served),
+            _stream("outcomes", outcomes),
+            key,
+            within,
+            weight=weight,
+            negative_sampling_rate=negative_sampling_rate,
+            seed=seed,
+            lateness=after - within,
+            idle_timeout=idle_timeout,
+            at_end="drop" if never else "negative",
+            expired="drop" if never else "negative",
+            unique=True,
+            max_waiting=checks.whole("max_waiting", max_waiting),
+        )
+        self.served, self.outcomes = (side.stream for side in self._sides)
+        given = self.served.dead_letter
+        self.dead_letter = DeadLetter() if given is None else given
+
+    def declare(self, schema: Schema) -> None:
+        """Take the columns of the features for the rows, and the label for the outcomes.
+
+        Raises:
+            ConfigurationError: they have no single label of numbers, or no weight where it is needed.
+        """
+        if self.schema is not None:
+            return
+        label = schema.label
+        if label is None or schema.fields[label].dtype.kind not in "biuf":
+            raise ConfigurationError(
+                "data.stream: outcomes are labels of rows; declare one label of numbers in the features "
+                f"(received {'none, or several' if label is None else f'{label!r} of {schema.fields[label].named}'})"
+            )
+        self._is_weighted = self.weight in schema.fields
+        if self.rate < 1 and not self._is_weighted:
+            raise ConfigurationError(
+                f"negative_sampling_rate={self.rate:g} needs weights: declare weight: {self.weight} in the features"
+            )
+        self.label, self.schema = label, schema
+        text, share = Column(np.str_, coerce=True), Column(np.float32, minimum=0, default=1.0)
+        columns = {name: column for name, column in schema.columns.items() if name not in (label, self.weight)}
+        served = {**columns, self.key: text, SHARE: share}
+        self.served.declare(
+            replace(schema, columns=served, label=None, key=self.key, event_time=schema.event_time or SERVED_AT)
+        )
+        at = self.time or schema.event_time or "time"
+        value = replace(schema.columns[label], default=1.0)
+        options: dict[str, Any] = {"event_time": at, "max_future": schema.max_future, "key": self.key}
+        if at == schema.event_time:
+            options["event_time_unit"] = schema.event_time_unit
+        self.outcomes.declare(Schema({self.key: text, label: value}, **options))
+
+    def _labelled(self, columns: dict[str, Any], *given: Any) -> Batch:
+        batch = super()._labelled(columns, *given)
+        columns, share = dict(batch.columns), batch.columns[SHARE]
+        if not self._is_weighted and (share != 1).any():
+            raise DataError(
+                f"a share of {share[share != 1][0]:g} of the requests was logged, so rows need weights: declare "
+                f"weight: {self.weight} in the features"
+            )
+        columns[self.weight] = columns[self.weight] / share
+        columns[self.label] = columns[self.label].astype(self.schema.columns[self.label].dtype)
+        return replace(batch, columns={name: columns[name] for name in self.schema.columns})
+
+
+def duration(name: str, value: Any) -> float:
+    """Return a duration in seconds: a number, or a text such as "30m".
+
+    Raises:
+        ConfigurationError: it is neither, or not above 0.
+    """
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    seconds = float(match[1]) * _UNITS[match[2]] if match else value
+    if not checks.is_number(seconds) or not 0 < seconds < float("inf"):
+        raise ConfigurationError(f"{name} takes seconds > 0, or text as 45s, 30m, 12h or 7d; received {value!r}")
+    return float(seconds)
+
+
+def _stream(name: str, given: Any) -> Stream:
+    """Return a stream of a folder or a broker's URL."""
+    if isinstance(given, Stream):
+        return given
+    if not isinstance(given, str | Path):
+        raise ConfigurationError(f"{name} takes a folder, redis://, kafka:// or a stream; received {given!r}")
+    scheme = scheme_of(given) if str(given).startswith(("redis", "unix", "kafka")) else ""
+    if scheme == KAFKA:
+        servers, topic, settings = kafka_address(str(given))
+        return KafkaStream(topic, servers=servers, config=settings)
+    if scheme:
+        url, options = split_url(str(given), ("key", "maxlen"))
+        return RedisStream(options.get("key", name), url=url)
+    return FileStream(given)
