@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from callbacks.lazy_names import declared_imports, lazy_names
 
 if TYPE_CHECKING:
+    from .all_items import AllItems as AllItems
     from .autoint import AutoInt as AutoInt
     from .bpr import BPR as BPR
     from .bpr import BPRLoss as BPRLoss

@@ -1,0 +1,182 @@
+"""Ranking over all items beside a plain reference, and interactions in parts beside their definitions."""
+
+import json
+
+import numpy as np
+import pytest
+
+from trainer.data.finite.interactions import interactions
+from trainer.errors import ConfigurationError, DataError
+from trainer.experiment.cli import main
+from trainer.models import AllItems, all_items
+
+RANDOM = np.random.default_rng(0)
+USERS, ITEMS = RANDOM.normal(size=(9, 3)).round(1), RANDOM.normal(size=(30, 3)).round(1)  # some scores are equal
+
+
+class Vectors:
+    """A model whose vectors are those of the arrays above."""
+
+    def predict(self, rows):
+        users = USERS[np.asarray(rows.get("user", np.zeros(len(rows.get("film", ())), int)), int)]
+        items = ITEMS[[int(name[1:]) for name in rows["film"]]] if "film" in rows else np.zeros_like(users)
+        return np.concatenate((users, items), 1).astype(np.float32)
+
+
+def pairs(count, seed):
+    random = np.random.default_rng(seed)
+    chosen = random.permutation(9 * 30)[:count]
+    return {"user": chosen // 30, "film": np.char.add("f", (chosen % 30).astype(str))}
+
+
+@pytest.mark.parametrize("at_once", [1 << 24, 70])
+@pytest.mark.parametrize("with_seen", [True, False])
+def test_the_metrics_are_those_of_their_formulas(at_once, with_seen, monkeypatch):
+    monkeypatch.setattr(all_items, "_SCORES_AT_ONCE", at_once)
+    rows, k = pairs(40, 1), 5
+    seen = [pairs(60, 2), {"user": np.array([99, 1]), "film": np.array(["f3", "unknown"])}] if with_seen else None
+    catalogue = {"film": [f"f{n}" for n in [*range(30), 3, 3]]}
+    got = AllItems(rows, catalogue, "film", "user", seen, k)(Vectors())
+    wanted = {"hit": [], "recall": [], "ndcg": [], "mrr": []}
+    scores = USERS.astype(np.float32) @ ITEMS.astype(np.float32).T
+    for user in np.unique(rows["user"]):
+        own = [int(name[1:]) for name in rows["film"][rows["user"] == user]]
+        left_out = {int(n[1:]) for n in seen[0]["film"][seen[0]["user"] == user]} if with_seen else set()
+        if with_seen and user == 1:
+            left_out.discard("unknown")
+        ranks = [
+            1 + sum(scores[user, n] >= scores[user, item] for n in range(30) if n != item and n not in left_out)
+            for item in own
+        ]
+        found = [rank for rank in ranks if rank <= k]
+        wanted["hit"].append(bool(found))
+        wanted["recall"].append(len(found) / len(own))
+        best = sum(1 / np.log2(r + 1) for r in range(1, min(len(own), k) + 1))
+        wanted["ndcg"].append(sum(1 / np.log2(r + 1) for r in found) / best)
+        wanted["mrr"].append(1 / min(found) if found else 0)
+    assert got == pytest.approx({f"{name}@5": np.mean(values) for name, values in wanted.items()})
+
+
+def table(rows=400):
+    random = np.random.default_rng(3)
+    return {
+        "user": random.integers(0, 20, rows),
+        "item": random.integers(0, 60, rows),
+        "time": random.permutation(rows) * 1.0,
+    }
+
+
+@pytest.mark.parametrize("by", ["leave_one_out", "time", "random"])
+def test_every_interaction_is_in_one_part(by):
+    rows = table()
+    parts = {name: interactions(rows, name, by, time="time") for name in ("train", "valid", "test")}
+    times = [part["time"] for part in parts.values()]
+    assert sorted(np.concatenate(times)) == sorted(rows["time"])
+    for user in range(20):
+        own = {name: part["time"][part["user"] == user] for name, part in parts.items()}
+        if by == "leave_one_out":
+            newest = np.sort(rows["time"][rows["user"] == user])
+            assert (own["test"].tolist(), own["valid"].tolist()) == ([newest[-1]], [newest[-2]])
+        elif by == "random":
+            count = sum(map(len, own.values()))
+            assert len(own["test"]) == len(own["valid"]) == max(1, int(0.1 * count))
+    if by == "time":
+        assert [len(part) for part in times] == [320, 40, 40]
+        assert times[0].max() < times[1].min() < times[1].max() < times[2].min()
+
+
+def test_a_history_is_what_came_before_and_each_choice_is_learned_once():
+    rows = table()
+    of_users = {u: rows["item"][rows["user"] == u][np.argsort(rows["time"][rows["user"] == u])] for u in range(20)}
+    options = {"time": "time", "history": "before", "length": 7}
+    train, test = (interactions(rows, part, **options) for part in ("train", "test"))
+    for user, items in of_users.items():
+        row = test["user"].tolist().index(user)
+        assert (test["before"][row].tolist(), test["item"][row]) == (items[-8:-1].tolist(), items[-1])
+        learned = [
+            [*before, item][1:]
+            for before, item, own in zip(train["before"], train["item"], train["user"], strict=True)
+            if own == user
+        ]
+        assert np.concatenate(learned).tolist() == items[1:-2].tolist()
+
+
+def test_users_and_items_of_few_rows_are_left_out_until_none_is_left():
+    part = interactions(table(), "train", "random", least_of_user=15, least_of_item=4, shares=(0.98, 0.01, 0.01))
+    rows = {name: part[name] for name in ("user", "item")}
+    whole = [interactions(table(), p, "random", least_of_user=15, least_of_item=4) for p in ("train", "valid", "test")]
+    for name, least in (("user", 15), ("item", 4)):
+        assert np.unique(np.concatenate([p[name] for p in whole]), return_counts=True)[1].min() >= least
+        assert len(rows[name])
+
+
+def test_a_file_is_read(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("user,item,time\n" + "".join(f"u{n % 2},i{n},{n}\n" for n in range(8)))
+    assert interactions(path, "test", time="time")["item"].tolist() == ["i6", "i7"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: interactions(table(), "tset"), ConfigurationError, "did you mean 'test'"),
+        (lambda: interactions(table(), "test", "leave_two_out"), ConfigurationError, "leave_one_out"),
+        (lambda: interactions(table(), "test"), ConfigurationError, "name its column: time="),
+        (
+            lambda: interactions(table(), "test", "random", history="h", time="time"),
+            ConfigurationError,
+            "before and after",
+        ),
+        (lambda: interactions(table(), "test", "random", shares=(0.5, 0.1, 0.1)), ConfigurationError, "add up to 1"),
+        (lambda: interactions(table(), "test", "random", user="usr"), DataError, "did you mean 'user'"),
+        (lambda: interactions(table(), "test", "random", least_of_user=999), DataError, "no user has 999"),
+        (lambda: interactions("none.csv", "test", "random"), DataError, "no such file"),
+        (lambda: AllItems([], {}), ConfigurationError, "columns by name"),
+        (lambda: AllItems({"item": ["a"]}, {"itm": ["a"]}), DataError, "did you mean 'itm'"),
+        (lambda: AllItems({"item": ["a"]}, {"item": ["b"]}), DataError, "none of items"),
+        (lambda: AllItems({"item": ["a"]}, {"item": ["a"]}, seen={"item": ["a"]}), ConfigurationError, "user=..."),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+CONFIG = """
+experiment: next
+features:
+  columns:
+    - {kind: categorical, name: item, table: item}
+    - {kind: list, name: before, table: item, pooling: null, max_length: 5}
+  label: item
+network: {model: sasrec, dim: 8, blocks: 1}
+loss: {class_path: trainer.models.InBatchSoftmax, init_args: {temperature: 1.0}}
+optimizer: {class_path: mindspore.nn.Adam, init_args: {learning_rate: 1e-2}}
+data:
+  train:
+    class_path: trainer.data.finite.interactions.interactions
+    init_args: {rows: rows.csv, part: train, time: time, history: before, length: 5}
+fit: {epochs: 15, batch_size: 16}
+report:
+  class_path: trainer.models.AllItems
+  init_args:
+    rows:
+      class_path: trainer.data.finite.interactions.interactions
+      init_args: {rows: rows.csv, part: test, time: time, history: before, length: 5}
+    items:
+      class_path: trainer.data.finite.interactions.interactions
+      init_args: {rows: rows.csv, part: train, time: time}
+    k: 1
+"""
+
+
+@pytest.mark.long
+def test_an_experiment_is_divided_trained_and_ranked(tmp_path, monkeypatch):
+    """Each person watches item after item in the order of their numbers, from a first one of their own."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"u{user},i{(3 * user + n) % 12},{n}" for user in range(24) for n in range(15)]
+    (tmp_path / "rows.csv").write_text("user,item,time\n" + "\n".join(rows) + "\n")
+    (tmp_path / "next.yaml").write_text(CONFIG)
+    assert main(["fit", "next.yaml"]) == 0
+    report = json.loads((tmp_path / "runs/next/metrics.json").read_text())["report"]
+    assert report["hit@1"] > 0.9

@@ -1,0 +1,151 @@
+"""Who chose what, as parts to train, validate and test on, and as histories."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...checks import choice, number, whole
+from ...errors import ConfigurationError, DataError, did_you_mean
+
+WAYS, PARTS = ("leave_one_out", "time", "random"), ("train", "valid", "test")
+
+
+def interactions(
+    rows: Any,
+    part: str,
+    by: str = "leave_one_out",
+    *,
+    user: str = "user",
+    item: str = "item",
+    time: str | None = None,
+    history: str | None = None,
+    length: int = 50,
+    shares: Sequence[float] = (0.8, 0.1, 0.1),
+    least_of_user: int = 1,
+    least_of_item: int = 1,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Return one part of interactions; the three parts have each interaction once.
+
+    Args:
+        rows: columns by name, an interaction a row; or the path of a CSV or TSV file with a header, whose columns are
+            texts but for `time`.
+        part: "train", "valid" or "test".
+        by: "leave_one_out": the newest interaction of each user is tested on, the one before it validated on, and users
+            of two or fewer are trained on alone. "time": the oldest share of all rows is trained on, the newest tested
+            on. "random": the same shares of each user's rows, drawn with `seed`; a user whose share is below one row
+            gives one to each part while it has two or more to train on.
+        user, item, time: names of the columns; rows of the same time keep their order.
+        history: name of the added column, the list of the items that the user chose before, at most `length`, the
+            newest last. Rows to train on then stand for as many choices, for models that learn at every place of a
+            history (`sasrec`, `hstu`): each chosen item follows in exactly one row, but for a user's first.
+        least_of_user, least_of_item: users and items with fewer interactions are left out, again and again until all
+            that are left have as many (a k-core, as RecBole's `user_inter_num_interval` and `item_inter_num_interval`).
+
+    Returns:
+        Columns by name, lists as lists of arrays.
+
+    Raises:
+        ConfigurationError: an invalid argument, or a way that needs a time.
+        DataError: no such file or column, a time that is no number, or no row left.
+    """
+    choice("interactions(part=...)", part, PARTS)
+    choice("interactions(by=...)", by, WAYS)
+    for name, value in (("length", length), ("least_of_user", least_of_user), ("least_of_item", least_of_item)):
+        whole(f"interactions({name}=...)", value)
+    shares = tuple(number("interactions(shares=...)", share, above=0, below=1) for share in shares)
+    if len(shares) != 3 or abs(sum(shares) - 1) > 1e-6:
+        raise ConfigurationError(f"interactions(shares=...) takes three shares that add up to 1; received {shares}")
+    if time is None and (by != "random" or history is not None):
+        raise ConfigurationError(f"interactions(by={by!r}) orders by time; name its column: time=...")
+    if by == "random" and history is not None:
+        raise ConfigurationError(
+            "interactions(history=...) is what a user chose before, and by='random' mixes before and after; take "
+            "'leave_one_out' or 'time'"
+        )
+    columns = _columns(rows, [user, item] + ([time] if time else []), time)
+    columns = _core(columns, user, item, least_of_user, least_of_item)
+    if not len(columns[user]):
+        raise DataError(f"interactions: no user has {least_of_user} rows of items with {least_of_item}")
+    people = np.unique(columns[user], return_inverse=True)[1]
+    when = columns[time] if time else np.arange(len(people))
+    order = np.lexsort((when, people))
+    if by == "random":
+        drawn = np.random.default_rng(seed).random(len(people))
+        order = np.lexsort((drawn, people))
+    starts = np.append(np.flatnonzero(np.diff(people[order], prepend=-1)), len(order))
+    parts = np.zeros(len(order), np.int8)  # of the rows in that order: index of the part
+    if by == "time":
+        newest = np.argsort(np.argsort(when, kind="stable"), kind="stable")[order]
+        cuts = np.round(np.cumsum(shares)[:2] * len(order))
+        parts = (newest[:, None] >= cuts).sum(axis=1)
+    else:
+        for first, last in pairwise(starts):
+            valid, test = (1, 1) if by == "leave_one_out" else _of_user(last - first, shares)
+            if by == "leave_one_out" and last - first < 3:
+                continue
+            parts[last - test - valid : last - test], parts[last - test : last] = 1, 2
+    chosen = np.flatnonzero(parts == PARTS.index(part))
+    if history is None:
+        return {name: column[np.sort(order[chosen])] for name, column in columns.items()}
+    first_of = np.repeat(starts[:-1], np.diff(starts))
+    if part == "train":  # windows end at the last row of the part, then `length` rows before
+        last_of = np.full(len(starts) - 1, -1)
+        np.maximum.at(last_of, people[order][chosen], chosen)
+        back = last_of[people[order][chosen]] - chosen
+        chosen = chosen[back % length == 0]
+    chosen = chosen[chosen > first_of[chosen]] if part == "train" else chosen
+    items = columns[item][order]
+    found = {name: column[order[chosen]] for name, column in columns.items()}
+    return {**found, history: [items[max(first_of[at], at - length) : at] for at in chosen]}
+
+
+def _of_user(rows: int, shares: Sequence[float]) -> tuple[int, int]:
+    counts = [int(share * rows) for share in shares[1:]]
+    left = rows - sum(counts)
+    for index in (1, 0):
+        if left > 1 and not counts[index]:
+            counts[index], left = 1, left - 1
+    return counts[0], counts[1]
+
+
+def _columns(rows: Any, names: Sequence[str], time: str | None) -> dict[str, np.ndarray]:
+    if isinstance(rows, str | Path):
+        path = Path(rows)
+        if not path.is_file():
+            raise DataError(f"{path}: no such file of interactions")
+        with path.open(encoding="utf-8", newline="") as file:
+            found = list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+        rows = {name: np.array([row[name] for row in found]) for name in (found[0] if found else {})}
+    if not isinstance(rows, Mapping):
+        raise ConfigurationError(f"interactions takes columns by name or a path; received {type(rows).__name__}")
+    for name in names:
+        if name not in rows:
+            raise DataError(f"interactions: no column {name!r}; there are {', '.join(rows)}{did_you_mean(name, rows)}")
+    columns = {name: np.asarray(column) for name, column in rows.items()}
+    if time is not None:
+        try:
+            columns[time] = columns[time].astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"interactions: column {time!r} holds times as numbers: {error}") from error
+        if not np.isfinite(columns[time]).all():
+            raise DataError(f"interactions: row {np.argmin(np.isfinite(columns[time]))} has no {time!r}")
+    return columns
+
+
+def _core(columns: dict[str, np.ndarray], user: str, item: str, least_user: int, least_item: int) -> dict[str, Any]:
+    while len(columns[user]):
+        kept = np.ones(len(columns[user]), bool)
+        for name, least in ((user, least_user), (item, least_item)):
+            inverse, counts = np.unique(columns[name], return_inverse=True, return_counts=True)[1:]
+            kept &= counts[inverse] >= least
+        if kept.all():
+            break
+        columns = {name: column[kept] for name, column in columns.items()}
+    return columns

@@ -1,0 +1,127 @@
+"""Rank over all items, never a sample: hit@k, recall@k, ndcg@k and mrr@k."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..checks import refuse, whole
+from ..errors import ConfigurationError, DataError, did_you_mean
+from .retrieval import Predicts, checked_vectors, item_vectors, user_vectors
+
+_SCORES_AT_ONCE = 1 << 24  # 64 MB
+
+
+class AllItems:
+    """Ranks each row's item among all items, without those its user has seen.
+
+    A user's items are those of all of the user's rows; each takes its rank among the items that were not seen, the
+    user's others included. With n of them and h in the first k, at ranks r counted from 1, and averaged over users:
+
+        hit@k = 1 if h > 0, else 0
+        recall@k = h / n
+        ndcg@k = sum of 1 / log2(r + 1) over the h, divided by the sum of 1 / log2(r + 1) over r = 1 .. min(n, k)
+        mrr@k = 1 / r of the first of the h, 0 without any
+
+    as in RecBole's evaluator in its mode "full". An item of the same score ranks before the row's own, so that a model
+    that tells nothing apart gains nothing; a row's own item is never left out.
+
+    Args:
+        rows: columns by name of the rows to rank, lists and arrays: those of the users' features, `item`, `user`.
+        items: columns by name of all items; those of a later row with the same `item` are not read.
+        item: the column of `rows`, `items` and `seen` that names the item.
+        user: the column of `rows` and `seen` that names the user; None: every row is a user of its own.
+        seen: columns by name with `user` and `item`, or several such, as the rows trained on; None: none is left out.
+        k: number of items that count as found.
+
+    Raises:
+        ConfigurationError: no columns by name, `seen` without `user`, or k below 1.
+        DataError: a column is missing, or an item of `rows` is none of `items`.
+    """
+
+    def __init__(
+        self, rows: Any, items: Any, item: str = "item", user: str | None = None, seen: Any = None, k: int = 10
+    ) -> None:
+        self.k, self.item, self.user = whole("AllItems(k=...)", k), item, user
+        if seen is not None and user is None:
+            raise ConfigurationError("AllItems(seen=...) goes with user=..., the column that names the user")
+        self.rows = _checked("rows", rows, [item] + ([user] if user else []))
+        of_items = _checked("items", items, [item])
+        self.ids, first = np.unique(np.asarray(of_items[item]), return_index=True)
+        self.items = {name: [column[at] for at in first] for name, column in of_items.items()}
+        self.own = self._numbers(self.rows[item])
+        if (unknown := np.flatnonzero(self.own < 0)).size:
+            raise DataError(f"AllItems: row {unknown[0]} has {item}={self.rows[item][unknown[0]]!r}, none of items")
+        names = np.asarray(self.rows[user]) if user else np.arange(len(self.own))
+        self.users, self.of_user = np.unique(names, return_inverse=True)
+        self._seen = self._pairs([] if seen is None else [seen] if isinstance(seen, Mapping) else list(seen))
+
+    def _numbers(self, names: Any) -> np.ndarray:
+        """Return the index of each item, -1 for unknown ones."""
+        names = np.asarray(names)
+        at = np.minimum(np.searchsorted(self.ids, names), len(self.ids) - 1)
+        return np.where(self.ids[at] == names, at, -1)
+
+    def _pairs(self, tables: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the seen items by user, and where those of each user begin."""
+        users, items = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for table in tables:
+            table = _checked("seen", table, [self.item, self.user])
+            names = np.asarray(table[self.user])
+            at = np.minimum(np.searchsorted(self.users, names), len(self.users) - 1)
+            numbers = self._numbers(table[self.item])
+            known = (self.users[at] == names) & (numbers >= 0)
+            users.append(at[known])
+            items.append(numbers[known])
+        order = np.argsort(np.concatenate(users), kind="stable")
+        starts = np.searchsorted(np.concatenate(users)[order], np.arange(len(self.users) + 1))
+        return np.concatenate(items)[order], starts
+
+    def ranks(self, model: Predicts) -> np.ndarray:
+        """Return the rank of each row's item, from 1, int64 [rows]; blocks bound the memory.
+
+        Args:
+            model: a `Trainer` or `ServedModel` whose output is the vectors of user and item.
+        """
+        vectors = checked_vectors("items", item_vectors(model, self.items))
+        inputs = {name: column for name, column in self.rows.items() if name != self.item}
+        step = max(1, _SCORES_AT_ONCE // len(self.ids))
+        ranks = np.empty(len(self.own), np.int64)
+        seen, starts = self._seen
+        for first in range(0, len(self.own), step):
+            part = slice(first, first + step)
+            users = user_vectors(model, {name: column[part] for name, column in inputs.items()})
+            scores = checked_vectors("users", users) @ vectors.T
+            rows, own = np.arange(len(scores)), self.own[part]
+            mine = scores[rows, own].copy()
+            for row, of_user in enumerate(self.of_user[part]):
+                scores[row, seen[starts[of_user] : starts[of_user + 1]]] = -np.inf
+            scores[rows, own] = mine
+            ranks[part] = (scores >= mine[:, None]).sum(axis=1)
+        return ranks
+
+    def __call__(self, model: Predicts, run_dir: Any = None) -> dict[str, float]:
+        """Return the four metrics by name, as ``hit@10``; also as the `report` of an experiment."""
+        ranks = self.ranks(model)
+        found = ranks <= self.k
+        hits = np.bincount(self.of_user, found)
+        count = np.bincount(self.of_user)
+        gains = np.bincount(self.of_user, found / np.log2(ranks + 1))
+        ideal = np.cumsum(1 / np.log2(np.arange(2, self.k + 2)))[np.minimum(count, self.k) - 1]
+        first = np.zeros(len(count))
+        np.maximum.at(first, self.of_user, found / ranks)
+        values = {"hit": hits > 0, "recall": hits / count, "ndcg": gains / ideal, "mrr": first}
+        return {f"{name}@{self.k}": float(np.mean(value)) for name, value in values.items()}
+
+
+def _checked(argument: str, rows: Any, names: Sequence[Any]) -> Mapping[str, Any]:
+    if not isinstance(rows, Mapping):
+        refuse(f"AllItems({argument}=...)", "columns by name", rows)
+    for name in names:
+        if name not in rows:
+            raise DataError(
+                f"AllItems({argument}=...): no column {name!r}; there are {', '.join(rows)}{did_you_mean(name, rows)}"
+            )
+    return rows
