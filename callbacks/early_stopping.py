@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.checks import boolean, number, whole
 from trainer.errors import ConfigurationError
@@ -87,6 +87,7 @@ class EarlyStopping(Patience):
         super()._clear()
         self._fired = False
         self._weights: dict[str, np.ndarray] | None = None
+        self._calibration: dict[str, Any] | None = None
 
     def on_train_begin(self, trainer: Trainer) -> None:
         super().on_train_begin(trainer)
@@ -102,6 +103,7 @@ class EarlyStopping(Patience):
             validated = self.watched.hook(trainer) == "on_eval_end"  # perhaps of averaged weights
             with trainer.averaged_weights() if validated else contextlib.nullcontext():
                 self._weights = {p.name: p.asnumpy().copy() for p in _parameters(trainer)}
+            self._calibration = None if trainer.calibrator is None else trainer.calibrator.state_dict()
         spent = self.out_of_patience(improved and (self.baseline is None or self.watched.better(value, self.baseline)))
         best = "no value" if self.best is None else f"best {self.best:.6g} at step {self.best_step}"
         label, minimal = self.watched.name, self.watched.mode == "min"
@@ -145,6 +147,8 @@ class EarlyStopping(Patience):
                 if parameter.name in self._weights:
                     # Not set_data: after it, a compiled step with a branch keeps using the old value.
                     ops.assign(parameter, Tensor(self._weights[parameter.name]))
+            if self._calibration is not None:
+                trainer.calibrator.load_state_dict(self._calibration)
             logger.info("EarlyStopping: restored the weights of step %s", self.best_step)
         self._weights = None
 

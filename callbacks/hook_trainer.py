@@ -21,6 +21,7 @@ class Trainer(Protocol):
         metrics: metrics by name.
         tasks: the loss of several tasks, or None.
         features: the declared columns, or None.
+        calibrator: what learns the calibration of scores, or None.
         tables: the sparse tables being trained, or None.
         group: the processes that train together (`trainer.distributed.group.Group`).
         saver: takes and restores snapshots (`trainer.checkpoint.saver.Saver`).
@@ -41,6 +42,7 @@ class Trainer(Protocol):
     eval_indexes: tuple[int, int, int] | None
     tasks: Any
     features: Any
+    calibrator: Any
     label_count: int
     tables: Any
     group: Any
@@ -132,6 +134,9 @@ class Trainer(Protocol):
 
     def read_scores(self) -> dict[str, dict[str, Any]]:
         """Return calibration and distribution of binary scores by task."""
+
+    def fitted_calibration(self) -> Any:
+        """Return the calibration by all rows scored so far, or None."""
 
     def report_drift(self, drift: dict[str, Any]) -> None:
         """Publish a drift detector's report and call `on_drift`."""

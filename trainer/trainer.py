@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from .mindspore_internals.device import choose
 from .mindspore_internals.messages import silence_adams_operator
 from .mindspore_internals.pipelines import current_seed
 from .run import inference, training
+from .run.calibrating import bound_calibrator
 from .run.limits import Trial
 from .run.tally import RowWeights
 from .state import State
@@ -41,6 +42,7 @@ from .state import State
 if TYPE_CHECKING:
     from .data.chunk import InputBatch
     from .features.features import Features
+    from .metrics.calibrator import Calibrator
 
 
 silence_adams_operator()  # at import, since users create their optimizers before their Trainer
@@ -96,6 +98,9 @@ class Trainer(MindSporeVerbs):
             `exact_resume` too; refused off the CPU, in a lower precision, and with ``compile=False``.
         device: "cpu", "gpu" or "ascend": where this process computes; "auto": where MindSpore says. None: as
             `mindspore.set_device` was told, else on the CPU; a device that MindSpore has taken by itself is refused.
+        calibration: turns scores of a binary label into probabilities: "platt", "isotonic", a mapping of the arguments
+            of `trainer.metrics.Calibrator`, or one; see there for what it learns from. Versions, exports and
+            ``predict(output="probability")`` then hold calibrated probabilities, and none before it has learned.
         weighted_metrics: whether metrics count rows by the weight that `features` declares, as the loss does; a metric
             that takes none is then refused.
 
@@ -146,6 +151,7 @@ class Trainer(MindSporeVerbs):
         device: str | None = None,
         weighted_metrics: bool = True,
         deterministic: bool = False,
+        calibration: Calibrator | Mapping[str, Any] | str | None = None,
     ) -> None:
         self.device = choose(device if device is not None else self.default_device)  # before anything is computed
         self.group = join()  # early: under msrun a scheduler process runs the same script and never returns from here
@@ -208,12 +214,12 @@ class Trainer(MindSporeVerbs):
             loss_columns=columns,
             for_one_core=for_one_core,
         )
-        self.label_count = self.builder.label_count
+        self.label_count, self.features = self.builder.label_count, features
         self.state = State()
         self.callbacks = CallbackList()
         self.saver = Saver(self.group, self)
-        self.features = features
-        parts = {"boost": self.boost.freezing, "features": features}
+        self.calibrator = bound_calibrator(calibration, self)
+        parts = {"boost": self.boost.freezing, "features": features, "calibration": self.calibrator}
         self.parts = {name: part for name, part in parts.items() if part is not None}
 
     make_metrics = staticmethod(task_metrics)
@@ -431,6 +437,7 @@ class Trainer(MindSporeVerbs):
         keep: bool = False,
         set_aside: bool = False,
         sharded: bool | None = None,
+        output: str = "network",
     ) -> Any:
         """Apply the network.
 
@@ -447,13 +454,18 @@ class Trainer(MindSporeVerbs):
             set_aside: of raw rows, leave those out that the declaration forbids, and log how many, why and which is the
                 first; otherwise one such row is a `DataError`.
             sharded: as in `fit`; each process gets the predictions of its own rows.
+            output: "network" for its output itself; "probability" for what the loss compares with the label, calibrated
+                where `calibration` is given, as `ServedModel.predict` does.
 
         Returns:
             The network's output itself (logits stay logits), float32 arrays with the rows on axis 0; a tuple or a
             dict of them when the network returns one. If predictions of batches have different row shapes, a list of
-            arrays, one per batch.
+            arrays, one per batch. A "probability" that the loss or the calibration computes is float64.
+
+        Raises:
+            DataError: "probability" before the calibration has learned.
         """
-        return inference.predict(self, data, batch_size, stream, keep, set_aside, sharded)
+        return inference.predict(self, data, batch_size, stream, keep, set_aside, sharded, output)
 
     def first_batch(self, data: Any, batch_size: int | None = None) -> InputBatch:
         """Return the network's input for the first batch of `data` in `predict`.

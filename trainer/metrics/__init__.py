@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .binary import BinaryMetrics as BinaryMetrics
     from .binary import Calibration as Calibration
     from .binary import NormalizedEntropy as NormalizedEntropy
+    from .calibrator import Calibrator as Calibrator
     from .classes import Accuracy as Accuracy
     from .classes import LogLoss as LogLoss
     from .loss import Loss as Loss

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checks import choice
 from ..data.as_columns import as_array
 from ..data.batch_sizes import RowPadding
 from ..data.chunk import InputBatch
@@ -21,6 +23,7 @@ from ..metrics.loss import Loss
 from ..state import Phase
 from ..streams.batch import is_frame
 from . import declared_features, loop
+from .calibrating import CalibratedRows, probabilities
 from .call import call
 from .feeds import evaluation_feed, find_tables, first_chunk, inference_source, prediction_feed
 from .tally import Tally, host_columns
@@ -55,11 +58,18 @@ def _evaluate(
     return results
 
 
-def evaluate_feed(trainer: TrainerBase, feed: Feed, *, interruptible: bool = True) -> dict[str, float]:
-    """Return the results on `feed`; empty after a stop signal."""
+def evaluate_feed(
+    trainer: TrainerBase, feed: Feed, *, interruptible: bool = True, learns: bool = False
+) -> dict[str, float]:
+    """Return the results on `feed`; empty after a stop signal.
+
+    With `learns`, the calibration learns from the rows.
+    """
     find_tables(trainer, feed.source, feed.options)
     average_statistics(trainer.group, trainer.network)
     cell, tally = trainer.builder.inference.evaluate_cell(), _tally(trainer)
+    if trainer.calibrator is not None and trainer.own_eval_network is None:
+        tally.calibrated = CalibratedRows(trainer.calibrator, learns=learns)
     with trainer.builder.inference.mode(cell):
         results = loop.evaluate(trainer, feed, cell, tally, interruptible=interruptible)
     return results
@@ -108,21 +118,23 @@ def predict(
     keep: bool = False,
     set_aside: bool = False,
     sharded: bool | None = None,
+    output: str = "network",
 ) -> Any:
     """Implement `Trainer.predict`."""
+    choice("output", output, ("network", "probability"))
     features = trainer.features
     kept = declared_features.kept_columns(features, data) if keep else None
     options: dict[str, Any] = {"labelled": False, "kept": kept, "set_aside": set_aside, "sharded": sharded}
     with trainer.group.inside("predict"):
         data = tuple([declared_features.prepare(features, trainer.group, item, batch_size, **options) for item in data])
-        predictions = _predict(trainer, data, batch_size, stream, sharded)
+        predictions = _predict(trainer, data, batch_size, stream, sharded, output)
     if kept is None:
         return predictions
     return (kept.beside(part) for part in predictions) if stream else kept.beside(predictions)
 
 
 def _predict(
-    trainer: TrainerBase, data: tuple[Any, ...], batch_size: int | None, stream: bool, sharded: bool | None
+    trainer: TrainerBase, data: tuple[Any, ...], batch_size: int | None, stream: bool, sharded: bool | None, output: str
 ) -> Any:
     if batch_size is None and (all(map(_is_array, data)) or (len(data) > 1 and all(map(_is_list, data)))):
         data = (tuple([as_array(item, f"column_{index}") for index, item in enumerate(data)]),)
@@ -133,7 +145,10 @@ def _predict(
     own = is_sharded(data[0]) if sharded is None else sharded
     size = _choose_size(padding, source) if isinstance(source, ArraySource) and trainer.group.size == 1 else None
     fill_up_to = None if size is None else lambda rows: size
-    batches = _predictions(trainer, prediction_feed(trainer, source, fill_up_to), own=own)
+    convert = None
+    if output == "probability":
+        convert = partial(probabilities, trainer, calibration=trainer.fitted_calibration())
+    batches = _predictions(trainer, prediction_feed(trainer, source, fill_up_to), convert, own=own)
     return batches if stream else _concatenate(list(batches))
 
 
@@ -169,7 +184,7 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
     return None if size == rows else size
 
 
-def _predictions(trainer: TrainerBase, feed: Feed, *, own: bool = False) -> Iterator[Any]:
+def _predictions(trainer: TrainerBase, feed: Feed, convert: Any, *, own: bool = False) -> Iterator[Any]:
     programs = trainer.builder.inference
     alone = trainer.state.phase is Phase.IDLE  # a callback gets its predictions even after a stop signal
     with contextlib.closing(feed):
@@ -177,7 +192,7 @@ def _predictions(trainer: TrainerBase, feed: Feed, *, own: bool = False) -> Iter
         average_statistics(trainer.group, trainer.network)
         cell = programs.predict_cell()
         with call(trainer, Phase.PREDICT, []) as signals, programs.mode(cell), contextlib.closing(feed):
-            yield from loop.predict(trainer, feed, cell, own=own, interruptible=alone)
+            yield from loop.predict(trainer, feed, cell, convert, own=own, interruptible=alone)
     signals.leave()
 
 

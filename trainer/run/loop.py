@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from ..distributed.packing import lockstep_outputs
 from ..errors import DataError
 from ..metrics import numbers
 from ..state import EvaluationState, StepOutputs
-from .tally import Tally, host_columns
+from .tally import Tally
 
 if TYPE_CHECKING:
     from .run import Run
@@ -165,7 +166,7 @@ def evaluate(
             call("on_eval_step_begin", trainer)
             outputs = trainer.builder.inference.run(cell, chunk)
             under_way.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            yield (outputs, host_columns(chunk, tally.groups)), chunk.num_samples
+            yield (outputs, tally.columns_of(chunk)), chunk.num_samples
             call("on_eval_step_end", trainer)
 
     try:
@@ -192,20 +193,28 @@ def evaluated(trainer: TrainerBase, results: dict[str, float]) -> None:
 
 
 def predict(
-    trainer: TrainerBase, feed: Feed, cell: Any, *, own: bool = False, interruptible: bool = True
+    trainer: TrainerBase,
+    feed: Feed,
+    cell: Any,
+    convert: Callable[[Any, Any], Any] | None = None,
+    *,
+    own: bool = False,
+    interruptible: bool = True,
 ) -> Iterator[Any]:
-    """Yield the output for each batch as host arrays.
+    """Yield the output for each batch as host arrays, or what `convert` makes of it.
 
     A stop signal ends it if it is `interruptible`. `own` leaves out the batches of other processes.
     """
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)
     filled = feed.options.fill_up_to is not None
+    newest: deque[Any] = deque(maxlen=1)
 
     def own_outputs() -> Iterator[tuple[Any, int]]:
         for chunk in feed.chunks(Position(), should_stop=_leaver(trainer) if interruptible else lambda: False):
             if interruptible and trainer.state.interrupt_requested:
                 return
+            newest.append(chunk)
             yield trainer.builder.inference.run(cell, chunk), chunk.num_samples
             call("on_predict_step_end", trainer)
 
@@ -215,7 +224,7 @@ def predict(
             for part in leaves(predictions):
                 if part.dtype.kind == "f" and not np.isfinite(part).all():
                     _warn_of_non_finite(trainer, "predictions are NaN or infinite: the inputs are, or the weights")
-            yield predictions
+            yield predictions if convert is None else convert(predictions, newest[-1])
     call("on_predict_end", trainer)
 
 

@@ -22,6 +22,7 @@ from ..data.streaming.shared_stream import Agreed, JobHooks, SharedStream
 from ..data.streaming.stream_source import StreamSource, as_stream
 from ..distributed.group import Group
 from ..distributed.packing import gather_states
+from ..errors import ConfigurationError
 from ..features.stream_rows import WindowDrift
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.window import Window, WindowClock
@@ -29,6 +30,7 @@ from ..metrics.window_metric import Direction
 from ..state import Phase, Stateful, StepOutputs
 from ..streams import Sharing, Stream
 from . import declared_features
+from .calibrating import check_online
 from .call import call, make_callbacks
 from .cursor import Cursor
 from .feeds import run_options, step_marks, training_feed
@@ -252,11 +254,14 @@ def online_train(
     output = 0 if tasks is None else -1
     with call(trainer, Phase.ONLINE, callbacks) as signals:
         options = run_options(trainer.step_options, trainer.callbacks, keep_predictions=scored, output=output)
+        check_online(trainer, window, options)
         drift = declared_features.window_drift(transform, trainer.callbacks)  # before the first rows are read
         marks = step_marks(trainer.callbacks).of_all(group)
         feed = training_feed(trainer, source, options, steps_per_call, marks=marks)
         divided = raw_rows.sharing is Sharing.PARTITIONED
         online = trainer.parts["online"] = OnlineMetrics(feed, window, scoring, tasks, group, drift, divided)
+        if trainer.calibrator is not None and scoring is not None:
+            trainer.calibrator.catch_up = scoring.score
         try:
             train(
                 trainer,
@@ -271,6 +276,9 @@ def online_train(
             )
         finally:
             del trainer.parts["online"]
+            if trainer.calibrator is not None and scoring is not None:
+                scoring.score()
+                trainer.calibrator.catch_up = lambda: None
             if report := set_aside():
                 logger.warning("%s: %s", type(rows.stream).__name__, report)
     signals.leave(complete=True)
@@ -291,7 +299,9 @@ def _make_scoring(trainer: TrainerBase, window: Window) -> Scoring | None:
     if trainer.label_count:
         loss_fn, activations, processes = trainer.loss_fn, trainer.prediction_activations, trainer.group.size
         count, weights = trainer.label_count, trainer.row_weights
-        return Scoring(window, trainer.metrics, loss_fn, count, activations, processes, weights)
+        return Scoring(window, trainer.metrics, loss_fn, count, activations, processes, weights, trainer.calibrator)
+    if trainer.calibrator is not None:
+        raise ConfigurationError("calibration reads the label, which is not known without a loss_fn that takes it")
     if trainer.metrics:
         logger.warning("windows count the loss alone: without a loss_fn that takes it the label is not known")
     return None

@@ -15,6 +15,7 @@ from ..distributed.group import SINGLE, Group
 from ..distributed.packing import gather_states
 from ..errors import ConfigurationError, DataError
 from ..graph.multi_task import MultiTaskLoss
+from ..metrics.calibrator import Calibrator
 from ..metrics.defaults import expect, meaning_of, metrics_of, possible_targets, target_of
 from ..metrics.loss import Loss
 from ..metrics.predictions import Activation, activate
@@ -23,6 +24,7 @@ from ..metrics.registry import clear_metrics, group_of, of_task
 from ..metrics.window import Window
 from ..metrics.window_metric import Direction, WindowMetric
 from ..state import StepOutputs
+from .calibrating import CALIBRATED, calibrated_metrics, ids_of_chunk
 from .tally import UNWEIGHTED, OutputBuffer, RowWeights, host_columns
 
 logger = logging.getLogger(__name__)
@@ -47,7 +49,9 @@ class Scoring:
         activations: Mapping[str, Activation],
         processes: int,
         weights: RowWeights = UNWEIGHTED,
+        calibrator: Calibrator | None = None,
     ) -> None:
+        self._calibrator, self._ids = calibrator, list[np.ndarray]()
         self._weight = weights.column if weights.of_metrics else None
         self.window, self.label_count, self._loss_fn = window, label_count, loss_fn
         self._multi = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
@@ -65,7 +69,7 @@ class Scoring:
         groups = map(group_of, self._chosen.values())
         self.groups = tuple(dict.fromkeys(filter(None, groups)))  # names of the columns that metrics read as groups
         self._windows: dict[str, PrequentialMetrics] = {}
-        self._decided = bool(chosen) and not self._chosen  # "loss" alone was asked for
+        self._decided = bool(chosen) and not self._chosen and calibrator is None  # "loss" alone was asked for
         self._restored: Mapping[str, Any] | None = None
         self._leave_open = False  # the restored state belongs to rank 0
         self._label_indexes: list[int] = []
@@ -90,6 +94,7 @@ class Scoring:
         windows = list(self._windows.values())
         if not self._decided:
             windows = [self._make(t, target) for t in self._tasks for target in possible_targets(self._loss_of(t))]
+            windows += [] if self._calibrator is None else [self._calibrated_windows(self._calibrator)]
         return {name: higher for window in windows for name, higher in window.directions().items()}
 
     def _loss_of(self, task: str) -> Any:
@@ -101,6 +106,9 @@ class Scoring:
         expect(metrics, self._meanings[task])
         lenient = [name for name in metrics if name not in chosen]
         return PrequentialMetrics(metrics, self.window.decay, task=task, lenient=lenient)
+
+    def _calibrated_windows(self, calibrator: Calibrator) -> PrequentialMetrics:
+        return PrequentialMetrics(calibrated_metrics(calibrator), self.window.decay, task=CALIBRATED)
 
     def decide(self, chunk: Chunk, predictions: Sequence[np.ndarray] | None, group: Group = SINGLE) -> None:
         """Choose the metrics, and check that they can read the first rows.
@@ -114,7 +122,7 @@ class Scoring:
         self._label_indexes = self._find_labels(chunk)
         if predictions is None:
             problem = "the network's output does not have the rows of the batch on axis 0"
-            if self._chosen:
+            if self._chosen or self._calibrator is not None:
                 raise DataError(f"metrics need predictions row by row: {problem}")
             logger.info("windows count the loss alone: %s", problem)
             return
@@ -131,6 +139,10 @@ class Scoring:
         for task, prediction, label, rows in zip(self._tasks, predictions, labels, self._counted(labels), strict=True):
             of_rows = {name: values[rows] for name, values in groups.items()}
             self._decide_task(task, prediction[rows], label[rows], of_rows)
+        if self._calibrator is not None:
+            if "" not in self._windows:
+                raise DataError("calibration takes one binary label; the first rows have another target")
+            self._windows[CALIBRATED] = self._calibrated_windows(self._calibrator)
         if self._restored is not None:
             self.load_state_dict(self._restored)
             self._restored = None
@@ -184,11 +196,14 @@ class Scoring:
         if self._kept:
             for name, values in host_columns(chunk, self._kept).items():
                 self._groups.setdefault(name, []).append(values)
+        if self._calibrator is not None and (ids := ids_of_chunk(self._calibrator, chunk)) is not None:
+            self._ids.append(ids)
         self._rows += chunk.num_samples
         if self._rows >= SCORED_ROWS:
-            self._score()
+            self.score()
 
-    def _score(self) -> None:
+    def score(self) -> None:
+        """Count the rows that wait for it."""
         if not self._rows:
             return
         labels = [np.concatenate(parts) for parts in zip(*self._labels, strict=True)]
@@ -203,11 +218,20 @@ class Scoring:
                 of_rows = {name: values[rows] for name, values in groups.items()}
                 weights = of_rows[self._weight] if self._weight else None
                 self._windows[task].update(prediction, label[rows], weights, groups=of_rows)
+                if self._calibrator is not None:
+                    self._calibrate(self._calibrator, prediction, label, weights)
             start = stop
+
+    def _calibrate(self, calibrator: Calibrator, prediction: np.ndarray, label: np.ndarray, weights: Any) -> None:
+        """Measure the calibration by earlier rows, then let it learn from these."""
+        ids, self._ids = np.concatenate(self._ids) if self._ids else None, []
+        if (earlier := calibrator.current()) is not None:
+            self._windows[CALIBRATED].update(earlier(prediction, ids), label, weights)
+        calibrator.add(prediction, label, weights, ids)
 
     def close_window(self, group: Group = SINGLE) -> dict[str, float]:
         """Close the window and return its metrics; a collective call."""
-        self._score()
+        self.score()
         results: dict[str, float] = {}
         for windows in self._windows.values():
             if group.size > 1:
@@ -222,7 +246,7 @@ class Scoring:
 
     def peek(self, group: Group = SINGLE) -> dict[str, float]:
         """Return what `close_window` would, without closing it."""
-        self._score()
+        self.score()
         kept, self._windows = self._windows, copy.deepcopy(self._windows)
         try:
             return self.close_window(group)
@@ -233,7 +257,7 @@ class Scoring:
         """Move the open window of all processes to rank 0."""
         if self._restored is not None:
             return
-        self._score()
+        self.score()
         for windows in self._windows.values():
             states = gather_states(group, windows.take_window())
             if group.is_main:
@@ -249,8 +273,8 @@ class Scoring:
         """Return ``{"json": ..., "arrays": ...}``, the open window included."""
         if self._restored is not None:  # the first rows have not come yet
             return dict(self._restored)
-        self._score()
-        if self._multi is None:
+        self.score()
+        if self._multi is None and self._calibrator is None:
             return self._windows[""].state_dict() if self._windows else {"json": None, "arrays": {}}
         states = {task: windows.state_dict() for task, windows in self._windows.items()}
         arrays = {f"{task}/{key}": a for task, state in states.items() for key, a in state["arrays"].items()}

@@ -18,6 +18,7 @@ from ..metrics.predictions import Activation
 from ..metrics.registry import as_numbers, clear_metrics, group_of, of_task, read_metric, update_metrics
 from ..mindspore_internals import device
 from ..state import NUMPY_DTYPES, StepOutputs, host_copy
+from .calibrating import CalibratedRows
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class RowWeights:
 
 
 UNWEIGHTED = RowWeights()
+_IDS = "@calibration.by"  # among the columns of a batch
 
 
 class Tally:
@@ -49,6 +51,7 @@ class Tally:
         self._weights = weights
         self._metrics = metrics
         self._indexes = eval_indexes
+        self.calibrated: CalibratedRows | None = None
         self._tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._loss = WeightedMean()
         self.own_values: dict[str, Any] = {}  # what each metric returned
@@ -62,8 +65,15 @@ class Tally:
             expect(of_this, meaning_of(loss, activations.get(task)))
         clear_metrics(metrics)
 
+    def columns_of(self, chunk: Chunk) -> dict[str, np.ndarray]:
+        """Return what `add` reads of a batch besides its outputs."""
+        columns = host_columns(chunk, self.groups)
+        if self.calibrated is not None and (ids := self.calibrated.ids(chunk)) is not None:
+            columns[_IDS] = ids
+        return columns
+
     def add(self, outputs: tuple[Any, ...], num_samples: float, columns: Mapping[str, np.ndarray]) -> None:
-        """Add the outputs of one batch; `columns` are those of `groups`."""
+        """Add the outputs of one batch; `columns` are those of `columns_of`."""
         weights = columns.get(self._weights.column) if self._weights.column else None
         if self._weights.of_loss and self._tasks is None:
             num_samples = float(outputs[3].asnumpy())
@@ -74,6 +84,8 @@ class Tally:
             self._loss.update(float(mean), num_samples)
         if self._tasks is None:
             update_metrics(self._metrics, outputs, self._indexes, num_samples, columns, of_metrics)
+            if self.calibrated is not None:
+                self.calibrated.add(outputs[1].asnumpy(), outputs[2].asnumpy(), of_metrics, columns.get(_IDS))
             return
         loss, predictions, labels, losses, counts = outputs
         update_metrics(self._of_task[""], (loss, None, None), (0, 1, 2), num_samples)
@@ -102,6 +114,8 @@ class Tally:
         sums = self._task_sums.items()
         losses = {f"{task}_loss": float(total / count) if count else math.nan for task, (total, count) in sums}
         results = {**losses, **results}
+        if self.calibrated is not None:
+            results |= self.calibrated.results()
         if self._loss.samples and "loss" not in results:
             results = {"loss": self._loss.eval(), **results}
         return results

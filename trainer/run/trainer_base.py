@@ -30,6 +30,8 @@ from ..graph.optimizers import get_learning_rate, set_learning_rate
 from ..graph.precision import Precision
 from ..graph.program import StepOptions
 from ..metrics.binary import score_table
+from ..metrics.calibration_map import CalibrationMap
+from ..metrics.calibrator import Calibrator
 from ..metrics.predictions import Activation
 from ..metrics.registry import of_task
 from ..mindspore_internals.cell_structure import children_of, parameters_of
@@ -57,6 +59,7 @@ class TrainedNetwork:
     prediction_activations: dict[str, Activation]
     eval_indexes: tuple[int, int, int] | None
     features: Features | None
+    calibrator: Calibrator | None  # of `Trainer(calibration=...)`
     label_count: int
     group: Group
     state: State
@@ -225,6 +228,13 @@ class TrainerBase(TrainedNetwork):
         tasks = ("",) if self.tasks is None else self.tasks.tasks
         tables = {task: score_table(of_task(self.metrics, task, tasks).values()) for task in tasks}
         return {task: table for task, table in tables.items() if table is not None}
+
+    def fitted_calibration(self) -> CalibrationMap | None:
+        """Return the calibration by all rows scored so far; None without `calibration`.
+
+        DataError: these rows are too few.
+        """
+        return None if self.calibrator is None else self.calibrator.fitted()
 
     def report_drift(self, drift: dict[str, Any]) -> None:
         """Publish a drift detector's report and call `on_drift`."""

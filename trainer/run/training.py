@@ -70,6 +70,8 @@ def fit(
     valid_sets = named_sets(
         declared_features.prepare(trainer.features, trainer.group, valid_dataset, batch_size, sharded=valid_sharded)
     )
+    if trainer.calibrator is not None and not valid_sets:
+        raise ConfigurationError("calibration learns from validation rows: give fit(valid_dataset=...)")
     with contextlib.ExitStack() as opened:
         valid = {}
         for name, data in valid_sets.items():
@@ -148,8 +150,10 @@ def _is_dataset(value: Any) -> bool:
 def _validate(trainer: TrainerBase, feeds: Mapping[str, Feed]) -> dict[str, float]:
     """Return "<metric>" or "<set>_<metric>" of all sets; empty after a signal."""
     results: dict[str, float] = {}
+    if trainer.calibrator is not None:
+        trainer.calibrator.restart(forgets=False)  # the network has changed
     for name, feed in feeds.items():
-        if not (values := evaluate_feed(trainer, feed)):
+        if not (values := evaluate_feed(trainer, feed, learns=True)):
             return {}
         results |= {f"{name}_{key}" if name else key: value for key, value in values.items()}
     return results

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ class ExportedModel:
         import onnxruntime
 
         self.about = json.loads((folder / "model.json").read_text())
+        if "calibration" in self.about:
+            self._calibration = runpy.run_path(str(folder / "calibration_map.py"))["CalibrationMap"].of
         self.session = onnxruntime.InferenceSession(folder / "network.onnx")
         self._rows: dict[str, np.ndarray] = {}  # of each table: zeros for no id, the row of unknown ids, those of ids
         self._numbers: dict[str, dict[int | None, int]] = {}  # of each table: id -> row number
@@ -49,16 +52,29 @@ class ExportedModel:
         wanted = {entry.name for entry in self.session.get_inputs()}
         return self.session.run(None, {name: array for name, array in given.items() if name in wanted})
 
+    def probability(self, columns: Mapping[str, Any]) -> Any:
+        """Return calibrated probabilities for a batch; KeyError: the model has no calibration."""
+        calibration = self._calibration(self.about["calibration"])
+        by, ids = calibration.column, None
+        if by is not None:
+            ids = np.asarray(columns[by])
+            ids = (ids if calibration.index is None else ids[:, calibration.index]).reshape(-1).astype(np.int64)
+        return calibration(np.asarray(self.answer(columns)[0]), ids)
+
 
 def main() -> None:
     """Compare the answers for the example with the network's."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
     folder = folder if folder.is_dir() else folder.parent
     model, example = ExportedModel(folder), np.load(folder / "example.npz")
-    answers = model.answer({entry["name"]: example["input." + entry["name"]] for entry in model.about["inputs"]})
+    columns = {entry["name"]: example["input." + entry["name"]] for entry in model.about["inputs"]}
+    answers = model.answer(columns)
     for entry, values in zip(model.about["outputs"], answers, strict=True):
         expected = example["output." + entry["name"]]
         print(entry["name"], values.shape, "largest difference", np.abs(values - expected).max())
+    if "calibration" in model.about:
+        difference = np.abs(model.probability(columns) - example["output.@probability"]).max()
+        print("probability, calibrated, largest difference", difference)
 
 
 if __name__ == "__main__":

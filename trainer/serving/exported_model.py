@@ -18,9 +18,10 @@ from ..checks import require, whole
 from ..data.chunk import InputBatch
 from ..data.ragged import base_of
 from ..embedding.planning.layout import FieldMap
-from ..embedding.tables.hashing import to_ids
+from ..embedding.tables.hashing import ids_of_rows, to_ids
 from ..embedding.tables.spec import DEFAULT_ROW
 from ..errors import ConfigurationError
+from ..metrics import calibration_map
 from ..mindspore_internals.cell_structure import parameters_of
 from ..models.retrieval import item_vectors, user_vectors, write_vectors
 from ..streams.formats.ragged_column import Ragged
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from callbacks.callback import Trainer
 
 MODEL, ONNX, EXAMPLE = "model.json", "network.onnx", "example.npz"
+PROBABILITY = "@probability"  # calibrated, of the example
 _ALLOWED, _ALLOWED_HALF = 1e-4, 2e-2  # float32; where the network computes in float16
 _UNSEEN = 8_765_432_109_876_543
 _RAGGED_LONGEST = 8
@@ -94,13 +96,15 @@ def export_model(
     Raises:
         ConfigurationError: an argument cannot work, an extra is missing, or the network cannot be exported; MindSpore's
             ONNX exporter lacks an operator, which is named.
-        DataError: rows of `items` or `users` that the features' declaration forbids.
+        DataError: the calibration has not learned yet; or rows of `items` or `users` that the features' declaration
+            forbids.
         NonFiniteError: a parameter, a row or a statistic of features is NaN or infinite.
         OSError: the file system refused.
     """
     whole("export_model(batch=...)", batch)
     folder = _new_folder(folder)
     _check(trainer, onnx, data)
+    calibration = trainer.fitted_calibration()
     seen = trained_batch(trainer) if data is None else trainer.first_batch(data, batch)
     network = trainer.tables.tables if trainer.tables is not None else None
     fields = fields_of(network)
@@ -123,16 +127,23 @@ def export_model(
             "inputs": _described_inputs(graph, fields, columns, sparse_tables),
             "outputs": [{"name": name, "shape": [None, *answer.shape[1:]]} for name, answer in answers.items()],
             "activation": graph.activation,
+            **({} if calibration is None else {"calibration": calibration.described()}),
             **({"classes": list(graph.classes)} if graph.classes else {}),
             "tables": _write_tables(files, sparse_tables),
             "onnx": None,
         }
+        if calibration is not None:
+            check_finite(calibration.state()["arrays"], "the calibration, of which")
+            files.write("calibration_map.py", [Path(calibration_map.__file__).read_bytes()])
+            by = calibration.column
+            ids = None if by is None else ids_of_rows(by, columns[names.index(by)], calibration.index)
+            answers[PROBABILITY] = calibration(expected[0], ids)
         if onnx:
             exported = onnx_graph.Network(
                 trainer.network,
                 network,
                 names,
-                tuple(answers),
+                tuple(entry["name"] for entry in model["outputs"]),
                 blank=lambda rows: blank_inputs(seen, rows),
                 cast=trainer.builder.cast,
                 by_row=not any("_offsets" in wanted.suffixes for wanted in graph.ragged.values()),

@@ -1,4 +1,4 @@
-"""`PublishRoot`: the folder of a published model while one run writes versions to it."""
+"""`PublishRoot`: the folder of a published model while one run writes to it."""
 
 from __future__ import annotations
 

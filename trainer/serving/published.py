@@ -5,6 +5,7 @@
       graph-<id>/         network.mindir, graph.json (which columns feed which table), manifest.json
       v_00000007/         weights.safetensors, rows.safetensors (what changed), full.safetensors (all rows, in some),
                           items.json, items.safetensors (of `Publish(items=...)`),
+                          calibration.json, calibration.safetensors (of `Trainer(calibration=...)`),
                           manifest.json; of several processes rows.<rank>.safetensors and so on, see `version_parts`
       pins.json           which version servers stay with, and which are kept, where that has been said
 
@@ -35,6 +36,7 @@ from .finite import check_finite
 CURRENT, PINS = "current.json", "pins.json"
 GRAPH, VERSION = "graph", "version"
 WEIGHTS, ROWS, FULL, FEATURES, ITEMS = "weights", "rows", "full", "features", "items"
+CALIBRATION = "calibration"
 
 _NAMES = {GRAPH: re.compile(r"graph-[0-9a-f]{12}"), VERSION: re.compile(r"v_\d{8,18}")}
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -200,7 +202,8 @@ class Folder:
     def state(self, name: str) -> dict[str, Any] | None:
         """Return what `write_state` wrote; None if the version has no such files.
 
-        `FEATURES` are the statistics of features (None to keep those of the graph), `ITEMS` the items.
+        `FEATURES` are the statistics of features (None to keep those of the graph), `ITEMS` the items,
+        `CALIBRATION` what `CalibrationMap` takes.
         """
         file = f"{name}.json"
         if file not in self._files:

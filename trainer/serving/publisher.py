@@ -33,7 +33,7 @@ from ..storage.fetch import PUBLISHED
 from .finite import check_finite, check_state
 from .packed_rows import ROW_TYPES
 from .publish_root import PublishRoot
-from .published import FEATURES, FULL, ITEMS, ROWS, VERSION, WEIGHTS, Current, Part, publish_folder
+from .published import CALIBRATION, FEATURES, FULL, ITEMS, ROWS, VERSION, WEIGHTS, Current, Part, publish_folder
 from .published_graph import check_publishable, publish_network, trained_batch
 from .published_items import ItemTable
 from .version_parts import RowSource, VersionRows, shared_errors
@@ -179,6 +179,8 @@ class Publish(Callback):
             return False
         if self._failure is not None and self.on_error == "raise":
             return True
+        if trainer.calibrator is not None and not trainer.calibrator.is_learned:
+            return False
         due = (self.every.due(trainer.state.progress) or not self._tried) and time.monotonic() >= self._next_try
         self._tried = self._tried or due
         return due
@@ -269,14 +271,15 @@ class Publish(Callback):
                 were loaded.
         """
         started = time.perf_counter()
+        calibration = trainer.fitted_calibration()
         begun = _decide(trainer, lambda: self._begin(trainer, seen) if trainer.group.is_main else None)
         if begun is None:
             return
         full, compact = begun
-        states: States = {}
+        states: States = {} if calibration is None else {CALIBRATION: calibration.state()}
         if self.items is not None and trainer.features is not None:
             with trainer.averaged_weights():
-                states = {ITEMS: self.items.state(trainer, trainer.features)}
+                states[ITEMS] = self.items.state(trainer, trainer.features)
         try:
             final = self.root / version_name(self._version + 1)
             rows = self._source.take(trainer, self._consumer, final, full=full, compact=compact)

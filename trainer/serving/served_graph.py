@@ -15,10 +15,12 @@ from ..checkpoint import strict_json
 from ..data.ragged import Ragged, RaggedInput, given_names
 from ..embedding.planning.fixed_reads import FixedReads
 from ..embedding.planning.layout import FieldMap, read_layout
+from ..embedding.tables.hashing import ids_of_rows
 from ..embedding.tables.spec import TableSpec
 from ..embedding.tables.table import SparseTable
 from ..errors import DataError
 from ..features.feature_files import read_features
+from ..metrics.calibration_map import CalibrationMap
 from ..metrics.predictions import activate
 from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.shared_memory import Mirror, overwrite
@@ -132,6 +134,7 @@ class HeldVersion:
     graph: ServedGraph
     current: Current
     items: PublishedItems | None = None  # of `Publish(items=...)`
+    calibration: CalibrationMap | None = None  # of `Trainer(calibration=...)`
 
     def run(self, batch: Any) -> tuple[np.ndarray, ...]:
         """Return the network's outputs for its own columns, each float32 [n, ...].
@@ -152,8 +155,18 @@ class HeldVersion:
             start += size
         return tuple(np.concatenate(outputs)[:count] for outputs in zip(*parts, strict=True))
 
-    def probability(self, outputs: Sequence[np.ndarray]) -> np.ndarray | None:
-        """Return the prediction in label units, float32; None if the loss has none."""
+    def probability(self, outputs: Sequence[np.ndarray], batch: Any) -> np.ndarray | None:
+        """Return the prediction in label units, float32; None if the loss has none.
+
+        Args:
+            outputs: what `run` returned for the `batch`.
+        """
+        if self.calibration is not None:
+            by, ids = self.calibration.column, None
+            if by is not None:
+                column = dict(zip(self.graph.given, _checked(self.graph, batch), strict=True))[by]
+                ids = ids_of_rows(by, column, self.calibration.index)
+            return self.calibration(outputs[0], ids).astype(np.float32)
         if self.graph.activation is None:
             return None
         return activate(self.graph.activation, outputs[0]).astype(np.float32)

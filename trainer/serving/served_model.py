@@ -19,6 +19,7 @@ from ..features.feature import PREDICTION, SET_ASIDE
 from ..features.feature_data import is_raw
 from ..features.features import Features
 from ..features.raw_rows import names_in
+from ..metrics.calibration_map import CalibrationMap
 from ..metrics.predictions import named_classes
 from ..mindspore_internals.execution import check_not_forked
 from ..models.retrieval import halves
@@ -58,6 +59,7 @@ class ServedModel:
         graph: the network and its tables, not to be changed; those of one version only inside `held`.
         current: the record of the version being served.
         items: its items, or None.
+        calibration: its calibration, or None.
 
     Raises:
         CheckpointNotFoundError: nothing has been published there.
@@ -86,6 +88,7 @@ class ServedModel:
         self.graph: ServedGraph = None
         self.current: Current = None
         self.items: PublishedItems | None = None
+        self.calibration: CalibrationMap | None = None
         self._waiting: Mapping[str, np.ndarray] | None = None
         self._replaced: ServedGraph | None = None  # version of the last prediction
         self._run = threading.Lock()
@@ -118,7 +121,8 @@ class ServedModel:
                 array of an only column.
             output: "network" for its output itself; "probability" for what the loss compares with the label: sigmoid of
                 the logits of `BCEWithLogitsLoss`, softmax of those of `CrossEntropyLoss`, or what
-                `Trainer(prediction_activation=...)` names; "class" for the most likely class of `label_classes`.
+                `Trainer(prediction_activation=...)` names, calibrated where the version has a calibration; "class" for
+                the most likely class of `label_classes`.
             keep: of raw rows, return a dict with the columns of `Features(keep=...)` behind the "prediction".
             set_aside: of raw rows, leave those out that the declaration forbids, as `Trainer.predict` does, and return
                 a dict with the "prediction" of the others and why the rest has none, under "set_aside".
@@ -154,9 +158,10 @@ class ServedModel:
                 raise ConfigurationError(f"predict({option}=True) goes with raw rows of a model trained on features")
             outputs = version.run(batch)
         if output != "network":
-            if version.graph.activation is None:
+            probability = version.probability(outputs, batch)
+            if probability is None:
                 raise ConfigurationError(f"output={output!r}: the model's loss does not say what its outputs mean")
-            outputs = (version.probability(outputs), *outputs[1:])
+            outputs = (probability, *outputs[1:])
         if output == "class":
             if not version.graph.classes:
                 raise ConfigurationError("output='class': the model was trained without Features(label_classes=...)")
@@ -212,7 +217,7 @@ class ServedModel:
             if self._waiting is not None:
                 weights, self._waiting = self._waiting, None
                 self.graph.set_weights(weights)
-            yield HeldVersion(self.graph, self.current, self.items)
+            yield HeldVersion(self.graph, self.current, self.items, self.calibration)
 
     @property
     def features(self) -> Features | None:
@@ -307,6 +312,7 @@ class ServedModel:
                 self._replaced = self._replaced or self.graph
             update.load_features()
             self.graph, self.current, self.items = update.graph, now, update.items
+            self.calibration = update.calibration
             self._waiting = update.weights
             self.version, self.step = now.version, now.step
         if served is None or now.version > served.version:

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..embedding.tables.spec import DEFAULT_ROW
 from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError
+from ..metrics.calibration_map import CalibrationMap
 from ..mindspore_internals.messages import gist
 from .finite import check_finite, check_state
 from .packed_rows import unpack_rows
-from .published import FEATURES, FULL, GRAPH, ITEMS, ROWS, VERSION, WEIGHTS, Current, Folder, Part, table_rows
+from .published import (
+    CALIBRATION,
+    FEATURES,
+    FULL,
+    GRAPH,
+    ITEMS,
+    ROWS,
+    VERSION,
+    WEIGHTS,
+    Current,
+    Folder,
+    Part,
+    table_rows,
+)
 from .published_items import PublishedItems
 from .served_graph import ServedGraph
 
@@ -32,6 +48,7 @@ class VersionUpdate:
         has_own_graph: whether they are new ones, to be filled from all rows; else those of the served version.
         weights: the parameters of the network without its tables.
         items: of `Publish(items=...)`, or None.
+        calibration: of `Trainer(calibration=...)`, or None.
 
     Raises:
         CheckpointDamagedError: a file is missing or damaged, or does not belong to the network.
@@ -55,7 +72,8 @@ class VersionUpdate:
         self._learned = folders[-1].state(FEATURES)
         if self._learned is not None:
             check_state(self._learned)
-        self.items = _items_of(folders[-1])
+        self.items = _read(folders[-1], ITEMS, PublishedItems)
+        self.calibration = _read(folders[-1], CALIBRATION, CalibrationMap)
 
     def write_tables(self) -> None:
         """Bring the tables of `graph` to the version."""
@@ -100,12 +118,16 @@ def _open_graph(root: Path, part: Part) -> ServedGraph:
         ) from error
 
 
-def _items_of(folder: Folder) -> PublishedItems | None:
-    state = folder.state(ITEMS)
+def _read(folder: Folder, kind: str, make: Callable[[Any], Any]) -> Any:
+    """Return what a version holds of a kind, or None."""
+    state = folder.state(kind)
+    if state is None:
+        return None
+    check_state(state, f"{folder.path}: of the {kind},")
     try:
-        return None if state is None else PublishedItems(state)
+        return make(state)
     except (ValueError, TypeError, KeyError, AttributeError, ConfigurationError) as error:
-        raise CheckpointDamagedError(f"{folder.path} does not describe items: {error!r}") from None
+        raise CheckpointDamagedError(f"{folder.path} does not describe {kind}: {error!r}") from None
 
 
 def _weights_for(graph: ServedGraph, folder: Folder) -> dict[str, np.ndarray]:

@@ -88,6 +88,23 @@ def to_ids(values: np.ndarray, name: str = "ids") -> np.ndarray:
     raise DataError(f"{name} must hold integer or string ids; received dtype {values.dtype}{float_ids_hint(values)}")
 
 
+def ids_of_rows(name: str, column: np.ndarray, index: int | None = None) -> np.ndarray:
+    """Return the id of each row as an integer, int64 [n].
+
+    Args:
+        name: what the column is called in an error.
+        column: integers or texts, [n] or [n, 1]; with `index` [n, F], of which one is read.
+
+    Raises:
+        DataError: it has several values a row, or others.
+    """
+    values = np.asarray(column) if index is None else np.asarray(column)[:, index]
+    if values.dtype.kind not in "biuUSO" or values.ndim == 0 or values.size != len(values):
+        raise DataError(f"column {name!r} takes an integer or a text a row; it is {values.dtype} {list(values.shape)}")
+    values = values.reshape(-1)
+    return to_ids(values) if values.dtype.kind in "USO" else values.astype(np.int64)
+
+
 def float_ids_hint(values: np.ndarray) -> str:
     """Return the remedy if NaN, the usual reason, turned ids into floats; else empty."""
     if values.dtype.kind != "f" or not np.isnan(values).any():

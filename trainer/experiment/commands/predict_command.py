@@ -140,7 +140,8 @@ def _batches(
 
     size, first = batch_size(config, data) or DEFAULT_BATCH_SIZE, 0
     own = size if isinstance(data, RawFiles) or is_arrays(data) else None
-    for predictions in trainer.predict(data, batch_size=own, stream=True, keep=keep, set_aside=set_aside):
+    options: dict[str, Any] = {"keep": keep, "set_aside": set_aside, "output": "probability"}
+    for predictions in trainer.predict(data, batch_size=own, stream=True, **options):
         answers = prediction_columns(trainer, predictions[PREDICTION] if keep else predictions)
         count = len(next(iter(answers.values())))
         columns = {} if set_aside else {"row": np.arange(first, first + count)}  # others would shift the numbers
@@ -151,22 +152,14 @@ def _batches(
 
 
 def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarray]:
-    """Return predictions by name, [n, ...], in label units if the loss defines them."""
-    from ...metrics.defaults import meaning_of
-    from ...metrics.predictions import activate, named_classes
+    """Return predictions in label units by name, [n, ...]."""
+    from ...metrics.predictions import named_classes
 
     tasks = () if trainer.tasks is None else trainer.tasks.tasks
     parts = predictions if isinstance(predictions, tuple | dict) else (predictions,)
     if not isinstance(parts, dict):
         others = ["prediction"] if len(parts) == 1 else [f"prediction_{index}" for index in range(len(parts))]
         parts = dict(zip([*tasks, *others[len(tasks) :]], parts, strict=False))
-    losses = {next(iter(parts)): trainer.loss_fn}
-    if trainer.tasks is not None:
-        losses = dict(zip(tasks, trainer.tasks.losses, strict=True))
-    columns = {}
-    for name, part in parts.items():
-        declared = trainer.prediction_activations.get(name if tasks else "")
-        values = activate(meaning_of(losses.get(name), declared).activation, np.asarray(part))
-        columns[name] = values.reshape(-1) if values.size == len(values) else values
+    columns = {name: part.reshape(-1) if part.size == len(part) else part for name, part in parts.items()}
     classes = () if trainer.features is None else trainer.features.label_classes
     return named_classes(next(iter(columns.values())), classes) if classes and len(parts) == 1 else columns

@@ -216,6 +216,7 @@ class Keywords(Content):
 def out_of_range(section: str, options: Mapping[str, Any]) -> dict[str, str]:
     """Return what is wrong with values of the right types, by key."""
     from ...graph import precision
+    from ...metrics.calibrator import Calibrator
     from ...metrics.predictions import check_activation
 
     problems = {}
@@ -234,6 +235,7 @@ def out_of_range(section: str, options: Mapping[str, Any]) -> dict[str, str]:
     if section == "trainer":
         if isinstance(activation := options.get("prediction_activation"), str):
             attempt("prediction_activation", check_activation, "prediction_activation", activation)
+        attempt("calibration", Calibrator.of, options.get("calibration"))
         level, dtype = options.get("amp_level", "O0"), options.get("amp_dtype", "float16")
         if isinstance(level, str) and isinstance(dtype, str):
             attempt("amp_level", precision.resolve, level, dtype)

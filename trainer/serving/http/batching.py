@@ -199,8 +199,9 @@ def _scored(version: HeldVersion, reader: RowReader, jobs: Sequence[_Job]) -> li
     outputs: tuple[np.ndarray, ...] = ()
     probability = None if version.graph.activation is None else np.zeros(0, np.float32)
     if len(decoded.row):
-        outputs = version.run(reader.inputs(decoded))
-        probability = version.probability(outputs)
+        inputs = reader.inputs(decoded)
+        outputs = version.run(inputs)
+        probability = version.probability(outputs, inputs)
     finite = _finite_rows(len(decoded.row), (*outputs, *([] if probability is None else [probability])))
     ends = np.cumsum([len(job.rows.row) for job in jobs]).tolist()
     scored = []

@@ -1,0 +1,111 @@
+"""Apply a calibration: plain numbers in, probabilities out.
+
+`trainer export` copies this file into the folder of a model, so it needs NumPy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+METHODS = ("platt", "isotonic")
+NAMES = ("values", "offsets", "first", "second")  # of the arrays of a state
+_EPS = float(np.finfo(np.float64).eps)
+
+
+class CalibrationMap:
+    """A calibration of a binary score, overall and for values of a column.
+
+    Slice 0 is the overall calibration, slice s that of ``values[s - 1]``. A slice has the entries from ``offsets[s]``
+    to ``offsets[s + 1]`` of `first` and `second`: with "platt" one slope and one intercept of the logit (J. Platt,
+    1999), with "isotonic" the logits and probabilities of its knots, linear in between (B. Zadrozny, C. Elkan, 2002).
+
+    Args:
+        state: ``{"json": {"method", "activation", "column", "index"}, "arrays": ...}`` with the arrays `NAMES`.
+
+    Attributes:
+        column: the network's input whose values choose the slice, or None; its column `index` if that is not None.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is no such state.
+    """
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        about, arrays = state["json"], {name: np.asarray(state["arrays"][name]) for name in NAMES}
+        self.method, self.activation = str(about["method"]), str(about["activation"])
+        self.column: str | None = about["column"]
+        self.index: int | None = about["index"]
+        self.values, self.offsets, self.first, self.second = arrays.values()
+        slices = np.diff(self.offsets)
+        sound = self.method in METHODS and self.activation in ("sigmoid", "softmax", "identity")
+        sound = sound and len(self.offsets) == len(self.values) + 2 and bool((np.diff(self.values) > 0).all())
+        sound = sound and self.offsets[0] == 0 and len(self.first) == len(self.second) == self.offsets[-1]
+        if not (sound and slices.min() >= 1 and (self.method != "platt" or slices.max() == 1)):
+            raise ValueError("this is no calibration")
+
+    def state(self) -> dict[str, Any]:
+        """Return what the class is made from."""
+        names = ("method", "activation", "column", "index")
+        return {
+            "json": {name: getattr(self, name) for name in names},
+            "arrays": {name: getattr(self, name) for name in NAMES},
+        }
+
+    def described(self) -> dict[str, Any]:
+        """Return the state as one JSON object, which `of` takes."""
+        state = self.state()
+        return {**state["json"], **{name: array.tolist() for name, array in state["arrays"].items()}}
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> CalibrationMap:
+        """Return the calibration of what `described` returned."""
+        return cls({"json": described, "arrays": described})
+
+    def __call__(self, outputs: np.ndarray, ids: np.ndarray | None = None) -> np.ndarray:
+        """Return calibrated probabilities, float64, of the shape of the network's output.
+
+        Args:
+            outputs: the network's first output, [n] or [n, 1], with "softmax" [n, 2].
+            ids: int64 [n], where there is a `column`; values without a slice take the overall calibration.
+        """
+        logits, slices = logits_of(self.activation, outputs), np.zeros(len(outputs), np.int64)
+        if len(self.values):
+            if ids is None:
+                raise ValueError(f"the calibration reads the column {self.column!r}")
+            at = np.minimum(np.searchsorted(self.values, ids), len(self.values) - 1)
+            slices = np.where(self.values[at] == ids, at + 1, 0)
+        if self.method == "platt":
+            probabilities = sigmoid(self.first[slices] * logits + self.second[slices])
+        else:
+            probabilities = np.empty(len(logits))
+            for number in np.unique(slices):
+                rows, knots = slices == number, slice(self.offsets[number], self.offsets[number + 1])
+                probabilities[rows] = np.interp(logits[rows], self.first[knots], self.second[knots])
+        if self.activation == "softmax":
+            return np.stack([1.0 - probabilities, probabilities], 1)
+        return probabilities.reshape(outputs.shape)
+
+
+def logits_of(activation: str, outputs: np.ndarray) -> np.ndarray:
+    """Return the logit of the positive class, float64 [n], from a network's output.
+
+    ValueError: the output is not that of one binary label.
+    """
+    outputs = np.asarray(outputs, np.float64)
+    columns = outputs.shape[1] if outputs.ndim == 2 else 1 if outputs.ndim == 1 else 0
+    if columns != (2 if activation == "softmax" else 1):
+        raise ValueError(f"a calibration takes one binary label; the network's output is {list(outputs.shape)}")
+    if activation == "softmax":
+        return outputs[:, 1] - outputs[:, 0]
+    if activation == "sigmoid":
+        return outputs.reshape(-1)
+    clipped = np.clip(outputs.reshape(-1), _EPS, 1.0 - _EPS)
+    return np.log(clipped) - np.log1p(-clipped)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Return 1 / (1 + exp(-logits))."""
+    small = np.exp(-np.abs(logits))
+    return np.where(logits >= 0, 1.0, small) / (1.0 + small)

@@ -1,0 +1,131 @@
+"""The calibration of a Trainer's scores in its verbs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mindspore import nn
+
+from ..data.chunk import Chunk
+from ..embedding.tables.hashing import ids_of_rows
+from ..errors import ConfigurationError, DataError
+from ..features.feature import IDS, Kind
+from ..graph.dropout import drops
+from ..graph.program import StepOptions
+from ..metrics.binary import Calibration, NormalizedEntropy
+from ..metrics.calibration_map import CalibrationMap
+from ..metrics.calibrator import Calibrator
+from ..metrics.defaults import meaning_of
+from ..metrics.predictions import Meaning, activate
+from ..metrics.window import Window
+from ..mindspore_internals.cell_structure import cells_and_names
+
+if TYPE_CHECKING:
+    from .trainer_base import TrainerBase
+
+CALIBRATED = "calibrated"  # begins the names of metrics of calibrated probabilities
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def bound_calibrator(value: Any, trainer: TrainerBase) -> Calibrator | None:
+    """Return the calibrator of `Trainer(calibration=...)`; ConfigurationError: see `bind`."""
+    calibrator = Calibrator.of(value)
+    if calibrator is None:
+        return None
+    if trainer.group.size > 1:
+        raise ConfigurationError(f"calibration learns in one process; this is one of {trainer.group.size}")
+    known = None if trainer.features is None else [output.name for output in trainer.features.of_kind(Kind.IDS)]
+    meaning = meaning_of(trainer.loss_fn, trainer.prediction_activations.get(""))
+    calibrator.bind(Meaning() if trainer.tasks is not None else meaning, known, IDS)
+    return calibrator
+
+
+def check_online(trainer: TrainerBase, window: Window, options: StepOptions) -> None:
+    """Refuse a calibration whose scores in `online_train` are not those of a version.
+
+    Raises:
+        ConfigurationError: as said, or the window has another rate of sampling.
+    """
+    calibrator = trainer.calibrator
+    if calibrator is None:
+        return
+    own, rate = calibrator.negative_sampling_rate, window.negative_sampling_rate
+    if (own or 1.0) != (rate or 1.0):
+        raise ConfigurationError(f"calibration: negative_sampling_rate={own} and Window(negative_sampling_rate={rate})")
+    cells = [type(cell).__name__ for _, cell in cells_and_names(trainer.network) if _differs(cell)]
+    differs = cells[0] if cells else "EMA or SWA" if options.average is not None else ""
+    if differs:
+        raise ConfigurationError(
+            f"calibration: with {differs} the scores of online_train are not those of a published version; leave it "
+            "out, or learn the calibration with fit(valid_dataset=...)"
+        )
+
+
+def _differs(cell: nn.Cell) -> bool:
+    return isinstance(cell, _BATCH_NORMS) or (drops(cell) and getattr(cell, "p", 1.0) != 0.0)
+
+
+def ids_of_chunk(calibrator: Calibrator, chunk: Chunk) -> np.ndarray | None:
+    """Return the value of `by` of each row of a chunk, int64 [n], or None."""
+    if calibrator.column is None:
+        return None
+    if calibrator.column not in chunk.names:
+        raise DataError(f"calibration: by={calibrator.by!r} is no column of the network: {', '.join(chunk.names)}")
+    return ids_of_rows(calibrator.by or "", chunk.rows(chunk.names.index(calibrator.column)), calibrator.index)
+
+
+def calibrated_metrics(calibrator: Calibrator) -> dict[str, Any]:
+    """Return the metrics of calibrated probabilities by name."""
+    sampling = ("identity", calibrator.negative_sampling_rate, False)
+    return {"calibration": Calibration(*sampling), "normalized_entropy": NormalizedEntropy(*sampling)}
+
+
+class CalibratedRows:
+    """Rows of an evaluation: the calibration learns from them, or is measured on them.
+
+    Args:
+        calibrator: of the Trainer.
+        learns: whether they are validation rows of `fit`.
+    """
+
+    def __init__(self, calibrator: Calibrator, *, learns: bool) -> None:
+        self._calibrator, self._learns = calibrator, learns
+        self._map = None if learns or not calibrator.is_learned else calibrator.fitted()
+        self._metrics = calibrated_metrics(calibrator)
+
+    def ids(self, chunk: Chunk) -> np.ndarray | None:
+        """Return the value of `by` of each row, int64 [n], or None."""
+        return ids_of_chunk(self._calibrator, chunk)
+
+    def add(self, outputs: Any, labels: Any, weights: np.ndarray | None, ids: np.ndarray | None) -> None:
+        """Add a batch; see `Calibrator.add`."""
+        if self._learns:
+            self._calibrator.add(outputs, labels, weights, ids)
+        elif self._map is not None:
+            probabilities = self._map(np.asarray(outputs), ids)
+            for metric in self._metrics.values():
+                metric.update(probabilities, labels, weights=weights)
+
+    def results(self) -> dict[str, float]:
+        """Return the metrics of calibrated probabilities, if they were measured."""
+        if self._map is None:
+            return {}
+        return {f"{CALIBRATED}_{name}": metric.value() for name, metric in self._metrics.items()}
+
+
+def probabilities(trainer: TrainerBase, outputs: Any, chunk: Chunk, calibration: CalibrationMap | None) -> Any:
+    """Return a network's outputs in units of the label, calibrated where declared."""
+    if calibration is not None:
+        assert trainer.calibrator is not None
+        first, *rest = outputs if isinstance(outputs, tuple) else (outputs,)
+        calibrated = calibration(first, ids_of_chunk(trainer.calibrator, chunk))
+        return (calibrated, *rest) if rest else calibrated
+    named = outputs if isinstance(outputs, dict) else {}
+    parts = list(named.values()) or (list(outputs) if isinstance(outputs, tuple) else [outputs])
+    tasks, losses = ((), (trainer.loss_fn,)) if trainer.tasks is None else (trainer.tasks.tasks, trainer.tasks.losses)
+    for index, part in enumerate(parts):
+        loss = losses[index] if index < len(losses) else None
+        name = (list(named) or list(tasks))[index] if tasks and index < len(tasks) else ""
+        parts[index] = activate(meaning_of(loss, trainer.prediction_activations.get(name)).activation, part)
+    return dict(zip(named, parts, strict=True)) if named else tuple(parts) if len(parts) > 1 else parts[0]
