@@ -28,7 +28,7 @@ PUBLISHED = {
     "bpr": ("BPR, published by RecBole", {"recall": 0.2523, "mrr": 0.4855, "ndcg": 0.292, "hit": 0.7953}),
     "sasrec": ("GRU4Rec, published by RecBole", {"recall": 0.1103, "mrr": 0.0337, "ndcg": 0.0513, "hit": 0.1103}),
 }
-BATCH, STEP, PATIENCE = {"bpr": 2048}, {"bpr": 2}, 5
+BATCH, STEP, RATE, PATIENCE = {"bpr": 2048}, {"bpr": 3}, {"bpr": 5e-3}, 3
 
 
 def measured(model: str, seed: int, epochs: int) -> dict[str, float]:
@@ -54,7 +54,7 @@ def measured(model: str, seed: int, epochs: int) -> dict[str, float]:
         options = {"dropout": 0.3, "normalize": True}
         network = SASRec(features, **options) if model == "sasrec" else HSTU(features, **options)
         loss = InBatchSoftmax(0.1)
-    trainer = Trainer(network, loss, ("adam", {"learning_rate": 1e-3}), features=features, seed=seed)
+    trainer = Trainer(network, loss, ("adam", {"learning_rate": RATE.get(model, 2e-3)}), features=features, seed=seed)
     best: tuple[float, dict[str, float]] = (-1.0, {})
     waited, every = 0, STEP.get(model, 5)
     for _ in range(0, epochs, every):
