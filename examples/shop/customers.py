@@ -1,4 +1,4 @@
-"""Customers: they ask the shop's server what they will like, and their outcomes come back through Redis, later."""
+"""Customers: they ask the shop's server what they will like, and say later, through Redis, what they did like."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class Customers:
         rows = [self._row(number) for number in range(start, stop)]
         self._send_outcomes(rows[0]["timestamp"])
         body = json.dumps({"rows": rows})
-        self._connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", "X-Request-Id": f"visits-{start}"}
+        self._connection.request("POST", "/predict", body, headers)
         response = self._connection.getresponse()
         answer = json.loads(response.read())
         if response.status != 200 or answer["errors"]:
@@ -61,13 +62,10 @@ class Customers:
         self.asked += 1
         self.answers += answer["probability"]
         self.versions += [answer["version"]] * len(rows)
-        pipeline = self._redis.pipeline(transaction=False)
-        for number, row in enumerate(rows, start):
-            view = f"view-{number}"
-            pipeline.xadd("impressions", {"data": json.dumps({"view": view, **row})})
-            if self._visits["label"][number]:
-                heapq.heappush(self._outcomes, (row["timestamp"] + delay(view), view))
-        pipeline.execute()
+        for number, row in enumerate(rows):
+            if self._visits["label"][start + number]:
+                visit = f"visits-{start}/{number}"
+                heapq.heappush(self._outcomes, (row["timestamp"] + delay(visit), visit))
 
     def _row(self, number: int) -> dict[str, Any]:
         row = {name: self._visits[name][number] for name in COLUMNS}
@@ -76,6 +74,6 @@ class Customers:
     def _send_outcomes(self, until: float) -> None:
         pipeline = self._redis.pipeline(transaction=False)
         while self._outcomes and self._outcomes[0][0] <= until:
-            event_time, view = heapq.heappop(self._outcomes)
-            pipeline.xadd("outcomes", {"data": json.dumps({"view": view, "timestamp": event_time})})
+            event_time, visit = heapq.heappop(self._outcomes)
+            pipeline.xadd("outcomes", {"data": json.dumps({"request_id": visit, "timestamp": event_time})})
         pipeline.execute()

@@ -160,7 +160,7 @@ def run(folder: Path, rows: int, rate: float, picture: Path) -> dict[str, Any]:
         launch = [sys.executable, "-m", "trainer", "launch", "-n", "1", "--max-restarts", "2"]
         launch += ["--logs", str(folder / "logs"), "python", "-m", "examples.shop.learn", "online", str(folder), url]
         launcher = stack.enter_context(running(launch, folder / "launch.log"))
-        serve = [sys.executable, "-m", "trainer", "serve", str(published), "--port", "0", "--wait"]
+        serve = [sys.executable, "-m", "trainer", "serve", str(published), "--port", "0", "--wait", "--log", url]
         server = stack.enter_context(running(serve, folder / "serve.log"))
         at = wait_for(folder / "serve.log", r"is served at (http://\S+)", server)[1]
         _first_version(folder, url, at, launcher)
@@ -182,9 +182,9 @@ def _first_version(folder: Path, redis_url: str, server: str, launcher: subproce
     for number in range(PAST - 600, PAST):
         row = {name: old[name][number] for name in COLUMNS}
         row = {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
-        client.xadd("impressions", {"data": json.dumps({"view": f"old-{number}", **row})})
+        client.xadd("served", {"data": json.dumps({"request_id": f"old-{number}", **row})})
         if old["label"][number]:
-            liked = {"view": f"old-{number}", "timestamp": row["timestamp"]}
+            liked = {"request_id": f"old-{number}", "timestamp": row["timestamp"]}
             client.xadd("outcomes", {"data": json.dumps(liked)})
     until = time.monotonic() + 90
     while not _ready(server):

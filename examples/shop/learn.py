@@ -16,7 +16,7 @@ from callbacks import Callback
 from examples.shop.rows import WITHIN, features, network, part, visits
 from trainer import ModelCheckpoint, Trainer, Window
 from trainer.serving import Publish
-from trainer.streams import DelayedLabelJoin, RedisStream, Schema
+from trainer.streams import ServedOutcomes
 
 
 def _trainer(rate: float) -> Trainer:
@@ -38,16 +38,11 @@ def fit(folder: Path, rows: int) -> None:
 
 
 def online(folder: Path, url: str) -> None:
-    """Train on impressions joined with their outcomes, publish every second, until SIGTERM."""
+    """Train on what the server answered and its outcomes, publish every second, until SIGTERM."""
     trainer = _trainer(1e-3)
     trainer.load(folder / "offline", weights_only=True)
-    names = dict(trainer.features.columns)
-    key = {"view": {"dtype": "str"}, "timestamp": {"dtype": "float64"}}
-    impressions = RedisStream("impressions", Schema({**names, **key}, event_time="timestamp", key="view"), url=url)
-    outcomes = RedisStream("outcomes", Schema(key, event_time="timestamp", key="view"), url=url)
-    stream = DelayedLabelJoin(impressions, outcomes, "view", WITHIN, idle_timeout=None)
     trainer.online_train(
-        stream,
+        ServedOutcomes(url, url, wait=WITHIN, idle_timeout=None),
         callbacks=[
             ModelCheckpoint(folder / "online", every=20),
             Publish(folder / "published", every=1.0, compact=10_000),

@@ -49,6 +49,6 @@ def part(table: dict[str, Any], rows: slice) -> dict[str, Any]:
     return {name: column[rows] for name, column in table.items()}
 
 
-def delay(view: str) -> float:
+def delay(visit: str) -> float:
     """Return the seconds of event time after which a visitor says that they liked a film."""
-    return 5.0 + zlib.crc32(view.encode()) % 500
+    return 5.0 + zlib.crc32(visit.encode()) % 500
