@@ -221,7 +221,10 @@ class Bench:
         """Return what was written besides the rows trained."""
         entries = checkpoint.available(self.case / "snapshots")
         log = self.case / "log.jsonl"
-        logged = [json.loads(line)["step"] for line in log.read_text().splitlines()] if log.exists() else []
+        logged = []
+        for line in log.read_text().splitlines() if log.exists() else ():
+            with contextlib.suppress(ValueError):  # a line that a failed write cut
+                logged.append(json.loads(line)["step"])
         outputs = {
             "snapshot": max((entry.step for entry in entries), default=None),
             "bad rows": bad_rows(self.case / "bad.jsonl"),

@@ -32,6 +32,7 @@ class _FileLogger(Logger):
         super().__init__(every, hparams)
         self.path = None if path is None else Path(path)
         self._file: Any = None
+        self._failed = False  # the newest write, which may have left a partial line
 
     def setup(self, trainer: Trainer) -> None:
         owner = type(self).__name__
@@ -48,10 +49,17 @@ class _FileLogger(Logger):
     def _replace(self, text: str) -> None:
         """Replace the file's text, and go on writing at its end."""
         replace_text(self.path, text)
+        self._failed = False
         self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
 
     def _kept(self, step: int) -> str:
         raise NotImplementedError
+
+    def _append(self, lines: str) -> None:
+        """Write whole lines; a partial line of a failed write ends before them."""
+        start, self._failed = "\n" if self._failed else "", True
+        self._file.write(start + lines)
+        self._failed = False
 
     def flush(self) -> None:
         self._file.flush()
@@ -87,7 +95,7 @@ class JSONLinesLogger(_FileLogger):
         return "".join(kept)
 
     def _write(self, step: int, values: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps({"step": step, **finite(dict(values))}, default=str) + "\n")
+        self._append(json.dumps({"step": step, **finite(dict(values))}, default=str) + "\n")
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
         self._write(step, values)
@@ -154,7 +162,7 @@ class CSVLogger(_FileLogger):
             self._replace(self._text([*rows, row], header=True))
             before.close()
         else:
-            self._file.write(self._text([row], header=False))
+            self._append(self._text([row], header=False))
 
     def flush(self) -> None:
         if self._row:

@@ -3,7 +3,9 @@
 import csv
 import json
 import struct
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,10 @@ from callbacks import CSVLogger, JSONLinesLogger, MLflowLogger, ModelCheckpoint,
 from trainer.errors import ConfigurationError
 
 from .test_tensorboard import read
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks are not installed
+
+from benchmarks.fault_calls import Faults, Plan
 
 
 def lines_of(folder):
@@ -152,3 +158,23 @@ def offline_records(path):
             record, parts = Record.FromString(parts), b""
             found.append(record)
     return found
+
+
+@pytest.mark.parametrize("kind", [JSONLinesLogger, CSVLogger])
+def test_a_line_that_a_failed_write_cut_does_not_spoil_the_next(kind, tmp_path):
+    """A disk that was full for a moment."""
+    path = tmp_path / "case" / "log"
+    path.parent.mkdir()
+    log, faults = kind(path), Faults(path.parent)
+    with faults.active(), faults.arm(None):
+        log.open(None, 0)
+        for step in (1, 2):
+            log.log_metrics({"loss": 0.5}, step)
+            log.flush()
+        with faults.arm(Plan("write", 0, "ENOSPC")), pytest.raises(OSError, match="No space left"):  # noqa: PT012
+            log.log_metrics({"loss": 0.125}, 3)
+            log.log_metrics({"loss": 0.125}, 4)  # a row of CSV is written when the next one starts
+        log.log_metrics({"loss": 0.25}, 14)
+        log.close()
+    lines = path.read_text().splitlines()
+    assert lines[-1] in ('{"step": 14, "loss": 0.25}', "14,0.25")

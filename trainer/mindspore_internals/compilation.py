@@ -27,6 +27,7 @@ import linecache
 import os
 import shutil
 import tempfile
+import threading
 import uuid
 import weakref
 from collections import deque
@@ -43,14 +44,19 @@ from mindspore.graph.api import _cell_graph_executor
 from .cell_structure import cells_and_names
 from .cpu_kernels import fast_max_pooling, planned_for_one_core
 
+# Held while a program is loaded, compiled or exported. MindSpore does these with state of the whole process and lets
+# other threads run meanwhile: two at once fail with "The pointer[...] is null". Running a compiled program needs none.
+compile_lock = threading.RLock()
+
 
 @contextlib.contextmanager
 def compiling(cell: nn.Cell, *, for_one_core: bool = False) -> Iterator[None]:
     """Compile `cell` in less time to a faster program; restore all settings on exit."""
-    release_dropped()
-    plan = planned_for_one_core() if for_one_core else contextlib.nullcontext()
-    with collection_skipped(), parser_cached(), fast_max_pooling(cell), plan:
-        yield
+    with compile_lock:
+        release_dropped()
+        plan = planned_for_one_core() if for_one_core else contextlib.nullcontext()
+        with collection_skipped(), parser_cached(), fast_max_pooling(cell), plan:
+            yield
 
 
 @contextlib.contextmanager

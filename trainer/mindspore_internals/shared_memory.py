@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from . import device, fall_back, public_only
+from .compilation import compile_lock
 
 
 def views_are_live() -> bool:
@@ -26,12 +27,13 @@ def try_view() -> bool:
 
     Costs 1 to 10 ms once per process, mostly for MindSpore's first operator of the kind.
     """
-    parameter = Parameter(Tensor(np.zeros(8, np.float32)), requires_grad=False)
-    view = parameter.asnumpy()
-    if view.flags.writeable:
-        view[:] = 1.0
-        ops.assign_add(parameter, Tensor(np.full(8, 2.0, np.float32)))
-        parameter.asnumpy()  # waits for the operator
+    with compile_lock:  # an operator fails, too, while another thread compiles
+        parameter = Parameter(Tensor(np.zeros(8, np.float32)), requires_grad=False)
+        view = parameter.asnumpy()
+        if view.flags.writeable:
+            view[:] = 1.0
+            ops.assign_add(parameter, Tensor(np.full(8, 2.0, np.float32)))
+            parameter.asnumpy()  # waits for the operator
     live = bool((view == 3.0).all())
     if not live:
         fall_back(

@@ -26,6 +26,7 @@ from ..features.feature_files import described_state, write_state
 from ..features.features import Features
 from ..graph.forward import PredictStep
 from ..mindspore_internals.cell_structure import cells_and_names, hide
+from ..mindspore_internals.compilation import compile_lock
 from .finite import check_state
 
 _PLAIN = re.compile(r"[0-9A-Za-z@_\-./]+")
@@ -106,7 +107,7 @@ def exportable(
     training, syntax = network.training, ms.get_context("jit_syntax_level")
     network.set_train(False)
     try:
-        with _windows_of_fixed_size(network, sizes, stacked) as windows:
+        with compile_lock, _windows_of_fixed_size(network, sizes, stacked) as windows:
             for index, window in enumerate(windows):
                 step.insert_param_to_cell(f"window_{index}", window)
             yield step, list(map(Tensor, inputs)), sizes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from ..features.feature_files import read_features
 from ..metrics.calibration_map import CalibrationMap
 from ..metrics.predictions import activate
 from ..mindspore_internals.cell_structure import parameters_of
+from ..mindspore_internals.compilation import compile_lock
 from ..mindspore_internals.shared_memory import Mirror, overwrite
 from .graph_export import ABOUT, NETWORK, program_file
 from .published import Current
@@ -93,7 +95,9 @@ class _Program:
 
     def __init__(self, file: Path, batch: int, stacks: Sequence[Mapping[str, Any]]) -> None:
         self.batch = batch
-        self._cell = nn.GraphCell(ms.load(str(file)))
+        with compile_lock:
+            self._cell = nn.GraphCell(ms.load(str(file)))
+        self._compiled = False
         self.weights = {parameter.name: parameter for parameter in parameters_of(self._cell)}
 
         def mirror(stack: Mapping[str, Any], kind: str, size: str) -> Any:
@@ -112,7 +116,9 @@ class _Program:
         for pair in (*self._rows, *self._maps):
             if pair is not None:
                 pair[0].push()
-        outputs = self._cell(*(Tensor(column) for column in columns))
+        with contextlib.nullcontext() if self._compiled else compile_lock:
+            outputs = self._cell(*(Tensor(column) for column in columns))
+        self._compiled = True
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return tuple(output.asnumpy() for output in outputs)
 
