@@ -80,7 +80,7 @@ class AllItems:
         return np.concatenate(items)[order], starts
 
     def ranks(self, model: Predicts) -> np.ndarray:
-        """Return the rank of each row's item, from 1, int64 [rows]; blocks bound the memory.
+        """Return each row's item's rank, from 1, int64 [rows]; blocks bound the memory.
 
         Args:
             model: a `Trainer` or `ServedModel` whose output is the vectors of user and item.
@@ -103,7 +103,7 @@ class AllItems:
         return ranks
 
     def __call__(self, model: Predicts, run_dir: Any = None) -> dict[str, float]:
-        """Return the four metrics by name, as ``hit@10``; also as the `report` of an experiment."""
+        """Return the metrics by name, as ``hit@10``; also the `report` of an experiment."""
         ranks = self.ranks(model)
         found = ranks <= self.k
         hits = np.bincount(self.of_user, found)

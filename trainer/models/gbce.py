@@ -14,7 +14,7 @@ from .in_batch_softmax import choices_of, each_item_once, scores_and_same
 
 
 class GBCE(nn.Cell):
-    """Cross-entropy of a row's own item against the other items of its batch, each once.
+    """Cross-entropy of a row's item against the other items of its batch, each once.
 
     For k negatives of I items, a = k / (I - 1) and b = a (t (1 - 1/a) + 1/a), the loss of a row is (equations 11, 13)
 

@@ -104,7 +104,7 @@ class InBatchSoftmax(nn.Cell):
 
 
 def choices_of(vectors, item):
-    """Return vectors [M, 2 * width], items [M] and which rows count, float32 [M]; graph code.
+    """Return vectors [M, 2 * width], items [M], float32 [M] of rows that count; graph.
 
     Takes what `InBatchSoftmax` does. Of histories each place is a row, and padding counts 0.
     """
@@ -132,13 +132,13 @@ def scores_and_same(vectors, item):
 
 
 def each_item_once(same, rows):
-    """Return weights of the columns, [1, M], that add up to 1 for each item; graph code."""
+    """Return column weights, [1, M], that add up to 1 for each item; graph code."""
     count = ops.matmul(ops.expand_dims(rows, 0), same)
     return ops.stop_gradient(ops.expand_dims(rows, 0) / ops.maximum(count, 1.0))
 
 
 class _OwnItem(nn.Cell):
-    """Compute the weighted mean loss of the rows' own items, and more for the gradient.
+    """Compute the weighted mean loss of the rows' items, and more for the gradient.
 
     The gradient is probability less one for the own item: two arrays of [M, M], where the operators' derivatives take a
     dozen.

@@ -19,7 +19,7 @@ from .two_tower import normalized
 
 
 class NextItem(nn.Cell):
-    """Base of models that read a history up to each of its items and tell the next one.
+    """Base of models that read a history up to each item and predict the next one.
 
     Maps the columns of `Features.inputs` to float32 [N, 2 * width], as `TwoTower` does: the user's vector, from the
     history alone, and the item's, the vector of its table; their inner product is the score. A user without a history

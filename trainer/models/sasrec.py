@@ -18,7 +18,7 @@ from .next_item import NextItem
 
 
 class SASRecBlock(nn.Cell):
-    """Causal self-attention and a perceptron, each as g(x) = x + Dropout(g(LayerNorm(x))).
+    """Causal self-attention and a perceptron, each x + Dropout(g(LayerNorm(x))).
 
     Equations 2 to 5: S = softmax(Q K^T / sqrt(d / heads)) V of Q, K, V = x W, over the items up to each; and
     F = ReLU(S W1 + b1) W2 + b2. Maps x float [N, L, width] to the same.

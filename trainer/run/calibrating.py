@@ -29,7 +29,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 def bound_calibrator(value: Any, trainer: TrainerBase) -> Calibrator | None:
-    """Return the calibrator of `Trainer(calibration=...)`; ConfigurationError: see `bind`."""
+    """Return the calibrator of `Trainer(calibration=...)`; raises as `bind` does."""
     calibrator = Calibrator.of(value)
     if calibrator is None:
         return None

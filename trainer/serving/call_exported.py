@@ -53,7 +53,7 @@ class ExportedModel:
         return self.session.run(None, {name: array for name, array in given.items() if name in wanted})
 
     def probability(self, columns: Mapping[str, Any]) -> Any:
-        """Return calibrated probabilities for a batch; KeyError: the model has no calibration."""
+        """Return calibrated probabilities for a batch; KeyError: no calibration."""
         calibration = self._calibration(self.about["calibration"])
         by, ids = calibration.column, None
         if by is not None:

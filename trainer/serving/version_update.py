@@ -1,4 +1,4 @@
-"""Read what a published version changes of the served one, verified before it is used."""
+"""Read and verify what a published version changes of the served one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BLOCK = 1 << 16
 
 
 class VersionUpdate:
-    """The step from the served version to another; all its files are read and verified.
+    """Read and verify the step from the served version to another.
 
     Args:
         root: folder of the published model.
