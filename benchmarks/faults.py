@@ -61,6 +61,7 @@ from trainer.streams import advance  # noqa: E402
 
 PATIENCE = 60  # seconds for a case
 IDLE = 3.0
+RECOVERY = 20.0  # seconds without a row that end the training after a failure; longer than a source waits to retry
 
 
 class StopAfterRows(Callback):
@@ -146,7 +147,7 @@ class Bench:
     def warm_up(self, source: Source) -> None:
         """Compile, and save the state that every case begins with."""
         self._fill(source)
-        self._train(source, self._open(source), None)
+        self._train(source, self._open(source), None, IDLE)
         self.start = self.trainer.save(self.folder / "start")
         self.first_row = self.trainer.state.progress.samples_seen
 
@@ -165,7 +166,7 @@ class Bench:
         with self.faults.arm(plan):
             try:
                 stream = self._open(source)
-                self._train(source, stream, None)
+                self._train(source, stream, None, IDLE)
             except Exception as caught:
                 error = caught
         outcome = Outcome(plan, "; ".join([*self.log.texts, *([] if error is None else [repr(error)])]))
@@ -182,7 +183,7 @@ class Bench:
     def _open(self, source: Source) -> Any:
         return source.open(self.case / "data", self.case / "bad.jsonl")
 
-    def _train(self, source: Source, data: Any, resume: Path | None) -> None:
+    def _train(self, source: Source, data: Any, resume: Path | None, idle: float) -> None:
         callbacks = [
             Ledger(self.folder / "ledger", ("row",)),
             ModelCheckpoint(self.case / "snapshots", every=2, background=True),
@@ -198,7 +199,7 @@ class Bench:
             self.trainer.fit(data, EPOCHS, callbacks=callbacks, resume=resume, **options)
             return
         callbacks.append(StopAfterRows(self.first_row + ROWS))
-        options = {"batch_size": BATCH, "sink_size": 1, "idle_timeout": IDLE}
+        options = {"batch_size": BATCH, "sink_size": 1, "idle_timeout": idle}
         self.trainer.online_train(data, callbacks, resume=resume, **options)
         if resume is None:
             data.close()
@@ -206,16 +207,16 @@ class Bench:
     def _recover(self, source: Source, stream: Any, error: BaseException | None) -> None:
         """Go on with the same stream, or with a new one from the newest snapshot."""
         if stream is not None and error is not None:
-            self._train(source, stream, None)
+            self._train(source, stream, None, RECOVERY)
             return
         with contextlib.closing(self._open(source)) if not source.finite else contextlib.nullcontext() as new:
             data = self._open(source) if source.finite else new
             sound = [entry for entry in checkpoint.available(self.case / "snapshots") if entry.problem is None]
             if sound:
-                self._train(source, data, self.case / "snapshots")
+                self._train(source, data, self.case / "snapshots", RECOVERY)
             else:
                 self.trainer.load(self.start)
-                self._train(source, data, None)
+                self._train(source, data, None, RECOVERY)
 
     def _outputs(self, source: Source) -> dict[str, Any]:
         """Return what was written besides the rows trained."""
