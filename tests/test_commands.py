@@ -7,6 +7,8 @@ tests/trainer/experiment/test_sweep.py has the others.
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import json
 import re
 import shlex
@@ -35,7 +37,7 @@ SHORT = {
 ELSEWHERE = {
     "launch -n 4 --max-restarts 3 python train.py": "restarts: tests/trainer/distributed/test_launch.py",
 }
-RUN_HERE = {"install.md", "seeing-a-run.md", "export.md", "versions.md", "scaling.md", "serving.md"}
+RUN_HERE = {"install.md", "seeing-a-run.md", "export.md", "versions.md", "scaling.md", "serving.md", "closed_loop.md"}
 
 
 def commands(page: str) -> list[str]:
@@ -143,26 +145,57 @@ def ready(url):
         return False
 
 
-@pytest.mark.long
-def test_a_server_answers_what_the_page_asks(run, folder, installed_forks):
-    (command,) = commands("serving.md")
-    page = (ROOT / "docs" / "serving.md").read_text("utf-8")
-    ask, shown = re.search(r"^\$ (curl .*)\n(\{.*\})$", page, re.M).groups()
-    body = shlex.split(ask)[-1]
+@contextlib.contextmanager
+def serving(command, folder, installed_forks):
+    """Run a command that serves, on a free port; give its address."""
     words = shlex.split(command.replace("8080", "0"))
     server = installed_forks.start("-m", "mindspore_trainer", *words, cwd=folder)
     try:
         while not (reported := re.search(r"is served at (http://[\d.:]+)", server.errors.read_text())):
             assert server.poll() is None, server.errors.read_text()
             time.sleep(0.05)
-        url = reported[1]
-        while not ready(url):
+        while not ready(reported[1]):
             assert server.poll() is None, server.errors.read_text()
             time.sleep(0.05)
-        request = urllib.request.Request(f"{url}/predict", body.encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            given = json.load(answer)
+        yield reported[1]
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
+
+
+def ask(url, body, **headers):
+    headers = {"Content-Type": "application/json"} | headers
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/predict", body, headers), timeout=30) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.long
+def test_a_server_answers_what_the_page_asks(run, folder, installed_forks):
+    (command,) = commands("serving.md")
+    page = (ROOT / "docs" / "serving.md").read_text("utf-8")
+    asked, shown = re.search(r"^\$ (curl .*)\n(\{.*\})$", page, re.M).groups()
+    with serving(command, folder, installed_forks) as url:
+        given = ask(url, shlex.split(asked)[-1].encode())
     assert set(given) == set(json.loads(shown))
+
+
+@pytest.mark.long
+def test_a_model_learns_from_its_own_answers(run, folder, installed_forks):
+    """Every row that was answered is trained on once, and each click finds its row."""
+    serve, online = commands("closed_loop.md")
+    with (folder / "visits.csv").open() as file:
+        rows = sorted((row for row in csv.DictReader(file) if row["when"]), key=lambda row: row["when"])[:60]
+    with serving(serve, folder, installed_forks) as url:
+        for row in rows:
+            visit = {name: value for name, value in row.items() if value and name not in ("visit", "click")}
+            ask(url, json.dumps(visit).encode(), **{"X-Request-Id": row["visit"]})
+    (folder / "outcomes").mkdir()
+    clicks = [{"request_id": row["visit"], "when": row["when"]} for row in rows if row["click"] == "1"]
+    (folder / "outcomes" / "0.jsonl").write_text("".join(json.dumps(click) + "\n" for click in clicks))
+    for log in ("served", "outcomes"):
+        (folder / log / "_DONE").touch()
+    online = online.replace("wait: 30m", "wait: 30m, negative_after: never")
+    last = dict(re.findall(r"^(\w+) +([\d.]+)", run(online), re.M))
+    assert 0 < len(clicks) < len(rows)
+    assert (int(last["lifetime_rows"]), int(last["stream_unmatched_outcomes"])) == (len(clicks), 0)
+    assert int(last["stream_expired_rows"]) + len(clicks) == len(rows)
