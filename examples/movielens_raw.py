@@ -2,8 +2,8 @@
 
     python -m examples.movielens_raw runs/movielens.jsonl
 
-Ids, age, gender, occupation and zip code are strings, genres a list of strings, the time of the rating is in seconds,
-and a year of release that the files lack is missing. `configs/deepfm_movielens.yaml` declares what becomes of them.
+Ids, gender, occupation and zip code are strings, genres a list of strings, the time of the rating is in seconds, and
+a year of release that the files lack is missing. `configs/deepfm_movielens.yaml` declares what becomes of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def raw_rows(path: str | os.PathLike[str], data: str | os.PathLike[str] | None =
 def _ratings(folder: Path) -> Iterator[dict[str, Any]]:
     official = (folder / "u.data").is_file()
     ratings, users, items = (file_rows(folder / name) for name in (OFFICIAL if official else ATOMIC))
-    people = {row[0]: dict(zip(("age", "gender", "occupation", "zip"), row[1:5], strict=True)) for row in users}
+    people = {row[0]: {"age": int(row[1]), "gender": row[2], "occupation": row[3], "zip": row[4]} for row in users}
     films = {}
     for row in items:
         year, flags = film_of(row, official)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,7 +26,6 @@ class MovieLensReport:
         name: what the trained network is called in the table.
         folder: where the data is, as for `MovieLens`.
         curve: file name of the picture, in the run folder.
-        test: the held-out ratings as the network takes them, such as raw rows; without it those of `MovieLens`.
     """
 
     def __init__(
@@ -33,12 +33,10 @@ class MovieLensReport:
         name: str = "Wide & Deep",
         folder: str | os.PathLike[str] | None = None,
         curve: str = "loss_curve.png",
-        test: Any = None,
     ) -> None:
         self.name = name
         self.folder = folder
         self.curve = curve
-        self.test = test
 
     def __call__(self, trainer: Trainer, run_dir: str | os.PathLike[str]) -> dict[str, dict[str, float]]:
         """Print the report of a finished run.
@@ -47,15 +45,15 @@ class MovieLensReport:
             {"Wide & Deep": {"auc": ..., "log_loss": ...}, "linear": ..., "item mean": ...}.
 
         Raises:
-            ConfigurationError: the trainer has no metrics "auc" and "log_loss", or a package of the extra "examples" is
-                missing.
+            ConfigurationError: the run has no test of the metrics "auc" and "log_loss", or a package of the extra
+                "examples" is missing.
         """
-        missing = [name for name in SCORES if name not in trainer.metrics]
+        results = json.loads((Path(run_dir) / "metrics.json").read_text())["results"]
+        missing = [name for name in SCORES if f"test_{name}" not in results]
         if missing:
-            raise ConfigurationError(f"MovieLensReport needs the metrics {', '.join(SCORES)}; missing: {missing}")
-        train, test = MovieLens("train", folder=self.folder), MovieLens("test", 1000, folder=self.folder)
-        measured = trainer.evaluate(test if self.test is None else self.test)
-        rows = {self.name: {name: measured[name] for name in SCORES}}
+            raise ConfigurationError(f"MovieLensReport needs data.test and metrics: {list(SCORES)}; missing: {missing}")
+        train, test = MovieLens("train", folder=self.folder), MovieLens("test", folder=self.folder)
+        rows = {self.name: {name: results[f"test_{name}"] for name in SCORES}}
         rows |= dict(reversed(baselines(train.columns, test.columns).items()))
         unseen = float((test.columns["user"] == 0).mean())
         print(f"\nMovieLens-100K: the newest {len(test.columns[LABEL]):,} ratings, {unseen:.0%} of them by new users")
