@@ -3,15 +3,21 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
+# MINDSPORE chooses another version than the lock's, in an environment of its own: `make test MINDSPORE=2.8.0`.
+LOCKED := $(shell sed -n 's/^mindspore==\([^ ]*\).*/\1/p' requirements.lock)
+override MINDSPORE := $(filter-out $(LOCKED),$(MINDSPORE))
+export MINDSPORE
+VENV := .venv$(MINDSPORE:%=-%)
+
 # PYTHON chooses the interpreter: `PYTHON=python3.12 make run`. Without it the one that made `.venv` stays, or the first
 # that fits is taken.
-MADE_BY := $(shell sed -n 's/^home = //p' .venv/pyvenv.cfg 2>/dev/null)
-MADE_BY := $(MADE_BY:%=%/$(shell sed -n 's/^version = \(3\.[0-9]*\).*/python\1/p' .venv/pyvenv.cfg 2>/dev/null))
+MADE_BY := $(shell sed -n 's/^home = //p' $(VENV)/pyvenv.cfg 2>/dev/null)
+MADE_BY := $(MADE_BY:%=%/$(shell sed -n 's/^version = \(3\.[0-9]*\).*/python\1/p' $(VENV)/pyvenv.cfg 2>/dev/null))
 CANDIDATES := $(if $(PYTHON),$(PYTHON),$(MADE_BY) python3.12 python3.11 python3.10 python3 python)
-PY := .venv/bin/python
+PY := $(VENV)/bin/python
 CONFIG ?= configs/wide_deep_movielens.yaml
 ARGS ?=
-# Those that `.venv` has: all but `gpu`, 1.7 GB that the tests do without.
+# Those that the environment has: all but `gpu`, 1.7 GB that the tests do without.
 EXTRAS = $(subst $(COMMA), ,$(shell sed -n 's/^EXTRAS = "\(.*\)"/\1/p' scripts/setup_env.py))
 COMMA := ,
 # Processes that share the tests. More than two gain little: MindSpore uses every core by itself.
@@ -27,10 +33,11 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-9s %s\n", $$1, $$2 }'
 	@echo
 	@echo 'PYTHON=python3.12 make run    choose the interpreter (3.10, 3.11 or 3.12)'
+	@echo 'make test MINDSPORE=2.8.0      with another version of MindSpore: 2.7.2, 2.8.0 or 2.9.0'
 	@echo 'make test ARGS="-k auc"       hand arguments on'
 
 run: venv ## train Wide & Deep on MovieLens-100K and compare it with two baselines (CONFIG=...)
-	@.venv/bin/trainer fit $(CONFIG) $(ARGS)
+	@$(VENV)/bin/trainer fit $(CONFIG) $(ARGS)
 
 demo: venv ## a shop that learns while it serves: HTTP, Redis, a kill, a version rolled back, and a picture of it all
 	@$(PY) -m examples.shop.demo $(ARGS)
@@ -44,7 +51,7 @@ test-long: venv ## run the tests that are marked long: every kill, fault, page a
 lint: venv ## check style, formatting, which package imports which, and the types of the public API
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@.venv/bin/lint-imports --no-logo
+	@$(VENV)/bin/lint-imports --no-logo
 	@$(PY) -m mypy
 
 format: venv ## put formatting right
@@ -84,5 +91,5 @@ venv:
 	exit 2
 
 clean: ## remove the environment and everything that runs leave behind
-	rm -rf .venv .venv.lock build dist runs rank_* kernel_meta rewritten_network .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* .venv.lock build dist runs rank_* kernel_meta rewritten_network .pytest_cache .ruff_cache .hypothesis
 	rm -rf *.egg-info

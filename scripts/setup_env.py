@@ -1,6 +1,7 @@
 """Bring `.venv` up to date with `requirements.lock` and the project.
 
     python scripts/setup_env.py
+    MINDSPORE=2.8.0 python scripts/setup_env.py    brings `.venv-2.8.0`, with that MindSpore in the place of the lock's
 
 Standard library only: it runs before anything is installed. What was installed is remembered as a digest of the
 lock, the packaging files, the interpreter and the folder, so an unchanged checkout costs a few milliseconds and a
@@ -21,9 +22,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
+MINDSPORE = os.environ.get("MINDSPORE", "")
+VENV = ROOT / f".venv-{MINDSPORE}".rstrip("-")
 STAMP = VENV / "installed"
-INPUTS = ("requirements.lock", "setup.cfg", "setup.py", "pyproject.toml", "scripts/setup_env.py")
+INPUTS = (
+    "requirements.lock",
+    "requirements-mindspore.lock",
+    "setup.cfg",
+    "setup.py",
+    "pyproject.toml",
+    "scripts/setup_env.py",
+)
 EXTRAS = "arrow,dev,docs,examples,kafka,mlflow,monitor,onnx,prometheus,redis,report,retrieval,s3,serve,sweep,test,wandb"
 # Elsewhere pip would pick the wheel tagged for any platform, which holds Linux ARM binaries.
 PLATFORMS = {
@@ -55,10 +64,13 @@ def main() -> int:
         print(f"setting up {VENV} with Python {platform.python_version()} (once; downloads some 600 MB)", flush=True)
         try:
             _install(wanted)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return 2
         except subprocess.CalledProcessError as error:
             print(
-                f"setting up .venv failed: {' '.join(map(str, error.cmd))} ended with exit code {error.returncode}. "
-                "Its own message is above; the next run tries again.",
+                f"setting up {VENV.name} failed: {' '.join(map(str, error.cmd))} ended with exit code "
+                f"{error.returncode}. Its own message is above; the next run tries again.",
                 file=sys.stderr,
             )
             return 1
@@ -68,7 +80,7 @@ def main() -> int:
 
 def digest() -> str:
     """Return the digest of an up-to-date `.venv`, the same from inside and outside."""
-    found = hashlib.sha256(f"{ROOT}\n{sys.version}\n{os.path.realpath(sys.base_prefix)}".encode())
+    found = hashlib.sha256(f"{VENV}\n{sys.version}\n{os.path.realpath(sys.base_prefix)}".encode())
     for name in INPUTS:
         found.update((ROOT / name).read_bytes())
     return found.hexdigest()
@@ -86,26 +98,48 @@ def _python() -> Path:
 
 
 def _install(wanted: str) -> None:
+    requirements = _requirements()
     STAMP.unlink(missing_ok=True)
     if Path(sys.prefix).resolve() != VENV:  # the environment's own interpreter cannot replace itself
         venv.create(VENV, with_pip=True, clear=VENV.exists(), symlinks=os.name != "nt")
+    lock = VENV / "requirements.lock"
+    lock.write_text(requirements)
     pip = [_python(), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
     try:
-        _install_by(_uv(pip), ["--quiet", "--python", _python(), *_indexes_of_pip()])
+        _install_by(_uv(pip), lock, ["--quiet", "--python", _python(), *_indexes_of_pip()])
     except subprocess.CalledProcessError as error:
         print(
             f"{' '.join(map(str, error.cmd))} ended with exit code {error.returncode}; pip installs instead", flush=True
         )
-        _install_by(pip, [])
+        _install_by(pip, lock, [])
     subprocess.run([_python(), "-m", "pip", "check", "-qq"], check=True, cwd=ROOT)
     subprocess.run([_python(), "-c", "import mindspore"], check=True, cwd=VENV, env={**os.environ, "GLOG_v": "3"})
     STAMP.write_text(wanted)
 
 
-def _install_by(install: list[str | Path], options: list[str | Path]) -> None:
-    subprocess.run(
-        [*install, *options, "--require-hashes", "--requirement", ROOT / "requirements.lock"], check=True, cwd=ROOT
-    )
+def _requirements() -> str:
+    """Return the lock with the pin of the MindSpore that is asked for."""
+    lock = (ROOT / "requirements.lock").read_text()
+    if not MINDSPORE:
+        return lock
+    others = (ROOT / "requirements-mindspore.lock").read_text()
+    wanted = _pin(others, f"mindspore=={MINDSPORE} ")
+    if not wanted:
+        known = ", ".join(line.split()[0] for line in others.splitlines() if line.startswith("mindspore=="))
+        raise ValueError(f"MINDSPORE={MINDSPORE}: requirements-mindspore.lock has no pin of it, but of {known}")
+    return lock.replace(_pin(lock, "mindspore=="), wanted)
+
+
+def _pin(lock: str, start: str) -> str:
+    """Return the lines of the package whose first line begins with `start`, or ""."""
+    lines = lock.split("\n")
+    first = next((number for number, line in enumerate(lines) if line.startswith(start)), len(lines))
+    last = next((number for number in range(first, len(lines)) if not lines[number].endswith("\\")), first)
+    return "\n".join(lines[first : last + 1])
+
+
+def _install_by(install: list[str | Path], lock: Path, options: list[str | Path]) -> None:
+    subprocess.run([*install, *options, "--require-hashes", "--requirement", lock], check=True, cwd=ROOT)
     # The lock holds setuptools, so the build needs no environment and no download of its own.
     project = f"{ROOT}[{EXTRAS}]"
     subprocess.run(
@@ -115,11 +149,8 @@ def _install_by(install: list[str | Path], options: list[str | Path]) -> None:
 
 def _uv(pip: list[str | Path]) -> list[str | Path]:
     """Install uv as the lock pins it, and return its command: it takes a fraction of pip's time."""
-    lines = (ROOT / "requirements.lock").read_text().split("\n")
-    first = next((number for number, line in enumerate(lines) if line.startswith("uv==")), len(lines))
-    last = next((number for number in range(first, len(lines)) if not lines[number].endswith("\\")), first)
     pinned = VENV / "uv.lock"
-    pinned.write_text("\n".join(lines[first : last + 1]))
+    pinned.write_text(_pin((ROOT / "requirements.lock").read_text(), "uv=="))
     subprocess.run([*pip, "--require-hashes", "--requirement", pinned], check=True, cwd=ROOT)
     return [_python(), "-m", "uv", "pip", "install"]
 

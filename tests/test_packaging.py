@@ -73,7 +73,7 @@ def test_every_pin_has_a_checksum_and_no_host_is_named(project_root):
 
 def _make(project_root, *arguments):
     # Free of what a `make test` around this one hands down.
-    inherited = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON", "ARGS")
+    inherited = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON", "ARGS", "MINDSPORE")
     environment = {name: value for name, value in os.environ.items() if name not in inherited}
     return subprocess.run(
         ["make", *arguments], cwd=project_root, capture_output=True, text=True, timeout=60, env=environment
@@ -115,6 +115,7 @@ def setup_env(project_root, tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "MINDSPORE", "")
     monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "installed")
     module.commands = []
@@ -151,6 +152,40 @@ def test_installing_happens_once_until_something_changes(setup_env, tmp_path):
     (tmp_path / "requirements.lock").write_text("another version")
     assert setup_env.main() == 0
     assert setup_env.commands
+
+
+def _blocks(lock):
+    return re.split(r"\n(?=\S)", lock.strip())
+
+
+def test_another_mindspore_has_an_environment_of_its_own(setup_env, project_root, tmp_path, monkeypatch, capsys):
+    for name in ("requirements.lock", "requirements-mindspore.lock"):
+        shutil.copy(project_root / name, tmp_path)
+    locked = _blocks((tmp_path / "requirements.lock").read_text())
+    others = [block for block in _blocks((tmp_path / "requirements-mindspore.lock").read_text()) if block[0] != "#"]
+    assert len(others) == 3
+    for pin in others:
+        version = re.match(r"mindspore==(\S+) ", pin)[1]
+        monkeypatch.setattr(setup_env, "MINDSPORE", version)
+        monkeypatch.setattr(setup_env, "STAMP", tmp_path / ".venv" / version)
+        assert setup_env.main() == 0
+        installed = _blocks((tmp_path / ".venv" / "requirements.lock").read_text())
+        ((replaced, by),) = [pair for pair in zip(locked, installed, strict=True) if pair[0] != pair[1]]
+        assert replaced.startswith("mindspore==")
+        assert by == pin
+        assert (
+            f".venv-{version}/bin/python -m pytest" in _make(project_root, "-n", "test", f"MINDSPORE={version}").stdout
+        )
+    locked_version = re.match(r"mindspore==(\S+) ", replaced)[1]
+    assert ".venv/bin/python -m pytest" in _make(project_root, "-n", "test", f"MINDSPORE={locked_version}").stdout
+    monkeypatch.setattr(setup_env, "MINDSPORE", "2.6.0")
+    monkeypatch.setattr(setup_env, "STAMP", tmp_path / ".venv" / "2.6.0")
+    setup_env.commands.clear()
+    assert setup_env.main() == 2
+    assert setup_env.commands == []
+    assert (
+        "MINDSPORE=2.6.0: requirements-mindspore.lock has no pin of it, but of mindspore==2" in capsys.readouterr().err
+    )
 
 
 def test_a_broken_off_installation_is_done_again(setup_env, capsys):

@@ -1,11 +1,11 @@
 """Compiling programs in less time, and cleaning up after compilations that fail.
 
 Relied on:
-- `mindspore.graph.api` calls `gc.collect()` before each compilation, through the name `gc` of its module: 60 ms of
+- `compiler_modules.api` calls `gc.collect()` before each compilation, through the name `gc` of its module: 60 ms of
   processor time with MindSpore's own modules alone, an eighth of a small program's compilation. `gc.freeze()` would
   spare most of it, but to know whether the user has frozen objects takes `gc.get_freeze_count()`, which counts them one
   by one: 27 ms for those of MindSpore.
-- `mindspore.graph._parse.parser` calls `inspect.getsourcelines` through the name `inspect` of its module, for each
+- `compiler_modules.parser` calls `inspect.getsourcelines` through the name `inspect` of its module, for each
   function of a graph in each compilation. A small program has 85 functions at half a millisecond each, a fifth of its
   compilation. `Parser.get_location` slices the source of each of its 1,800 syntax nodes and searches the lines for
   comments, though the nodes of a function are kept for the next compilation; it and 3,000 calls of `logger.debug`,
@@ -37,11 +37,9 @@ from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 from mindspore import log, nn
-from mindspore.graph import api
-from mindspore.graph._parse import parser
-from mindspore.graph.api import _cell_graph_executor
 
 from .cell_structure import cells_and_names
+from .compiler_modules import api, parser
 from .cpu_kernels import fast_max_pooling, planned_for_one_core
 
 # Held while a program is loaded, compiled or exported. MindSpore does these with state of the whole process and lets
@@ -152,7 +150,7 @@ def release_dropped() -> None:
     while _dropped:
         cell = _dropped.popleft()
         if cell.compile_cache:
-            _cell_graph_executor.del_net_res(cell, cell.compile_cache)
+            api._cell_graph_executor.del_net_res(cell, cell.compile_cache)
             cell.compile_cache.clear()
 
 

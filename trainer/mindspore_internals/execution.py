@@ -24,10 +24,10 @@ from typing import Any
 import mindspore
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
-from mindspore.graph import api as _api
 
 from ..errors import ConfigurationError
 from . import fall_back, public_only
+from .compiler_modules import api
 
 
 class _Recorder:
@@ -48,8 +48,8 @@ class _Recorder:
 
 def available() -> bool:
     """Return whether the private names exist and the user allows their use."""
-    names_exist = hasattr(getattr(_api, "_cell_graph_executor", None), "_graph_executor") and hasattr(
-        _api, "_convert_python_data"
+    names_exist = hasattr(getattr(api, "_cell_graph_executor", None), "_graph_executor") and hasattr(
+        api, "_convert_python_data"
     )
     return names_exist and not public_only()
 
@@ -63,7 +63,7 @@ def compiled(cell: nn.Cell, tensors: tuple[Tensor, ...]) -> tuple[Any, str | Non
     """
     if not available():
         return cell.compile_and_run(*tensors), None
-    holder = _api._cell_graph_executor
+    holder = api._cell_graph_executor
     recorder = _Recorder(holder._graph_executor)
     try:
         holder._graph_executor = recorder
@@ -84,11 +84,11 @@ def compiled(cell: nn.Cell, tensors: tuple[Tensor, ...]) -> tuple[Any, str | Non
 
 def run(program: str, tensors: tuple[Tensor, ...]) -> Any:
     """Run a program that `compiled` has returned."""
-    return _finish(_api._cell_graph_executor._graph_executor(tensors, program))
+    return _finish(api._cell_graph_executor._graph_executor(tensors, program))
 
 
 def _finish(outputs: Any) -> Any:
-    return outputs if _are_tensors(outputs) else _api._convert_python_data(outputs)
+    return outputs if _are_tensors(outputs) else api._convert_python_data(outputs)
 
 
 def _are_tensors(outputs: Any) -> bool:

@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
-from mindspore.graph._parse import parser
 
 from trainer.graph.graph_call import GraphCall
+from trainer.mindspore_internals.compiler_modules import parser
 
 NETWORK = """
 from mindspore import nn

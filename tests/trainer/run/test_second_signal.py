@@ -16,8 +16,8 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import numpy as np
 from mindspore import nn
-from mindspore.graph import api
 from trainer import Callback, Every, ModelCheckpoint, Trainer
+from trainer.mindspore_internals.compiler_modules import api
 from trainer.serving import Publish
 
 PHASE, NUMBER, FOLDER = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])

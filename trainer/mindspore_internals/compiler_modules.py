@@ -1,0 +1,14 @@
+"""MindSpore's compiler modules, wherever this version keeps them.
+
+Relied on: `api` holds `_cell_graph_executor`, which compiles and runs the programs of cells, and `parser` reads their
+sources. Both are in `mindspore.graph` since 2.9; before, in `mindspore.common` and `mindspore._extends`.
+"""
+
+try:
+    from mindspore.graph import api
+    from mindspore.graph._parse import parser
+except ImportError:
+    from mindspore._extends.parse import parser
+    from mindspore.common import api
+
+__all__ = ["api", "parser"]
