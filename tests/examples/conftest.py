@@ -6,7 +6,7 @@ import pytest
 
 from examples.movielens_raw import raw_rows
 
-DATASETS = ("data.train", "data.valid", "data.test", "report.init_args.test")
+DATASETS = ("data.train", "data.valid", "data.test")
 
 
 @pytest.fixture(scope="session")
