@@ -18,8 +18,11 @@ PY := $(VENV)/bin/python
 CONFIG ?= configs/wide_deep_movielens.yaml
 ARGS ?=
 # Those that the environment has: all but `gpu`, 1.7 GB that the tests do without.
-EXTRAS = $(subst $(COMMA), ,$(shell sed -n 's/^EXTRAS = "\(.*\)"/\1/p' scripts/setup_env.py))
+EXTRAS = $(call extras_of,EXTRAS)
+extras_of = $(patsubst %,--extra %,$(subst $(COMMA), ,$(shell sed -n 's/^$(1) = "\(.*\)"/\1/p' scripts/setup_env.py)))
 COMMA := ,
+COMPILE = $(PY) -m uv pip compile --universal --python-version 3.10 --generate-hashes --no-annotate --no-header \
+	--no-emit-index-url --no-emit-find-links --quiet
 # Processes that share the tests. More than two gain little: MindSpore uses every core by itself.
 WORKERS ?= 2
 PYTEST = $(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -36,6 +39,7 @@ help: ## this list
 	@echo 'make test MINDSPORE=2.8.0      with another version of MindSpore: 2.7.2, 2.8.0 or 2.9.0'
 	@echo 'make test ARGS="-k auc"       hand arguments on'
 
+run: PART = run
 run: venv ## train Wide & Deep on MovieLens-100K and compare it with two baselines (CONFIG=...)
 	@$(VENV)/bin/trainer fit $(CONFIG) $(ARGS)
 
@@ -74,13 +78,13 @@ fuzz: venv ## damage everything the trainer reads (ARGS="--seconds 600 --seed 7"
 	@$(PY) benchmarks/fuzz.py $(ARGS)
 
 lock: venv ## pin the newest fitting versions anew
-	@$(PY) -m uv pip compile setup.cfg $(patsubst %,--extra %,$(EXTRAS)) --universal --python-version 3.10 --generate-hashes --upgrade \
-		--no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
+	@$(COMPILE) $(EXTRAS) --upgrade --output-file requirements.lock setup.cfg
+	@echo setuptools | $(COMPILE) $(call extras_of,RUN_EXTRAS) --constraint requirements.lock --output-file requirements-run.lock setup.cfg -
 
 venv:
 	@for candidate in $(CANDIDATES); do \
 		if $$candidate -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then \
-			exec $$candidate scripts/setup_env.py; \
+			exec $$candidate scripts/setup_env.py $(PART); \
 		fi; \
 	done; \
 	echo 'This project needs Python 3.10, 3.11 or 3.12: MindSpore has wheels for no other.' >&2; \

@@ -1,6 +1,7 @@
 """Bring `.venv` up to date with `requirements.lock` and the project.
 
     python scripts/setup_env.py
+    python scripts/setup_env.py run                only what `make run` needs; the rest follows with the next target
     MINDSPORE=2.8.0 python scripts/setup_env.py    brings `.venv-2.8.0`, with that MindSpore in the place of the lock's
 
 Standard library only: it runs before anything is installed. What was installed is remembered as a digest of the
@@ -27,6 +28,7 @@ VENV = ROOT / f".venv-{MINDSPORE}".rstrip("-")
 STAMP = VENV / "installed"
 INPUTS = (
     "requirements.lock",
+    "requirements-run.lock",
     "requirements-mindspore.lock",
     "setup.cfg",
     "setup.py",
@@ -34,6 +36,8 @@ INPUTS = (
     "scripts/setup_env.py",
 )
 EXTRAS = "arrow,dev,docs,examples,kafka,mlflow,monitor,onnx,prometheus,redis,report,retrieval,s3,serve,sweep,test,wandb"
+RUN_EXTRAS = "arrow,examples,report"
+PARTS = {"run": ("requirements-run.lock", RUN_EXTRAS, 400), "all": ("requirements.lock", EXTRAS, 600)}  # lock, ..., MB
 # Elsewhere pip would pick the wheel tagged for any platform, which holds Linux ARM binaries.
 PLATFORMS = {
     ("Linux", "x86_64"),
@@ -46,24 +50,25 @@ PLATFORMS = {
 _OPTIONS = {"index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links"}
 
 
-def main() -> int:
-    """Install what is missing; return the exit code."""
+def main(part: str = "all") -> int:
+    """Install what is missing of a part, "run" or "all"; return the exit code."""
     if (platform.system(), platform.machine()) not in PLATFORMS:
         known = ", ".join(sorted("-".join(pair) for pair in PLATFORMS))
         print(
             f"MindSpore has no wheel for {platform.system()}-{platform.machine()}; it runs on {known}", file=sys.stderr
         )
         return 2
-    wanted = digest()
-    if _installed() == wanted:
+    enough = {digest("all"), digest(part)}
+    if _installed() in enough:
         return 0
     with _exclusive():
-        if _installed() == wanted:  # another run has finished the job while this one waited
+        if _installed() in enough:  # another run has finished the job while this one waited
             return 0
         started = time.monotonic()
-        print(f"setting up {VENV} with Python {platform.python_version()} (once; downloads some 600 MB)", flush=True)
+        python, size = platform.python_version(), PARTS[part][2]
+        print(f"setting up {VENV} with Python {python} (once; downloads some {size} MB)", flush=True)
         try:
-            _install(wanted)
+            _install(part)
         except ValueError as error:
             print(error, file=sys.stderr)
             return 2
@@ -78,9 +83,9 @@ def main() -> int:
     return 0
 
 
-def digest() -> str:
+def digest(part: str = "all") -> str:
     """Return the digest of an up-to-date `.venv`, the same from inside and outside."""
-    found = hashlib.sha256(f"{VENV}\n{sys.version}\n{os.path.realpath(sys.base_prefix)}".encode())
+    found = hashlib.sha256(f"{VENV}\n{sys.version}\n{os.path.realpath(sys.base_prefix)}\n{part}".encode())
     for name in INPUTS:
         found.update((ROOT / name).read_bytes())
     return found.hexdigest()
@@ -97,29 +102,31 @@ def _python() -> Path:
     return VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def _install(wanted: str) -> None:
-    requirements = _requirements()
+def _install(part: str) -> None:
+    requirements = _requirements(part)
+    sound = _installed() == digest("run")
     STAMP.unlink(missing_ok=True)
-    if Path(sys.prefix).resolve() != VENV:  # the environment's own interpreter cannot replace itself
+    # The environment's own interpreter cannot replace itself.
+    if not sound and Path(sys.prefix).resolve() != VENV:
         venv.create(VENV, with_pip=True, clear=VENV.exists(), symlinks=os.name != "nt")
     lock = VENV / "requirements.lock"
     lock.write_text(requirements)
     pip = [_python(), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
     try:
-        _install_by(_uv(pip), lock, ["--quiet", "--python", _python(), *_indexes_of_pip()])
+        _install_by(_uv(pip), lock, ["--quiet", "--python", _python(), *_indexes_of_pip()], part)
     except subprocess.CalledProcessError as error:
         print(
             f"{' '.join(map(str, error.cmd))} ended with exit code {error.returncode}; pip installs instead", flush=True
         )
-        _install_by(pip, lock, [])
+        _install_by(pip, lock, [], part)
     subprocess.run([_python(), "-m", "pip", "check", "-qq"], check=True, cwd=ROOT)
     subprocess.run([_python(), "-c", "import mindspore"], check=True, cwd=VENV, env={**os.environ, "GLOG_v": "3"})
-    STAMP.write_text(wanted)
+    STAMP.write_text(digest(part))
 
 
-def _requirements() -> str:
-    """Return the lock with the pin of the MindSpore that is asked for."""
-    lock = (ROOT / "requirements.lock").read_text()
+def _requirements(part: str) -> str:
+    """Return the lock of a part with the pin of the MindSpore that is asked for."""
+    lock = (ROOT / PARTS[part][0]).read_text()
     if not MINDSPORE:
         return lock
     others = (ROOT / "requirements-mindspore.lock").read_text()
@@ -138,10 +145,10 @@ def _pin(lock: str, start: str) -> str:
     return "\n".join(lines[first : last + 1])
 
 
-def _install_by(install: list[str | Path], lock: Path, options: list[str | Path]) -> None:
+def _install_by(install: list[str | Path], lock: Path, options: list[str | Path], part: str) -> None:
     subprocess.run([*install, *options, "--require-hashes", "--requirement", lock], check=True, cwd=ROOT)
     # The lock holds setuptools, so the build needs no environment and no download of its own.
-    project = f"{ROOT}[{EXTRAS}]"
+    project = f"{ROOT}[{PARTS[part][1]}]"
     subprocess.run(
         [*install, *options, "--no-deps", "--no-build-isolation", "--editable", project], check=True, cwd=ROOT
     )
@@ -181,4 +188,4 @@ def _exclusive() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

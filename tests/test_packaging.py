@@ -71,6 +71,21 @@ def test_every_pin_has_a_checksum_and_no_host_is_named(project_root):
     assert all("--hash=sha256:" in block for block in blocks)
 
 
+def test_make_run_installs_some_of_the_same_pins(project_root):
+    """`make test` adds the others, and changes none."""
+    pins = {}
+    for name in ("requirements-run.lock", "requirements.lock"):
+        text = (project_root / name).read_text()
+        assert "://" not in text
+        pins[name] = {block.split()[0]: set(block.split()) for block in re.split(r"\n(?=\S)", text.strip())}
+    run, everything = pins.values()
+    assert 20 < len(run) < len(everything) / 2
+    for pin, block in run.items():
+        hashes = {word for word in block if word.startswith("--hash=sha256:")}
+        assert hashes, pin
+        assert hashes <= everything[pin], pin
+
+
 def _make(project_root, *arguments):
     # Free of what a `make test` around this one hands down.
     inherited = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON", "ARGS", "MINDSPORE")
@@ -186,6 +201,20 @@ def test_another_mindspore_has_an_environment_of_its_own(setup_env, project_root
     assert (
         "MINDSPORE=2.6.0: requirements-mindspore.lock has no pin of it, but of mindspore==2" in capsys.readouterr().err
     )
+
+
+def test_what_make_run_needs_is_part_of_what_the_tests_need(setup_env, tmp_path, monkeypatch):
+    created = []
+    monkeypatch.setattr(setup_env.venv, "create", lambda folder, **_: (folder.mkdir(), created.append(folder)))
+    assert setup_env.main("run") == 0
+    assert (tmp_path / ".venv" / "requirements.lock").read_text() == "requirements-run.lock"
+    assert f"{tmp_path}[arrow,examples,report]" in " ".join(setup_env.commands)
+    assert setup_env.main() == 0  # the rest, into the same environment
+    assert (tmp_path / ".venv" / "requirements.lock").read_text() == "requirements.lock"
+    setup_env.commands.clear()
+    assert setup_env.main("run") == 0
+    assert setup_env.commands == []
+    assert len(created) == 1
 
 
 def test_a_broken_off_installation_is_done_again(setup_env, capsys):
