@@ -6,13 +6,14 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import mindspore
 from mindspore import experimental, nn
 
 from .. import checks
 from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import ConfigurationError
 from ..metrics.loss import Loss
-from ..mindspore_internals import device
+from ..mindspore_internals import cpu_kernels, device
 from ..mindspore_internals.cell_structure import cells_and_names, children_of, parameters_of, trainable_parameters
 from .denominators import ROWS, denominator_of, name_of
 from .dropout import repeatable
@@ -136,6 +137,12 @@ def check_deterministic(network: nn.Cell, deterministic: Any, compiled: bool, lo
         raise ConfigurationError(
             f"deterministic=True: its programs are for the CPU; on {where.name} call mindspore.set_deterministic(True) "
             "before the first network, which the trainer has not tried"
+        )
+    if not cpu_kernels.can_plan_for_one_core():
+        raise ConfigurationError(
+            f"deterministic=True: the oneDNN of MindSpore {mindspore.__version__} has no setting for the number of "
+            "threads, so its kernels follow the number of cores; leave deterministic out and start the process on one "
+            "core, as by taskset -c 0"
         )
     if not compiled:
         raise ConfigurationError("deterministic=True: operators that are not compiled follow the number of cores")

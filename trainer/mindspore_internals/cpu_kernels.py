@@ -6,7 +6,7 @@ Convolutions: with AVX-512, MindSpore's build of oneDNN runs its reference code.
 MindSpore's `lib` folder, loaded with MindSpore, and two functions of oneDNN's public C interface,
 `dnnl_set_max_cpu_isa` and `dnnl_get_effective_cpu_isa`. Setting fails once oneDNN has run anything. Measured on
 2.10.0 (oneDNN 3.10.1): a forward of 64 channels 3x3 on [64, 64, 16, 16] takes 1,260 to 2,100 ms with AVX-512 and 17 to
-19 ms with AVX2.
+19 ms with AVX2. An older oneDNN, `libdnnl.so.2`, was not measured and is left alone.
 
 Max pooling: with AVX2, `MaxPool` and its gradient take 10.6 ms for 64 images of 16 channels of 28 x 28, nine of them
 the gradient; 5.0 ms with AVX-512. MindSpore's `AdaptiveMaxPool2D` takes 3.4 to 4.6 ms with either, nearly all of it
@@ -36,7 +36,6 @@ import numpy as np
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 
-from ..errors import ConfigurationError
 from . import device
 from .cell_structure import cells_and_names, hide
 
@@ -68,25 +67,32 @@ def planned_for_one_core() -> Iterator[None]:
     """Make sums independent of the number of cores; restore that on exit.
 
     oneDNN divides the sums of a kernel by the number of threads that the thread which makes it may use, here one.
-
-    Raises:
-        ConfigurationError: this MindSpore's oneDNN has no such setting.
+    Only where `can_plan_for_one_core`.
     """
     _load_library()
     library, before = _library(), ctypes.c_int()
-    try:
-        library.dnnl_threadpool_interop_get_max_concurrency(ctypes.byref(before))  # type: ignore[union-attr]
-        set_threads = library.dnnl_threadpool_interop_set_max_concurrency  # type: ignore[union-attr]
-    except AttributeError:
-        raise ConfigurationError(
-            f"deterministic=True: MindSpore {mindspore.__version__} has a oneDNN whose kernels follow the number of "
-            "cores; start the process on one core, as by taskset -c 0"
-        ) from None
+    assert library is not None
+    library.dnnl_threadpool_interop_get_max_concurrency(ctypes.byref(before))
+    set_threads = library.dnnl_threadpool_interop_set_max_concurrency
     set_threads(1)
     try:
         yield
     finally:
         set_threads(before)
+
+
+@functools.cache
+def can_plan_for_one_core() -> bool:
+    """Return whether oneDNN has the setting that `planned_for_one_core` uses.
+
+    Reads it from the file: loading the library would be too early for `limit_for_convolutions`.
+    """
+    return is_known_onednn() and b"dnnl_threadpool_interop_set_max_concurrency\0" in _library_path().read_bytes()
+
+
+def is_known_onednn() -> bool:
+    """Return whether MindSpore brings the oneDNN that was measured, version 3."""
+    return _library_path().exists()
 
 
 def limit_for_convolutions(network: nn.Cell) -> None:
@@ -108,7 +114,7 @@ def limit_for_convolutions(network: nn.Cell) -> None:
 
 def is_affected() -> bool:
     """Return whether this MindSpore's convolutions are slow on this CPU's AVX-512."""
-    if not device.current().uses_onednn or not _library_path().exists():
+    if not device.current().uses_onednn or not is_known_onednn():
         return False
     with contextlib.suppress(OSError):
         return " avx512bw" in Path("/proc/cpuinfo").read_text()

@@ -11,6 +11,7 @@ import pytest
 
 from trainer.experiment.cli import main
 from trainer.experiment.commands import doctor_command as doctor
+from trainer.mindspore_internals import differences
 
 
 def test_this_installation_is_found_sound(capsys):
@@ -43,6 +44,15 @@ def test_binaries_for_another_machine_are_reported(tmp_path, monkeypatch):
     assert doctor.elf_machine(other) == "aarch64"
     monkeypatch.setattr(doctor, "elf_machine", lambda path: "aarch64" if ours == "x86_64" else "x86_64")
     assert told("mindspore binaries").state == doctor.WRONG
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_what_this_mindspore_lacks_is_reported(monkeypatch, has):
+    monkeypatch.setattr(differences, "can_plan_for_one_core", lambda: has)
+    told = [finding for finding in doctor.examine() if finding.name == "mindspore differs"]
+    about = [finding for finding in told if "`Trainer(deterministic=True)` is refused" in finding.value]
+    assert [finding.state for finding in about] == ([] if has else [doctor.NOTE])
+    assert told
 
 
 def test_numpy_2_is_reported(monkeypatch):

@@ -19,7 +19,11 @@ from mindspore import nn, ops
 
 from trainer import Trainer
 from trainer.errors import ConfigurationError
+from trainer.mindspore_internals import cpu_kernels
 
+has_setting = pytest.mark.skipif(
+    not cpu_kernels.can_plan_for_one_core(), reason="MindSpore's oneDNN has no setting for the number of threads"
+)
 CORES = os.sched_getaffinity(0)
 X = np.random.default_rng(0).normal(size=(48, 6, 12, 12)).astype(np.float32)
 Y = (np.arange(48) % 3).astype(np.int32)
@@ -61,6 +65,7 @@ def train(**options):
 
 
 @pytest.mark.long
+@has_setting
 @pytest.mark.skipif(len(CORES) < 2, reason="one core")
 def test_all_cores_and_one_give_the_same_bits():
     command = [sys.executable, __file__]
@@ -79,6 +84,13 @@ class Dropping(nn.Cell):
         return self.layers(x)
 
 
+def test_an_onednn_without_the_setting_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "can_plan_for_one_core", lambda: False)
+    with pytest.raises(ConfigurationError, match=r"deterministic=True: the oneDNN .* no setting .* taskset -c 0"):
+        Trainer(nn.Dense(3, 1), nn.MSELoss(), "adam", deterministic=True)
+
+
+@has_setting
 def test_what_cannot_be_repeated_is_refused_by_name():
     make = lambda **options: Trainer(Dropping(), nn.MSELoss(), "adam", deterministic=True, **options)  # noqa: E731
     with pytest.raises(ConfigurationError, match=r"nn\.Dropout draws masks .* add exact_resume=True"):

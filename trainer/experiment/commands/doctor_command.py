@@ -59,7 +59,7 @@ def examine(run_a_graph: bool = True) -> list[Finding]:
     checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _job, _architecture, _cpus, _threads]
     checks += [_graph_cache, _convolutions, _devices, _gpu]
     if run_a_graph:
-        checks.append(_graph)
+        checks += [_graph, _differences]
     checks += [_extras, _shadow]
     findings = []
     for check in checks:
@@ -322,6 +322,16 @@ def _graph() -> Iterator[Finding]:
     right = np.array_equal(out.asnumpy(), np.full((3, 2), 4, np.float32))
     text = f"compiled and ran in {time.monotonic() - start_time:.1f} s{'' if right else f'; it gave {out.asnumpy()}'}"
     yield Finding("a tiny graph", text, OK if right else WRONG, "" if right else "reinstall MindSpore and NumPy")
+
+
+def _differences() -> Iterator[Finding]:
+    from ...mindspore_internals.differences import differences
+
+    found = differences()
+    for sentence in found:
+        yield Finding("mindspore differs", sentence, NOTE)
+    if not found:
+        yield Finding("mindspore differs", "in nothing that the trainer uses")
 
 
 def _extras() -> Iterator[Finding]:

@@ -1,0 +1,39 @@
+"""What the MindSpore of this environment lacks, of all that the trainer uses.
+
+Each ability is tried, not read off a version number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mindspore
+import numpy as np
+from mindspore import nn
+
+from . import VARIABLE, public_only
+from .compilation import compilations_are_short
+from .cpu_kernels import can_plan_for_one_core, is_known_onednn
+from .execution import compiled
+from .pipelines import is_known
+from .shared_memory import try_view
+
+
+def differences() -> list[str]:
+    """Return a sentence for each ability that is missing; runs a graph and a pipeline."""
+    if public_only():
+        return [f"{VARIABLE} is set: public functions of MindSpore alone are used"]
+    abilities: dict[str, Callable[[], bool]] = {
+        "`Trainer(deterministic=True)` is refused: its oneDNN has no setting for the number of threads; start on one "
+        "core instead": can_plan_for_one_core,
+        "convolutions on AVX-512 were not measured; `ONEDNN_MAX_CPU_ISA=AVX2` may be faster": is_known_onednn,
+        "compiled programs are run by MindSpore's own lookup: 0.3 ms more per call": _runs_by_name,
+        "programs take longer to compile": compilations_are_short,
+        "values of parameters are copied: rows of sparse tables twice more per call": try_view,
+        "shuffled arrays are read row by row": is_known,
+    }
+    return [sentence for sentence, has in abilities.items() if not has()]
+
+
+def _runs_by_name() -> bool:
+    return compiled(nn.ReLU(), (mindspore.Tensor(np.ones(2, np.float32)),))[1] is not None
