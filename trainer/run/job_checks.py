@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mindspore import get_auto_parallel_context, nn
+import mindspore
+from mindspore import nn
 
 from ..data.source import Source
 from ..distributed.group import Group
@@ -144,13 +145,15 @@ def check_training(processes: int, network: nn.Cell, optimizer: nn.Cell | None) 
             "hold an nn.DistributedGradReducer(optimizer.parameters, mean=True), or give Trainer network, loss_fn and "
             "optimizer"
         )
-    mode = get_auto_parallel_context("parallel_mode")
+    # A MindSpore without this context, whose end is announced, has nothing set.
+    setting = getattr(mindspore, "get_auto_parallel_context", {"parallel_mode": "stand_alone"}.get)
+    mode = setting("parallel_mode")
     if mode not in ("stand_alone", "data_parallel"):
         raise ConfigurationError(
             f"parallel_mode={mode!r} is set: MindSpore would divide the network by itself; the trainer trains whole "
             "copies and adds their gradients up; leave the parallel context alone or set 'data_parallel'"
         )
-    if get_auto_parallel_context("enable_parallel_optimizer"):
+    if setting("enable_parallel_optimizer"):
         raise ConfigurationError(
             "enable_parallel_optimizer=True is set: the optimizer's state would be divided among the processes, and a "
             "snapshot would hold a part of it; leave it off"

@@ -9,16 +9,23 @@ import pytest
 pytestmark = pytest.mark.process
 
 SCRIPT = """
+import mindspore
 import numpy as np
+from mindspore import nn
+from mindspore.train import LossMonitor
+
+# the context of static-graph parallelism, whose end MindSpore has announced
+for name in ("get_auto_parallel_context", "set_auto_parallel_context", "reset_auto_parallel_context"):
+    delattr(mindspore, name)
+
 from trainer import Trainer
 from callbacks import SkipNonFinite
-from mindspore import nn
 
 network = nn.Dense(3, 1)
 adam = nn.Adam(network.trainable_params(), 0.01)
 data = np.ones((32, 3), np.float32), np.ones((32, 1), np.float32)
 trainer = Trainer(network, nn.MSELoss(), adam, metrics=["mae"])
-trainer.fit(data, 2, batch_size=4, callbacks=[SkipNonFinite()])
+trainer.fit(data, 2, batch_size=4, callbacks=[SkipNonFinite(), LossMonitor()])
 trainer.evaluate(data)
 trainer.predict(data[0])
 assert "steps" in trainer.sink_mode, trainer.sink_mode

@@ -76,6 +76,12 @@ def test_a_context_that_divides_network_or_optimizer_is_refused(linear, context,
         mindspore.reset_auto_parallel_context()
 
 
+def test_a_mindspore_without_that_context_has_nothing_to_refuse(linear, monkeypatch):
+    monkeypatch.delattr(mindspore, "get_auto_parallel_context")
+    network = linear()
+    check_training(2, network, sgd(network))
+
+
 def test_one_process_is_asked_nothing(linear):
     check_training(1, linear(), None)
 
