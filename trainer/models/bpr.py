@@ -11,8 +11,9 @@ from typing import ClassVar
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 
+from ..checks import choice
 from ..errors import ConfigurationError
-from ..features import Features
+from ..features import FeatureEmbedding, Features
 from ..features.feature import Kind
 from .in_batch_softmax import choices_of, each_item_once, scores_and_same
 from .layers import pooled_embedding
@@ -31,14 +32,18 @@ class BPR(nn.Cell):
         features: the declared columns, categories and pooled lists.
         item: names of the item's features; all others are the user's.
         dim: length of the vectors.
+        negatives: name of a list without pooling that shares the table of the item's only feature: items that the user
+            has not chosen, as `interactions(negatives=...)` draws them. The outputs are then, while it trains,
+            (float32 [N, 2 * dim], the vectors of the list float32 [N, L, dim], 1 where there is an item and 0 at
+            padding float32 [N, L]), which `BPRLoss` takes.
 
     Raises:
-        ConfigurationError: as `TwoTower`, or a feature that is a number.
+        ConfigurationError: as `TwoTower`, a feature that is a number, or `negatives` that name no such list.
     """
 
     rows_are_independent = True
 
-    def __init__(self, features: Features, item: Sequence[str], dim: int = 64) -> None:
+    def __init__(self, features: Features, item: Sequence[str], dim: int = 64, negatives: str | None = None) -> None:
         super().__init__()
         numbers = [output.name for output in features.of_kind(Kind.NUMBERS)]
         if numbers:
@@ -46,21 +51,48 @@ class BPR(nn.Cell):
                 f"BPR factorizes categories and lists, and {numbers[0]!r} is a number; leave it out, give it "
                 "boundaries, as kind: bucketized, or take two_tower"
             )
-        self.embedding = pooled_embedding(features, dim)
+        self.has_negatives = negatives is not None
+        if negatives is None:
+            self.embedding = pooled_embedding(features, dim)
+        else:
+            _check_negatives(features, item, negatives)
+            self.embedding = FeatureEmbedding(features, dim)
         self.sides = Sides(*divided(features, "BPR", self.embedding.field_names, (), item)[:2])
 
     def construct(self, *columns):
-        user, item = self.sides(self.embedding(*columns)[0])
-        return ops.cast(ops.concat((user.sum(axis=1), item.sum(axis=1)), 1), mstype.float32)
+        fields, _, sequences = self.embedding(*columns)
+        user, item = self.sides(fields)
+        vectors = ops.cast(ops.concat((user.sum(axis=1), item.sum(axis=1)), 1), mstype.float32)
+        if self.has_negatives and self.training:
+            negatives, mask = sequences[0]
+            return vectors, ops.cast(negatives, mstype.float32), ops.cast(mask, mstype.float32)
+        return vectors
+
+
+def _check_negatives(features: Features, item: Sequence[str], negatives: str) -> None:
+    """Raise ConfigurationError unless the list has the table of the only item."""
+    lists = [output for output in features.of_kind(Kind.LIST) if output.pooling is None]
+    names = [output.name for output in lists]
+    choice("BPR(negatives=...): a list without pooling", negatives, names)
+    tables = {output.name: output.table.name for output in features.of_kind(Kind.IDS) if output.table is not None}
+    named = [item] if isinstance(item, str) else list(item)
+    shared = [table.name for output in lists if (table := output.table) is not None]
+    if names != [negatives] or len(named) != 1 or [tables.get(named[0])] != shared:
+        raise ConfigurationError(
+            f"BPR(negatives={negatives!r}) takes one list without pooling and one feature of the item that shares its "
+            f"table; the lists are {', '.join(names)}, the item's features {', '.join(named)}"
+        )
 
 
 class BPRLoss(nn.Cell):
     """BPR-Opt: -log sigmoid(x_ui - x_uj), the mean over the negatives j.
 
-    The paper draws j uniformly among the items that the user has not chosen. Here they are all other distinct items of
-    the batch, each once: the mean over the draws instead of one. What the user chose in other rows counts among them.
+    The paper draws j uniformly among the items that the user has not chosen, and so does `BPR(negatives=...)` with
+    `interactions(negatives=...)`. Without them they are all other distinct items of the batch, each once, those that
+    the user chose in other rows among them, which costs accuracy where users choose many of the items. So they are when
+    a model is evaluated.
 
-    Inputs and outputs as of `InBatchSoftmax`.
+    Inputs and outputs as of `InBatchSoftmax`; also the vectors and negatives of `BPR`, and the label is not read.
 
     Raises:
         TypeError: items that are not integers, before the first step.
@@ -69,8 +101,17 @@ class BPRLoss(nn.Cell):
     rows_depend: ClassVar[bool] = True
 
     def construct(self, vectors, item):
+        if isinstance(vectors, tuple) and vectors[0].ndim == 2:
+            return self._of_drawn(*vectors)
         vectors, item, rows = choices_of(vectors, item)
         scores, same, own = scores_and_same(vectors, item)
         negatives = each_item_once(same, rows) * (1 - same)
         losses = (negatives * ops.softplus(scores - ops.expand_dims(own, 1))).sum(axis=1)
         return (rows * losses / ops.maximum(negatives.sum(axis=1), 1.0)).sum() / rows.sum()
+
+    def _of_drawn(self, vectors, negatives, kept):
+        width = negatives.shape[2]
+        users, items = vectors[:, :width], vectors[:, width:]
+        scores = ops.matmul(negatives, ops.expand_dims(users, 2)).reshape(kept.shape)
+        losses = ops.softplus(scores - (users * items).sum(axis=1, keepdims=True))
+        return (kept * losses).sum() / ops.maximum(kept.sum(), 1.0)

@@ -110,6 +110,8 @@ def choices_of(vectors, item):
     """
     if isinstance(vectors, tuple):
         of_places, items, kept = vectors
+        if of_places.ndim == 2:
+            raise TypeError("this loss draws its negatives from the batch; BPR(negatives=...) goes with BPRLoss")
         return ops.cast(of_places.reshape(-1, of_places.shape[2]), mstype.float32), items.reshape(-1), kept.reshape(-1)
     if item.dtype not in _INTEGERS:
         raise TypeError(

@@ -14,9 +14,11 @@ from mindspore import nn
 from callbacks import Callback
 
 from ..data import column_checks
-from ..data.as_columns import Columns
+from ..data.as_columns import Columns, as_columns
 from ..data.finite.block_source import BlockSource, rebatched
+from ..data.finite.interactions import DrawnNegatives
 from ..data.finite.shards import EveryNth
+from ..data.finite.sources import ArraySource
 from ..data.source import Item, Source
 from ..distributed.group import Group
 from ..distributed.packing import gather_states
@@ -110,9 +112,13 @@ def prepare_training(
     if sharded and group.size > 1 and is_raw(data):
         _learn_together(features, data, group)
     files = _large_files(data)
-    if files is None:
+    source: Source
+    if isinstance(data, DrawnNegatives):
+        source = DrawnRows(features, data, batch_size, shuffle, trainer.order_seed)
+    elif files is None:
         return inputs_of(features, data, fit=True)
-    source = RawRowBlocks(features, files, batch_size or DEFAULT_BATCH_SIZE, shuffle, trainer.order_seed)
+    else:
+        source = RawRowBlocks(features, files, batch_size or DEFAULT_BATCH_SIZE, shuffle, trainer.order_seed)
     return source if group.size == 1 or sharded else EveryNth(source, group)
 
 
@@ -203,6 +209,23 @@ def arguments_of(features: Features | None, network: nn.Cell) -> tuple[int, int 
         return least, most, names
     names = list(features.inputs)
     return len(names), len(names), names
+
+
+class DrawnRows(ArraySource):
+    """Interactions as network inputs, with the negatives of each epoch."""
+
+    def __init__(
+        self, features: Features, data: DrawnNegatives, batch_size: int | None, shuffle: bool, seed: int
+    ) -> None:
+        super().__init__(inputs_of(features, data, fit=True), batch_size, shuffle=shuffle, seed=seed)
+        self._features, self._data, self._drawn = features, data, 0
+
+    def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
+        """Yield the batches of an epoch, see `ArraySource`."""
+        if epoch != self._drawn:
+            self._columns = as_columns(inputs_of(self._features, self._data.of_epoch(epoch)), self.names)[0]
+            self._drawn = epoch
+        yield from super().batches(epoch, start, state)
 
 
 class RawRowBlocks(BlockSource):

@@ -101,6 +101,23 @@ def test_a_history_is_what_came_before_and_each_choice_is_learned_once():
         assert np.concatenate(learned).tolist() == items[1:-2].tolist()
 
 
+@pytest.mark.parametrize("text", [False, True])
+def test_negatives_are_drawn_uniformly_from_what_the_user_has_not_chosen(text):
+    rows = {"user": np.array([0, 0, 0, 0, 1, 1]), "item": np.array([0, 1, 2, 3, 4, 5]), "time": np.arange(6)}
+    if text:
+        rows = {name: np.char.add("n", column.astype(str)) for name, column in rows.items() if name != "time"}
+    part = interactions(rows, "train", "random", shares=(0.98, 0.01, 0.01), negatives=2000, seed=3)
+    epochs = [part.of_epoch(epoch) for epoch in (0, 1, 0)]
+    np.testing.assert_array_equal(epochs[0]["negatives"], epochs[2]["negatives"])
+    np.testing.assert_array_equal(epochs[0]["negatives"], part["negatives"])
+    assert (epochs[0]["negatives"] != epochs[1]["negatives"]).any()
+    for user in np.unique(rows["user"]):
+        own = part["item"][part["user"] == user]
+        drawn, counts = np.unique(part["negatives"][part["user"] == user], return_counts=True)
+        assert sorted(drawn) == sorted(set(rows["item"]) - set(own))
+        assert counts.max() < 1.2 * counts.min()
+
+
 def test_users_and_items_of_few_rows_are_left_out_until_none_is_left():
     part = interactions(table(), "train", "random", least_of_user=15, least_of_item=4, shares=(0.98, 0.01, 0.01))
     rows = {name: part[name] for name in ("user", "item")}
@@ -131,6 +148,17 @@ def test_a_file_is_read(tmp_path):
         (lambda: interactions(table(), "test", "random", user="usr"), DataError, "did you mean 'user'"),
         (lambda: interactions(table(), "test", "random", least_of_user=999), DataError, "no user has 999"),
         (lambda: interactions("none.csv", "test", "random"), DataError, "no such file"),
+        (lambda: interactions(table(), "train", time="time", history="h", negatives=1), ConfigurationError, "without"),
+        (
+            lambda: interactions({"user": [1, 1, 2], "item": [1, 2, 1]}, "train", "random", negatives=-1),
+            Exception,
+            "-1",
+        ),
+        (
+            lambda: interactions({"user": [7] * 2, "item": [1, 2], "time": [1, 2]}, "train", time="time", negatives=1),
+            DataError,
+            "user 7 has chosen all 2",
+        ),
         (lambda: AllItems([], {}), ConfigurationError, "columns by name"),
         (lambda: AllItems({"item": ["a"]}, {"itm": ["a"]}), DataError, "did you mean 'itm'"),
         (lambda: AllItems({"item": ["a"]}, {"item": ["b"]}), DataError, "none of items"),

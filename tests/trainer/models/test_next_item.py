@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from mindspore import Tensor, set_seed
 
+from callbacks import ModelCheckpoint
 from tests.trainer.models.tables import make_features
 from trainer import Trainer, models
+from trainer.data.finite.interactions import DrawnNegatives, interactions
 from trainer.errors import ConfigurationError
 from trainer.features import Categorical, Features, ListFeature
 from trainer.models import BPR, GBCE, HSTU, BPRLoss, InBatchSoftmax, ItemIndex, SASRec, item_vectors, user_vectors
@@ -72,6 +74,55 @@ def test_bpr_learns_who_likes_what():
     index = ItemIndex.of_model(trainer, {"item": np.arange(20)}, np.arange(20))
     ids, _ = index.search(user_vectors(trainer, {"user": np.arange(40)}), 5)
     assert np.mean(ids % 4 == np.arange(40)[:, None] % 4) > 0.95
+
+
+def bpr_of_negatives():
+    item = {"dtype": "int64", "table": "item"}
+    columns = [Categorical("user", dtype="int64"), Categorical("item", **item)]
+    features = Features([*columns, ListFeature("negatives", pooling=None, **item)], label="item")
+    return features, BPR(features, ["item"], dim=4, negatives="negatives")
+
+
+def test_bpr_compares_with_the_negatives_of_each_epoch_also_when_it_goes_on(tmp_path):
+    random = np.random.default_rng(0)
+    user = random.integers(0, 20, 300)
+    rows = {"user": user, "item": random.integers(0, 10, 300) * 2 + user % 2}
+    drawn, results = [], []
+
+    class Noted(DrawnNegatives):
+        def of_epoch(self, epoch):
+            drawn.append(epoch)
+            return super().of_epoch(epoch)
+
+    data = Noted(rows, "user", "item", "negatives", np.arange(20), 3, 0)
+    for epochs in ((4,), (2, 2)):
+        set_seed(0)
+        for part in range(len(epochs)):
+            features, net = bpr_of_negatives()
+            trainer = Trainer(net, BPRLoss(), ("adam", {"learning_rate": 3e-2}), features=features, seed=0)
+            save = ModelCheckpoint(tmp_path / str(len(epochs)))
+            resume = tmp_path / str(len(epochs)) if part else None
+            trainer.fit(data, epochs=sum(epochs[: part + 1]), batch_size=64, callbacks=[save], resume=resume)
+        results.append(user_vectors(trainer, {"user": np.arange(20)}))
+    assert drawn == [0, *(1, 2, 3), *(1, 2, 3)]
+    np.testing.assert_array_equal(*results)
+    items = item_vectors(trainer, {"item": np.arange(20)})
+    scores = results[0] @ items.T
+    assert np.mean(np.argsort(-scores, axis=1)[:, :10] % 2 == np.arange(20)[:, None] % 2) > 0.9
+    net.set_train()
+    vectors, negatives = random.normal(size=(2, 8)).astype(np.float32), random.normal(size=(2, 3, 4)).astype(np.float32)
+    kept = np.array([[1, 1, 0], [1, 0, 0]], np.float32)
+    own = (vectors[:, :4] * vectors[:, 4:]).sum(1)
+    each = np.log1p(np.exp(np.einsum("nd,nkd->nk", vectors[:, :4], negatives) - own[:, None]))
+    loss = BPRLoss()((Tensor(vectors), Tensor(negatives), Tensor(kept)), None)
+    np.testing.assert_allclose(loss.asnumpy(), (each * kept).sum() / 3, rtol=1e-5)
+
+
+def test_negatives_of_a_softmax_are_refused():
+    features, net = bpr_of_negatives()
+    data = interactions({"user": [1, 1, 2, 2, 2], "item": [1, 2, 3, 4, 2]}, "train", "random", negatives=2)
+    with pytest.raises(Exception, match=r"BPR\(negatives=\.\.\.\) goes with BPRLoss"):
+        train(net, InBatchSoftmax(1.0), features, data, 1)
 
 
 @pytest.mark.parametrize("model", [SASRec, HSTU])
@@ -160,6 +211,9 @@ def test_the_losses_are_those_of_their_formulas_for_rows_and_for_places(name, lo
         (lambda: SASRec(declared(), dropout=1), "dropout"),
         (lambda: BPR(make_features(), ["item"]), "'age' is a number"),
         (lambda: BPR(Features([Categorical("user"), Categorical("item")]), ["itm"]), "did you mean 'item'"),
+        (lambda: BPR(declared(), ["item"], negatives="histori"), "did you mean 'history'"),
+        (lambda: BPR(make_features(pooling=None), ["item", "age"], negatives="history"), "is a number"),
+        (lambda: BPR(declared(), ["item", "history"], negatives="history"), "one feature of the item"),
         (lambda: GBCE(1), "items"),
         (lambda: GBCE(9, 1.5), "calibration"),
     ],

@@ -16,6 +16,52 @@ from ...errors import ConfigurationError, DataError, did_you_mean
 WAYS, PARTS = ("leave_one_out", "time", "random"), ("train", "valid", "test")
 
 
+class DrawnNegatives(dict[str, Any]):
+    """Columns of interactions with negatives, which are drawn again in each epoch.
+
+    A negative of a row is an item that its user has not chosen in these rows, uniformly drawn; it may be drawn twice.
+
+    Args:
+        columns: the rows.
+        user, item: names of their columns.
+        name: name of the added column, the negatives [rows, count].
+        items: all items, distinct.
+        count: negatives of each row.
+        seed: with the epoch, it decides what is drawn.
+
+    Raises:
+        DataError: a user has chosen all items.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, Any], user: str, item: str, name: str, items: np.ndarray, count: int, seed: int
+    ) -> None:
+        super().__init__(columns)
+        self._name, self._items, self._count, self._seed = name, items, count, seed
+        users, self._of_user = np.unique(columns[user], return_inverse=True)
+        self._chosen = np.unique(self._of_user * len(items) + np.searchsorted(items, columns[item]))
+        most = np.bincount(self._chosen // len(items))
+        if most.max() == len(items):
+            raise DataError(
+                f"interactions(negatives=...): {user} {users[np.argmax(most)].item()!r} has chosen all {len(items)} "
+                "items, so there is none to draw"
+            )
+        self.update(self.of_epoch(0))
+
+    def of_epoch(self, epoch: int) -> dict[str, Any]:
+        """Return the rows of an epoch, columns by name."""
+        random = np.random.default_rng([self._seed, epoch])
+        drawn = random.integers(0, len(self._items), (len(self._of_user), self._count))
+        rows, places = np.indices(drawn.shape).reshape(2, -1)
+        while len(rows):
+            pairs = self._of_user[rows] * len(self._items) + drawn[rows, places]
+            at = np.minimum(np.searchsorted(self._chosen, pairs), len(self._chosen) - 1)
+            again = self._chosen[at] == pairs
+            rows, places = rows[again], places[again]
+            drawn[rows, places] = random.integers(0, len(self._items), len(rows))
+        return {**self, self._name: self._items[drawn]}
+
+
 def interactions(
     rows: Any,
     part: str,
@@ -29,6 +75,7 @@ def interactions(
     shares: Sequence[float] = (0.8, 0.1, 0.1),
     least_of_user: int = 1,
     least_of_item: int = 1,
+    negatives: int = 0,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Return one part of interactions; the three parts have each interaction once.
@@ -47,18 +94,26 @@ def interactions(
             history (`sasrec`, `hstu`): each chosen item follows in exactly one row, but for a user's first.
         least_of_user, least_of_item: users and items with fewer interactions are left out, again and again until all
             that are left have as many (a k-core, as RecBole's `user_inter_num_interval` and `item_inter_num_interval`).
+        negatives: number of items in the added column ``negatives``: of all items, uniformly drawn, those that the user
+            has not chosen in the part. `Trainer.fit` draws them again in each epoch, from `seed` and its number.
 
     Returns:
-        Columns by name, lists as lists of arrays.
+        Columns by name, lists as lists of arrays; with `negatives`, they are a `DrawnNegatives`.
 
     Raises:
         ConfigurationError: an invalid argument, or a way that needs a time.
-        DataError: no such file or column, a time that is no number, or no row left.
+        DataError: no such file or column, a time that is no number, no row left, or a user without any negative.
     """
     choice("interactions(part=...)", part, PARTS)
     choice("interactions(by=...)", by, WAYS)
     for name, value in (("length", length), ("least_of_user", least_of_user), ("least_of_item", least_of_item)):
         whole(f"interactions({name}=...)", value)
+    whole("interactions(negatives=...)", negatives, 0)
+    if negatives and history is not None:
+        raise ConfigurationError(
+            "interactions(negatives=...) goes without history: with one, a row to train on has many choices, and the "
+            "losses take the other items of the batch"
+        )
     shares = tuple(number("interactions(shares=...)", share, above=0, below=1) for share in shares)
     if len(shares) != 3 or abs(sum(shares) - 1) > 1e-6:
         raise ConfigurationError(f"interactions(shares=...) takes three shares that add up to 1; received {shares}")
@@ -93,7 +148,10 @@ def interactions(
             parts[last - test - valid : last - test], parts[last - test : last] = 1, 2
     chosen = np.flatnonzero(parts == PARTS.index(part))
     if history is None:
-        return {name: column[np.sort(order[chosen])] for name, column in columns.items()}
+        found = {name: column[np.sort(order[chosen])] for name, column in columns.items()}
+        if not negatives:
+            return found
+        return DrawnNegatives(found, user, item, "negatives", np.unique(columns[item]), negatives, seed)
     first_of = np.repeat(starts[:-1], np.diff(starts))
     if part == "train":  # windows end at the last row of the part, then `length` rows before
         last_of = np.full(len(starts) - 1, -1)

@@ -225,6 +225,8 @@ def lists(column: Column, values: Any, text: bool, strict: bool) -> tuple[Ragged
         lengths, flat = values.lengths, values[:].values
     elif isinstance(values, np.ndarray) and values.ndim > 1 and values.dtype != object:
         lengths, flat = np.full(len(values), values.shape[1]), values.reshape(-1, *values.shape[2:])
+    elif _are_arrays(values):
+        lengths, flat = np.array([len(row) for row in values]), np.concatenate(values)
     else:
         flat, counts = [], []
         for row, value in enumerate(values):
@@ -242,6 +244,13 @@ def lists(column: Column, values: Any, text: bool, strict: bool) -> tuple[Ragged
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     found = _of_rows(within, np.repeat(np.arange(len(lengths)), lengths))
     return Ragged(array, offsets, **column.blank(0).options), {**found, **bad}
+
+
+def _are_arrays(rows: Any) -> bool:
+    """Return whether rows are arrays of one dtype, with the values side by side."""
+    if not all(isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind != "O" for row in rows):
+        return False
+    return len({row.dtype for row in rows}) == 1
 
 
 def _within(column: Column, values: Any, text: bool, strict: bool) -> tuple[Any, Misfits]:
