@@ -44,9 +44,10 @@ class BatchTransform:
         self.dead_letter = stream.dead_letter
         self.drift: WindowDrift | None = None
         # Rows that the features' own schema has decoded are not converted again.
-        self._decoded = (
-            stream.counts_rows and stream.schema is not None and stream.schema.fields == features.schema.fields
-        )
+        own, read = features.schema.fields, {} if stream.decoded is None else stream.decoded.fields
+        self._decoded = stream.counts_rows and read == own
+        # Times that another schema has read are seconds, whatever unit the features declare.
+        self._times = [name for name, column in own.items() if column.times and name in read and read[name].times]
         self._versions: deque[tuple[Any, Learned, Recent, Keys | None]] = deque()
         self._ahead = features
 
@@ -65,6 +66,7 @@ class BatchTransform:
         if self._decoded:
             rows = Rows(raw, batch.rows)
         else:
+            raw |= {name: datetimes(raw[name]) for name in self._times if name in raw}
             if event_time is not None and batch.event_time is not None:
                 raw.setdefault(event_time, datetimes(batch.event_time))
             rows = features.read(raw)

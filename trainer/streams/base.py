@@ -59,6 +59,11 @@ class Stream:
     sharing: Sharing = Sharing.ALONE
     counts_rows: bool = False
 
+    @property
+    def decoded(self) -> Schema | None:
+        """The schema that the rows of `poll` were read by; None: they are raw."""
+        return self.schema if self.counts_rows else None
+
     def declare(self, schema: Schema) -> None:
         """Set the schema unless the stream already has one; called before the first read."""
         if self.schema is None:

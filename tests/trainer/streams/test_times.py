@@ -1,6 +1,8 @@
 """Times of every spelling and unit: recognised where they are plain, refused by name where they are not."""
 
+import dataclasses
 import datetime
+import json
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from trainer.errors import ConfigurationError, DataError
 from trainer.features import Categorical, Features, Numeric, Time
 from trainer.features.stream_rows import BatchTransform
-from trainer.streams import Column, FileStream, IterableStream, Schema
+from trainer.streams import Column, DelayedLabelJoin, FileStream, IterableStream, Schema
 from trainer.streams.formats.times import UnclearTimeError, seconds_of, seconds_of_array, seconds_of_number
 
 NOON = 1_706_961_600.0  # 2024-02-03 12:00 UTC, a Saturday
@@ -117,6 +119,33 @@ def test_event_times_of_a_stream_are_read_once(tmp_path, unit):
         assert batch.event_time.tolist() == [NOON] * 2
         assert (batch.columns["ids"] - 1).tolist() == [[12, 5]] * 2
     stream.close()
+
+
+def test_times_that_another_schema_has_read_are_read_once(tmp_path):
+    """A schema of one's own, wider than the features', alone and before a join; and numbers that no schema has read."""
+    columns = [Numeric("x"), Time("seen", unit="ms")]
+    features = Features(columns, label="y", event_time="t", event_time_unit="ms")
+    for name in ("rows", "outcomes"):
+        (tmp_path / name).mkdir()
+        row = {"id": "a", "x": 1, "t": NOON * 1000, "seen": NOON * 1000, "y": 1}
+        (tmp_path / name / "0.jsonl").write_text(json.dumps(row) + "\n")
+    wide = dataclasses.replace(features.schema, columns={**features.schema.columns, "id": Column(np.str_)})
+    plain = {"id": "str", "x": "float32", "seen": "float64", "y": "float32"}
+
+    def rows(schema, name="rows"):
+        return FileStream(tmp_path / name, schema, end="at_last")
+
+    numbers = Schema(plain, event_time="t", event_time_unit="ms")
+    for schema in (wide, numbers):
+        joined = DelayedLabelJoin(rows(schema), rows(numbers, "outcomes"), "id", 10.0, label="y")
+        for stream in (rows(schema), joined):
+            stream.declare(features.schema)
+            transform = BatchTransform(features, stream)
+            transform.begin()
+            batch = transform(stream.poll(10, 1.0))
+            stream.close()
+            assert batch.event_time.tolist() == [NOON]
+            assert (batch.columns["ids"] - 1).tolist() == [[12, 5]]
 
 
 def test_event_times_of_a_schema_are_numbers_in_its_unit_texts_or_timestamps():

@@ -21,6 +21,7 @@ from ... import checks
 from ...errors import StreamError
 from ..base import BufferedStream, Stream
 from ..batch import Batch, Cursor, Position, Span, cursors_of
+from ..formats.schema import Schema
 from .pending import Outcome, OutcomeBuffer, PendingRows, Side, keep_share, pack, unpack
 
 PARTITION = "join"
@@ -129,6 +130,11 @@ class DelayedLabelJoin(BufferedStream):
         self._flushed = False
         self._records: dict[int, dict[str, Any]] = {} if record is None else {round_number - 1: record}
         self._position = {PARTITION: Cursor(round_number).to_json()}
+
+    @property
+    def decoded(self) -> Schema | None:
+        """The schema that the impressions were read by; None: they are raw."""
+        return super().decoded or self._sides[0].stream.decoded
 
     @property
     def exhausted(self) -> bool:
