@@ -23,7 +23,12 @@ SEARCHED = [
     "freezing", "troubleshooting", "macOS", "Windows", "proxy", "NumPy 2", "importance", "negative sampling",
     "parameter groups", "warm-up", "Schedule", "GAUC", "BySlice", "recall@10/user", "negative_sampling_rate",
     'Publish(rows="int8")', "row-wise Adagrad", "delayed join", "class weights", "early stopping", "best weights",
-    "DataFrame", "FAQ", "imbalanced",
+    "DataFrame", "FAQ", "imbalanced", "overfitting",
+]  # fmt: skip
+# The search ranks titles first.
+TITLES = [
+    "feature importance", "freeze layers", "fine-tune", "pretrained", "gradient clipping", "custom loss", "latency",
+    "reproducible", "Jupyter", "hyperparameter search", "GPU", "NumPy",
 ]  # fmt: skip
 
 
@@ -49,6 +54,8 @@ def test_the_site_builds_without_a_warning(project_root, tmp_path):
     found = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text("utf-8"))["docs"]
     texts = [html.unescape(re.sub("<[^>]+>", "", f"{part['title']} {part['text']}")).lower() for part in found]
     assert [word for word in SEARCHED if not any(word.lower() in text for text in texts)] == []
+    titles = [html.unescape(part["title"]).lower() for part in found]
+    assert [word for word in TITLES if not any(word.lower() in title for title in titles)] == []
     assert (tmp_path / "site" / "tutorials" / "offline" / "index.html").read_text().count("ARCHITECTURE/#snapshot") == 1
 
 
