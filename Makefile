@@ -30,7 +30,7 @@ PYTEST = $(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscop
 # MindSpore warns on every start; only its errors matter here.
 export GLOG_v ?= 3
 
-.PHONY: help run demo test test-long lint format bench chaos docs faults fuzz lock venv clean
+.PHONY: help run demo test test-long versions lint format bench chaos docs faults fuzz lock venv clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-9s %s\n", $$1, $$2 }'
@@ -51,6 +51,9 @@ test: venv ## run the tests, but for those of test-long
 
 test-long: venv ## run the tests that are marked long: every kill, fault, page and benchmark
 	@$(PYTEST) -m long $(ARGS)
+
+versions: venv ## run the tests with each version of MindSpore and write the table of docs/install.md (ARGS="2.8.0")
+	@$(PY) -m scripts.mindspore_versions $(ARGS)
 
 lint: venv ## check style, formatting, which package imports which, and the types of the public API
 	@$(PY) -m ruff check .

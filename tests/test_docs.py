@@ -28,7 +28,8 @@ SEARCHED = [
 # The search ranks titles first.
 TITLES = [
     "feature importance", "freeze layers", "fine-tune", "pretrained", "gradient clipping", "custom loss", "latency",
-    "reproducible", "Jupyter", "hyperparameter search", "GPU", "NumPy",
+    "reproducible", "deploy", "REST API", "authentication", "monitoring", "logging", "debugging", "roll back",
+    "Split into", "Jupyter", "hyperparameter search", "GPU", "NumPy",
 ]  # fmt: skip
 
 

@@ -24,9 +24,8 @@ def differences() -> list[str]:
     if public_only():
         return [f"{VARIABLE} is set: public functions of MindSpore alone are used"]
     abilities: dict[str, Callable[[], bool]] = {
-        "`Trainer(deterministic=True)` is refused: its oneDNN has no setting for the number of threads; start on one "
-        "core instead": can_plan_for_one_core,
-        "convolutions on AVX-512 were not measured; `ONEDNN_MAX_CPU_ISA=AVX2` may be faster": is_known_onednn,
+        "`Trainer(deterministic=True)` is refused: its oneDNN has no setting of threads": can_plan_for_one_core,
+        "convolutions on AVX-512 were not measured (`ONEDNN_MAX_CPU_ISA=AVX2` may be faster)": is_known_onednn,
         "compiled programs are run by MindSpore's own lookup: 0.3 ms more per call": _runs_by_name,
         "programs take longer to compile": compilations_are_short,
         "values of parameters are copied: rows of sparse tables twice more per call": try_view,

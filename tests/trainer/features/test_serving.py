@@ -68,7 +68,7 @@ def test_scores_of_raw_rows_are_the_trainers_to_the_bit(served):
 def test_roles_change_no_score_and_kept_columns_come_with_theirs(served):
     """Rows with label, weight, group and event time are served the scores of the rows without."""
     trainer, model = served
-    # whole batches: sums of 232 rows may end in another last bit than those of 256 (MindSpore 2.8)
+    # whole batches: a program of another size may give another last bit (docs/serving.md); MindSpore 2.8 does
     rows, scores = LABELLED[:1024], model.predict(UNSEEN[:1024])
     np.testing.assert_array_equal(model.predict(rows), scores)
     np.testing.assert_array_equal(trainer.predict(rows, batch_size=256), scores)
