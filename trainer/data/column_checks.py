@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -163,13 +163,6 @@ def _arguments_of(construct: Callable[..., Any]) -> tuple[int, int | None, tuple
     least = sum(p.default is p.empty for p in positional)
     most = None if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(positional)
     return least, most, tuple([p.name for p in positional]) or ("*columns",)
-
-
-def in_order_of(model: Any, data: Any) -> Any:
-    """Return `data` ordered like `model` if both are dicts of the same columns."""
-    if isinstance(model, Mapping) and isinstance(data, Mapping) and set(model) == set(data):
-        return {name: data[name] for name in model}
-    return data
 
 
 def label_columns(loss_fn: nn.Cell | None) -> int:

@@ -4,62 +4,40 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..distributed.group import Group
+from ..distributed.packing import gather_states
 from ..errors import ConfigurationError, DataError
-from ..storage.cached_segments import local_files
-from ..streams.batch import is_frame
 from .feature import PREDICTION, Inputs
 from .features import Features
-from .learned import add_sample
+from .learned import Learned, add_sample
 from .profiles import ColumnProfile, ProfileBuckets, stability_index
-from .raw_files import RawFiles, open_files, parts_of
-from .raw_rows import AbsentColumns, Rows, SetAside
+from .raw_files import RawFiles
+from .raw_rows import RawData, RawTable, Rows, SetAside, is_table
 
 logger = logging.getLogger(__name__)
 
 
 def is_raw(data: Any) -> bool:
-    """Return whether `data` are raw rows: a frame, mapping(s), or a path of files."""
-    if isinstance(data, Mapping):
-        return not isinstance(data, Inputs)
-    rows = isinstance(data, Sequence) and bool(data) and all(isinstance(row, Mapping) for row in data)
-    return isinstance(data, str | Path | RawFiles) or is_frame(data) or rows
+    """Return whether `data` are raw rows: a table, one or more rows, a path of files."""
+    return isinstance(data, str | Path | RawData) or (is_table(data) and not isinstance(data, Inputs))
 
 
-def rows_of(
-    features: Features, data: Any, *, labelled: bool = True, kept: bool = False, aside: SetAside | None = None
-) -> Iterator[Rows]:
-    """Yield raw rows in parts: a table at once, files part by part.
+def raw_data(data: Any) -> RawData:
+    """Return raw rows of any form as one that has `parts`; DataError: other data."""
+    if isinstance(data, RawData):
+        return data
+    return RawFiles(data) if isinstance(data, str | Path) else RawTable(data)
 
-    Raises:
-        DataError: the file does not exist, the data has no rows, or a required column is absent.
-    """
-    aside = SetAside() if aside is None else aside
-    keep = None
-    if isinstance(data, RawFiles):
-        data, keep = data.path, data.rows_kept(features)
-    absent = AbsentColumns(features.schema_of(labelled=labelled, kept=kept))
-    if not isinstance(data, str | Path):
-        rows = features.read(data, labelled=labelled, kept=kept)
-        aside.add(rows, 0)
-        absent.note(rows.columns, rows.good)
-        absent.warn(data)
-        if rows.good:
-            yield rows
-        return
-    first = 0
-    data = local_files(data)
-    with open_files(data, features, aside, labelled=labelled, kept=kept) as stream:
-        for rows in parts_of(stream):
-            absent.note(rows.columns, rows.good)
-            yield rows if keep is None else keep(rows, first)
-            first += rows.count
-    absent.warn(data)
+
+def rows_of(features: Features, data: Any, *, aside: SetAside | None = None, **options: bool) -> Iterator[Rows]:
+    """Yield raw rows of any form in parts; see `RawData.parts`."""
+    return raw_data(data).parts(features, SetAside() if aside is None else aside, **options)
 
 
 def inputs_of(
@@ -70,8 +48,8 @@ def inputs_of(
     labelled: bool = True,
     kept: KeptColumns | None = None,
     set_aside: bool = False,
-) -> Any:
-    """Convert raw rows to network inputs and labels; return other data unchanged.
+) -> Inputs:
+    """Convert raw rows to network inputs and labels.
 
     Args:
         fit: whether unfitted features learn from these rows.
@@ -80,8 +58,7 @@ def inputs_of(
     Raises:
         DataError: too many rows are bad, or a required column is absent.
     """
-    if data is None or not is_raw(data):
-        return data
+    data = raw_data(data)
     if fit and learns_from_next(features):
         features.fit(data)
     aside, parts = batches_of(features, data, labelled=labelled, kept=kept, set_aside=set_aside)
@@ -92,19 +69,19 @@ def inputs_of(
 
 
 def batches_of(
-    features: Features, data: Any, *, labelled: bool, kept: KeptColumns | None, set_aside: bool, log: bool = True
+    features: Features, data: RawData, *, labelled: bool, kept: KeptColumns | None, set_aside: bool, log: bool = True
 ) -> tuple[SetAside, Iterator[Inputs]]:
     """Return the counter of bad rows, and an iterator over the inputs of raw rows.
 
     The arguments and errors are those of `inputs_of`. With `log` the iterator reports bad rows at its end.
     """
-    set_aside = set_aside or (has_parts(data) and not labelled)  # a prediction of the part that is evaluated
-    labelled = labelled or has_parts(data)
+    set_aside = set_aside or (data.part is not None and not labelled)  # a prediction of the part that is evaluated
+    labelled = labelled or data.part is not None
     aside = SetAside(1.0 if set_aside or not labelled else features.max_bad_share)
 
     def read() -> Iterator[Inputs]:
         empty, answer_all = True, not labelled and not set_aside
-        for rows in rows_of(features, data, labelled=labelled, kept=kept is not None, aside=aside):
+        for rows in data.parts(features, aside, labelled=labelled, kept=kept is not None):
             _check_all_answered(aside, answer_all)
             if kept is not None:
                 kept.add({name: rows.columns[name] for name in features.keep})
@@ -115,8 +92,7 @@ def batches_of(
         if report is not None and log:
             logger.warning("features: %s", report)
         if empty:
-            path = data.path if isinstance(data, RawFiles) else "the data"
-            raise DataError(f"{path}: no good rows{f': {report}' if report else ''}")
+            raise DataError(f"{data}: no good rows{f': {report}' if report else ''}")
 
     return aside, read()
 
@@ -139,7 +115,8 @@ def drift_of(features: Features, data: Any, max_rows: int) -> dict[str, float]:
     profiles = {name: ColumnProfile(column) for name, column in features.columns.items()}
     read = 0
     # files are divided by the event time, which is read with the label
-    for rows in rows_of(features, data, labelled=has_parts(data)):
+    data = raw_data(data)
+    for rows in data.parts(features, SetAside(), labelled=data.part is not None):
         add_sample(profiles, rows.columns)
         read += rows.good
         if read >= max_rows:
@@ -153,21 +130,23 @@ def drift_of(features: Features, data: Any, max_rows: int) -> dict[str, float]:
     return dict(sorted(distances.items(), key=lambda item: -item[1]))
 
 
-def is_named(features: Features, data: Any) -> bool:
-    """Return whether `data` is a mapping from names to sets of raw rows."""
-    if not isinstance(data, Mapping) or not data or set(data) & set(features.schema.fields):
-        return False
-    return not isinstance(data, Inputs) and all(map(is_raw, data.values()))
-
-
-def has_parts(data: Any) -> bool:
-    """Return whether `data` is a labelled part of files."""
-    return isinstance(data, RawFiles) and data.part is not None
-
-
 def learns_from_next(features: Features) -> bool:
     """Return whether features learn from the rows of the next training run."""
     return not (features.is_fitted and features.learned.profiled_rows)
+
+
+def learn_together(features: Features, data: RawData, group: Group) -> None:
+    """Learn the same statistics on all processes, from the rows of all."""
+    if group.any(learns_from_next(features)):
+        merged = features.learned.copy()  # ids that have a row of a table keep it
+        features.learned = Learned(features.features, features.columns)
+        features.fit(data)
+        for state in gather_states(group, features.learned.state_dict()):
+            part = Learned(features.features, features.columns)
+            part.load_state_dict(state)
+            merged.merge(part)
+        features.learned = merged
+    group.check_same("what the features have learned", features.learned.state_dict()["arrays"])
 
 
 class KeptColumns:

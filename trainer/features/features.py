@@ -36,7 +36,7 @@ from .feature import (
 )
 from .learned import Learned, Recent
 from .lists import aligned_columns
-from .raw_rows import Rows, SetAside, raw_values
+from .raw_rows import RawTable, Rows, SetAside
 from .row_roles import (
     checked_classes,
     class_column,
@@ -186,7 +186,7 @@ class Features(Stateful):
             DataError: a required column is absent, or the data has no rows.
         """
         schema = self.schema_of(labelled=labelled, kept=kept)
-        values, count = raw_values(data, schema)
+        values, count = (data if isinstance(data, RawTable) else RawTable(data)).values(schema)
         absent = [name for name, column in schema.fields.items() if name not in values and column.default is None]
         if absent:
             raise DataError(

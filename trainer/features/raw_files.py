@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +19,13 @@ from ..checks import choice, number, refuse, whole
 from ..embedding.tables.hashing import stable_seed, uniform64
 from ..errors import ConfigurationError, DataError, StreamError
 from ..storage.cached_segments import local_files
+from ..streams.formats import csv_header
+from ..streams.formats.csv_format import CsvFormat
 from ..streams.formats.schema import Schema
 from ..streams.sources.files import FileStream
 from .feature import Inputs
 from .features import Features
-from .raw_rows import AbsentColumns, Rows, SetAside
+from .raw_rows import AbsentColumns, RawData, Rows, SetAside
 
 PARTS = ("train", "valid", "test")
 IN_MEMORY_BYTES = 1 << 26  # total size of the files
@@ -29,7 +33,7 @@ PART_ROWS = 1 << 16
 _SEED = stable_seed("part")
 
 
-class RawFiles:
+class RawFiles(RawData):
     """A file or folder of raw rows, or a part of its rows, as an experiment's data.
 
     If the features name an `event_time`, the newest rows are the part "test", those before them "valid", and all older
@@ -75,14 +79,30 @@ class RawFiles:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the network's inputs are held in memory."""
         if self._in_memory is not None:
             return self._in_memory
         files = [self.path] if self.path.is_file() else self.path.glob("*")
         return sum(file.stat().st_size for file in files if file.is_file()) < IN_MEMORY_BYTES
 
-    def __iter__(self) -> Iterator[Any]:
-        raise ConfigurationError(f"{self.path}: raw rows need Trainer(features=...), the section features")
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def names(self, csv_format: CsvFormat) -> list[str]:
+        with contextlib.suppress(OSError, ValueError, ImportError, csv.Error):
+            return list(map(str, _names_of_file(self.path, csv_format)))
+        return []
+
+    def parts(
+        self, features: Features, aside: SetAside, *, labelled: bool = True, kept: bool = False
+    ) -> Iterator[Rows]:
+        keep, first = self.rows_kept(features), 0
+        absent = AbsentColumns(features.schema_of(labelled=labelled, kept=kept))
+        with open_files(self.path, features, aside, labelled=labelled, kept=kept) as stream:
+            for rows in parts_of(stream):
+                absent.note(rows.columns, rows.good)
+                yield keep(rows, first)
+                first += rows.count
+        absent.warn(self)
 
     def rows_kept(self, features: Features) -> Callable[[Rows, int], Rows]:
         """Return a function (rows, first index) -> those of the rows to read.
@@ -164,7 +184,7 @@ class RawBlocks:
                 self._blocks.append(Block(position, first, rows.good, kept.good))
                 if learn and kept.good and (features.statistics or not features.learned.profiled_rows):
                     features.learn(kept.columns)
-        absent.warn(self._path)
+        absent.warn(data)
         self.report = aside.report()
         self.rows = [block.rows for block in self._blocks]
         if not sum(self.rows):
@@ -236,3 +256,17 @@ def _joined(parts: Sequence[Any], count: int) -> Rows:
     if len(parts) == 1:
         return Rows(dict(parts[0]), count)
     return Rows({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, count)
+
+
+def _names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
+    if path.is_dir():
+        path = min(file for file in path.iterdir() if file.is_file() and not file.name.startswith((".", "_")))
+    kind = path.suffix.lower()
+    if kind == ".parquet":
+        from pyarrow import parquet
+
+        return list(parquet.read_schema(path).names)
+    if kind in (".csv", ".tsv"):
+        return csv_header.names_of_file(path, csv_format)
+    with open(path, encoding="utf-8") as file:
+        return list(json.loads(file.readline(1 << 20)))

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import json
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import DataError, StreamError, did_you_mean
 from ..streams.batch import Span, columns_of, is_frame
 from ..streams.dead_letter import BadRow, DeadLetter
-from ..streams.formats import arrow, csv_header
+from ..streams.formats import arrow
 from ..streams.formats.coercion import is_missing
 from ..streams.formats.column import Column
 from ..streams.formats.csv_format import CsvFormat
 from ..streams.formats.ragged_column import Ragged
 from ..streams.formats.schema import Schema
 
+if TYPE_CHECKING:
+    from .features import Features
+
+logger = logging.getLogger(__name__)
+
+_SAMPLE = 100  # rows whose names are looked at, of rows that have their own
 TOLERATED_ROWS = 10  # bad rows that are no error, whatever their share
 
 
@@ -78,40 +80,104 @@ class SetAside(DeadLetter):
         self.count(rows.good, len(rows.bad))
 
 
-def raw_values(data: Any, schema: Schema) -> tuple[dict[str, Any], int]:
-    """Return the columns of `data` that are in the schema, and the number of rows.
+class RawData:
+    """Raw rows to read by declared features: `RawTable` or `RawFiles`."""
+
+    part: str | None = None  # "train", "valid" or "test" of files, whose rows have labels
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the network's inputs are held in memory."""
+        return True
+
+    def names(self, csv_format: CsvFormat) -> list[str]:
+        """Return the names of the columns that the first rows have; empty if unknown."""
+        raise NotImplementedError
+
+    def parts(
+        self, features: Features, aside: SetAside, *, labelled: bool = True, kept: bool = False
+    ) -> Iterator[Rows]:
+        """Yield the rows: a table at once, files part by part.
+
+        Args:
+            features: say which columns are read.
+            aside: counts the bad rows.
+            labelled: whether labels, weights and groups are required.
+            kept: whether the columns kept for output are read as well.
+
+        Raises:
+            DataError: the file does not exist, the data has no rows, or a required column is absent.
+        """
+        raise NotImplementedError
+
+
+class RawTable(RawData):
+    """Raw rows in memory.
 
     Args:
         data: a frame (pandas, polars, Arrow), a mapping of columns, a list of mappings (rows), or one mapping (a row).
 
     Raises:
-        DataError: other data, no declared column, or columns of different lengths.
+        DataError: other data.
     """
-    columns = _columns(data, schema)
-    sizes = {name: len(values) for name, values in columns.items()}
-    if not sizes:
-        raise DataError(f"the data have none of the declared columns {list(schema.fields)}")
-    if len(set(sizes.values())) > 1:
-        raise DataError(f"columns have different numbers of rows: {sizes}")
-    return {name: _plain(values, schema.fields[name]) for name, values in columns.items()}, next(iter(sizes.values()))
 
+    def __init__(self, data: Any) -> None:
+        if not is_table(data):
+            raise DataError(
+                f"rows: received {type(data).__name__}; accepted are a pandas, polars or Arrow table, a mapping of "
+                "columns, a list of mappings, or one mapping"
+            )
+        self._data = columns_of(data) if is_frame(data) else data
 
-def _columns(data: Any, schema: Schema) -> dict[str, Any]:
-    if is_frame(data):
-        data = columns_of(data)
-    if isinstance(data, Mapping):
-        present = {name: data[name] for name in schema.fields if name in data}
+    def __str__(self) -> str:
+        return "the data"
+
+    def names(self, csv_format: CsvFormat | None = None) -> list[str]:
+        if isinstance(self._data, Mapping):
+            return [str(name) for name in self._data]
+        return list(dict.fromkeys(str(name) for row in self._data[:_SAMPLE] for name in row))
+
+    def parts(
+        self, features: Features, aside: SetAside, *, labelled: bool = True, kept: bool = False
+    ) -> Iterator[Rows]:
+        rows = features.read(self, labelled=labelled, kept=kept)
+        aside.add(rows, 0)
+        absent = AbsentColumns(features.schema_of(labelled=labelled, kept=kept))
+        absent.note(rows.columns, rows.good)
+        absent.warn(self)
+        if rows.good:
+            yield rows
+
+    def values(self, schema: Schema) -> tuple[dict[str, Any], int]:
+        """Return the columns that are in the schema, and the number of rows.
+
+        DataError: no declared column, or columns of different lengths.
+        """
+        columns = self._columns(schema)
+        sizes = {name: len(values) for name, values in columns.items()}
+        if not sizes:
+            raise DataError(f"the data have none of the declared columns {list(schema.fields)}")
+        if len(set(sizes.values())) > 1:
+            raise DataError(f"columns have different numbers of rows: {sizes}")
+        plain = {name: _plain(values, schema.fields[name]) for name, values in columns.items()}
+        return plain, next(iter(sizes.values()))
+
+    def _columns(self, schema: Schema) -> dict[str, Any]:
+        if not isinstance(self._data, Mapping):
+            names = [name for name in schema.fields if any(name in row for row in self._data)]
+            return {name: [row.get(name) for row in self._data] for name in names}
+        present = {name: self._data[name] for name in schema.fields if name in self._data}
         single = {_is_single(value, schema.fields[name]) for name, value in present.items()} - {None}
-        if single == {True}:
-            return {name: [value] for name, value in present.items()}
-        return present
-    if isinstance(data, Sequence) and not isinstance(data, str) and all(isinstance(row, Mapping) for row in data):
-        names = [name for name in schema.fields if any(name in row for row in data)]
-        return {name: [row.get(name) for row in data] for name in names}
-    raise DataError(
-        f"rows: received {type(data).__name__}; accepted are a pandas, polars or Arrow table, a mapping of columns, a "
-        "list of mappings, or one mapping"
-    )
+        return {name: [value] for name, value in present.items()} if single == {True} else present
+
+
+def is_table(data: Any) -> bool:
+    """Return whether `data` are raw rows in memory, as `RawTable` takes them."""
+    if isinstance(data, Mapping):
+        return True
+    if isinstance(data, Sequence) and not isinstance(data, str):
+        return bool(data) and all(isinstance(row, Mapping) for row in data)
+    return is_frame(data)
 
 
 def _is_single(value: Any, column: Column) -> bool | None:
@@ -163,9 +229,7 @@ def _of_pandas(values: Any, column: Column) -> Any:
     return values.to_numpy()
 
 
-logger = logging.getLogger(__name__)
 _SHOWN = 10  # names of the data's columns in a warning
-_SAMPLE = 100  # rows whose names are looked at, of rows that have their own
 FEWEST = 10  # rows, below which all values of a column may well be missing
 
 
@@ -184,11 +248,11 @@ class AbsentColumns:
             if name in columns and not _all_missing(columns[name], column.default):
                 del self._absent[name]
 
-    def warn(self, data: Any) -> None:
-        """Warn of columns without a value; `data` are the rows, or the path of files."""
+    def warn(self, data: RawData) -> None:
+        """Warn of columns without a value in the `data` whose parts were noted."""
         if not self._absent or self._rows < FEWEST:
             return
-        present = list(dict.fromkeys(str(name) for name in names_in(data, self._csv)))
+        present = data.names(self._csv)
         for name in self._absent:
             hint = "" if name in present else did_you_mean(name, [other for other in present if other != name])
             have = f"; the data have {', '.join(present[:_SHOWN])}{', ...' if len(present) > _SHOWN else ''}"
@@ -207,31 +271,3 @@ def _all_missing(values: Any, missing: Any) -> bool:
     if not isinstance(missing, str | int | float | bool):
         return False
     return bool(values.ravel()[0] == missing and (values == missing).all())
-
-
-def names_in(data: Any, csv_format: CsvFormat) -> Iterable[Any]:
-    """Return the column names of raw rows or of a path's first file; empty if unknown."""
-    if is_frame(data):
-        data = columns_of(data)
-    if isinstance(data, Mapping):
-        return list(data)
-    if isinstance(data, list | tuple):
-        return [name for row in data[:_SAMPLE] for name in row]
-    if isinstance(data, str | Path):
-        with contextlib.suppress(OSError, ValueError, ImportError, csv.Error):
-            return _names_of_file(Path(data), csv_format)
-    return []
-
-
-def _names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
-    if path.is_dir():
-        path = min(file for file in path.iterdir() if file.is_file() and not file.name.startswith((".", "_")))
-    kind = path.suffix.lower()
-    if kind == ".parquet":
-        from pyarrow import parquet
-
-        return list(parquet.read_schema(path).names)
-    if kind in (".csv", ".tsv"):
-        return csv_header.names_of_file(path, csv_format)
-    with open(path, encoding="utf-8") as file:
-        return list(json.loads(file.readline(1 << 20)))

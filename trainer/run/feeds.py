@@ -19,10 +19,10 @@ from ..data import column_checks
 from ..data.as_columns import ColumnOrder, describe_non_finite
 from ..data.chunk import Chunk, ChunkTransform, FeedOptions
 from ..data.feed import Feed, peek
-from ..data.finite.shards import is_sharded, make_shard
 from ..data.finite.sources import ArraySource, PipelineSource
 from ..data.position import Position
 from ..data.source import Item, Source
+from ..data.user_data import UserData
 from ..data.waiting import DATA_WAIT
 from ..embedding.layers.embedding_cells import check_trainable, describe_dense, embedding_cells
 from ..errors import ConfigurationError
@@ -171,30 +171,30 @@ def _labels_that_may_be_missing(trainer: TrainedNetwork, source: Source) -> tupl
 
 
 def inference_source(
-    trainer: TrainedNetwork, dataset: Any, batch_size: int | None, sharded: bool | None = None
+    trainer: TrainedNetwork, data: UserData, batch_size: int | None, sharded: bool | None = None, **raw: Any
 ) -> Source:
     """Return this process's batches of an evaluation or a prediction.
+
+    `raw` says how raw rows are read; see `UserData.source`.
 
     Raises:
         ConfigurationError: processes are given different data, and `sharded` does not say so.
     """
-    own = is_sharded(dataset) if sharded is None else sharded
-    source = make_shard(
-        dataset, trainer.group, sharded=own, batch_size=batch_size, seed=trainer.order_seed, fitting=True
-    )
-    check_data(trainer.group, source, own=own)
+    seed = trainer.order_seed
+    source = data.inference_source(trainer.group, sharded=sharded, batch_size=batch_size, seed=seed, **raw)
+    check_data(trainer.group, source, own=data.is_own(sharded))
     return source
 
 
 def evaluation_feed(
     trainer: TrainedNetwork,
-    dataset: Any,
+    data: UserData,
     batch_size: int | None,
     trial: Trial = ALL_BATCHES,
     sharded: bool | None = None,
 ) -> Feed:
     """Return the feed of an evaluation."""
-    source = inference_source(trainer, dataset, batch_size, sharded)
+    source = inference_source(trainer, data, batch_size, sharded)
     filling = None if trainer.group.size > 1 else trainer.builder.padded.evaluation
     if filling is not None and isinstance(source, ArraySource) and source.size > 1:
         filling.keep(source.batch_size)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checks import choice
-from ..data.as_columns import as_array
 from ..data.batch_sizes import RowPadding
 from ..data.chunk import InputBatch
 from ..data.feed import Feed
-from ..data.finite.shards import is_sharded
 from ..data.finite.sources import ArraySource
+from ..data.source import Source
+from ..data.user_data import Form, UserData
 from ..distributed.dense_state import average_statistics
-from ..errors import DataError
+from ..errors import ConfigurationError, DataError
+from ..features.feature_data import KeptColumns
 from ..metrics.loss import Loss
 from ..state import Phase
-from ..streams.batch import is_frame
 from . import declared_features, loop
 from .calibrating import CalibratedRows, probabilities
 from .call import call
@@ -43,11 +43,10 @@ def evaluate(
 def _evaluate(
     trainer: TrainerBase, dataset: Any, callbacks: Any, batch_size: int | None, sharded: bool | None
 ) -> dict[str, float]:
-    loss_fn = trainer.loss_fn if trainer.own_eval_network is None else None
-    dataset = declared_features.prepare(
-        trainer.features, trainer.group, dataset, batch_size, sharded=sharded, loss_fn=loss_fn
-    )
-    feed = evaluation_feed(trainer, dataset, batch_size, sharded=sharded)
+    data = UserData(dataset, trainer.features)
+    if data.form is Form.RAW and trainer.own_eval_network is None:
+        declared_features.check_labels(trainer.features, trainer.loss_fn)
+    feed = evaluation_feed(trainer, data, batch_size, sharded=sharded)
     alone = trainer.state.phase is Phase.IDLE  # a callback gets its results even after a stop signal
     with call(trainer, Phase.EVALUATE, callbacks if callbacks is not None else []) as signals:
         loop.setup(trainer)
@@ -122,27 +121,27 @@ def predict(
 ) -> Any:
     """Implement `Trainer.predict`."""
     choice("output", output, ("network", "probability"))
-    features = trainer.features
-    kept = declared_features.kept_columns(features, data) if keep else None
-    options: dict[str, Any] = {"labelled": False, "kept": kept, "set_aside": set_aside, "sharded": sharded}
+    kept = KeptColumns() if keep else None
     with trainer.group.inside("predict"):
-        data = tuple([declared_features.prepare(features, trainer.group, item, batch_size, **options) for item in data])
-        predictions = _predict(trainer, data, batch_size, stream, sharded, output)
+        given, batch_size = UserData.of_arguments(data, trainer.features, batch_size)
+        if keep:
+            _check_keep(given)
+        raw = {"labelled": False, "kept": kept, "set_aside": set_aside}
+        source = inference_source(trainer, given, batch_size, sharded, **raw)
+        predictions = _predict(trainer, source, stream, output, own=given.is_own(sharded))
     if kept is None:
         return predictions
     return (kept.beside(part) for part in predictions) if stream else kept.beside(predictions)
 
 
-def _predict(
-    trainer: TrainerBase, data: tuple[Any, ...], batch_size: int | None, stream: bool, sharded: bool | None, output: str
-) -> Any:
-    if batch_size is None and (all(map(_is_array, data)) or (len(data) > 1 and all(map(_is_list, data)))):
-        data = (tuple([as_array(item, f"column_{index}") for index, item in enumerate(data)]),)
-        batch_size = max(1, len(data[0][0]))
-    if len(data) != 1:
-        raise DataError("predict: takes arrays, or one dataset; received a mixture")
-    padding, source = trainer.builder.inference.row_padding, inference_source(trainer, data[0], batch_size, sharded)
-    own = is_sharded(data[0]) if sharded is None else sharded
+def _check_keep(data: UserData) -> None:
+    if data.form is not Form.RAW or data.features is None:
+        raise ConfigurationError("predict(keep=True) goes with Trainer(features=...) and one argument of raw rows")
+    data.features.check_keep()
+
+
+def _predict(trainer: TrainerBase, source: Source, stream: bool, output: str, *, own: bool) -> Any:
+    padding = trainer.builder.inference.row_padding
     size = _choose_size(padding, source) if isinstance(source, ArraySource) and trainer.group.size == 1 else None
     fill_up_to = None if size is None else lambda rows: size
     convert = None
@@ -154,22 +153,14 @@ def _predict(
 
 def first_batch(trainer: TrainerBase, data: Any, batch_size: int | None) -> InputBatch:
     """Implement `Trainer.first_batch`."""
-    data = declared_features.prepare(trainer.features, trainer.group, data, batch_size, labelled=False)
-    feed = prediction_feed(trainer, inference_source(trainer, data, batch_size))
+    source = inference_source(trainer, UserData(data, trainer.features), batch_size, labelled=False)
+    feed = prediction_feed(trainer, source)
     with contextlib.closing(feed):
         find_tables(trainer, feed.source, feed.options)
         chunk = first_chunk(feed)
     if chunk is None:
         raise DataError("first_batch: the dataset delivered no batches")
     return InputBatch(chunk.names[: len(chunk.arrays)], chunk.arrays, feed.ragged_inputs)
-
-
-def _is_array(item: Any) -> bool:
-    return hasattr(item, "shape") and not is_frame(item)
-
-
-def _is_list(item: Any) -> bool:
-    return isinstance(item, list) and not any(map(_is_array, item[:1]))
 
 
 def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ from ..data.chunk import Chunk
 from ..data.feed import Feed
 from ..data.source import Source
 from ..data.streaming.shared_stream import Agreed, JobHooks, SharedStream
-from ..data.streaming.stream_source import StreamSource, as_stream
+from ..data.streaming.stream_source import StreamSource
+from ..data.user_data import UserData
 from ..distributed.group import Group
 from ..distributed.packing import gather_states
 from ..errors import ConfigurationError
@@ -28,7 +29,7 @@ from ..graph.multi_task import MultiTaskLoss
 from ..metrics.window import Window, WindowClock
 from ..metrics.window_metric import Direction
 from ..state import Phase, Stateful, StepOutputs
-from ..streams import Sharing, Stream
+from ..streams import Sharing
 from . import declared_features
 from .calibrating import check_online
 from .call import call, make_callbacks
@@ -227,7 +228,8 @@ def online_train(
     tasks, group = trainer.tasks, trainer.group
     scoring = _make_scoring(trainer, window)
     resume = declared_features.restore(trainer, resume, callbacks)
-    raw_rows = as_stream(stream)
+    data = UserData(stream)
+    raw_rows = data.stream()
     transform = declared_features.stream_transform(trainer.features, raw_rows, group.size, trainer.loss_fn)
     rows = StreamSource(
         raw_rows,
@@ -237,8 +239,7 @@ def online_train(
         transform=transform,
         flush_after=flush_after,
         idle_timeout=idle_timeout if group.size == 1 else None,
-        # Lists and functions restart with every call; an iterator, or an object with a state, continues.
-        restarts=not (isinstance(stream, Stream | Iterator) or hasattr(stream, "load_state_dict")),
+        restarts=data.restarts,
     )
     source: Source = rows
     if group.size > 1:

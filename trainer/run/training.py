@@ -11,13 +11,9 @@ from callbacks import History
 
 from .. import checks
 from ..cadence import Every
-from ..data import column_checks
 from ..data.feed import Feed
-from ..data.finite.datasets import is_arrays, make_source
-from ..data.finite.shards import make_shard
+from ..data.user_data import RAW_BATCH_SIZE, Form, UserData, named_sets
 from ..errors import ConfigurationError, DataError
-from ..features.feature import Inputs
-from ..features.feature_data import is_raw
 from ..mindspore_internals.pipelines import current_seed
 from ..state import Phase
 from . import declared_features
@@ -64,31 +60,27 @@ def fit(
     if trial.limit_valid_batches == 0:
         valid_dataset = None
     resume = declared_features.restore(trainer, resume, callbacks)
-    if batch_size is None and trainer.features is not None and is_raw(train_dataset):
-        batch_size = declared_features.DEFAULT_BATCH_SIZE
-    train_dataset = declared_features.prepare_training(trainer, train_dataset, batch_size, shuffle, sharded)
-    valid_sets = named_sets(
-        declared_features.prepare(trainer.features, trainer.group, valid_dataset, batch_size, sharded=valid_sharded)
+    train_data, valid_sets = UserData(train_dataset, trainer.features), named_sets(valid_dataset, trainer.features)
+    if train_data.form is Form.RAW:
+        declared_features.check_labels(trainer.features, trainer.loss_fn)
+        batch_size = batch_size or RAW_BATCH_SIZE
+    takes_size = train_data.takes_batch_size or not any(data.takes_batch_size for data in valid_sets.values())
+    source = train_data.train_source(
+        trainer.group,
+        stop_hooks(trainer),
+        batch_size=batch_size if takes_size else None,  # else it is for the validation sets
+        shuffle=shuffle,
+        seed=trainer.order_seed,
+        sharded=sharded,
     )
     if trainer.calibrator is not None and not valid_sets:
         raise ConfigurationError("calibration learns from validation rows: give fit(valid_dataset=...)")
     with contextlib.ExitStack() as opened:
         valid = {}
         for name, data in valid_sets.items():
-            data = column_checks.in_order_of(train_dataset, data)
-            valid[name] = evaluation_feed(trainer, data, batch_size if is_arrays(data) else None, trial, valid_sharded)
+            size = batch_size if data.takes_batch_size else None
+            valid[name] = evaluation_feed(trainer, data.in_order_of(train_data), size, trial, valid_sharded)
             opened.callback(valid[name].close)
-        if any(map(is_arrays, valid_sets.values())) and not is_arrays(train_dataset):
-            batch_size = None  # it was for the validation arrays
-        source = make_shard(
-            train_dataset,
-            trainer.group,
-            sharded=sharded,
-            hooks=stop_hooks(trainer),
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=trainer.order_seed,
-        )
         every = Every(valid_every) if isinstance(valid_every, int) else valid_every
         progress = trainer.state.progress
         progress.epoch, progress.step_in_epoch = max(progress.epoch, first_epoch), 0
@@ -118,33 +110,11 @@ def fit(
                 before_first_step=try_validation,
                 valid_sets=tuple(valid),
                 valid_on_start=valid_on_start and bool(valid),
-                set_aside=lambda: train_dataset.set_aside if isinstance(train_dataset, Inputs) else source.set_aside,
+                set_aside=lambda: source.set_aside,
             )
     signals.leave(complete=True)
     assert trainer.history is not None  # `call` set it
     return trainer.history
-
-
-def named_sets(valid_dataset: Any) -> dict[str, Any]:
-    """Return validation sets by name; a single one has an empty name."""
-    if valid_dataset is None:
-        return {}
-    if isinstance(valid_dataset, Mapping) and valid_dataset and all(map(_is_dataset, valid_dataset.values())):
-        for name in valid_dataset:
-            if not isinstance(name, str) or not name:
-                checks.refuse("valid_dataset", "a dict from names to datasets", name)
-        return dict(valid_dataset)
-    return {"": valid_dataset}
-
-
-def _is_dataset(value: Any) -> bool:
-    """Return whether `value` is a dataset rather than a column of numbers."""
-    if isinstance(value, tuple):
-        return bool(value) and all(hasattr(column, "shape") for column in value)
-    if isinstance(value, Mapping) or callable(value) or hasattr(value, "create_tuple_iterator"):
-        return True
-    column = isinstance(value, list | str) or hasattr(value, "dtype") or hasattr(value, "to_pylist")
-    return hasattr(value, "__iter__") and not column
 
 
 def _validate(trainer: TrainerBase, feeds: Mapping[str, Feed]) -> dict[str, float]:
@@ -163,7 +133,7 @@ def compile_program(
     trainer: TrainerBase, sample: Any, callbacks: Any, steps_per_call: int | None, batch_size: int | None
 ) -> None:
     """Implement `Trainer.compile`."""
-    source = make_source(sample, batch_size=batch_size, seed=trainer.order_seed)
+    source = UserData(sample, trainer.features).source(batch_size, seed=trainer.order_seed)
     if source.one_shot:
         raise ConfigurationError("compile: would use up the generator; pass a function that returns a fresh one")
     if trainer.tables is not None:

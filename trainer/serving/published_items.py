@@ -12,10 +12,10 @@ import numpy as np
 from ..checks import whole
 from ..errors import ConfigurationError, DataError, did_you_mean
 from ..features.feature import NO_ID, text_column
-from ..features.feature_data import is_raw
+from ..features.feature_data import is_raw, raw_data
 from ..features.features import Features
 from ..features.raw_files import parts_of
-from ..features.raw_rows import SetAside, names_in, raw_values
+from ..features.raw_rows import RawTable, SetAside
 from ..models.item_index import ItemIndex
 from ..models.retrieval import Predicts, item_vectors
 from ..storage.cached_segments import local_files
@@ -71,7 +71,7 @@ class ItemTable:
                     "items'; leave required=True out for models that recommend"
                 )
         source = local_files(self.source) if isinstance(self.source, str | Path) else self.source
-        names = list(dict.fromkeys(map(str, names_in(source, features.csv))))
+        names = raw_data(source).names(features.csv)
         for name in (self.id_column, *self.filters) if names else ():
             if name not in names:
                 have = f"it has {', '.join(names)}{did_you_mean(name, names)}"
@@ -101,7 +101,7 @@ class ItemTable:
         except ConfigurationError as error:
             raise DataError(str(error)) from error
         vectors = item_vectors(model, features.apply(columns))
-        own = set(map(str, names_in(self.source, features.csv)))
+        own = set(raw_data(self.source).names(features.csv))
         return {
             "json": {
                 "ids": columns[self.id_column].tolist(),
@@ -126,7 +126,7 @@ def _read_file(path: Path, schema: Schema) -> dict[str, Any]:
 
 
 def _read_rows(data: Any, schema: Schema) -> dict[str, Any]:
-    decoded = schema.convert(*raw_values(data, schema))
+    decoded = schema.convert(*RawTable(data).values(schema))
     for row, reason in decoded.reasons.items():
         raise DataError(f"row {row} of the table of items: {reason}")
     return dict(decoded.columns)

@@ -18,7 +18,7 @@ from ..errors import CheckpointError, ConfigurationError, DataError
 from ..features.feature import PREDICTION, SET_ASIDE
 from ..features.feature_data import is_raw
 from ..features.features import Features
-from ..features.raw_rows import names_in
+from ..features.raw_rows import RawTable
 from ..metrics.calibration_map import CalibrationMap
 from ..metrics.predictions import named_classes
 from ..mindspore_internals.execution import check_not_forked
@@ -203,8 +203,9 @@ class ServedModel:
                 raise ConfigurationError(
                     f"version {self.version} has no items to recommend; Publish(items=...) says which there are"
                 )
-            items.check_user([str(name) for name in names_in(users, features.csv)])
-            outputs = version.run(features.transform(users))
+            rows = RawTable(users)
+            items.check_user(rows.names())
+            outputs = version.run(features.transform(rows))
         return Recommended(version.current.version, *items.nearest(halves(outputs[0])[0], k, without, filter))
 
     @contextlib.contextmanager

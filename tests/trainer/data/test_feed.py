@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from trainer.data.chunk import ChunkTransform, FeedOptions
 from trainer.data.feed import Feed, to_tensor
-from trainer.data.finite.datasets import make_source
 from trainer.data.position import Position
 from trainer.data.streaming.stream_source import StreamSource
+from trainer.data.user_data import UserData
 from trainer.data.waiting import DATA_WAIT, MAX_QUEUED, MIN_QUEUED, Prefetch, WaitClock
 from trainer.errors import DataError
 from trainer.streams import ReplayStream
@@ -26,7 +26,7 @@ def numbered(count, rows=4):
 
 
 def chunks(data, steps=1, accumulate=1, position=None, max_steps=None, **options):
-    feed = Feed(make_source(data), FeedOptions(steps, accumulate, **options))
+    feed = Feed(UserData(data).source(), FeedOptions(steps, accumulate, **options))
     try:
         return list(feed.chunks(position or Position(), max_steps))
     finally:
@@ -90,7 +90,7 @@ class TestGrouping:
         assert not found[0].stacked
 
     def test_a_batch_of_a_step_that_is_short_on_another_process_is_not_stacked_here_either(self):
-        source = make_source(numbered(5))
+        source = UserData(numbered(5)).source()
         read = source.batches
 
         def batches(*position):
@@ -255,7 +255,7 @@ class TestPrefetch:
                 read.append(number)
                 yield batch
 
-        feed = Feed(make_source(source), FeedOptions(1))
+        feed = Feed(UserData(source).source(), FeedOptions(1))
         delivered = feed.chunks(Position())
         next(delivered)
         deadline = time.monotonic() + 60
@@ -288,7 +288,7 @@ class TestPrefetch:
         started = []
         monkeypatch.setattr("trainer.data.feed.Prefetch", lambda *args: started.append(1) or Prefetch(*args))
         x = np.arange(batches * 4, dtype=np.float32)
-        feed = Feed(make_source((x,), batch_size=4), FeedOptions(1))
+        feed = Feed(UserData((x,)).source(batch_size=4), FeedOptions(1))
         delivered = feed.chunks(Position(0, 2))
         try:
             assert next(delivered).arrays[0][0] == 8
@@ -315,7 +315,7 @@ class TestPrefetch:
             yield from numbered(1)
             release.wait(10)
 
-        feed = Feed(make_source(source), FeedOptions(1))
+        feed = Feed(UserData(source).source(), FeedOptions(1))
         asked = []
         # the last batch of a finite source is held back until the source says whether more follows
         assert list(feed.chunks(Position(), should_stop=lambda: asked.append(1) or len(asked) > 1)) == []
@@ -362,7 +362,7 @@ class Noting(ChunkTransform):
 @pytest.mark.parametrize("on_graph_thread", [False, True], ids=["ahead", "as they are asked for"])
 def test_what_was_prepared_and_not_trained_is_released_when_chunks_are_left(on_graph_thread):
     noting = Noting(on_graph_thread)
-    feed = Feed(make_source(lambda: numbered(9)), FeedOptions(1, transform=lambda: noting))
+    feed = Feed(UserData(lambda: numbered(9)).source(), FeedOptions(1, transform=lambda: noting))
     left = feed.chunks(Position())
     assert content(next(left)) == [0]
     left.close()
@@ -378,7 +378,7 @@ def test_a_reading_that_was_left_while_its_source_blocked_prepares_nothing_more(
         going_on.wait(20)
 
     noting = Noting()
-    feed = Feed(make_source(blocking), FeedOptions(2, transform=lambda: noting))
+    feed = Feed(UserData(blocking).source(), FeedOptions(2, transform=lambda: noting))
     with mock.patch.object(DATA_WAIT, "leaving", True):  # so a blocked source is waited for a moment only
         for chunk in feed.chunks(Position(), should_stop=lambda: bool(found)):
             found.append(content(chunk))
@@ -405,7 +405,7 @@ def test_how_a_chunk_is_trained_does_not_depend_on_how_far_ahead_is_read(on_grap
         return far.wait(20) or True
 
     noting = Noting(on_graph_thread)
-    feed = Feed(make_source(changing), FeedOptions(2, transform=lambda: noting))
+    feed = Feed(UserData(changing).source(), FeedOptions(2, transform=lambda: noting))
     found = [(content(chunk), chunk.stacked) for chunk in feed.chunks(Position(), gate=wait)]
     feed.close()
     assert found == [([0], True), *[([number], False) for number in range(1, 6)]]

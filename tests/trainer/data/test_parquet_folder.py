@@ -8,7 +8,8 @@ from pyarrow import parquet
 
 from trainer import ParquetFolder, Trainer
 from trainer.data.finite import block_source
-from trainer.data.finite.shards import DividedSource, make_shard
+from trainer.data.finite.shards import DividedSource
+from trainer.data.user_data import UserData
 from trainer.distributed.agreement import StopHooks
 from trainer.distributed.group import Group
 from trainer.errors import ConfigurationError, DataError
@@ -165,14 +166,18 @@ def test_each_of_several_processes_takes_its_batches_of_a_whole_folder(folder):
     """To train and to evaluate."""
     hooks = StopHooks(lambda: None, lambda reason: None)
     expected = numbers(ParquetFolder(folder, 50))
-    for options in ({"hooks": hooks}, {}):
-        parts = [numbers(make_shard(ParquetFolder(folder, 50), OneOfTwo(rank), **options)) for rank in range(2)]
+    for source_of in (
+        lambda data, group: data.train_source(group, hooks, batch_size=None, shuffle=False, seed=0, sharded=None),
+        lambda data, group: data.inference_source(group, sharded=None),
+    ):
+        parts = [numbers(source_of(UserData(ParquetFolder(folder, 50)), OneOfTwo(rank))) for rank in range(2)]
         assert [batch for step in zip(*parts, strict=True) for batch in step] == expected
 
 
 def test_a_folder_with_num_shards_is_a_part_of_the_rows(folder):
     part = ParquetFolder(folder, 50, num_shards=2, shard_id=1)
-    assert make_shard(part, OneOfTwo(1)) is part
-    divided = make_shard(part, OneOfTwo(1), hooks=StopHooks(lambda: None, lambda reason: None))
+    data, hooks = UserData(part), StopHooks(lambda: None, lambda reason: None)
+    assert data.inference_source(OneOfTwo(1), sharded=None) is part
+    divided = data.train_source(OneOfTwo(1), hooks, batch_size=None, shuffle=True, seed=0, sharded=None)
     assert isinstance(divided, DividedSource)
     assert divided.rows_of is part

@@ -8,9 +8,9 @@ import pytest
 from mindspore import Tensor, nn
 
 from trainer import Trainer
-from trainer.data.finite.datasets import make_source
 from trainer.data.finite.shards import EveryNth
 from trainer.data.finite.sources import ArraySource, IterableSource, PipelineSource
+from trainer.data.user_data import UserData
 from trainer.errors import ConfigurationError, DataError
 from trainer.mindspore_internals.pipelines import is_bounded
 
@@ -93,7 +93,7 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_gives_the_same_batches(kind, cancer, batches):
     data, batch_size = kinds(cancer, batches)[kind]
-    source = make_source(data, batch_size=batch_size)
+    source = UserData(data).source(batch_size=batch_size)
     found = read(source)
     assert [len(x) for x, _ in found] == [100, 100, 100, 100, 100, 69]
     for (x, y), (expected_x, expected_y) in zip(found, batches(100), strict=True):
@@ -141,7 +141,7 @@ class TestArrays:
     def test_shuffled_by_seed_and_epoch_alone(self, cancer):
         def order(seed, epoch, start=0):
             return np.concatenate(
-                [x for x, _ in read(make_source(cancer, batch_size=100, shuffle=True, seed=seed), epoch, start)]
+                [x for x, _ in read(UserData(cancer).source(batch_size=100, shuffle=True, seed=seed), epoch, start)]
             )
 
         assert (order(1, 0) == order(1, 0)).all()
@@ -172,7 +172,7 @@ class TestArrays:
     )
     def test_refused(self, data, batch_size, error, message):
         with pytest.raises(error, match=message):
-            make_source(data, batch_size=batch_size)
+            UserData(data).source(batch_size=batch_size)
 
 
 class TestPipeline:

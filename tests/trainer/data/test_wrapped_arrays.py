@@ -4,8 +4,8 @@ import mindspore.dataset as ds
 import numpy as np
 import pytest
 
-from trainer.data.finite.datasets import make_source
 from trainer.data.finite.sources import PipelineSource
+from trainer.data.user_data import UserData
 from trainer.mindspore_internals import pipelines
 
 X, Y = np.arange(46, dtype=np.float64).reshape(23, 2), np.arange(23)
@@ -41,7 +41,7 @@ def read(source):
 
 @pytest.mark.parametrize("make", READ_AS_ARRAYS.values(), ids=READ_AS_ARRAYS)
 def test_the_batches_are_those_of_the_pipeline(make):
-    source = make_source(make())
+    source = UserData(make()).source()
     pipeline = list(make().create_tuple_iterator(num_epochs=1, output_numpy=True))
     found = read(source)
     assert source.in_memory
@@ -55,7 +55,7 @@ def test_the_batches_are_those_of_the_pipeline(make):
 
 @pytest.mark.parametrize("make", LEFT_ALONE.values(), ids=LEFT_ALONE)
 def test_whatever_else_a_pipeline_does_it_does_itself(make):
-    source = make_source(make())
+    source = UserData(make()).source()
     assert not source.in_memory
     assert len(read(source)) == make().get_dataset_size()
 
@@ -67,7 +67,7 @@ def test_a_shuffled_pipeline_is_read_in_its_own_order(rows, epochs, drop_remaind
     def pipeline():
         return ds.NumpySlicesDataset((np.arange(rows),), ["x"]).batch(-(-rows // 5), drop_remainder=drop_remainder)
 
-    ours, theirs = make_source(pipeline(), seed=7), PipelineSource(pipeline(), seed=7)
+    ours, theirs = UserData(pipeline()).source(seed=7), PipelineSource(pipeline(), seed=7)
     assert ours.in_memory
     assert ours.describe() == theirs.describe()
     for epoch in range(epochs):
@@ -75,7 +75,7 @@ def test_a_shuffled_pipeline_is_read_in_its_own_order(rows, epochs, drop_remaind
             np.testing.assert_array_equal(one.columns[0], other.columns[0])
     theirs.close()
     # any position is reached, as after a resume
-    again = [item.columns[0] for item in make_source(pipeline(), seed=7).batches(epochs - 1, 1)]
+    again = [item.columns[0] for item in UserData(pipeline()).source(seed=7).batches(epochs - 1, 1)]
     expected = [item.columns[0] for item in ours.batches(epochs - 1, 0)][1:]
     assert len(again) == len(expected)
     for one, other in zip(again, expected, strict=True):
@@ -86,7 +86,7 @@ def test_an_order_of_another_c_plus_plus_library_is_noticed(monkeypatch, caplog)
     monkeypatch.setattr(pipelines, "reshuffled", lambda order, seed: np.random.default_rng(seed).permutation(order))
     pipelines.is_known.cache_clear()
     try:
-        assert not make_source(ds.NumpySlicesDataset((X, Y), ["x", "y"]).batch(5)).in_memory
+        assert not UserData(ds.NumpySlicesDataset((X, Y), ["x", "y"]).batch(5)).source().in_memory
     finally:
         pipelines.is_known.cache_clear()
     assert "order of shuffled pipelines" in caplog.text

@@ -9,7 +9,8 @@ from mindspore import nn, ops
 from trainer import Trainer
 from trainer.data.ragged import Ragged
 from trainer.embedding import Embedding
-from trainer.errors import DataError, GraphError, TrainerError
+from trainer.errors import ConfigurationError, DataError, GraphError, TrainerError
+from trainer.features import RawFiles
 
 RANDOM = np.random.default_rng(0)
 ROWS = {
@@ -139,3 +140,22 @@ def test_predict_takes_lists_of_any_length_and_rows_of_lists_arrays_and_numbers(
         assert trainer.predict(data, batch_size=batch_size).tolist() == expected
     with pytest.raises(DataError, match=r"the batch has no rows; column 'number' is a single value.*DataFrame\(rows\)"):
         trainer.predict(MIXED)
+
+
+@pytest.mark.parametrize("verb", ["fit", "evaluate", "predict", "online_train", "compile"])
+@pytest.mark.parametrize("path", ["rows.csv", RawFiles("rows.csv")], ids=["text", "RawFiles"])
+def test_files_of_raw_rows_without_declared_features_are_refused_by_name(verb, path):
+    trainer = Trainer(nn.Dense(1, 1), nn.MSELoss(), "sgd")
+    with pytest.raises(ConfigurationError, match=r"rows\.csv: raw rows need Trainer\(features=\.\.\.\)"):
+        getattr(trainer, verb)(path)
+    assert trainer.builder.programs == 0
+
+
+def test_validation_frames_may_have_their_columns_in_another_order():
+    """As dicts may: the label is the last column of the training data."""
+    network = nn.Dense(1, 1)
+    trainer = Trainer(network, nn.MSELoss(), "sgd")
+    rows = pd.DataFrame({"value": np.arange(8, dtype=np.float32)[:, None].tolist(), "y": np.ones((8, 1)).tolist()})
+    valid = [rows, rows[["y", "value"]]]
+    losses = [trainer.fit(rows, valid_dataset=part, batch_size=8, callbacks=[], shuffle=False) for part in valid]
+    assert losses[1].history["val_loss"][-1] == trainer.evaluate(rows, batch_size=8)["loss"]

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from trainer.data.position import Position
-from trainer.data.streaming.stream_source import StreamSource, as_stream
+from trainer.data.streaming.stream_source import StreamSource
+from trainer.data.user_data import UserData
 from trainer.errors import ConfigurationError, DataError
 from trainer.streams import Batch, Span, Stream, advance, concat
 
@@ -57,10 +58,10 @@ class Squares(Stream):
 
 
 def test_a_stream_of_a_users_own_needs_to_say_no_more_than_where_its_rows_are():
-    source = StreamSource(as_stream(Squares(10)), 4)
+    source = StreamSource(UserData(Squares(10)).stream(), 4)
     items = list(source.batches(0, 0))
     assert [item.columns[1].tolist() for item in items] == [[0, 1, 4, 9], [16, 25, 36, 49], [64, 81]]
-    again = StreamSource(as_stream(Squares(10)), 4)
+    again = StreamSource(UserData(Squares(10)).stream(), 4)
     position = again.resolve(Position(state=items[0].state))
     assert next(again.batches(0, 1, position.state)).columns[0].tolist() == [4, 5, 6, 7]
     again.commit(position)
@@ -74,4 +75,4 @@ def test_something_that_only_looks_like_a_stream_is_named():
             return None
 
     with pytest.raises(ConfigurationError, match=r"Almost has a poll method .* derive it from that class"):
-        as_stream(Almost())
+        UserData(Almost()).stream()

@@ -23,7 +23,6 @@ from ..position import Position
 from ..ragged import ListLengths, Ragged
 from ..source import Item, Source, WrappedSource
 from ..waiting import DATA_WAIT
-from .datasets import is_arrays, make_source
 from .sources import ArraySource, PipelineSource
 
 logger = logging.getLogger(__name__)
@@ -222,36 +221,3 @@ class DividedSource(LockstepSource):
                 if rows.reuses_buffers:
                     item.columns = tuple([column.copy() for column in item.columns])
                 yield item
-
-
-def is_sharded(data: Any) -> bool:
-    """Return whether the user gave a pipeline or a source a part of the rows."""
-    if not (isinstance(data, Source) or hasattr(data, "create_tuple_iterator")):
-        return False
-    parts = [getattr(own, "num_shards", None) or 1 for own in (data, getattr(data, "sampler", None))]
-    return max(parts) > 1 or any(map(is_sharded, getattr(data, "children", [])))
-
-
-def make_shard(
-    data: Any,
-    shard: Group,
-    *,
-    sharded: bool | None = None,  # whether `data` holds only this process's rows; None: as its pipeline says
-    hooks: StopHooks | None = None,  # of a training, where all processes take the same steps; None to evaluate
-    batch_size: int | None = None,  # of arrays, on each process
-    **options: Any,
-) -> Source:
-    """Return the source of this process's part of what a user passes as a dataset.
-
-    To evaluate, a batch of arrays is all on one process, the last ones too.
-    """
-    if shard.size == 1:
-        return make_source(data, batch_size=batch_size, **options)
-    if sharded is None:
-        sharded = is_sharded(data)
-    if is_arrays(data) and not sharded and hooks is not None:
-        return ShardedArrays(data, batch_size, shard, **options)
-    source = make_source(data, batch_size=batch_size, **options)
-    if sharded:
-        return source if hooks is None else DividedSource(source, shard, hooks)
-    return source if isinstance(source, EveryNth) else EveryNth(source, shard)

@@ -10,12 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...errors import ConfigurationError, DataError, StreamError, did_you_mean
+from ...errors import DataError, StreamError, did_you_mean
 from ...streams import Batch, DeadLetter, IterableStream, Stream, advance, concat
 from ...streams.batch import far_ahead
 from ...streams.dead_letter import BadRow
 from ..as_columns import Columns, as_array, check_task_labels, non_finite_rows
-from ..finite.datasets import is_arrays
 from ..position import Position
 from ..ragged import ListTypes, Ragged, given_names
 from ..source import Item, Source, WrappedSource
@@ -36,21 +35,6 @@ class Transform(Protocol):
     def __call__(self, batch: Batch) -> Batch: ...
     def learn(self, batch: Batch, state: Any) -> None: ...
     def trained_to(self, state: Any) -> None: ...
-
-
-def as_stream(data: Any) -> Stream:
-    """Return `data` if it is a stream, else an `IterableStream` over it."""
-    if is_arrays(data):
-        raise ConfigurationError(
-            "stream: received arrays; make a stream of them, as trainer.streams.ReplayStream({'x': x, 'label': y}), "
-            "or use fit"
-        )
-    if hasattr(data, "poll") and not isinstance(data, Stream):
-        raise ConfigurationError(
-            f"stream: {type(data).__name__} has a poll method and is no trainer.streams.Stream; derive it from that "
-            "class, which declares what a stream may add and its defaults"
-        )
-    return data if isinstance(data, Stream) else IterableStream(data)
 
 
 class StreamSource(Source):

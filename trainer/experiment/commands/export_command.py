@@ -84,11 +84,12 @@ def _snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | Non
 
 def _first_rows(features: Features, data: Any) -> Any:
     """Return the network's inputs for the first raw rows; or data as they are."""
-    from ...features.feature_data import has_parts, is_raw, rows_of
+    from ...features.feature_data import is_raw, raw_data, rows_of
 
     if not is_raw(data):
         return data
-    raw = next(rows_of(features, data, labelled=has_parts(data)), None)
+    data = raw_data(data)
+    raw = next(rows_of(features, data, labelled=data.part is not None), None)
     if raw is None:
         raise DataError("the data have no good rows")
     return features.apply({name: column[:_SHOWN_ROWS] for name, column in raw.columns.items()})

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ...streams.formats.csv_format import CsvFormat
     from ...trainer import Trainer
     from ..configuration.experiment_config import ExperimentConfig
+    from ..configuration.instantiate import Experiment
 
 DEFAULT = "predictions.npy"
 
@@ -79,7 +80,7 @@ def predict(
     experiment = build_restored(config, checkpoint, split)
     trainer, data = experiment.trainer, experiment.datasets[split]
     if output.suffix not in WRITERS:
-        return split, _save(output, config, trainer, data)
+        return split, _save(output, experiment, data)
     if trainer.group.size > 1:
         raise ConfigurationError(f"--output: {output} is written by one process; run one for each part of the files")
     if kept := [] if trainer.features is None else list(trainer.features.keep):
@@ -87,11 +88,11 @@ def predict(
     elif set_aside:
         needed = "columns that tell which rows are answered: --keep COLUMN, or features.keep"
         raise ConfigurationError(f"trainer predict --set-aside needs {needed}")
-    rows = write_columns(output, _batches(config, trainer, data, bool(kept), set_aside))
+    rows = write_columns(output, _batches(experiment, data, bool(kept), set_aside))
     return split, f"predictions of {rows:,} rows written to {output}"
 
 
-def _save(output: Path, config: ExperimentConfig, trainer: Trainer, data: Any) -> str:
+def _save(output: Path, experiment: Experiment, data: Any) -> str:
     """Write what the network returns, in memory at once; say what was written.
 
     Several outputs, and a name that ends .npz, make an archive of arrays.
@@ -99,7 +100,7 @@ def _save(output: Path, config: ExperimentConfig, trainer: Trainer, data: Any) -
     from ..runs.training_run import batch_size
     from .prediction_file import writing
 
-    predictions = trainer.predict(data, batch_size=batch_size(config, data))
+    predictions = experiment.trainer.predict(data, batch_size=batch_size(experiment, data))
     several = isinstance(predictions, tuple | dict)
     output = output.with_suffix(".npz") if several else output
     with writing(output):
@@ -129,17 +130,15 @@ def _check_kept(columns: list[str], data: Any, csv_format: CsvFormat) -> None:
             rows.check_column(name)
 
 
-def _batches(
-    config: ExperimentConfig, trainer: Trainer, data: Any, keep: bool, set_aside: bool
-) -> Iterator[dict[str, np.ndarray]]:
+def _batches(experiment: Experiment, data: Any, keep: bool, set_aside: bool) -> Iterator[dict[str, np.ndarray]]:
     """Yield the number of each row, kept columns and predictions of each batch."""
-    from ...data.finite.datasets import is_arrays
+    from ...data.user_data import UserData
     from ...features.feature import PREDICTION
-    from ...features.raw_files import RawFiles
     from ..runs.training_run import DEFAULT_BATCH_SIZE, batch_size
 
-    size, first = batch_size(config, data) or DEFAULT_BATCH_SIZE, 0
-    own = size if isinstance(data, RawFiles) or is_arrays(data) else None
+    trainer, first = experiment.trainer, 0
+    size = batch_size(experiment, data) or DEFAULT_BATCH_SIZE
+    own = size if UserData(data, trainer.features).takes_batch_size else None
     options: dict[str, Any] = {"keep": keep, "set_aside": set_aside, "output": "probability"}
     for predictions in trainer.predict(data, batch_size=own, stream=True, **options):
         answers = prediction_columns(trainer, predictions[PREDICTION] if keep else predictions)

@@ -167,6 +167,10 @@ def _is_metric(cls: type) -> bool:
 def _is_data(cls: type) -> bool:
     from callbacks import Callback
 
+    from ...features.raw_rows import RawData
+
+    if issubclass(cls, RawData):
+        return True
     if issubclass(cls, str | bytes | Callback) or _is_cell(cls):
         return False
     readers = ("__iter__", "__getitem__", "__call__", "create_dict_iterator", "create_tuple_iterator", "poll")

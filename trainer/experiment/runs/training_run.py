@@ -14,7 +14,7 @@ from callbacks import Callback, ProgressBar, RunRecord
 from ...checkpoint.catalog import available
 from ...checkpoint.folder_lock import claim
 from ...checkpoint.saver import FOLDER
-from ...data.finite.datasets import is_arrays
+from ...data.user_data import UserData
 from ...distributed.launched import note_run_folder
 from ...errors import ConfigurationError, TrainerError
 from ...masking import MASK
@@ -239,12 +239,13 @@ def _write_results(run_dir: Path, trainer: Trainer, outcome: dict[str, Any]) -> 
 def evaluate_on(experiment: Experiment, split: str) -> dict[str, float]:
     """Evaluate the trained network on one dataset of the experiment."""
     dataset = experiment.datasets[split]
-    return experiment.trainer.evaluate(dataset, batch_size=batch_size(experiment.config, dataset))
+    return experiment.trainer.evaluate(dataset, batch_size=batch_size(experiment, dataset))
 
 
-def batch_size(config: ExperimentConfig, dataset: Any) -> int | None:
-    """Return the batch size for arrays; None for datasets, which are batched already."""
-    if not is_arrays(dataset):
+def batch_size(experiment: Experiment, dataset: Any) -> int | None:
+    """Return the batch size for arrays and tables; None for other datasets."""
+    config = experiment.config
+    if not UserData(dataset, experiment.trainer.features).is_table:
         return None
     return config.fit.get("batch_size") or config.online.get("batch_size") or DEFAULT_BATCH_SIZE
 

@@ -146,9 +146,9 @@ class RowReader:
         return f"has none of the columns {list(self.fields)}; it has {list(row)[:20]}{near}"
 
     def _from_table(self, request: RequestRows) -> Decoded:
-        from ...features.raw_rows import raw_values
+        from ...features.raw_rows import RawTable
 
-        values, count = raw_values(request.table, self._schema)
+        values, count = RawTable(request.table).values(self._schema)
         if count != request.count:
             raise DataError(
                 f"columns of single values are lists of one value; received {count} for {request.count} rows"

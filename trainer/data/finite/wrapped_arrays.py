@@ -1,69 +1,14 @@
-"""Recognise what a user passes as a dataset, and make a source of it."""
+"""Read a pipeline that only shuffles and batches arrays from these arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ...errors import ConfigurationError, DataError
-from ...mindspore_internals.pipelines import is_known, is_pipeline, reshuffled
-from ...streams.batch import columns_of, is_frame
-from ..source import Source
-from .sources import ArraySource, IterableSource, PipelineSource
-
-
-def make_source(
-    data: Any,
-    *,
-    batch_size: int | None = None,
-    shuffle: bool = False,
-    seed: int = 0,
-    fitting: bool = False,
-) -> Source:
-    """Return the source for a user's dataset; arguments as of `ArraySource`."""
-    if isinstance(data, Source):
-        return data
-    if is_frame(data):
-        data = columns_of(data)
-    if is_pipeline(data):
-        source: Source = wrapped_arrays(data, seed) or PipelineSource(data, seed=seed)
-    elif is_arrays(data):
-        return ArraySource(data, batch_size, shuffle=shuffle, seed=seed, fitting=fitting)
-    elif callable(data) or hasattr(data, "__iter__"):
-        source = IterableSource(data)
-    elif hasattr(data, "create_tuple_iterator"):  # what resembles a pipeline
-        source = IterableSource(lambda: data.create_tuple_iterator(num_epochs=1))
-    else:
-        raise DataError(
-            f"dataset: received {type(data).__name__}; accepted are a mindspore.dataset pipeline, a dict or tuple of "
-            "arrays with batch_size, an iterable of batches, or a function that returns one"
-        )
-    if batch_size is not None:
-        hint = "; columns are given as a tuple or dict of NumPy arrays" if isinstance(data, tuple | list | dict) else ""
-        raise ConfigurationError(
-            f"batch_size={batch_size!r} goes with arrays; a {type(data).__name__} is taken to deliver batches{hint}"
-        )
-    return source
-
-
-def is_arrays(data: Any) -> bool:
-    """Return whether `data` is an array, a frame, or a dict or tuple of arrays only."""
-    if is_frame(data) or (hasattr(data, "shape") and hasattr(data, "dtype")):
-        return True
-    values: Sequence[Any]
-    if isinstance(data, Mapping):
-        values = list(data.values())
-        if values and all(
-            isinstance(value, list) or is_arrays(value) or hasattr(value, "to_pylist") for value in values
-        ):
-            return True
-    elif isinstance(data, tuple):
-        values = data
-    else:
-        return False
-    return bool(values) and all(hasattr(v, "shape") and (hasattr(v, "dtype") or is_frame(v)) for v in values)
+from ...mindspore_internals.pipelines import is_known, reshuffled
+from .sources import ArraySource, PipelineSource
 
 
 class WrappedArrays(ArraySource):

@@ -1,0 +1,300 @@
+"""`UserData`: what a verb is given as data, recognised once and made a `Source`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ..checks import refuse
+from ..distributed.agreement import StopHooks
+from ..distributed.group import Group
+from ..errors import ConfigurationError, DataError
+from ..features.feature import Inputs
+from ..features.feature_data import KeptColumns, inputs_of, is_raw, learn_together, raw_data
+from ..features.features import Features
+from ..features.raw_rows import RawData, RawTable
+from ..mindspore_internals.pipelines import is_pipeline
+from ..streams.base import Stream
+from ..streams.batch import columns_of, is_frame
+from ..streams.sources.iterable import IterableStream
+from .as_columns import as_array
+from .finite.interactions import DrawnNegatives
+from .finite.raw_row_sources import DrawnRows, RawRowBlocks, RawRowsInOrder
+from .finite.shards import DividedSource, EveryNth, ShardedArrays
+from .finite.sources import ArraySource, IterableSource, PipelineSource
+from .finite.wrapped_arrays import wrapped_arrays
+from .source import Source
+
+RAW_BATCH_SIZE = 1024  # of raw rows without a given size
+
+
+class Form(Enum):
+    """What data can be."""
+
+    RAW = "raw rows"
+    ARRAYS = "arrays"
+    PIPELINE = "a mindspore.dataset pipeline"
+    BATCHES = "an iterable of batches, or a function that returns one"
+    SOURCE = "a source"
+    STREAM = "a stream"
+
+
+class UserData:
+    """What a user passed as data.
+
+    Args:
+        data: a frame, a dict or tuple of arrays, a `mindspore.dataset` pipeline, an iterable of batches or a function
+            that returns one, a `ParquetFolder`, a stream.
+        features: of a Trainer that declares features. Tables, rows and the paths of files are then raw rows.
+
+    Attributes:
+        form: what `data` is.
+        content: `data`; of a frame the columns by name, of raw rows `RawData`.
+
+    Raises:
+        DataError: other data.
+        ConfigurationError: raw rows without declared features.
+    """
+
+    def __init__(self, data: Any, features: Features | None = None) -> None:
+        self.features, self.content = features, data
+        self._is_part = _is_part(data)
+        self._drawn = data if isinstance(data, DrawnNegatives) else None
+        if features is not None and is_raw(data):
+            self.form, self.content = Form.RAW, raw_data(data)
+        elif isinstance(data, Source):
+            self.form = Form.SOURCE
+        elif isinstance(data, Stream):
+            self.form = Form.STREAM
+        elif isinstance(data, str | Path | RawData):
+            raise ConfigurationError(f"{data}: raw rows need Trainer(features=...), the section features")
+        elif is_frame(data):
+            self.form, self.content = Form.ARRAYS, columns_of(data)
+        elif is_pipeline(data):
+            self.form = Form.PIPELINE
+        elif _are_arrays(data):
+            self.form = Form.ARRAYS
+        elif callable(data) or hasattr(data, "__iter__"):
+            self.form = Form.BATCHES
+        elif hasattr(data, "create_tuple_iterator"):  # what resembles a pipeline
+            self.form, self.content = Form.BATCHES, lambda: data.create_tuple_iterator(num_epochs=1)
+        else:
+            _check_is_no_stream(data)
+            raise self._refused()
+
+    def _refused(self) -> DataError:
+        return DataError(
+            f"dataset: received {type(self.content).__name__}; accepted are a mindspore.dataset pipeline, a dict or "
+            "tuple of arrays with batch_size, an iterable of batches, or a function that returns one"
+        )
+
+    @classmethod
+    def of_arguments(
+        cls, data: tuple[Any, ...], features: Features | None, batch_size: int | None
+    ) -> tuple[UserData, int | None]:
+        """Return data and batch size of `Trainer.predict`: columns, or one dataset."""
+        if batch_size is None and (all(map(_is_array, data)) or (len(data) > 1 and all(map(_is_list, data)))):
+            columns = tuple([as_array(item, f"column_{index}") for index, item in enumerate(data)])
+            return cls(columns), max(1, len(columns[0]))
+        if len(data) != 1:
+            raise DataError("predict: takes arrays, or one dataset; received a mixture")
+        return cls(data[0], features), batch_size
+
+    @property
+    def is_table(self) -> bool:
+        """Whether its rows are in memory: arrays, or raw rows that are no files."""
+        return self.form is Form.ARRAYS or isinstance(self.content, RawTable)
+
+    @property
+    def takes_batch_size(self) -> bool:
+        """Whether it has rows rather than batches."""
+        return self.form in (Form.RAW, Form.ARRAYS)
+
+    def is_own(self, sharded: bool | None) -> bool:
+        """Return whether it holds only this process's rows; None: as its pipeline says."""
+        return self._is_part if sharded is None else sharded
+
+    def in_order_of(self, other: UserData) -> UserData:
+        """Return arrays with the names of `other` in its order; else the data as they are."""
+        own, model = self.content, other.content
+        arrays = self.form is other.form is Form.ARRAYS and isinstance(own, Mapping) and isinstance(model, Mapping)
+        return UserData({name: own[name] for name in model}) if arrays and set(own) == set(model) else self
+
+    # -- as a source ---------------------------------------------------------------------------------------------
+
+    def train_source(
+        self,
+        group: Group,
+        hooks: StopHooks,
+        *,
+        batch_size: int | None,
+        shuffle: bool,
+        seed: int,
+        sharded: bool | None,
+    ) -> Source:
+        """Return this process's part of the rows to train on.
+
+        Features that have not learned yet learn from raw rows, of all processes if each has its own.
+        """
+        own, data = self.is_own(sharded), self
+        if self.form is Form.RAW:
+            if own and group.size > 1:
+                learn_together(self.features, self.content, group)
+            if self._drawn is not None:
+                drawn = DrawnRows(self.features, self._drawn, batch_size, shuffle, seed)
+                batch_size, data = None, UserData(drawn)
+            elif self.content.in_memory:
+                data = UserData(inputs_of(self.features, self.content, fit=True))
+            else:
+                blocks = RawRowBlocks(self.features, self.content, batch_size or RAW_BATCH_SIZE, shuffle, seed)
+                batch_size, data = None, UserData(blocks)
+        if data.form is Form.ARRAYS and group.size > 1 and not own:
+            return data._noted(ShardedArrays(data.content, batch_size, group, shuffle=shuffle, seed=seed))
+        source = data.source(batch_size, shuffle=shuffle, seed=seed)
+        if group.size == 1:
+            return source
+        return DividedSource(source, group, hooks) if own else EveryNth(source, group)
+
+    def inference_source(self, group: Group, *, sharded: bool | None, **options: Any) -> Source:
+        """Return this process's batches of an evaluation or a prediction.
+
+        A batch of arrays is all on one process, the last ones too. `options` are those of `source`.
+        """
+        source = self.source(fitting=True, **options)
+        return source if group.size == 1 or self.is_own(sharded) else EveryNth(source, group)
+
+    def source(
+        self,
+        batch_size: int | None = None,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        fitting: bool = False,
+        labelled: bool = True,
+        kept: KeptColumns | None = None,
+        set_aside: bool = False,
+    ) -> Source:
+        """Return the source of all rows.
+
+        Args:
+            batch_size: rows per batch of arrays and raw rows.
+            shuffle, seed, fitting: as of `ArraySource`; pipelines take the seed too.
+            labelled, kept, set_aside: of raw rows, as of `inputs_of`.
+        """
+        if self.form is Form.RAW:
+            if not self.content.in_memory:
+                size = batch_size or RAW_BATCH_SIZE
+                return RawRowsInOrder(self.features, self.content, size, labelled, kept, set_aside)
+            inputs = inputs_of(self.features, self.content, labelled=labelled, kept=kept, set_aside=set_aside)
+            return UserData(inputs).source(batch_size, shuffle=shuffle, seed=seed, fitting=fitting)
+        if self.form is Form.ARRAYS:
+            return self._noted(ArraySource(self.content, batch_size, shuffle=shuffle, seed=seed, fitting=fitting))
+        if self.form is Form.STREAM:
+            raise self._refused()
+        if batch_size is not None and self.form is not Form.SOURCE:
+            kinds = tuple | list | dict
+            hint = "; columns are given as a tuple or dict of NumPy arrays" if isinstance(self.content, kinds) else ""
+            raise ConfigurationError(
+                f"batch_size={batch_size!r} goes with arrays; a {type(self.content).__name__} is taken to deliver "
+                f"batches{hint}"
+            )
+        if self.form is Form.PIPELINE:
+            return wrapped_arrays(self.content, seed) or PipelineSource(self.content, seed=seed)
+        return self.content if self.form is Form.SOURCE else IterableSource(self.content)
+
+    def _noted(self, source: ArraySource) -> ArraySource:
+        """Return `source`, which notes the raw rows set aside of its arrays."""
+        source.set_aside = self.content.set_aside if isinstance(self.content, Inputs) else None
+        return source
+
+    # -- as a stream ---------------------------------------------------------------------------------------------
+
+    def stream(self) -> Stream:
+        """Return the stream, or an `IterableStream` over batches.
+
+        ConfigurationError: arrays.
+        """
+        if self.form is Form.STREAM:
+            return self.content
+        if self.form is Form.ARRAYS:
+            raise ConfigurationError(
+                "stream: received arrays; make a stream of them, as trainer.streams.ReplayStream({'x': x, 'label': "
+                "y}), or use fit"
+            )
+        _check_is_no_stream(self.content)
+        return IterableStream(self.content)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a stream of it begins again with every call.
+
+        Lists and functions do; a stream, an iterator and an object with a state continue.
+        """
+        return not (isinstance(self.content, Stream | Iterator) or hasattr(self.content, "load_state_dict"))
+
+
+def named_sets(data: Any, features: Features | None) -> dict[str, UserData]:
+    """Return validation sets by name; a single one has an empty name."""
+    if data is None:
+        return {}
+    declared = set() if features is None else set(features.schema.fields)
+    if not isinstance(data, Mapping) or not data or not declared.isdisjoint(data):
+        return {"": UserData(data, features)}
+    if not all(_is_dataset(part) or (features is not None and is_raw(part)) for part in data.values()):
+        return {"": UserData(data, features)}
+    for name in data:
+        if not isinstance(name, str) or not name:
+            refuse("valid_dataset", "a dict from names to datasets", name)
+    return {name: UserData(part, features) for name, part in data.items()}
+
+
+def _is_dataset(value: Any) -> bool:
+    """Return whether `value` is a dataset rather than a column of numbers."""
+    if isinstance(value, tuple):
+        return bool(value) and all(hasattr(column, "shape") for column in value)
+    if isinstance(value, Mapping | RawData) or callable(value) or hasattr(value, "create_tuple_iterator"):
+        return True
+    column = isinstance(value, list | str) or hasattr(value, "dtype") or hasattr(value, "to_pylist")
+    return hasattr(value, "__iter__") and not column
+
+
+def _are_arrays(data: Any) -> bool:
+    """Return whether `data` is an array, a frame, or a dict or tuple of arrays only."""
+    if is_frame(data) or (hasattr(data, "shape") and hasattr(data, "dtype")):
+        return True
+    values: Sequence[Any]
+    if isinstance(data, Mapping):
+        values = list(data.values())
+        if values and all(isinstance(v, list) or _are_arrays(v) or hasattr(v, "to_pylist") for v in values):
+            return True
+    elif isinstance(data, tuple):
+        values = data
+    else:
+        return False
+    return bool(values) and all(hasattr(v, "shape") and (hasattr(v, "dtype") or is_frame(v)) for v in values)
+
+
+def _is_array(item: Any) -> bool:
+    return hasattr(item, "shape") and not is_frame(item)
+
+
+def _is_list(item: Any) -> bool:
+    return isinstance(item, list) and not any(_is_array(part) or isinstance(part, Mapping) for part in item[:1])
+
+
+def _is_part(data: Any) -> bool:
+    """Return whether the user gave a pipeline or a source a part of the rows."""
+    if not (isinstance(data, Source) or hasattr(data, "create_tuple_iterator")):
+        return False
+    parts = [getattr(own, "num_shards", None) or 1 for own in (data, getattr(data, "sampler", None))]
+    return max(parts) > 1 or any(map(_is_part, getattr(data, "children", [])))
+
+
+def _check_is_no_stream(data: Any) -> None:
+    if hasattr(data, "poll"):
+        raise ConfigurationError(
+            f"stream: {type(data).__name__} has a poll method and is no trainer.streams.Stream; derive it from that "
+            "class, which declares what a stream may add and its defaults"
+        )
