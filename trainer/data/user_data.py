@@ -193,7 +193,7 @@ class UserData:
             return self._noted(ArraySource(self.content, batch_size, shuffle=shuffle, seed=seed, fitting=fitting))
         if self.form is Form.STREAM:
             raise self._refused()
-        if batch_size is not None and self.form is not Form.SOURCE:
+        if batch_size is not None:
             kinds = tuple | list | dict
             hint = "; columns are given as a tuple or dict of NumPy arrays" if isinstance(self.content, kinds) else ""
             raise ConfigurationError(

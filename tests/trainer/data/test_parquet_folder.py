@@ -181,3 +181,8 @@ def test_a_folder_with_num_shards_is_a_part_of_the_rows(folder):
     divided = data.train_source(OneOfTwo(1), hooks, batch_size=None, shuffle=True, seed=0, sharded=None)
     assert isinstance(divided, DividedSource)
     assert divided.rows_of is part
+
+
+def test_a_second_batch_size_is_refused(folder):
+    with pytest.raises(ConfigurationError, match="batch_size=64 goes with arrays; a ParquetFolder"):
+        UserData(ParquetFolder(folder, batch_size=32)).source(64)

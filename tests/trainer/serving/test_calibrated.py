@@ -266,11 +266,12 @@ def test_the_command_line_answers_calibrated(tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_a_long_stream_with_one_negative_in_ten_is_calibrated():
+@pytest.mark.parametrize("method", ["platt", "isotonic"])
+def test_a_long_stream_with_one_negative_in_ten_is_calibrated(method):
     """After a warm-up of 1,000,000 rows: every window, the twenty slices, and the error on rows of known truth."""
     windows, trainer = (
         Windows(),
-        make_trainer({**OPTIONS, "half_life": 3_000_000}, rate=nn.CosineDecayLR(1e-4, 2e-2, 1000)),
+        make_trainer({**OPTIONS, "method": method, "half_life": 3_000_000}, rate=nn.CosineDecayLR(1e-4, 2e-2, 1000)),
     )
 
     def stream():
