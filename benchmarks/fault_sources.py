@@ -43,7 +43,7 @@ class Source:
 
 def record(number: int) -> dict[str, Any]:
     """Return a row."""
-    return {"row": number, "x": [number / ROWS, 1.0], "label": number % 2, "time": float(number)}
+    return {"row": number, "x": [number / ROWS, 1.0], "label": number % 2, "time": float(number), "id": f"r{number}"}
 
 
 def records(first: int = 0, last: int = ROWS) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def records(first: int = 0, last: int = ROWS) -> list[dict[str, Any]]:
     rows = []
     for number in range(first, last):
         if number in BAD:
-            rows.append({**record(number), "row": None, "x": [float(number), 0.0]})
+            rows.append({**record(number), "row": None, "x": [float(number), 0.0], "id": f"bad{number}"})
         rows.append(record(number))
     return rows
 
@@ -89,10 +89,16 @@ def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
     parquet.write_table(table, path, row_group_size=8)
 
 
-def _file_stream(folder: Path, letters: Path) -> Any:
-    from trainer.streams import DeadLetter, FileStream
+def _letters(path: Path) -> Any:
+    from trainer.streams import DeadLetter
 
-    return FileStream(folder, SCHEMA, end="at_last", poll_interval=0.01, dead_letter=DeadLetter(letters, 1.0))
+    return DeadLetter(path, 1.0)
+
+
+def _file_stream(folder: Path, letters: Path) -> Any:
+    from trainer.streams import FileStream
+
+    return FileStream(folder, SCHEMA, end="at_last", poll_interval=0.01, dead_letter=_letters(letters))
 
 
 def _join(folder: Path, letters: Path) -> Any:
@@ -102,11 +108,21 @@ def _join(folder: Path, letters: Path) -> Any:
     return DelayedLabelJoin(_file_stream(folder / "shown", letters), outcomes, "row", 5.0, idle_timeout=None)
 
 
+def _served(folder: Path, letters: Path) -> Any:
+    from trainer.streams import FileStream, Schema, ServedOutcomes
+
+    shown = FileStream(folder / "shown", end="at_last", poll_interval=0.01, dead_letter=_letters(letters))
+    outcomes = FileStream(folder / "outcomes", end="at_last", poll_interval=0.01)
+    stream = ServedOutcomes(shown, outcomes, "id", wait=5.0, idle_timeout=None)
+    stream.declare(Schema(**SCHEMA))
+    return stream
+
+
 def _fill_join(folder: Path) -> None:
     for name in ("shown", "outcomes"):
         (folder / name).mkdir()
     _segments(folder / "shown", "jsonl")
-    lines = [json.dumps({"row": number, "time": number + 1.0}) for number in range(0, ROWS, 3)]
+    lines = [json.dumps({"row": n, "id": f"r{n}", "time": n + 1.0}) for n in range(0, ROWS, 3)]
     (folder / "outcomes" / "0.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -196,6 +212,7 @@ PLAIN = {
     "csv": _segment_source("CSV", "csv"),
     "parquet": _segment_source("Parquet", "parquet"),
     "join": Source("join", _fill_join, _join),
+    "served": Source("served rows and outcomes", _fill_join, _served),
 }
 SERVED = {"redis": redis, "kafka": kafka, "kafka-group": kafka_group}
 NAMES = (*PLAIN, *SERVED)

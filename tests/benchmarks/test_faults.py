@@ -38,7 +38,7 @@ def test_a_call_that_fails_while_reading_loses_no_row_and_repeats_none(name, tmp
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["fit", "jsonl"])
+@pytest.mark.parametrize("name", ["fit", "jsonl", "served"])
 def test_a_call_that_fails_while_training_loses_no_row_and_repeats_none(name, tmp_path):
     tallies = faults.run_source(name, tmp_path, options(seconds=3.0, pairs=5))
     assert not failures(tallies)

@@ -103,9 +103,11 @@ def test_every_way_to_a_probability_is_calibrated(online, tmp_path):
         np.testing.assert_allclose(model.predict(named, output="probability"), wanted, atol=1e-6)
         np.testing.assert_allclose(model.predict(named), trainer.predict(named), atol=1e-5)
     some = [{"x": float(x), "city": str(city)} for x, city in zip(rows["x"][:60], rows["city"][:60], strict=True)]
-    server = Server(published)
+    server = Server(published, "--log", str(tmp_path / "log"), "--log-wait", "5")
     try:
         answer = server.ask("/predict", {"rows": some})[2]
+        (log,) = (tmp_path / "log").glob("*.jsonl")
+        assert [json.loads(line)["score"] for line in log.read_bytes().splitlines()] == answer["probability"]
         np.testing.assert_allclose(answer["probability"], wanted[:60], atol=1e-6)
         tensors = [
             {"name": "x", "shape": [60], "datatype": "FP32", "data": [row["x"] for row in some]},
