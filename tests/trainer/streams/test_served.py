@@ -171,6 +171,37 @@ def test_a_torn_file_of_outcomes_costs_its_own_line_alone(logs):
     assert stream.outcomes.dead_letter.bad == 1
 
 
+@pytest.mark.server
+def test_a_broker_that_is_killed_costs_no_row_and_doubles_none(redis_server):
+    """Rows read before it, written again by a caller that got no answer, and outcomes that come back first."""
+    client = redis_server.client()
+
+    def write(key, *rows):
+        for row in rows:
+            client.xadd(key, {"data": json.dumps(row)})
+
+    write("served", *(served_row(f"r{n}", n) for n in range(10)))
+    write("outcomes", outcome("r3", 4))
+    urls = [f"{redis_server.url}?key={key}" for key in ("served", "outcomes")]
+    stream = ServedOutcomes(*urls, wait=100, idle_timeout=0.1)
+    stream.declare(declared().schema)
+    batches = [stream.poll(100, 20.0)]
+    assert labels(batches[0]) == {3: 1.0}
+    redis_server.kill()
+    assert stream.poll(100, 0.3) is None
+    redis_server.start()
+    write("outcomes", outcome("r12", 13), outcome("r4", 14))
+    write("served", *(served_row(f"r{n}", n) for n in (9, 10, 11, 12)), *(served_row(f"s{n}", n) for n in (200, 201)))
+    while sum(batch.rows for batch in batches) < 13:
+        batch = stream.poll(100, 20.0)
+        assert batch is not None
+        batches.append(batch)
+    read = concat(batches)
+    assert labels(read) == {n: float(n in (3, 4, 12)) for n in range(13)}
+    assert (read.rows, stream.counts()["repeated_rows"]) == (13, 1)
+    stream.close()
+
+
 def test_what_cannot_be_learned_is_refused_by_name(logs):
     for options, said in (
         ({"wait": "30 minutes"}, "wait takes seconds > 0, or text as 45s, 30m"),
