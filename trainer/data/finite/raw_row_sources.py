@@ -1,4 +1,4 @@
-"""Sources of raw rows: of files that are too large for memory, and of rows that change with the epoch."""
+"""Sources of raw rows: too many for memory, or changing with the epoch."""
 
 from __future__ import annotations
 
