@@ -24,6 +24,7 @@ from ..masking import mask_text, remember_secret
 logger = logging.getLogger(__name__)
 
 REDIS, KAFKA = ("redis", "rediss", "unix"), "kafka"
+_KEY = "served"  # of Redis, where none is given
 _SEGMENT_BYTES, _SEGMENT_SECONDS = 64 << 20, 3600.0
 _SUFFIX = ".jsonl"
 _MARKER_SECONDS = 86_400  # how long Redis remembers the last batch of a writer
@@ -140,7 +141,7 @@ class RedisSink(Sink):
         from .sources.redis import connect
 
         address, options = split_url(url, ("key", "maxlen"))
-        self._key, self._most = options.get("key", "served"), options.get("maxlen")
+        self._key, self._most = options.get("key", _KEY), options.get("maxlen")
         if self._most is not None and not (self._most.isdecimal() and int(self._most)):
             raise ConfigurationError(f"maxlen takes a whole number of entries; received {self._most!r}")
         self.label = f"Redis at {mask_text(address)}"
@@ -270,6 +271,21 @@ def scheme_of(target: str | Path) -> str:
             f"{did_you_mean(scheme, known)}"
         )
     return scheme
+
+
+def address_of(target: str | Path) -> tuple[str, ...]:
+    """Return what two targets that are the same have in common.
+
+    Raises:
+        ConfigurationError: the target cannot be used.
+    """
+    scheme = scheme_of(target)
+    if not scheme:
+        return (str(Path(target).resolve()),)
+    if scheme == KAFKA:
+        return kafka_address(str(target))[:2]
+    address, options = split_url(str(target), ("key", "maxlen"))
+    return address, options.get("key", _KEY)
 
 
 def sink_for(target: str | Path) -> Sink:

@@ -155,19 +155,33 @@ def test_a_table_that_names_no_items_is_refused_before_the_first_step(tmp_path, 
 
 
 @pytest.fixture(scope="module")
-def server(published):
-    server = Server(published[0])
+def recommended(tmp_path_factory):
+    return tmp_path_factory.mktemp("recommended")
+
+
+@pytest.fixture(scope="module")
+def server(published, recommended):
+    logs = ("--log", str(recommended / "rows"), "--log-recommended", str(recommended / "lists"), "--log-wait", "5")
+    server = Server(published[0], *logs)
     yield server
     server.stop()
 
 
 @pytest.mark.server
-def test_a_user_is_answered_over_http_as_in_python(server, published):
+def test_a_user_is_answered_over_http_as_in_python_and_the_list_is_logged(server, published, recommended):
     asked = {"k": 4, "filter": {"genres": ["Comedy", "War"]}}
     with ServedModel(published[0], follow=False) as model:
         asked["without"] = [*model.recommend(PEOPLE[0], 2, filter=asked["filter"]).ids[0].tolist(), "no film"]
         expected = model.recommend(PEOPLE[0], 4, without=[asked["without"]], filter=asked["filter"])
-    status, _, answer = server.ask("/recommend", {"user": PEOPLE[0], **asked})
+    status, _, answer = server.ask("/recommend", {"user": PEOPLE[0], **asked}, X_Request_Id="visit-1")
+    (lists,), rows = (recommended / "lists").glob("*.jsonl"), list((recommended / "rows").glob("*.jsonl"))
+    (line,) = map(json.loads, lists.read_bytes().splitlines())
+    served = {"request_id": "visit-1", "served_at": line["served_at"], "version": answer["version"], "share": 1.0}
+    assert line == {**served, "user": PEOPLE[0], **asked, "items": answer["items"]}
+    metrics = server.ask("/metrics")[2].decode()
+    assert 'trainer_serve_recommended_log_rows_total{outcome="written"} 1.0' in metrics
+    assert 'trainer_serve_log_rows_total{outcome="recommend"} 1.0' in metrics
+    assert rows == []  # what is learned from has no lists
     assert (status, answer["version"]) == (200, expected.version)
     assert [item["id"] for item in answer["items"]] == expected.ids[0].tolist()
     np.testing.assert_allclose([item["score"] for item in answer["items"]], expected.scores[0], rtol=1e-5)

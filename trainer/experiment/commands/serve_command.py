@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-age", type=float, metavar="S", help="of a version, for /readyz; default: any")
     add("--wait", action="store_true", help="start before anything is published")
     add("--log", metavar="TARGET", help="folder, redis://... or kafka://HOST/TOPIC to write answered rows to")
+    add("--log-recommended", metavar="TARGET", help="another one, to write the lists of recommended items to")
     add("--log-share", type=float, default=1.0, metavar="SHARE", help="of the requests that are logged; default: 1")
     add(
         "--log-wait",

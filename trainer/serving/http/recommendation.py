@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from ...errors import ConfigurationError, DataError, did_you_mean
 from ...models.retrieval import halves
 from ..published_items import PublishedItems
-from .answers import about
 from .batching import Scored
 from .request_rows import RequestRows, column_and_reason, json_of
-from .service_call import RefusalError, Reply
+from .service_call import RefusalError
 
 _KEYS = ("user", "k", "without", "filter")
 _FORM = '{"user": {column: value, ...}, "k": 10, "without": [id, ...], "filter": {column: value, ...}}'
@@ -52,8 +49,8 @@ class Recommendation:
                 raise RefusalError(400, f"a user has the columns {', '.join(known)}; received {name!r}{hint}")
         return RequestRows(1, rows=[self.user])
 
-    def reply(self, scored: Scored) -> Reply:
-        """Return the answer, from the version that scored the user."""
+    def items(self, scored: Scored) -> list[dict[str, Any]]:
+        """Return id and score of each item, best first, of the version that answered."""
         if not len(scored.good):
             column, reason = column_and_reason(scored.bad[0])
             raise RefusalError(422, reason, column=column)
@@ -63,8 +60,7 @@ class Recommendation:
         except (DataError, ConfigurationError) as error:
             raise RefusalError(400, str(error)) from None
         pairs = zip(ids[0].tolist(), scores[0].tolist(), strict=True)
-        listed = [{"id": name, "score": score} for name, score in pairs]
-        return Reply(200, orjson.dumps({**about(scored.current), "items": listed}))
+        return [{"id": name, "score": score} for name, score in pairs]
 
 
 def _of_version(items: PublishedItems | None) -> PublishedItems:

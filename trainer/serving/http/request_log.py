@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import functools
 import json
 import logging
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,29 +64,36 @@ class _Answered:
     time: float  # seconds since the epoch
     scored: Scored
     written: asyncio.Future | None  # set when it is durable
+    recommended: Mapping[str, Any] | None  # what was asked and the items, in the place of raw row and score
 
 
 class RequestLog:
     """Writes answered rows on a thread of its own; no answer waits for a disk.
 
     What cannot be written is tried again until the server stops. Rows beyond `options.log_queue_rows` that wait then
-    are left out. `trainer_serve_log_rows_total` counts all rows by outcome.
+    are left out. `trainer_serve_log_rows_total` counts all rows by outcome; of lists of recommended items it is
+    `trainer_serve_recommended_log_rows_total`.
+
+    Args:
+        target: folder or URL.
+        options: of the server.
+        traffic: counts the rows.
+        name: of its metrics.
 
     Raises:
         ConfigurationError: the target cannot be used.
         FolderInUseError: another server writes to the folder.
     """
 
-    def __init__(self, options: ServeOptions, traffic: Traffic) -> None:
-        assert options.log is not None
-        self._sink: Sink = sink_for(options.log)
-        self._options, self._traffic = options, traffic
+    def __init__(self, target: str | Path, options: ServeOptions, traffic: Traffic, name: str = "log") -> None:
+        self._sink: Sink = sink_for(target)
+        self._options, self._count = options, functools.partial(traffic.logged, name)
         self._retry = Retry(f"the log of served rows ({self._sink.label})", cap=_LONGEST_WAIT)
         self._answered: deque[_Answered] = deque()
         self._queued = 0
         self._wake = threading.Condition()
         self._stop_by: float | None = None
-        traffic.watch_log(lambda: self._queued, lambda: self._retry.failures > 0)
+        traffic.watch_log(name, lambda: self._queued, lambda: self._retry.failures > 0)
         self._thread = threading.Thread(target=self._run, name="served-rows", daemon=True)
         self._thread.start()
 
@@ -102,20 +111,20 @@ class RequestLog:
                 f"{taken[0]!r} of its own, which must have another name"
             )
 
-    def add(self, request: str, scored: Scored) -> asyncio.Future | None:
+    def add(self, request: str, scored: Scored, recommended: Mapping[str, Any] | None = None) -> asyncio.Future | None:
         """Take an answer; return a future of when it is durable, if answers wait for it."""
         rows, options = len(scored.good), self._options
         if not rows:
             return None
         if options.log_share < 1 and keep_share(np.array([request]), 0)[0] >= options.log_share:
-            self._traffic.logged("left_out", rows)
+            self._count("left_out", rows)
             return None
         with self._wake:
             if self._queued + rows > options.log_queue_rows or self._stop_by is not None:
-                self._traffic.logged("queue_full", rows)
+                self._count("queue_full", rows)
                 return None
             written = asyncio.get_running_loop().create_future() if options.log_wait else None
-            self._answered.append(_Answered(request, time.time(), scored, written))
+            self._answered.append(_Answered(request, time.time(), scored, written, recommended))
             self._queued += rows
             self._wake.notify()
         return written
@@ -129,7 +138,7 @@ class RequestLog:
         self._retry.stop()
         self._thread.join()
         if self._queued:
-            self._traffic.logged("stopped", self._queued)
+            self._count("stopped", self._queued)
             logger.warning("%d answered rows were not logged before the server stopped", self._queued)
         self._sink.close()
 
@@ -139,8 +148,8 @@ class RequestLog:
             refused = self._written(lines)
             if refused is None:
                 return
-            self._traffic.logged("written", len(lines) - refused)
-            self._traffic.logged("refused", refused)
+            self._count("written", len(lines) - refused)
+            self._count("refused", refused)
             with self._wake:
                 self._queued -= sum(len(answered.scored.good) for answered in batch)
             for answered in batch:
@@ -179,6 +188,8 @@ class RequestLog:
         reader, lines = scored.reader, []
         at = datetime.datetime.fromtimestamp(answered.time, datetime.timezone.utc).isoformat()
         own = {SERVED_AT: at, "version": scored.current.version, "share": self._options.log_share}
+        if answered.recommended is not None:
+            return [_json({**own, "request_id": answered.id, **answered.recommended})]
         asked = reader.asked(scored.request, scored.good.tolist())
         for row, values, score in zip(scored.good.tolist(), asked, scores, strict=True):
             if reader.event_time is not None and values.get(reader.event_time) is None:
@@ -186,7 +197,7 @@ class RequestLog:
             try:
                 lines.append(_json({**values, **own, "request_id": ids[row], "score": score}))
             except (TypeError, ValueError) as error:
-                self._traffic.logged("unusable", 1)
+                self._count("unusable", 1)
                 logger.warning("a row of request %s cannot be logged: %s", answered.id, error)
         return lines
 

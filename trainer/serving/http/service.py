@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
 
 from ...errors import CheckpointError, CheckpointNotFoundError, ConfigurationError
+from ...streams.sinks import address_of
 from ..published import Current
 from ..served_model import ServedModel
 from .answers import about, reply_to, with_id
@@ -37,7 +39,13 @@ class Service:
     def __init__(self, root: Path | str, options: ServeOptions) -> None:
         self._root, self._options = root, options
         self._traffic = Traffic()
-        self._log = None if options.log is None else RequestLog(options, self._traffic)
+        to = options.log_recommended
+        if None not in (options.log, to) and address_of(options.log) == address_of(to):
+            raise ConfigurationError(
+                "serve: log_recommended takes another target than log, whose rows are learned from"
+            )
+        self._log = None if options.log is None else RequestLog(options.log, options, self._traffic)
+        self._recommended = None if to is None else RequestLog(to, options, self._traffic, "recommended_log")
         self._engine: Engine | None = None
         self._problem = f"no model has been published at {root} yet"  # why there is no engine
         self._answered = (0, 0, 0)  # version, rows that it computed, and how many of these were not finite
@@ -92,8 +100,9 @@ class Service:
             engine, self._engine = self._engine, None
             await asyncio.to_thread(engine.close)
             await asyncio.to_thread(engine.model.close)
-        if self._log is not None:
-            await asyncio.to_thread(self._log.close, self._options.drain)
+        for log in (self._log, self._recommended):
+            if log is not None:
+                await asyncio.to_thread(log.close, self._options.drain)
 
     async def handle(self, call: Call) -> Reply:
         """Return the answer to a call within `options.timeout`; errors are replies too."""
@@ -128,7 +137,7 @@ class Service:
     async def _predict(self, call: Call) -> Reply:
         name = request_id(call.request_id)
         scored = await self._scored(call, functools.partial(rows_of_body, call.body, call.media))
-        await self._log_rows(name, scored)
+        await self._written(self._log, name, scored)
         return reply_to(scored, name, logits=call.logits or scored.request.logits)
 
     async def _recommend(self, call: Call) -> Reply:
@@ -136,19 +145,23 @@ class Service:
         asked, items = Recommendation.of_body(call.body, call.media), self._opened(call).model.items
         scored = await self._scored(call, functools.partial(asked.rows, items))
         if self._log is not None:
-            self._traffic.logged("recommend", 1)
-        return with_id(await asyncio.to_thread(asked.reply, scored), name)
+            self._traffic.logged("log", "recommend", 1)
+        listed = await asyncio.to_thread(asked.items, scored)
+        await self._written(self._recommended, name, scored, {**vars(asked), "items": listed})
+        return with_id(Reply(200, orjson.dumps({**about(scored.current), "items": listed})), name)
 
     async def _infer(self, call: Call) -> Reply:
         scored = await self._scored(call, functools.partial(rows_of_infer, call.body))
         name = request_id(call.request_id if scored.request.id is None else scored.request.id)
         reply = infer_reply(scored, self._options.name)
-        await self._log_rows(name, scored)
+        await self._written(self._log, name, scored)
         return with_id(reply, name)
 
-    async def _log_rows(self, name: str, scored: Scored) -> None:
-        """Give answered rows to the log, if there is one."""
-        written = None if self._log is None else self._log.add(name, scored)
+    async def _written(
+        self, log: RequestLog | None, name: str, scored: Scored, recommended: dict[str, Any] | None = None
+    ) -> None:
+        """Give answered rows to a log, if there is one."""
+        written = None if log is None else log.add(name, scored, recommended)
         if written is not None:
             await asyncio.wait([written], timeout=self._options.log_wait)
 

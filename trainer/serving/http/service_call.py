@@ -74,6 +74,7 @@ class ServeOptions:
     insecure: bool = False  # accept requests without a token from other machines too
     wait: bool = False  # start before anything is published; ``/readyz`` is 503 until then
     log: str | Path | None = None  # folder, redis:// or kafka:// to which answered rows are written
+    log_recommended: str | Path | None = None  # another one, to which the lists of recommended items are written
     log_share: float = 1.0  # share of the requests that are, chosen by a hash of their ids
     log_wait: float = 0.0  # most seconds that an answer waits until its rows are durable; 0 does not wait
     log_queue_rows: int = 100_000  # most rows that wait to be written; those beyond are counted and left out
@@ -86,7 +87,7 @@ class ServeOptions:
         for name in ("batch_delay", "drain", "log_wait"):
             number(f"serve: {name}", getattr(self, name), least=0, below=math.inf, what="seconds")
         number("serve: log_share", self.log_share, above=0, most=1, what="a share")
-        if self.log is None and (self.log_share != 1 or self.log_wait):
+        if self.log is None and self.log_recommended is None and (self.log_share != 1 or self.log_wait):
             raise ConfigurationError("serve: log_share and log_wait go with log, which names where rows are written")
         if self.log_wait >= self.timeout:
             raise ConfigurationError(

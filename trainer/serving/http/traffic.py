@@ -38,6 +38,7 @@ class Traffic:
         self._batch_seconds = Histogram(
             f"{PREFIX}_batch_seconds", "Seconds of a batch", buckets=_SECONDS, registry=self.registry
         )
+        self._log_rows: dict[str, Counter] = {}
         self._child = functools.cache(lambda metric, *labels: metric.labels(*labels))
 
     def watch(self, model: ServedModel, queued: Callable[[], int]) -> None:
@@ -57,20 +58,20 @@ class Traffic:
             lambda: model.delays[-1] if model.delays else 0.0,
         )
 
-    def watch_log(self, queued: Callable[[], int], is_failing: Callable[[], bool]) -> None:
-        """Count the rows of a log of served rows, and show how many wait to be written."""
+    def watch_log(self, log: str, queued: Callable[[], int], is_failing: Callable[[], bool]) -> None:
+        """Count the rows of "log" or "recommended_log", and show how many wait."""
         text = "Rows that wait to be logged"
-        Gauge(f"{PREFIX}_log_queued_rows", text, registry=self.registry).set_function(queued)
-        text = "1 while the log of served rows cannot be written"
-        Gauge(f"{PREFIX}_log_failing", text, registry=self.registry).set_function(is_failing)
+        Gauge(f"{PREFIX}_{log}_queued_rows", text, registry=self.registry).set_function(queued)
+        text = "1 while the log cannot be written"
+        Gauge(f"{PREFIX}_{log}_failing", text, registry=self.registry).set_function(is_failing)
         text = "Answered rows: written to the log, or why not"
-        self._log_rows = Counter(f"{PREFIX}_log_rows", text, ["outcome"], registry=self.registry)
+        self._log_rows[log] = Counter(f"{PREFIX}_{log}_rows", text, ["outcome"], registry=self.registry)
         for outcome in LOG_OUTCOMES:
-            self._log_rows.labels(outcome)
+            self._log_rows[log].labels(outcome)
 
-    def logged(self, outcome: str, rows: int) -> None:
-        """Count answered rows by what became of them in the log."""
-        self._log_rows.labels(outcome).inc(rows)
+    def logged(self, log: str, outcome: str, rows: int) -> None:
+        """Count answered rows by what became of them in a log."""
+        self._log_rows[log].labels(outcome).inc(rows)
 
     def request(self, operation: str, status: int, seconds: float) -> None:
         """Count a request and its time."""
