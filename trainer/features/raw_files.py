@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +17,10 @@ from ..checks import choice, number, refuse, whole
 from ..embedding.tables.hashing import stable_seed, uniform64
 from ..errors import ConfigurationError, DataError, StreamError
 from ..storage.cached_segments import local_files
-from ..streams.formats import csv_header
 from ..streams.formats.csv_format import CsvFormat
 from ..streams.formats.schema import Schema
 from ..streams.sources.files import FileStream
+from ..streams.sources.whole_table import names_of_file
 from .feature import Inputs
 from .features import Features
 from .raw_rows import AbsentColumns, RawData, Rows, SetAside
@@ -88,9 +86,7 @@ class RawFiles(RawData):
         return str(self.path)
 
     def names(self, csv_format: CsvFormat) -> list[str]:
-        with contextlib.suppress(OSError, ValueError, ImportError, csv.Error):
-            return list(map(str, _names_of_file(self.path, csv_format)))
-        return []
+        return list(map(str, names_of_file(self.path, csv_format)))
 
     def parts(
         self, features: Features, aside: SetAside, *, labelled: bool = True, kept: bool = False
@@ -256,17 +252,3 @@ def _joined(parts: Sequence[Any], count: int) -> Rows:
     if len(parts) == 1:
         return Rows(dict(parts[0]), count)
     return Rows({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, count)
-
-
-def _names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
-    if path.is_dir():
-        path = min(file for file in path.iterdir() if file.is_file() and not file.name.startswith((".", "_")))
-    kind = path.suffix.lower()
-    if kind == ".parquet":
-        from pyarrow import parquet
-
-        return list(parquet.read_schema(path).names)
-    if kind in (".csv", ".tsv"):
-        return csv_header.names_of_file(path, csv_format)
-    with open(path, encoding="utf-8") as file:
-        return list(json.loads(file.readline(1 << 20)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +13,13 @@ from ..errors import ConfigurationError, DataError, did_you_mean
 from ..features.feature import NO_ID, text_column
 from ..features.feature_data import is_raw, raw_data
 from ..features.features import Features
-from ..features.raw_files import parts_of
-from ..features.raw_rows import RawTable, SetAside
+from ..features.raw_rows import RawTable
 from ..models.item_index import ItemIndex
 from ..models.retrieval import Predicts, item_vectors
 from ..storage.cached_segments import local_files
 from ..streams.formats.ragged_column import Ragged
 from ..streams.formats.schema import Schema
-from ..streams.sources.files import FileStream
+from ..streams.sources.whole_table import read_table
 
 
 class Recommended(NamedTuple):
@@ -78,7 +76,9 @@ class ItemTable:
                 raise ConfigurationError(f"the table of items has no column {name!r}; {have}")
         texts = {name: text_column(required=False) for name in (self.id_column, *self.filters)}
         schema = Schema({**texts, **features.columns}, aligned=features.schema.aligned, csv=features.csv)
-        columns = _read_file(source, schema) if isinstance(source, Path) else _read_rows(source, schema)
+        columns = (
+            read_table(source, schema, "the table of items") if isinstance(source, Path) else _read_rows(source, schema)
+        )
         ids = columns[self.id_column]
         if isinstance(ids, Ragged) or ids.dtype.kind not in "iU":
             raise ConfigurationError(f"item_id={self.id_column!r}: ids of items are integers or text")
@@ -110,19 +110,6 @@ class ItemTable:
             },
             "arrays": {"vectors": vectors},
         }
-
-
-def _read_file(path: Path, schema: Schema) -> dict[str, Any]:
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder")
-    aside = SetAside(0.0)
-    with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=aside)) as stream:
-        parts = [rows.columns for rows in parts_of(stream)]
-    if aside.bad:
-        raise DataError(f"the table of items {path}: {aside.report()}")
-    if not parts:
-        raise DataError(f"the table of items {path} has no rows")
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _read_rows(data: Any, schema: Schema) -> dict[str, Any]:

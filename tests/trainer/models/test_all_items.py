@@ -1,9 +1,12 @@
 """Ranking over all items beside a plain reference, and interactions in parts beside their definitions."""
 
+import csv
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from trainer.data.finite.interactions import interactions
 from trainer.errors import ConfigurationError, DataError
@@ -127,10 +130,36 @@ def test_users_and_items_of_few_rows_are_left_out_until_none_is_left():
         assert len(rows[name])
 
 
-def test_a_file_is_read(tmp_path):
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet", "frame"])
+def test_interactions_are_read_as_other_raw_rows_are(kind, tmp_path):
+    path = tmp_path / f"rows.{kind}"
+    rows = [{"user": f"u{n % 2}", "item": f"i, {n}", "time": n, "shop": 3} for n in range(8)]
+    data = path
+    if kind in ("csv", "tsv"):
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="," if kind == "csv" else "\t")
+            writer.writeheader()
+            writer.writerows(rows)
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        data = pa.Table.from_pylist(rows)
+        if kind == "parquet":
+            parquet.write_table(data, path)
+            data = path
+    test = interactions(data, "test", time="time")
+    assert (test["item"].tolist(), test["time"].tolist()) == (["i, 6", "i, 7"], [6.0, 7.0])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("u1,,9", "item is missing|'item'.*missing|missing"), ("u1,i9,late", "late"), ("u1,i9", "fields|2")],
+)
+def test_a_row_that_does_not_fit_is_named(line, message, tmp_path):
     path = tmp_path / "rows.csv"
-    path.write_text("user,item,time\n" + "".join(f"u{n % 2},i{n},{n}\n" for n in range(8)))
-    assert interactions(path, "test", time="time")["item"].tolist() == ["i6", "i7"]
+    path.write_text(f"user,item,time\nu1,i1,1\nu1,i2,2\n{line}\n")
+    with pytest.raises(DataError, match=message):
+        interactions(path, "train", time="time")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -10,8 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ...checks import choice, number, whole
+from ...checks import choice, number, refuse, whole
 from ...errors import ConfigurationError, DataError, did_you_mean
+from ...storage.cached_segments import local_files
+from ...streams.batch import columns_of, is_frame
+from ...streams.formats.column import Column
+from ...streams.formats.csv_format import CsvFormat
+from ...streams.formats.schema import Schema
+from ...streams.sources.whole_table import names_of_file, read_table
 
 WAYS, PARTS = ("leave_one_out", "time", "random"), ("train", "valid", "test")
 
@@ -81,8 +86,8 @@ def interactions(
     """Return one part of interactions; the three parts have each interaction once.
 
     Args:
-        rows: columns by name, an interaction a row; or the path of a CSV or TSV file with a header, whose columns are
-            texts but for `time`.
+        rows: columns by name, or a frame, an interaction a row; or the path of a CSV, TSV, JSON-lines or Parquet file
+            or folder, or the URL of one, whose columns are read as texts, `time` as numbers.
         part: "train", "valid" or "test".
         by: "leave_one_out": the newest interaction of each user is tested on, the one before it validated on, and users
             of two or fewer are trained on alone. "time": the oldest share of all rows is trained on, the newest tested
@@ -102,7 +107,9 @@ def interactions(
 
     Raises:
         ConfigurationError: an invalid argument, or a way that needs a time.
-        DataError: no such file or column, a time that is no number, no row left, or a user without any negative.
+        DataError: no such file or column, a row that does not fit, a time that is no number, no row left, or a user
+            without any negative.
+            without any negative.
     """
     choice("interactions(part=...)", part, PARTS)
     choice("interactions(by=...)", by, WAYS)
@@ -175,18 +182,19 @@ def _of_user(rows: int, shares: Sequence[float]) -> tuple[int, int]:
 
 def _columns(rows: Any, names: Sequence[str], time: str | None) -> dict[str, np.ndarray]:
     if isinstance(rows, str | Path):
-        path = Path(rows)
-        if not path.is_file():
-            raise DataError(f"{path}: no such file of interactions")
-        with path.open(encoding="utf-8", newline="") as file:
-            found = list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
-        rows = {name: np.array([row[name] for row in found]) for name in (found[0] if found else {})}
+        path = local_files(rows)
+        there = names_of_file(path, CsvFormat()) or names
+        typed = {name: Column(np.str_, default="", coerce=True) for name in there}
+        typed |= {name: Column(np.str_ if name != time else np.float64, coerce=True) for name in names if name in typed}
+        rows = read_table(path, Schema(typed), "the interactions")
+    elif is_frame(rows):
+        rows = columns_of(rows)
     if not isinstance(rows, Mapping):
-        raise ConfigurationError(f"interactions takes columns by name or a path; received {type(rows).__name__}")
+        refuse("interactions(rows)", "columns by name, a frame or a path", rows)
     for name in names:
         if name not in rows:
             raise DataError(f"interactions: no column {name!r}; there are {', '.join(rows)}{did_you_mean(name, rows)}")
-    columns = {name: np.asarray(column) for name, column in rows.items()}
+    columns = {str(name): np.asarray(column) for name, column in rows.items()}
     if time is not None:
         try:
             columns[time] = columns[time].astype(np.float64)

@@ -1,0 +1,59 @@
+"""Tables in files, read at once."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError
+from ..dead_letter import DeadLetter
+from ..formats import csv_header
+from ..formats.csv_format import CsvFormat
+from ..formats.schema import Schema
+from .files import FileStream
+
+_PART_ROWS = 1 << 16
+
+
+def names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
+    """Return the column names of a path's first file; empty if unknown."""
+    with contextlib.suppress(OSError, ValueError, ImportError, csv.Error):
+        if path.is_dir():
+            path = min(file for file in path.iterdir() if file.is_file() and not file.name.startswith((".", "_")))
+        kind = path.suffix.lower()
+        if kind == ".parquet":
+            from pyarrow import parquet
+
+            return list(parquet.read_schema(path).names)
+        if kind in (".csv", ".tsv"):
+            return csv_header.names_of_file(path, csv_format)
+        with open(path, encoding="utf-8") as file:
+            return list(json.loads(file.readline(1 << 20)))
+    return []
+
+
+def read_table(path: Path, schema: Schema, what: str) -> dict[str, Any]:
+    """Return the columns of a schema, of all rows of a file or folder.
+
+    Raises:
+        DataError: there is no such file, it has no rows, or one that does not fit; `what` begins the message.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    bad = DeadLetter(max_bad_share=1.0)
+    parts = []
+    with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=bad)) as stream:
+        while not stream.exhausted:
+            batch = stream.poll(_PART_ROWS, 1.0)
+            if batch is not None:
+                parts.append(batch.columns)
+    if bad.bad:
+        raise DataError(f"{what} {path}: {bad.report()}")
+    if not parts:
+        raise DataError(f"{what} {path} has no rows")
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
