@@ -10,7 +10,7 @@ from mindspore import dtype as mstype
 
 from ..checks import boolean, number, whole
 from ..errors import ConfigurationError
-from ..features import FeatureEmbedding, Features
+from ..features import FeatureEmbedding, Features, ListFeature
 from ..features.feature import Kind
 from .bst import running_count
 from .sequences import candidate_and_history, candidates_of
@@ -64,6 +64,12 @@ class NextItem(nn.Cell):
                 f"{model} reads the history ({', '.join(histories)}) and the item ({', '.join(candidates)}) alone; "
                 f"feature {unread[0]!r} would be unused: leave it out, or take two_tower"
             )
+        read = {output.name: feature for feature in features.features for output in feature.outputs()}
+        history, item = read[histories[0]], read[candidates[0]]
+        # raw columns of the history and of the item, for a server that is asked with a list of items; or None
+        self.raw_columns: tuple[str, str] | None = None
+        if len(histories) == 1 and isinstance(history, ListFeature) and history.separator is None:
+            self.raw_columns = history.source, item.source
         self.embedding = FeatureEmbedding(features, dim)
         self.candidates = tuple(self.embedding.field_index(name) for name in candidates)
         self.width = dim * len(candidates)

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from mindspore import nn
 
-from ..checks import whole
+from ..checks import choice, refuse, whole
 from ..errors import ConfigurationError, DataError, did_you_mean
 from ..features.feature import NO_ID, text_column
 from ..features.feature_data import is_raw, raw_data
 from ..features.features import Features
 from ..features.raw_rows import RawTable
 from ..models.item_index import ItemIndex
+from ..models.next_item import NextItem
 from ..models.retrieval import Predicts, item_vectors
 from ..storage.cached_segments import local_files
 from ..streams.formats.ragged_column import Ragged
@@ -91,8 +93,11 @@ class ItemTable:
             raise DataError(f"the table of items has {self.id_column}={twice!r} more than once")
         return columns
 
-    def state(self, model: Predicts, features: Features) -> dict[str, Any]:
+    def state(self, model: Predicts, features: Features, network: nn.Cell) -> dict[str, Any]:
         """Return the items with their vectors, as a version stores them.
+
+        Args:
+            network: the model's.
 
         Raises as `item_vectors` does; DataError: also what `read` refuses, since the table may change in a training.
         """
@@ -102,11 +107,13 @@ class ItemTable:
             raise DataError(str(error)) from error
         vectors = item_vectors(model, features.apply(columns))
         own = set(raw_data(self.source).names(features.csv))
+        history, item = (isinstance(network, NextItem) and network.raw_columns) or (None, None)
         return {
             "json": {
                 "ids": columns[self.id_column].tolist(),
                 "filters": {name: _listed(columns[name]) for name in self.filters},
                 "user_columns": [name for name in features.columns if name not in own],
+                "history": history if item == self.id_column else None,
             },
             "arrays": {"vectors": vectors},
         }
@@ -133,6 +140,7 @@ class PublishedItems:
 
     Attributes:
         user_columns: raw columns that the table of items does not have.
+        history: the raw column of the user that lists ids of the items, or None.
 
     Raises:
         ValueError, TypeError, KeyError, TrainerError: it is something else.
@@ -142,6 +150,7 @@ class PublishedItems:
         body = state["json"]
         self.index = ItemIndex(body["ids"], state["arrays"]["vectors"])
         self.user_columns: tuple[str, ...] = tuple(body["user_columns"])
+        self.history: str | None = body.get("history")
         self._filters = {name: _Filter(name, values) for name, values in body["filters"].items()}
 
     def __len__(self) -> int:
@@ -154,6 +163,46 @@ class PublishedItems:
             raise DataError(
                 f"a user has the columns {', '.join(self.user_columns)}; received {', '.join(names) or 'none'}{near}"
             )
+
+    def of_history(
+        self, history: Sequence[Sequence[Any]], without: Sequence[Sequence[Any]] | None
+    ) -> tuple[dict[str, Any], list[list[Any]]]:
+        """Return raw rows of histories, and of each the ids to leave out, its own too.
+
+        Raises:
+            ConfigurationError: the version has no history, or `without` has another length.
+            DataError: a history is no list of ids.
+        """
+        if self.history is None:
+            raise ConfigurationError(
+                "recommend(history=...) goes with versions of sasrec and hstu of one history, whose item_id is the "
+                f"column of its items; this version takes users with {', '.join(self.user_columns)}"
+            )
+        if without is not None and len(without) != len(history):
+            raise ConfigurationError(f"recommend: {len(without)} lists in without for {len(history)} histories")
+        hidden = [
+            [*self._known(left), *self._known(chosen)]
+            for left, chosen in zip(without or [[]] * len(history), history, strict=True)
+        ]
+        return {self.history: [list(chosen) for chosen in history]}, hidden
+
+    def filter_of(self, given: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the filter of texts such as ``genre=comedy``, values of numbers as such.
+
+        Raises:
+            ConfigurationError: a text of another form, no such column, or no number where there are numbers.
+        """
+        found: dict[str, list[Any]] = {}
+        for text in given:
+            name, is_given, value = text.partition("=")
+            if not is_given:
+                refuse("--filter", "COLUMN=VALUE", text)
+            choice("--filter: a column to filter by", name, self._filters)
+            try:
+                found.setdefault(name, []).append(self._filters[name].value_of(value))
+            except ValueError:
+                refuse(f"--filter {name}=...", "a number", value)
+        return found
 
     def nearest(
         self,
@@ -178,11 +227,15 @@ class PublishedItems:
         listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
         kind: type = str if self.index.ids.dtype.kind == "U" else int
         if isinstance(listed, str) or not isinstance(listed, Sequence):
-            raise DataError(f"recommend(without=...) takes a list of ids for each user; received {listed!r}")
+            raise DataError(
+                f"recommend(without=..., history=...) takes a list of ids for each user; received {listed!r}"
+            )
         for value in listed:
             if not isinstance(value, kind) or isinstance(value, bool):
                 shown = "text" if kind is str else "integers"
-                raise DataError(f"recommend(without=...): the ids of the items are {shown}; received {value!r}")
+                raise DataError(
+                    f"recommend(without=..., history=...): the ids of the items are {shown}; received {value!r}"
+                )
         # an integer beyond int64 names no item
         return np.array([value for value in listed if kind is str or abs(value) < 1 << 63], self.index.ids.dtype.kind)
 
@@ -213,6 +266,10 @@ class _Filter:
                 if part not in (None, ""):
                     self._items.setdefault(part, []).append(item)
         self._is_text = any(isinstance(value, str) for value in self._items)
+
+    def value_of(self, text: str) -> Any:
+        """Return the value that a text stands for; ValueError: it is no number."""
+        return text if self._is_text else float(text)
 
     def __call__(self, wanted: Any) -> np.ndarray:
         """Return which items have the value, or one of a list of values."""

@@ -279,7 +279,7 @@ class Publish(Callback):
         states: States = {} if calibration is None else {CALIBRATION: calibration.state()}
         if self.items is not None and trainer.features is not None:
             with trainer.averaged_weights():
-                states[ITEMS] = self.items.state(trainer, trainer.features)
+                states[ITEMS] = self.items.state(trainer, trainer.features, trainer.network)
         try:
             final = self.root / version_name(self._version + 1)
             rows = self._source.take(trainer, self._consumer, final, full=full, compact=compact)

@@ -173,9 +173,10 @@ class ServedModel:
 
     def recommend(
         self,
-        users: Any,
+        users: Any = None,
         k: int = 10,
         *,
+        history: Sequence[Sequence[Any]] | None = None,
         without: Sequence[Sequence[Any]] | None = None,
         filter: Mapping[str, Any] | None = None,
     ) -> Recommended:
@@ -184,6 +185,8 @@ class ServedModel:
         Args:
             users: raw rows of the users, as for `predict`; items' columns may be missing.
             k: items per user.
+            history: in place of `users`, of `sasrec` and `hstu`: for each user the ids that were chosen before, the
+                newest last, which are left out of the answer. In a column of `users` they are not left out.
             without: for each user, ids to leave out, such as those seen already; ids of no item are ignored.
             filter: column of `Publish(item_filters=...)` -> a value, or several of which an item has one; a list has a
                 value if one of its parts is it. All columns have to fit.
@@ -192,7 +195,8 @@ class ServedModel:
             The version, and of each user ids and scores, the inner products; fewer than `k` where fewer items are left.
 
         Raises:
-            ConfigurationError: the version has no items, k is below 1, or there is not one list in `without` per user.
+            ConfigurationError: the version has no items, k is below 1, there is not one list in `without` per user,
+                not one of `users` and `history`, or the version's model reads no history.
             DataError: a row that the features' declaration forbids, or with none of the users' columns; an unknown
                 column in `filter`, or a value or an id of another kind than the items'.
         """
@@ -203,6 +207,10 @@ class ServedModel:
                 raise ConfigurationError(
                     f"version {self.version} has no items to recommend; Publish(items=...) says which there are"
                 )
+            if (users is None) == (history is None):
+                raise ConfigurationError("recommend takes users or history=..., one of the two")
+            if history is not None:
+                users, without = items.of_history(history, without)
             rows = RawTable(users)
             items.check_user(rows.names())
             outputs = version.run(features.transform(rows))

@@ -8,7 +8,7 @@ from callbacks import ModelCheckpoint
 from tests.trainer.models.tables import make_features
 from trainer import Trainer, models
 from trainer.data.finite.interactions import DrawnNegatives, interactions
-from trainer.errors import ConfigurationError
+from trainer.errors import ConfigurationError, DataError
 from trainer.features import Categorical, Features, ListFeature
 from trainer.models import BPR, GBCE, HSTU, BPRLoss, InBatchSoftmax, ItemIndex, SASRec, item_vectors, user_vectors
 from trainer.serving import Publish, ServedModel
@@ -61,6 +61,20 @@ def test_a_planted_order_is_learned_and_recommended(model, options, loss, epochs
     assert np.mean(first == np.array(test["item"])) > 0.9
     with ServedModel(tmp_path, follow=False) as served:
         assert [ids[0] for ids in served.recommend({"history": test["history"]}, 1).ids] == first.tolist()
+        answer = served.recommend(k=ITEMS, history=test["history"][:3], without=[["i3"], [], []])
+        for row, ids in enumerate(answer.ids):
+            left_out = {*test["history"][row], *(["i3"] if row == 0 else [])}
+            assert sorted(ids) == sorted(set(ALL["item"]) - left_out)
+            assert ids[0] == first[row] or first[row] in left_out
+        for arguments, message in (
+            ({"history": [["i1"]], "users": {"history": [["i1"]]}}, "one of the two"),
+            ({}, "one of the two"),
+            ({"history": [["i1"]], "without": []}, "0 lists in without for 1"),
+            ({"history": [[1]]}, "are text; received 1"),
+            ({"history": ["i1"]}, "list of ids for each user"),
+        ):
+            with pytest.raises((ConfigurationError, DataError), match=message):
+                served.recommend(**arguments)
     assert not user_vectors(trainer, {"history": [[]]}).any()  # of nobody nothing is known
 
 

@@ -202,6 +202,9 @@ def test_a_user_is_answered_over_http_as_in_python_and_the_list_is_logged(server
         ({"user": {"user": "1"}, "k": True}, 400, "received k=True"),
         ({"user": {"user": "1"}, "k": 0}, 400, "recommend(k=...)"),
         ({"user": ["1"]}, 400, "received user=['1']"),
+        ({"history": ["1"]}, 400, "goes with versions of sasrec and hstu"),
+        ({"history": ["1"], "user": {"user": "1"}}, 400, "received dict with both"),
+        ({"history": "1"}, 400, "received history='1'"),
         ({"user": {"usr": "1", "age": 3}}, 400, "did you mean 'user'"),
         ({"user": {"user": "1", "age": "old"}}, 422, "'old'"),
         ({"user": {"user": "1"}, "without": [50]}, 400, "are text; received 50"),
@@ -228,8 +231,18 @@ def test_all_users_of_a_file_are_written_as_they_are_answered(published, tmp_pat
     expected = [[person, str(n + 1), ids[i][n]] for i, person in enumerate(people) for n in range(3)]
     assert [line[:3] for line in lines] == expected
     np.testing.assert_allclose([float(line[3]) for line in lines], np.concatenate(scores), rtol=1e-5)
+    users.write_text("user,age,seen\n1,24,50 nothing\n655,50,\n", encoding="utf-8")
+    assert main([*command, "--without", "seen", "--filter", "genres=War", "--filter", "genres=Comedy"]) == 0
+    with ServedModel(published[0], follow=False) as model:
+        wanted = {"genres": ["War", "Comedy"]}
+        expected = model.recommend(PEOPLE[:2], 3, without=[["50"], []], filter=wanted).ids
+    lines = list(csv.reader(output.read_text("utf-8").splitlines()))[1:]
+    assert [line[2] for line in lines] == np.concatenate(expected).tolist()
     for change, said in (
         (["--output", "a.npy"], "'.csv'"),
+        (["--without", "sen"], "did you mean 'seen'"),
+        (["--filter", "genres"], "COLUMN=VALUE"),
+        (["--filter", "genre=War"], "did you mean 'genres'"),
         (["-k", "0"], "-k"),
         (["--user-id", "usr"], "did you mean 'user'"),
     ):

@@ -24,6 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("folder", metavar="RUN_OR_PUBLISHED", help="run folder, or folder that Publish writes to, with items")
     add("--users", metavar="FILE", required=True, help="raw rows of users: .csv, .tsv, .jsonl, .parquet, or a folder")
     add("--user-id", metavar="COLUMN", help="column of --users that names them; default: the first one")
+    add("--without", metavar="COLUMN", help="column of --users with lists of ids to leave out of a user's items")
+    add(
+        "--filter",
+        metavar="COLUMN=VALUE",
+        action="append",
+        default=[],
+        help="recommend items with this value alone; of a column that is given again, any of its values",
+    )
     add("-k", type=int, default=10, help="items per user; default: 10")
     add("--output", metavar="FILE", type=Path, required=True, help=".csv, .jsonl or .parquet: a row per user and item")
 
@@ -57,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _answers(model: ServedModel, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield recommendations as columns: user, rank, item and score."""
-    from ...features.feature import text_column
+    from ...features.feature import list_column, text_column
     from .declared_rows import DeclaredRows
 
     features = model.features
@@ -68,9 +76,21 @@ def _answers(model: ServedModel, args: argparse.Namespace) -> Iterator[dict[str,
     name = table.names[0] if args.user_id is None else args.user_id
     table.check_column(name)
     columns = {name: text_column(required=False), **features.columns}
+    if args.without is not None:
+        table.check_column(args.without)
+        dtype = "str" if model.items.index.ids.dtype.kind == "U" else "int64"
+        columns.setdefault(args.without, list_column(dtype))
+    options: dict[str, Any] = {"filter": model.items.filter_of(args.filter)}
+    history = model.items.history
     for block in table.blocks(columns, _USERS, features.max_bad_share):
         ids = block[name] if name in features.columns else block.pop(name)
-        _, items, scores = model.recommend(block, args.k)
+        if args.without is not None:
+            options["without"] = [list(row.tolist()) for row in block[args.without]]
+        if history is None:
+            options["users"] = {name: column for name, column in block.items() if name in features.columns}
+        else:
+            options["history"] = [row.tolist() for row in block[history]]
+        _, items, scores = model.recommend(k=args.k, **options)
         counts = [len(row) for row in items]
         yield {
             "user": np.repeat(ids, counts),

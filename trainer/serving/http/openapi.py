@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ...streams.formats.column import Column
+from ..published_items import PublishedItems
 from .service_call import JSON, ServeOptions
 
 _NUMBER = {"type": ["number", "null"]}
@@ -13,11 +14,11 @@ _TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "U": "s
 
 
 def description(
-    options: ServeOptions, fields: Mapping[str, Column], users: Sequence[str] | None = None
+    options: ServeOptions, fields: Mapping[str, Column], items: PublishedItems | None = None
 ) -> dict[str, Any]:
     """Return the OpenAPI document of a server whose rows have these columns.
 
-    `users` are the columns of users, where items are recommended to them.
+    `items` are those of the version, or None.
     """
     row = _object({name: _value(column) for name, column in fields.items()})
     rows = {"type": "array", "items": row}
@@ -58,27 +59,32 @@ def description(
             **{path: {"get": {"summary": text, "responses": {"200": _answer("OK")}}} for path, text in gets.items()},
         },
     }
-    if users is not None:
-        user = {name: _value(column) for name, column in fields.items() if name in users}
-        document["paths"]["/recommend"] = {"post": _recommend(user)}
+    if items is not None:
+        user = {name: _value(column) for name, column in fields.items() if name in items.user_columns}
+        document["paths"]["/recommend"] = {"post": _recommend(user, items.history is not None)}
     if options.token is not None:
         document["components"] = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
         document["security"] = [{"token": []}]
     return document
 
 
-def _recommend(user: Mapping[str, Any]) -> dict[str, Any]:
+def _recommend(user: Mapping[str, Any], of_history: bool) -> dict[str, Any]:
+    history = {"type": "array", "items": _ID, "description": "in place of user; these are left out"}
     form = {
         "user": _object(user),
+        **({"history": history} if of_history else {}),
         "k": {"type": "integer", "minimum": 1, "default": 10},
         "without": {"type": "array", "items": _ID, "description": "ids to leave out"},
         "filter": {"type": "object", "description": "column of the items -> a value, or several of which one fits"},
     }
+    needed: dict[str, Any] = {"required": ["user"]}
+    if of_history:
+        needed = {"oneOf": [{"required": ["user"]}, {"required": ["history"]}]}
     item = _object({"id": _ID, "score": {"type": "number"}})
     answer = _object({"version": {"type": "integer"}, "items": {"type": "array", "items": item}})
     return {
         "summary": "The best items for a user, of all items of the version",
-        "requestBody": {"required": True, "content": {JSON: {"schema": {**_object(form), "required": ["user"]}}}},
+        "requestBody": {"required": True, "content": {JSON: {"schema": {**_object(form), **needed}}}},
         "responses": {
             "200": _answer("Items, best first; fewer than k where fewer are left", {JSON: {"schema": answer}}),
             "404": _answer("The version was published without items"),

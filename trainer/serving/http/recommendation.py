@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,15 +13,19 @@ from .batching import Scored
 from .request_rows import RequestRows, column_and_reason, json_of
 from .service_call import RefusalError
 
-_KEYS = ("user", "k", "without", "filter")
-_FORM = '{"user": {column: value, ...}, "k": 10, "without": [id, ...], "filter": {column: value, ...}}'
+_KEYS = ("user", "history", "k", "without", "filter")
+_FORM = (
+    '{"user": {column: value, ...} or "history": [id, ...], "k": 10, "without": [id, ...], "filter": {column: value, '
+    "...}}"
+)
 
 
 @dataclass(frozen=True)
 class Recommendation:
     """What one request asks for."""
 
-    user: Mapping[str, Any]
+    user: Mapping[str, Any] | None = None
+    history: list[Any] | None = None  # in place of the user: ids of items, which are left out
     k: int = 10
     without: list[Any] = field(default_factory=list)  # ids of items
     filter: Mapping[str, Any] = field(default_factory=dict)
@@ -30,19 +34,23 @@ class Recommendation:
     def of_body(cls, body: bytes, media: str) -> Recommendation:
         """Return what a body asks for; RefusalError: as of `json_of`, or 400."""
         value = json_of(body, media)
-        if not isinstance(value, dict) or "user" not in value:
-            raise RefusalError(400, f"the body takes {_FORM}; received {type(value).__name__} without user")
+        if not isinstance(value, dict) or ("user" in value) == ("history" in value):
+            both = "with both" if isinstance(value, dict) and "user" in value else "without user or history"
+            raise RefusalError(400, f"the body takes {_FORM}; received {type(value).__name__} {both}")
         for name, given in value.items():
             if name not in _KEYS:
                 raise RefusalError(400, f"the body takes {_FORM}; received {name!r}{did_you_mean(name, _KEYS)}")
-            kind = {"k": int, "without": list}.get(name, dict)
+            kind = {"k": int, "without": list, "history": list}.get(name, dict)
             if not isinstance(given, kind) or isinstance(given, bool):
                 raise RefusalError(400, f"the body takes {_FORM}; received {name}={given!r}")
         return cls(**value)
 
     def rows(self, items: PublishedItems | None) -> RequestRows:
         """Return the row of the user; RefusalError 400 for columns of others."""
-        known = _of_version(items).user_columns
+        items = _of_version(items)
+        if self.user is None:
+            return RequestRows(1, rows=[self._row_and_hidden(items)[0]])
+        known = items.user_columns
         for name in self.user:
             if name not in known:
                 hint = did_you_mean(name, known)
@@ -55,12 +63,23 @@ class Recommendation:
             column, reason = column_and_reason(scored.bad[0])
             raise RefusalError(422, reason, column=column)
         users, _ = halves(scored.outputs[0])
+        items = _of_version(scored.items)
         try:
-            ids, scores = _of_version(scored.items).nearest(users, self.k, [self.without], self.filter)
+            ids, scores = items.nearest(users, self.k, self._row_and_hidden(items)[1], self.filter)
         except (DataError, ConfigurationError) as error:
             raise RefusalError(400, str(error)) from None
         pairs = zip(ids[0].tolist(), scores[0].tolist(), strict=True)
         return [{"id": name, "score": score} for name, score in pairs]
+
+    def _row_and_hidden(self, items: PublishedItems) -> tuple[dict[str, Any], Sequence[Sequence[Any]]]:
+        """Return the row of a history, and the ids to leave out; RefusalError 400."""
+        if self.history is None:
+            return {}, [self.without]
+        try:
+            rows, hidden = items.of_history([self.history], [self.without])
+            return {name: lists[0] for name, lists in rows.items()}, hidden
+        except (DataError, ConfigurationError) as error:
+            raise RefusalError(400, str(error)) from None
 
 
 def _of_version(items: PublishedItems | None) -> PublishedItems:

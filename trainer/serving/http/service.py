@@ -196,8 +196,7 @@ class Service:
     async def _openapi(self, call: Call) -> Reply:
         fields = self._engine.reader().fields if self._engine is not None else {}
         items = self._engine.model.items if self._engine is not None else None
-        users = None if items is None else items.user_columns
-        return Reply(200, orjson.dumps(description(self._options, fields, users)))
+        return Reply(200, orjson.dumps(description(self._options, fields, items)))
 
     async def _server(self, call: Call) -> Reply:
         body = {"name": "mindspore-trainer", "version": version("mindspore-trainer"), "extensions": []}
