@@ -17,7 +17,7 @@ from trainer import Every, Trainer
 from trainer.errors import ConfigurationError, DataError
 from trainer.experiment.cli import main
 from trainer.features import Categorical, Features, ListFeature, Numeric
-from trainer.models import InBatchSoftmax, TwoTower, item_vectors, user_vectors
+from trainer.models import InBatchSoftmax, SASRec, TwoTower, item_vectors, user_vectors
 from trainer.serving import Publish, ServedModel
 
 PEOPLE = [{"user": "1", "age": 24}, {"user": "655", "age": 50}, {"user": "nobody"}]
@@ -251,6 +251,39 @@ def test_all_users_of_a_file_are_written_as_they_are_answered(published, tmp_pat
     users.write_text("usr\n1\n", encoding="utf-8")
     assert main(command) == 1
     assert "a user has the columns user, age; received usr" in capsys.readouterr().err
+
+
+@pytest.mark.server
+def test_a_history_is_answered_over_http_and_by_the_command_as_in_python(tmp_path, capsys):
+    item = {"table": "item"}
+    history = ListFeature("seen", pooling=None, max_length=4, **item)
+    features = Features([Categorical("item", **item), history], label="item")
+    trainer = Trainer(SASRec(features, dim=4, blocks=1), InBatchSoftmax(1.0), ("adam", {}), features=features, seed=0)
+    names = [f"i{n}" for n in range(8)]
+    rows = {
+        "seen": [[names[n % 8], names[(n + 1) % 8]] for n in range(32)],
+        "item": [names[(n + 2) % 8] for n in range(32)],
+    }
+    root, users, output = tmp_path / "published", tmp_path / "users.jsonl", tmp_path / "items.jsonl"
+    trainer.fit(rows, epochs=1, batch_size=32, callbacks=[Publish(root, items={"item": names}, item_id="item")])
+    with ServedModel(root, follow=False) as model:
+        ids = model.recommend(k=5, history=[["i1", "i2"]], without=[["i3"]]).ids[0].tolist()
+        kept = model.recommend({"seen": [["i1", "i2"]]}, k=8).ids[0].tolist()
+    assert (sorted(kept), [name for name in kept if name not in ("i1", "i2", "i3")]) == (names, ids)
+    server = Server(root)
+    try:
+        status, _, answer = server.ask("/recommend", {"history": ["i1", "i2"], "k": 5, "without": ["i3"]})
+        assert (status, [found["id"] for found in answer["items"]]) == (200, ids)
+        status, _, answer = server.ask("/recommend", {"history": [1]})
+        assert (status, "are text; received 1" in answer["error"]) == (400, True)
+        described = server.ask("/openapi.json")[2]["paths"]["/recommend"]["post"]["requestBody"]["content"]
+        assert "history" in described["application/json"]["schema"]["properties"]
+    finally:
+        server.stop()
+    users.write_text(json.dumps({"user": "a", "seen": ["i1", "i2"], "left": ["i3"]}) + "\n", encoding="utf-8")
+    command = ["recommend", str(root), "--users", str(users), "-k", "5", "--without", "left", "--output", str(output)]
+    assert main(command) == 0, capsys.readouterr().err
+    assert [json.loads(line)["item"] for line in output.read_text("utf-8").splitlines()] == ids
 
 
 CONFIG = """\
