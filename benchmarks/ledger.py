@@ -60,11 +60,15 @@ class Ledger(Callback):
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Note the rows of the chunk."""
         self._step = trainer.state.progress.global_step
+        self._write(CHUNK, self._step, trainer.state.outputs.chunk.num_steps, self.rows_of(trainer))
+
+    def rows_of(self, trainer: Trainer) -> np.ndarray:
+        """Return the names of the chunk's rows, int64 [N]."""
         chunk = trainer.state.outputs.chunk
         rows = np.zeros(chunk.num_samples, np.int64)
         for name in self.key:
             rows = rows * _BASE + chunk.rows(chunk.names.index(name))[: chunk.num_samples]
-        self._write(CHUNK, trainer.state.progress.global_step, chunk.num_steps, rows)
+        return rows
 
     def on_eval_begin(self, trainer: Trainer) -> None:
         """Show that an evaluation is under way."""
@@ -102,12 +106,14 @@ class History:
     Attributes:
         steps: the number of every step that counts, in the order they were done, int64.
         rows: the rows of the steps that count, in order, int64.
+        learned_at: for each of them the last step of the chunk that it was in, int64.
         redone: steps that were trained, lost with their process and trained again by its successor.
         resumed_from: the step each process went on from.
     """
 
     steps: np.ndarray
     rows: np.ndarray
+    learned_at: np.ndarray
     redone: int
     resumed_from: list[int]
 
@@ -145,6 +151,7 @@ def surviving(folder: str | os.PathLike[str]) -> History:
     return History(
         np.concatenate([empty, *numbers]),
         np.concatenate([empty, *(rows for _, _, rows in chunks)]),
+        np.concatenate([empty, *(np.full(len(rows), last) for last, _, rows in chunks)]),
         redone,
         resumed_from,
     )

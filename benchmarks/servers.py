@@ -38,6 +38,12 @@ def missing(kind: str) -> str | None:
     return None
 
 
+def redis_server(folder: Path) -> Any:
+    """Return a `RedisServer` in `folder`, which keeps its data over a kill."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return _brokers().RedisServer(folder)
+
+
 @contextlib.contextmanager
 def redis(folder: Path, payloads: Sequence[bytes], key: str = NAME) -> Iterator[str]:
     """Run a server in `folder` whose stream `key` holds `payloads`; gives its URL."""
