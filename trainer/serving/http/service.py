@@ -147,7 +147,8 @@ class Service:
         if self._log is not None:
             self._traffic.logged("log", "recommend", 1)
         listed = await asyncio.to_thread(asked.items, scored)
-        await self._written(self._recommended, name, scored, {**vars(asked), "items": listed})
+        given = {key: value for key, value in vars(asked).items() if value is not None}  # a user, or a history
+        await self._written(self._recommended, name, scored, {**given, "items": listed})
         return with_id(Reply(200, orjson.dumps({**about(scored.current), "items": listed})), name)
 
     async def _infer(self, call: Call) -> Reply:
