@@ -11,7 +11,6 @@ from ..checks import refuse
 from ..distributed.agreement import StopHooks
 from ..distributed.group import Group
 from ..errors import ConfigurationError, DataError
-from ..features.feature import Inputs
 from ..features.feature_data import KeptColumns, inputs_of, is_raw, learn_together, raw_data
 from ..features.features import Features
 from ..features.raw_rows import RawData, RawTable
@@ -147,12 +146,12 @@ class UserData:
                 batch_size, data = None, UserData(drawn)
             elif self.content.in_memory:
                 data = UserData(inputs_of(self.features, self.content, fit=True))
-            else:
-                blocks = RawRowBlocks(self.features, self.content, batch_size or RAW_BATCH_SIZE, shuffle, seed)
-                batch_size, data = None, UserData(blocks)
         if data.form is Form.ARRAYS and group.size > 1 and not own:
-            return data._noted(ShardedArrays(data.content, batch_size, group, shuffle=shuffle, seed=seed))
-        source = data.source(batch_size, shuffle=shuffle, seed=seed)
+            return ShardedArrays(data.content, batch_size, group, shuffle=shuffle, seed=seed)
+        if data.form is Form.RAW:
+            source: Source = RawRowBlocks(self.features, self.content, batch_size or RAW_BATCH_SIZE, shuffle, seed)
+        else:
+            source = data.source(batch_size, shuffle=shuffle, seed=seed)
         if group.size == 1:
             return source
         return DividedSource(source, group, hooks) if own else EveryNth(source, group)
@@ -183,14 +182,14 @@ class UserData:
             shuffle, seed, fitting: as of `ArraySource`; pipelines take the seed too.
             labelled, kept, set_aside: of raw rows, as of `inputs_of`.
         """
+        arrays = self.content
         if self.form is Form.RAW:
             if not self.content.in_memory:
                 size = batch_size or RAW_BATCH_SIZE
                 return RawRowsInOrder(self.features, self.content, size, labelled, kept, set_aside)
-            inputs = inputs_of(self.features, self.content, labelled=labelled, kept=kept, set_aside=set_aside)
-            return UserData(inputs).source(batch_size, shuffle=shuffle, seed=seed, fitting=fitting)
-        if self.form is Form.ARRAYS:
-            return self._noted(ArraySource(self.content, batch_size, shuffle=shuffle, seed=seed, fitting=fitting))
+            arrays = inputs_of(self.features, self.content, labelled=labelled, kept=kept, set_aside=set_aside)
+        if self.takes_batch_size:
+            return ArraySource(arrays, batch_size, shuffle=shuffle, seed=seed, fitting=fitting)
         if self.form is Form.STREAM:
             raise self._refused()
         if batch_size is not None:
@@ -203,11 +202,6 @@ class UserData:
         if self.form is Form.PIPELINE:
             return wrapped_arrays(self.content, seed) or PipelineSource(self.content, seed=seed)
         return self.content if self.form is Form.SOURCE else IterableSource(self.content)
-
-    def _noted(self, source: ArraySource) -> ArraySource:
-        """Return `source`, which notes the raw rows set aside of its arrays."""
-        source.set_aside = self.content.set_aside if isinstance(self.content, Inputs) else None
-        return source
 
     # -- as a stream ---------------------------------------------------------------------------------------------
 
@@ -240,9 +234,8 @@ def named_sets(data: Any, features: Features | None) -> dict[str, UserData]:
     if data is None:
         return {}
     declared = set() if features is None else set(features.schema.fields)
-    if not isinstance(data, Mapping) or not data or not declared.isdisjoint(data):
-        return {"": UserData(data, features)}
-    if not all(_is_dataset(part) or (features is not None and is_raw(part)) for part in data.values()):
+    named = isinstance(data, Mapping) and bool(data) and declared.isdisjoint(data)
+    if not named or any(_is_column(part) and (features is None or not is_raw(part)) for part in data.values()):
         return {"": UserData(data, features)}
     for name in data:
         if not isinstance(name, str) or not name:
@@ -250,14 +243,10 @@ def named_sets(data: Any, features: Features | None) -> dict[str, UserData]:
     return {name: UserData(part, features) for name, part in data.items()}
 
 
-def _is_dataset(value: Any) -> bool:
-    """Return whether `value` is a dataset rather than a column of numbers."""
-    if isinstance(value, tuple):
-        return bool(value) and all(hasattr(column, "shape") for column in value)
-    if isinstance(value, Mapping | RawData) or callable(value) or hasattr(value, "create_tuple_iterator"):
-        return True
+def _is_column(value: Any) -> bool:
+    """Return whether a dict with this value has columns rather than datasets by name."""
     column = isinstance(value, list | str) or hasattr(value, "dtype") or hasattr(value, "to_pylist")
-    return hasattr(value, "__iter__") and not column
+    return column and not is_frame(value)
 
 
 def _are_arrays(data: Any) -> bool:

@@ -1,27 +1,21 @@
-"""Files of raw rows as data: train, valid and test parts, read in pieces.
-
-`RawBlocks` reads blocks of them again in every epoch.
-"""
+"""Files of raw rows as data: train, valid and test parts, read in pieces."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..checks import choice, number, refuse, whole
 from ..embedding.tables.hashing import stable_seed, uniform64
-from ..errors import ConfigurationError, DataError, StreamError
+from ..errors import ConfigurationError, DataError
 from ..storage.cached_segments import local_files
 from ..streams.formats.csv_format import CsvFormat
 from ..streams.formats.schema import Schema
 from ..streams.sources.files import FileStream
 from ..streams.sources.whole_table import names_of_file
-from .feature import Inputs
 from .features import Features
 from .raw_rows import AbsentColumns, RawData, Rows, SetAside
 
@@ -91,13 +85,12 @@ class RawFiles(RawData):
     def parts(
         self, features: Features, aside: SetAside, *, labelled: bool = True, kept: bool = False
     ) -> Iterator[Rows]:
-        keep, first = self.rows_kept(features), 0
-        absent = AbsentColumns(features.schema_of(labelled=labelled, kept=kept))
-        with open_files(self.path, features, aside, labelled=labelled, kept=kept) as stream:
-            for rows in parts_of(stream):
-                absent.note(rows.columns, rows.good)
-                yield keep(rows, first)
-                first += rows.count
+        schema = features.schema_of(labelled=labelled, kept=kept)
+        keep, absent, first = self.rows_kept(features), AbsentColumns(schema), 0
+        for rows in read_files(self.path, schema, aside):
+            absent.note(rows.columns, rows.good)
+            yield keep(rows, first)
+            first += rows.count
         absent.warn(self)
 
     def rows_kept(self, features: Features) -> Callable[[Rows, int], Rows]:
@@ -126,8 +119,7 @@ class RawFiles(RawData):
     def _times(self, features: Features, column: str) -> np.ndarray:
         """Return the times at which the parts "valid" and "test" start."""
         schema = Schema({column: features.schema.fields[column]}, csv=features.csv)
-        with contextlib.closing(FileStream(self.path, schema, end="at_last", dead_letter=SetAside())) as stream:
-            times = [rows.columns[column] for rows in parts_of(stream)]
+        times = [rows.columns[column] for rows in read_files(self.path, schema, SetAside())]
         if not times:
             raise DataError(f"{self.path}: no row has a time in column {column!r}, by which it would be divided")
         ordered = np.sort(np.concatenate(times))
@@ -139,116 +131,19 @@ def _chosen(rows: Rows, mask: np.ndarray) -> Rows:
     return Rows({name: column[mask] for name, column in rows.columns.items()}, int(mask.sum()))
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Consecutive rows of the files.
-
-    Attributes:
-        first: index of the first row among the good rows.
-        read: good rows in the block.
-        rows: number of those rows that belong to the part.
-    """
-
-    position: dict[str, Any]
-    first: int
-    read: int
-    rows: int
-
-
-class RawBlocks:
-    """The good rows of raw files as network inputs, in blocks of about `PART_ROWS`.
-
-    The first pass over the files finds the blocks; with `learn`, the features also learn from the rows.
-
-    Attributes:
-        report: how many rows were set aside and why, or None.
-
-    Raises:
-        DataError: the file does not exist, too many rows are bad, or a required column is absent.
-    """
-
-    def __init__(self, features: Features, data: RawFiles, *, learn: bool = False, block_rows: int = PART_ROWS) -> None:
-        self._features, self._path = features, data.path
-        self._keep = data.rows_kept(features)
-        aside = SetAside(features.max_bad_share)
-        self._blocks: list[Block] = []
-        absent = AbsentColumns(features.schema)
-        with open_files(self._path, features, aside) as stream:
-            for position, first, rows in _blocks(stream, block_rows):
-                absent.note(rows.columns, rows.good)
-                kept = self._keep(rows, first)
-                self._blocks.append(Block(position, first, rows.good, kept.good))
-                if learn and kept.good and (features.statistics or not features.learned.profiled_rows):
-                    features.learn(kept.columns)
-        absent.warn(data)
-        self.report = aside.report()
-        self.rows = [block.rows for block in self._blocks]
-        if not sum(self.rows):
-            raise DataError(f"{self._path}: no good rows{'' if self.report is None else f': {self.report}'}")
-        if learn:
-            features.learning_ended(sum(self.rows))
-        self.names = features.batch_names
-
-    def read(self, numbers: Sequence[int]) -> list[Inputs]:
-        """Return the network inputs of some blocks; DataError if the files have changed."""
-        parts = []
-        for index in numbers:
-            block = self._blocks[index]
-            rows = None
-            with (
-                contextlib.suppress(StreamError),  # raised for a replaced file
-                open_files(self._path, self._features, SetAside()) as stream,
-            ):
-                stream.seek(block.position)
-                _, _, rows = next(_blocks(stream, block.read, block.read), (None, None, None))
-            if rows is None:
-                raise DataError(f"{self._path}: a file has changed since its rows were counted")
-            parts.append(self._features.batch(self._keep(rows, block.first).columns))
-        return parts
-
-
 @contextlib.contextmanager
-def open_files(
-    path: Path, features: Features, aside: SetAside, *, labelled: bool = True, kept: bool = False
-) -> Iterator[FileStream]:
-    """Open files as a stream that ends after the last of them."""
+def open_files(path: Path, schema: Schema, aside: SetAside) -> Iterator[FileStream]:
+    """Open files as a stream that ends after the last of them; DataError: no such file."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
-    schema = features.schema_of(labelled=labelled, kept=kept)
     with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=aside)) as stream:
         yield stream
 
 
-def parts_of(stream: FileStream, most: int = PART_ROWS) -> Iterator[Rows]:
-    """Yield the good rows of a finite stream, at most `most` at a time."""
-    while not stream.exhausted:
-        batch = stream.poll(most, 1.0)
-        if batch is not None:
-            yield Rows(dict(batch.columns), batch.rows)
-
-
-def _blocks(stream: FileStream, size: int, least: int = 1) -> Iterator[tuple[dict[str, Any], int, Rows]]:
-    """Yield (position, index of the first row, rows) of blocks of `size` good rows.
-
-    The last block has at least `least` rows.
-    """
-    first, count, parts = 0, 0, []
-    position = dict(stream.position())
-    while not stream.exhausted and count < size:
-        batch = stream.poll(size - count, 1.0)
-        if batch is None:
-            continue
-        parts.append(batch.columns)
-        count += batch.rows
-        if count == size:
-            yield position, first, _joined(parts, count)
-            first, count, parts = first + count, 0, []
-            position = dict(stream.position())
-    if count >= least:
-        yield position, first, _joined(parts, count)
-
-
-def _joined(parts: Sequence[Any], count: int) -> Rows:
-    if len(parts) == 1:
-        return Rows(dict(parts[0]), count)
-    return Rows({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, count)
+def read_files(path: Path, schema: Schema, aside: SetAside, most: int = PART_ROWS) -> Iterator[Rows]:
+    """Yield the good rows of files, at most `most` at a time."""
+    with open_files(path, schema, aside) as stream:
+        while not stream.exhausted:
+            batch = stream.poll(most, 1.0)
+            if batch is not None:
+                yield Rows(dict(batch.columns), batch.rows)

@@ -183,6 +183,9 @@ def test_a_folder_with_num_shards_is_a_part_of_the_rows(folder):
     assert divided.rows_of is part
 
 
-def test_a_second_batch_size_is_refused(folder):
-    with pytest.raises(ConfigurationError, match="batch_size=64 goes with arrays; a ParquetFolder"):
-        UserData(ParquetFolder(folder, batch_size=32)).source(64)
+@pytest.mark.parametrize("verb", ["fit", "evaluate", "predict", "compile"])
+def test_a_batch_size_beside_a_folder_that_has_its_own_is_refused_by_name(folder, verb):
+    trainer = Trainer(nn.Dense(2, 1), nn.MSELoss(), "sgd")
+    with pytest.raises(ConfigurationError, match="batch_size=7 goes with arrays; a ParquetFolder is taken to deliver"):
+        getattr(trainer, verb)(ParquetFolder(folder, 50), batch_size=7)
+    assert trainer.builder.programs == 0

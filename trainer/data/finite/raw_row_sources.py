@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import DataError, StreamError
 from ...features.feature_data import KeptColumns, batches_of, inputs_of, learns_from_next
 from ...features.features import Features
-from ...features.raw_files import PART_ROWS, RawBlocks, RawFiles
+from ...features.raw_files import PART_ROWS, RawFiles, open_files
+from ...features.raw_rows import AbsentColumns, Rows, SetAside
+from ...streams.sources.files import FileStream
 from ..as_columns import Columns, as_columns
 from ..source import Item, Source
 from .block_source import BlockSource, rebatched
@@ -38,22 +42,98 @@ class DrawnRows(ArraySource):
         yield from super().batches(epoch, start, state)
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive rows of the files.
+
+    Attributes:
+        first: index of the first row among the good rows.
+        read: good rows in the block.
+        rows: number of those rows that belong to the part.
+    """
+
+    position: dict[str, Any]
+    first: int
+    read: int
+    rows: int
+
+
 class RawRowBlocks(BlockSource):
-    """The rows of files in shuffled blocks, transformed when they are read."""
+    """The good rows of files in shuffled blocks, transformed when they are read.
+
+    The first pass over the files finds the blocks; features that have not learned yet learn from the rows.
+
+    Raises:
+        DataError: the file does not exist, too many rows are bad, or a required column is absent.
+    """
 
     def __init__(self, features: Features, data: RawFiles, batch_size: int, shuffle: bool, seed: int) -> None:
-        size, learn = data.shuffled_rows, learns_from_next(features)
-        self._blocks = RawBlocks(features, data, learn=learn, block_rows=min(PART_ROWS, size))
-        self.set_aside, self.names = self._blocks.report, self._blocks.names
+        self._features, self._path, self._keep = features, data.path, data.rows_kept(features)
+        self._blocks: list[Block] = []
+        aside, absent, size = SetAside(features.max_bad_share), AbsentColumns(features.schema), data.shuffled_rows
+        learn = learns_from_next(features)
+        with open_files(self._path, features.schema, aside) as stream:
+            for position, first, rows in _blocks(stream, min(PART_ROWS, size)):
+                absent.note(rows.columns, rows.good)
+                kept = self._keep(rows, first)
+                self._blocks.append(Block(position, first, rows.good, kept.good))
+                if learn and kept.good and (features.statistics or not features.learned.profiled_rows):
+                    features.learn(kept.columns)
+        absent.warn(data)
+        self.names, self.set_aside = features.batch_names, aside.report()
         if self.set_aside is not None:
             logger.warning("features: %s", self.set_aside)
-        super().__init__(self._blocks.rows, batch_size, shuffle=shuffle, seed=seed, shuffled_rows=size, ahead=True)
+        counts = [block.rows for block in self._blocks]
+        if not sum(counts):
+            raise DataError(f"{data}: no good rows{'' if self.set_aside is None else f': {self.set_aside}'}")
+        if learn:
+            features.learning_ended(sum(counts))
+        super().__init__(counts, batch_size, shuffle=shuffle, seed=seed, shuffled_rows=size, ahead=True)
         self.takes_seed = True
 
     def read(self, numbers: Sequence[int]) -> Columns:
-        """Return the columns of all rows of some blocks."""
-        parts = self._blocks.read(numbers)
+        """Return the columns of all rows of some blocks; DataError if the files have changed."""
+        parts = [self._read(self._blocks[number]) for number in numbers]
         return tuple([np.concatenate([part[name] for part in parts]) for name in self.names or ()])
+
+    def _read(self, block: Block) -> dict[str, Any]:
+        rows = None
+        with (
+            contextlib.suppress(StreamError),  # raised for a replaced file
+            open_files(self._path, self._features.schema, SetAside()) as stream,
+        ):
+            stream.seek(block.position)
+            _, _, rows = next(_blocks(stream, block.read, block.read), (None, None, None))
+        if rows is None:
+            raise DataError(f"{self._path}: a file has changed since its rows were counted")
+        return self._features.batch(self._keep(rows, block.first).columns)
+
+
+def _blocks(stream: FileStream, size: int, least: int = 1) -> Iterator[tuple[dict[str, Any], int, Rows]]:
+    """Yield (position, index of the first row, rows) of blocks of `size` good rows.
+
+    The last block has at least `least` rows.
+    """
+    first, count, parts = 0, 0, []
+    position = dict(stream.position())
+    while not stream.exhausted and count < size:
+        batch = stream.poll(size - count, 1.0)
+        if batch is None:
+            continue
+        parts.append(batch.columns)
+        count += batch.rows
+        if count == size:
+            yield position, first, _joined(parts, count)
+            first, count, parts = first + count, 0, []
+            position = dict(stream.position())
+    if count >= least:
+        yield position, first, _joined(parts, count)
+
+
+def _joined(parts: Sequence[Any], count: int) -> Rows:
+    if len(parts) == 1:
+        return Rows(dict(parts[0]), count)
+    return Rows({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, count)
 
 
 @dataclass(eq=False)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...checks import whole
 from ...errors import ConfigurationError, DataError
+from ...features.feature import Inputs
 from ...mindspore_internals.pipelines import is_bounded, seeded
 from ..as_columns import Columns, as_columns, describe_non_finite, form_of
 from ..ragged import Ragged
@@ -70,6 +71,7 @@ class ArraySource(Source):
         self.batch_size = batch_size or max(1, min(_MOST_ROWS, _MOST_BYTES * self.rows // max(1, nbytes)))
         self.shuffle = shuffle
         self.seed = seed
+        self.set_aside = arrays.set_aside if isinstance(arrays, Inputs) else None
         self.size: int = -(-self.rows // self.batch_size)
 
     def warn_of_non_finite(self, ignored: Collection[str] = ()) -> None:

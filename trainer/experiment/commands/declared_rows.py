@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,20 +44,17 @@ class DeclaredRows:
 
     def blocks(self, columns: Mapping[str, Column], size: int, max_bad_share: float) -> Iterator[dict[str, Any]]:
         """Yield blocks of up to `size` good rows as columns; warn of the others."""
-        from ...features.raw_files import parts_of
+        from ...features.raw_files import read_files
         from ...features.raw_rows import SetAside
         from ...streams.formats.schema import Schema
-        from ...streams.sources.files import FileStream
 
         present = {name: column for name, column in columns.items() if name in self.names}
         if not present:
             raise ConfigurationError(f"{self.path} has none of the columns {', '.join(columns)}")
         aside = SetAside(max_bad_share)
-        schema = Schema(present, csv=self._csv)
-        with contextlib.closing(FileStream(self.path, schema, end="at_last", dead_letter=aside)) as stream:
-            for rows in parts_of(stream, size):
-                if rows.good:
-                    yield {name: _masked(column, present.get(name)) for name, column in rows.columns.items()}
+        for rows in read_files(self.path, Schema(present, csv=self._csv), aside, size):
+            if rows.good:
+                yield {name: _masked(column, present.get(name)) for name, column in rows.columns.items()}
         report = aside.report()
         if report is not None:
             logger.warning("%s: %s", self.path, report)
