@@ -7,20 +7,17 @@ by SIGINT or SIGTERM and shut down cleanly.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..distributed.launched import folder_to_resume
 from ..errors import ConfigurationError, TrainerError, did_you_mean
 from ..masking import mask_text
 from .commands import (
-    export_command,
+    experiment_commands,
     launch_command,
-    predict_command,
     recommend_command,
     report_command,
     serve_command,
@@ -28,7 +25,7 @@ from .commands import (
     table_commands,
     versions_command,
 )
-from .console import Console, logging_to, print_error, print_results, print_traceback, recorded_output
+from .console import Console, logging_to, print_error, print_traceback, recorded_output
 
 _REPORTING = ("fit", "online", "launch", "serve")  # their output also goes to files; for the others it is the result
 
@@ -56,39 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mindspore-trainer {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     parsers = {name: _command_parser(commands, name) for name in _COMMANDS}
-    for name in ("fit", "online"):
-        parsers[name].add_argument("config", metavar="CONFIG", nargs="?", help="experiment file (YAML)")
-        parsers[name].add_argument(
-            "--resume",
-            metavar="RUN",
-            help="continue from the last snapshot of this run folder, or of its mirror (URL); CONFIG --resume auto "
-            "begins the run of CONFIG, or continues it",
-        )
-    parsers["fit"].add_argument(
-        "--baseline", action="store_true", help="compare the result with plain models; section baseline of CONFIG"
-    )
-    for name in ("evaluate", "predict", "export", "features", "check"):
-        parsers[name].add_argument("config", metavar="CONFIG", help="experiment file (YAML) or run folder")
-    for name in ("evaluate", "predict", "export"):
-        add = parsers[name].add_argument
-        add("--run", metavar="RUN", help="run folder; default: the newest run of CONFIG")
-        add("--checkpoint", metavar="WHICH", help="best, last or a path; default: best where one is marked, else last")
-        add("--split", help="dataset of section data; default: test, else valid, else train")
-        add("--data", metavar="FILE", help="a file or folder of raw rows instead of a dataset")
-    predict_command.add_arguments(parsers["predict"])
-    for name in ("fit", "online", "evaluate", "predict", "export", "features", "check"):
-        parsers[name].add_argument(
-            "--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="override a value (YAML)"
-        )
-        parsers[name].add_argument(
-            "--device",
-            metavar="NAME",
-            action="append",
-            dest="overrides",
-            type="trainer.device={}".format,
-            help="cpu, gpu, ascend or auto (where MindSpore says); the same as --set trainer.device=NAME",
-        )
-    export_command.add_arguments(parsers["export"])
+    experiment_commands.add_arguments(parsers)
     table_commands.init_arguments(parsers["init"])
     table_commands.features_arguments(parsers["features"])
     parsers["schema"].add_argument("--output", metavar="FILE", type=Path, help="a file to write; default: print it")
@@ -196,117 +161,6 @@ def _run(args: argparse.Namespace) -> int:
     return 1
 
 
-def _train(args: argparse.Namespace) -> None:
-    from ..storage.location import is_url
-    from .runs import run_folder
-    from .runs.restart import fetch_published, fetched_run
-
-    if args.resume == "auto" and args.config is not None:
-        _resume_begun(args)
-    if (args.config is None) == (args.resume is None):
-        raise ConfigurationError(
-            f"trainer {args.command} takes either CONFIG (a new run), --resume RUN (which has its configuration), or "
-            "CONFIG --resume auto (the run of CONFIG, if it was begun)"
-        )
-    if args.resume is None and folder_to_resume() is not None:
-        args.config, args.resume, args.overrides = None, folder_to_resume(), []  # the run's own configuration has them
-    mirror = args.resume if is_url(args.resume) else None
-    if mirror is not None:
-        args.resume = fetched_run(mirror)
-    source = Path(args.config) if args.resume is None else run_folder.existing_run(args.resume)
-    with _loaded(source, args) as config:
-        if mirror is not None:
-            fetch_published(mirror, config)
-        from .runs import training_run
-
-        run_dir = training_run.train(config, args.command, resume=args.resume is not None)
-    print_results(run_folder.Run.read(run_dir))
-
-
-def _resume_begun(args: argparse.Namespace) -> None:
-    """Replace --resume auto by --resume RUN if the run was begun."""
-    from .runs.restart import begun_run
-
-    with _loaded(Path(args.config), args) as config:
-        args.resume = begun_run(config)
-    if args.resume is not None:  # the run's own configuration contains the overrides
-        args.config, args.overrides = None, []
-
-
-@contextlib.contextmanager
-def _loaded(source: Path, args: argparse.Namespace) -> Iterator[Any]:
-    """Yield the checked configuration; its project is importable inside the context."""
-    from .configuration.loader import load_config
-    from .runs.run_folder import project_paths
-
-    with project_paths(source):
-        config = load_config(source, args.overrides)
-        if getattr(args, "baseline", False) and config.baseline is None:
-            config = load_config(source, [*args.overrides, "baseline={}"])
-        # a run folder may have been moved since it was written
-        yield config.model_copy(update={"run_dir": source}) if source.is_dir() else config
-
-
-@contextlib.contextmanager
-def _applied(args: argparse.Namespace) -> Iterator[tuple[Any, Path, Path]]:
-    """Yield configuration, run folder and snapshot of a trained network."""
-    from .runs import run_folder
-    from .runs.training_run import default_checkpoint
-
-    source = Path(args.config)
-    with _loaded(source, args) as config:
-        if args.data is not None:
-            config, args.split = table_commands.with_data(config, args.data, args.split), "test"
-        if args.run is not None:
-            run_dir = run_folder.existing_run(args.run)
-        elif source.is_dir():
-            run_dir = source
-        else:
-            run_dir = run_folder.newest_run(config.run_dir) or config.run_dir
-            if args.checkpoint in (None, "best", "last") and not (run_dir / run_folder.CONFIG).is_file():
-                verb = "online" if config.data.train is None else "fit"
-                raise ConfigurationError(
-                    f"there is no run of {source} in {config.run_dir} yet; run `trainer {verb} {source}` first, or "
-                    "give --run or --checkpoint"
-                )
-        yield config, run_dir, default_checkpoint(run_dir, args.checkpoint)
-
-
-def _evaluate(args: argparse.Namespace) -> None:
-    with _applied(args) as (config, _, checkpoint):
-        from .runs import training_run
-        from .runs.compare import table
-
-        split, metrics = training_run.evaluate(config, checkpoint, args.split)
-        from callbacks.output import shown_once
-
-    shown = shown_once(metrics)
-    rows = [[f"{split} ({checkpoint})", "value"], *([name, f"{value:.6g}"] for name, value in shown.items())]
-    print("\n".join(table(rows)))
-
-
-def _predict(args: argparse.Namespace) -> None:
-    predict_command.check_arguments(args)
-    with _applied(args) as (config, run_dir, checkpoint):
-        output = Path(args.output) if args.output else run_dir / predict_command.DEFAULT
-        split, written = predict_command.predict(config, checkpoint, output, args.split, set_aside=args.set_aside)
-    print(f"{split}: {written}")
-
-
-def _export(args: argparse.Namespace) -> None:
-    with _applied(args) as applied:
-        export_command.run(args, *applied)
-
-
-def _check(args: argparse.Namespace) -> None:
-    source = Path(args.config)
-    with _loaded(source, args) as config:
-        from .commands import check_command
-
-        found = check_command.run(config)
-    print(f"{source}: {found}")
-
-
 def _compare(args: argparse.Namespace) -> None:
     from .runs.compare import compare
 
@@ -345,27 +199,27 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int | None], str, tupl
         ("visits.csv", "deepfm visits.parquet --label click"),
     ),
     "fit": (
-        _train,
+        experiment_commands.train,
         "train on data.train, validate on data.valid, test on data.test",
         ("visits.yaml --set fit.epochs=3", "--resume runs/visits"),
     ),
     "online": (
-        _train,
+        experiment_commands.train,
         "train on data.stream; each row is scored before it is learned",
         ("visits.yaml --set init_from=runs/visits", "visits.yaml --resume auto"),
     ),
     "evaluate": (
-        _evaluate,
+        experiment_commands.evaluate,
         "evaluate a trained network on data.test (or --split)",
         ("visits.yaml", "runs/visits --data newer.csv"),
     ),
     "predict": (
-        _predict,
+        experiment_commands.predict,
         "write predictions for data.test, or for a file",
         ("visits.yaml --data new.csv --output answers.csv", "runs/visits --split valid"),
     ),
     "export": (
-        _export,
+        experiment_commands.export,
         "write a snapshot for other programs: ONNX, MindIR, tables",
         ("runs/visits", "visits.yaml --checkpoint best"),
     ),
@@ -380,7 +234,7 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int | None], str, tupl
         ("-n 4 fit visits.yaml", "-n 2 python train.py"),
     ),
     "check": (
-        _check,
+        experiment_commands.check,
         "report all problems of a configuration; runs nothing",
         ("visits.yaml", "visits.yaml --set trainer.amp_level=O2"),
     ),
