@@ -9,7 +9,6 @@ after the limit.
 from __future__ import annotations
 
 import contextlib
-import heapq
 from collections import deque
 from threading import RLock
 from time import monotonic
@@ -22,7 +21,7 @@ from ...errors import StreamError
 from ..base import BufferedStream, Stream
 from ..batch import Batch, Cursor, Position, Span, cursors_of
 from ..formats.schema import Schema
-from .pending import Outcome, OutcomeBuffer, PendingRows, Side, keep_share, pack, unpack
+from .pending import Outcome, OutcomeBuffer, PendingRows, Side, WaitingImpressions, keep_share, unpack_rows
 
 PARTITION = "join"
 _STATE = "@state"
@@ -117,13 +116,11 @@ class DelayedLabelJoin(BufferedStream):
         self.unmatched_outcomes = 0
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._seen = OutcomeBuffer()  # unique keys of impressions, by time
-        self._waiting_rows = 0
         self._round = round_number
         # Latest merged event time, and the time below which an outcome cannot match a future impression.
         self._reached = self._closed_until = float("-inf")
         self._rows = PendingRows()
-        self._waiting: dict[Any, list[tuple[float, int]]] = {}
-        self._expiry: list[tuple[float, int, Any]] = []
+        self._waiting = WaitingImpressions()
         self._outcomes = OutcomeBuffer()
         self._returned = 0
         self._milestones: deque[tuple[int, int]] = deque()
@@ -152,7 +149,8 @@ class DelayedLabelJoin(BufferedStream):
 
     def _record(self) -> dict[str, Any]:
         reached = [*(side.reached for side in self._sides), self._reached, self._closed_until]
-        return {"positions": [side.position for side in self._sides], "reached": [_to_json(time) for time in reached]}
+        finite = [time if np.isfinite(time) else None for time in reached]
+        return {"positions": [side.position for side in self._sides], "reached": finite}
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
         deadline = monotonic() + timeout
@@ -213,62 +211,36 @@ class DelayedLabelJoin(BufferedStream):
             self._seen.add(Outcome(key, time, self._round, True))
         value = self._outcomes.match(key, time - self._early, time + self.within)
         if value is None:
-            self._wait(key, time, number)
+            self._waiting.add(key, time, number)
         else:
             leaving.append((number, value))
 
-    def _wait(self, key: Any, time: float, number: int) -> None:
-        self._waiting_rows += 1
-        self._waiting.setdefault(key, []).append((time, number))
-        heapq.heappush(self._expiry, (time, number, key))
-
     def _outcome(self, outcome: Outcome, leaving: list[tuple[int, float]]) -> None:
-        key, time = outcome.key, outcome.time
-        waiting = self._waiting.get(key, ())
-        matches = [(since, number) for since, number in waiting if since - self._early <= time <= since + self.within]
-        for since, number in matches:
-            leaving.append((number, outcome.value))
-            self._stop_waiting(key, since, number)
+        matches = self._waiting.match(outcome.key, outcome.time, self._early, self.within)
+        leaving += [(number, outcome.value) for number in matches]
         outcome.matched = bool(matches)
-        if self.unique and not matches and self._seen.of(key):
-            known = self._outcomes.of(key)
+        if self.unique and not matches and self._seen.of(outcome.key):
+            known = self._outcomes.of(outcome.key)
             kind = "repeated_outcomes" if any(other.matched for other in known) else "late_outcomes"
             self._counts[kind] += 1
         self._outcomes.add(outcome)
 
-    def _stop_waiting(self, key: Any, time: float, number: int) -> bool:
-        """Remove an impression from the waiting list; return whether it was still on it."""
-        held = self._waiting.get(key, [])
-        if (time, number) not in held:
-            return False
-        held.remove((time, number))
-        self._waiting_rows -= 1
-        if not held:
-            del self._waiting[key]
-        return True
-
     def _expire(self, time: float, closed_until: float, leaving: list[tuple[int, float]]) -> None:
         """At a row's `time`, release impressions past their limit; drop old outcomes."""
         self._reached = max(self._reached, time)
-        expiry, now = self._expiry, self._reached - self.lateness
-        while expiry and expiry[0][0] + self.within < now:
-            since, number, key = heapq.heappop(expiry)
-            if self._stop_waiting(key, since, number):
-                self._counts["expired_rows"] += 1
-                leaving.append((number, _EXPIRED if self.expired == "negative" else _LEFT_OUT))
-        most = self.max_waiting
-        while most is not None and self._waiting_rows > most:
-            since, number, key = heapq.heappop(expiry)
-            if self._stop_waiting(key, since, number):
-                self._counts["dropped_rows"] += 1
-                leaving.append((number, _LEFT_OUT))
+        now, most = self._reached - self.lateness, self.max_waiting
+        expired = self._waiting.expire(now, self.within)
+        dropped = [] if most is None else self._waiting.keep(most)
+        self._counts["expired_rows"] += len(expired)
+        self._counts["dropped_rows"] += len(dropped)
+        leaving += [(number, _EXPIRED if self.expired == "negative" else _LEFT_OUT) for number in expired]
+        leaving += [(number, _LEFT_OUT) for number in dropped]
         self._closed_until = max(self._closed_until, closed_until - self.lateness - self._early)
         self.unmatched_outcomes += self._outcomes.drop(self._closed_until, self._round, most)
         self._seen.drop(now - self.within - self._early, self._round, most and 2 * most)
 
     def _flush(self) -> bool:
-        waiting = sorted(number for held in self._waiting.values() for _, number in held)
-        self._waiting, self._expiry, self._waiting_rows = {}, [], 0
+        waiting = self._waiting.clear()
         if self.at_end == "negative":
             self._emit([(number, _EXPIRED) for number in waiting])
         self._flushed = True
@@ -331,25 +303,18 @@ class DelayedLabelJoin(BufferedStream):
                     f"the state of the join in round {number} is no longer known; it is in round {self._round}"
                 )
             ready, labels = self._rows.output_of(number, row) if row else (np.empty(0, np.int64), np.empty(0))
+            sides = zip(self._sides, record["positions"], strict=True)
             state = {
                 **record,
-                "positions": [
-                    side.stream.resolve(at) for side, at in zip(self._sides, record["positions"], strict=True)
-                ],
-                "waiting": self._pack_rows(self._rows.waiting_after(done)),
-                "ready": [*self._pack_rows(ready), pack(labels)],
+                "positions": [side.stream.resolve(at) for side, at in sides],
+                "waiting": self._rows.pack(self._rows.waiting_after(done)),
+                "ready": self._rows.pack(ready, labels),
                 "outcomes": self._outcomes.pack(done),
             }
             if self.unique:
                 state["seen"] = self._seen.pack(done)
             self._forget(number)
         return {PARTITION: cursor.to_json(), _STATE: state}
-
-    def _pack_rows(self, numbers: np.ndarray) -> list[Any]:
-        if not len(numbers):
-            return [None, None]
-        columns, times = self._rows.gather(numbers)
-        return [{name: pack(column) for name, column in columns.items()}, pack(times)]
 
     def seek(self, position: Position) -> None:
         """Continue at `position`, as returned by `resolve`.
@@ -360,8 +325,7 @@ class DelayedLabelJoin(BufferedStream):
         cursors = cursors_of(self, position, (PARTITION,))
         if PARTITION not in cursors:
             for side in self._sides:
-                side.stream.seek({})
-                side.reset(float("-inf"))
+                side.seek({}, float("-inf"))
             self._begin(1, None)
             return
         position = self.resolve(position)
@@ -376,22 +340,19 @@ class DelayedLabelJoin(BufferedStream):
         following = number + 1 if row else number
         record = {name: state[name] for name in ("positions", "reached")}
         for side, at, reached in zip(self._sides, state["positions"], state["reached"], strict=False):
-            side.stream.seek(at)
-            side.reset(_from_json(reached))
-            side.position = at
+            side.seek(at, _from_json(reached))
         with self._lock:
             self._begin(following, record)
             self._reached, self._closed_until = map(_from_json, state["reached"][2:])
-            columns, times = _unpack_rows(*state["waiting"])
+            columns, times = unpack_rows(*state["waiting"])
             if times is not None:
                 first = self._rows.add(following - 1, columns, times)
                 for offset, (key, time) in enumerate(zip(columns[self.key].tolist(), times.tolist(), strict=True)):
-                    self._wait(key, time, first + offset)
+                    self._waiting.add(key, time, first + offset)
             self._outcomes.restore(state["outcomes"], following - 1)
             self._seen.restore(state.get("seen", []), following - 1)
-            columns, times = _unpack_rows(*state["ready"][:2])
+            columns, times, labels = unpack_rows(*state["ready"])
             if times is not None:
-                labels = unpack(state["ready"][2])
                 if labels.dtype == bool:  # of an earlier version: whether a row is positive
                     labels = np.where(labels, 1.0, _EXPIRED)
                 first = self._rows.add(following - 1, columns, times)
@@ -408,10 +369,8 @@ class DelayedLabelJoin(BufferedStream):
 
     def lag(self) -> int | None:
         """Return both streams' unread rows, without impressions that wait; None: unknown."""
-        lags = [side.stream.lag() for side in self._sides]
-        if any(lag is None for lag in lags):
-            return None
-        return sum(lags) + sum(side.head.rows for side in self._sides if side.head is not None) + self._ready_rows
+        impressions, outcomes = (side.lag() for side in self._sides)
+        return None if impressions is None or outcomes is None else impressions + outcomes + self._ready_rows
 
     def late_rows(self) -> int | None:
         counts = [count for side in self._sides if (count := side.stream.late_rows()) is not None]
@@ -420,11 +379,11 @@ class DelayedLabelJoin(BufferedStream):
     @property
     def pending(self) -> int:
         """Number of impressions waiting for a label."""
-        return self._waiting_rows
+        return self._waiting.rows
 
     def counts(self) -> dict[str, int]:
         """Return what became of impressions and outcomes since the start, by name."""
-        known = {"waiting_rows": self._waiting_rows, "unmatched_outcomes": self.unmatched_outcomes}
+        known = {"waiting_rows": self._waiting.rows, "unmatched_outcomes": self.unmatched_outcomes}
         return known | (self._counts if self.unique else {})
 
     def close(self) -> None:
@@ -432,14 +391,6 @@ class DelayedLabelJoin(BufferedStream):
         with contextlib.ExitStack() as closing:
             for side in self._sides:
                 closing.callback(side.stream.close)
-
-
-def _unpack_rows(columns: Any, times: Any) -> tuple[Any, Any]:
-    return (None, None) if times is None else ({name: unpack(own) for name, own in columns.items()}, unpack(times))
-
-
-def _to_json(time: float) -> float | None:
-    return time if np.isfinite(time) else None
 
 
 def _from_json(time: float | None) -> float:

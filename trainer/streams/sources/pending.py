@@ -39,6 +39,17 @@ class Side:
         self.idle_since: float | None = None
         self.clock = np.empty(0)
 
+    def seek(self, position: Position, reached: float) -> None:
+        """Continue at `position`, where the event time was `reached`."""
+        self.stream.seek(position)
+        self.reset(reached)
+        self.position = position
+
+    def lag(self) -> int | None:
+        """Return the rows that wait upstream or are unmerged; None: unknown."""
+        upstream = self.stream.lag()
+        return None if upstream is None else upstream + (0 if self.head is None else self.head.rows)
+
     def poll(self, timeout: float) -> None:
         """Read rows if none are waiting."""
         if self.head is not None:
@@ -124,6 +135,13 @@ class PendingRows:
         }
         return columns, np.concatenate([chunk.times[rows] for chunk, rows, _ in held])[back]
 
+    def pack(self, numbers: np.ndarray, *labels: np.ndarray) -> list[Any]:
+        """Return columns, times and `labels` of rows as `unpack_rows` reads them."""
+        if not len(numbers):
+            return [None, None, *map(pack, labels)]
+        columns, times = self.gather(numbers)
+        return [{name: pack(column) for name, column in columns.items()}, pack(times), *map(pack, labels)]
+
     def leave(self, numbers: np.ndarray, left: int, ranks: np.ndarray, labels: np.ndarray) -> None:
         """Mark rows leaving in round `left`, with their rank in its output (-1: none)."""
         for chunk, rows, indices in self._held(numbers):
@@ -156,6 +174,64 @@ class PendingRows:
     def rows(self) -> int:
         """Rows held in memory."""
         return sum(len(chunk.times) for chunk in self._chunks)
+
+
+class WaitingImpressions:
+    """The numbers of the impressions without an outcome yet, by key and by time."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._by_key: dict[Any, list[tuple[float, int]]] = {}
+        self._by_time: list[tuple[float, int, Any]] = []  # a heap; those that have left stay in it until their turn
+
+    def add(self, key: Any, time: float, number: int) -> None:
+        """Add an impression."""
+        self.rows += 1
+        self._by_key.setdefault(key, []).append((time, number))
+        heapq.heappush(self._by_time, (time, number, key))
+
+    def match(self, key: Any, time: float, early: float, within: float) -> list[int]:
+        """Remove those that an outcome at `time` belongs to; return their numbers."""
+        held = self._by_key.get(key, ())
+        matches = [(since, number) for since, number in held if since - early <= time <= since + within]
+        for since, number in matches:
+            self._remove(key, since, number)
+        return [number for _, number in matches]
+
+    def expire(self, now: float, within: float) -> list[int]:
+        """Remove those whose limit has passed; return their numbers."""
+        left = []
+        while self._by_time and self._by_time[0][0] + within < now:
+            left += self._remove_oldest()
+        return left
+
+    def keep(self, most: int) -> list[int]:
+        """Remove the oldest beyond `most`; return their numbers."""
+        left = []
+        while self.rows > most:
+            left += self._remove_oldest()
+        return left
+
+    def clear(self) -> list[int]:
+        """Remove all; return their numbers in order."""
+        numbers = sorted(number for held in self._by_key.values() for _, number in held)
+        self.rows, self._by_key, self._by_time = 0, {}, []
+        return numbers
+
+    def _remove_oldest(self) -> list[int]:
+        time, number, key = heapq.heappop(self._by_time)
+        return [number] if self._remove(key, time, number) else []
+
+    def _remove(self, key: Any, time: float, number: int) -> bool:
+        """Remove an impression; return whether it was still waiting."""
+        held = self._by_key.get(key, [])
+        if (time, number) not in held:
+            return False
+        held.remove((time, number))
+        self.rows -= 1
+        if not held:
+            del self._by_key[key]
+        return True
 
 
 @dataclass(eq=False, slots=True)
@@ -277,3 +353,10 @@ def keep_share(keys: np.ndarray, seed: int) -> np.ndarray:
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
     return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def unpack_rows(columns: Any, times: Any, *labels: Any) -> list[Any]:
+    """Return the columns, times and labels that `PendingRows.pack` wrote; None without rows."""
+    if times is None:
+        return [None, None, *labels]
+    return [{name: unpack(own) for name, own in columns.items()}, unpack(times), *map(unpack, labels)]
