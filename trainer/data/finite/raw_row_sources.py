@@ -92,7 +92,7 @@ class RawRowBlocks(BlockSource):
         self.takes_seed = True
 
     def read(self, numbers: Sequence[int]) -> Columns:
-        """Return the columns of all rows of some blocks; DataError if the files have changed."""
+        """Return the columns of some blocks; DataError if the files have changed."""
         parts = [self._read(self._blocks[number]) for number in numbers]
         return tuple([np.concatenate([part[name] for part in parts]) for name in self.names or ()])
 

@@ -356,7 +356,7 @@ def keep_share(keys: np.ndarray, seed: int) -> np.ndarray:
 
 
 def unpack_rows(columns: Any, times: Any, *labels: Any) -> list[Any]:
-    """Return the columns, times and labels that `PendingRows.pack` wrote; None without rows."""
+    """Return what `PendingRows.pack` wrote; None without rows."""
     if times is None:
         return [None, None, *labels]
     return [{name: unpack(own) for name, own in columns.items()}, unpack(times), *map(unpack, labels)]
