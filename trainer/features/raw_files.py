@@ -133,7 +133,7 @@ def _chosen(rows: Rows, mask: np.ndarray) -> Rows:
 
 @contextlib.contextmanager
 def open_files(path: Path, schema: Schema, aside: SetAside) -> Iterator[FileStream]:
-    """Open files as a stream that ends after the last of them; DataError: no such file."""
+    """Open files as a stream that ends; DataError: there is no such file."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=aside)) as stream:
