@@ -43,7 +43,7 @@ from benchmarks.loop_network import named  # noqa: E402
 from benchmarks.servers import redis_server  # noqa: E402
 from trainer.streams.sinks import Sink, sink_for  # noqa: E402
 
-PATIENCE, QUIET = 300.0, 60.0
+PATIENCE, QUIET = 300.0, 180.0
 BATCH = 256
 PAUSE = 0.05
 CITIES = ("Łódź", "Oslo", "São Paulo", None)
@@ -291,7 +291,7 @@ def _wait_until(done: Callable[[], bool], check: Callable[[], None]) -> None:
 
 
 def _wait_for_training(folder: Path, total: int, rows: int, check: Callable[[], None]) -> None:
-    """Wait until so many rows are trained on, or no more for a minute: what is missing then is lost."""
+    """Wait until so many rows are trained on, or no more for QUIET seconds: what is missing then is lost."""
     trained, since = -1, time.monotonic()
     while trained < rows and time.monotonic() - since < QUIET:
         check()
