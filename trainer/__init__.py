@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .storage.mirror import Mirror as Mirror
     from .trainer import Trainer as Trainer
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 import_module(".mindspore_internals.gpu_libraries", __name__).prepare()
 

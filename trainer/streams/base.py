@@ -88,6 +88,11 @@ class Stream:
         """Whether a bounded stream has ended and returned its last row."""
         return False
 
+    @property
+    def retrying(self) -> bool:
+        """Whether its source failed and is tried again, so that rows may wait there unseen."""
+        return False
+
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
         """Return 1 to `max_rows` rows once available, or None after `timeout` seconds."""
         raise NotImplementedError

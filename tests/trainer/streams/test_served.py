@@ -202,6 +202,22 @@ def test_a_broker_that_is_killed_costs_no_row_and_doubles_none(redis_server):
     stream.close()
 
 
+def test_outcomes_behind_a_broker_that_is_away_are_waited_for(redis_server, logs):
+    """Far longer than `idle_timeout`: a row whose outcome is there unseen is no negative."""
+    stream = ServedOutcomes(logs.folders[0], f"{redis_server.url}?key=outcomes", wait=10, idle_timeout=0.2)
+    stream.declare(declared().schema)
+    redis_server.client().xadd("outcomes", {"data": json.dumps(outcome("r0", 1))})
+    logs.write([served_row("r0", 0), served_row("r1", 1)])
+    assert labels(stream.poll(100, 20.0)) == {0: 1.0}
+    redis_server.client().xadd("outcomes", {"data": json.dumps(outcome("r1", 2))})
+    redis_server.kill()
+    logs.write([served_row("late", 100)])
+    assert stream.poll(100, 1.5) is None
+    redis_server.start()
+    assert labels(stream.poll(100, 20.0)) == {1: 1.0}
+    stream.close()
+
+
 def test_what_cannot_be_learned_is_refused_by_name(logs):
     for options, said in (
         ({"wait": "30 minutes"}, "wait takes seconds > 0, or text as 45s, 30m"),

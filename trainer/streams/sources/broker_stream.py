@@ -71,6 +71,10 @@ class BrokerStream(BufferedStream):
     def declare(self, schema: Schema) -> None:
         self.schema = self._decoder.declare(schema)
 
+    @property
+    def retrying(self) -> bool:
+        return self._retry.failures > 0
+
     def _attempt(self, action: Callable[[], None], timeout: float) -> bool:
         """Call the server if the back-off allows; return whether the call succeeded."""
         if not self._retry.wait(timeout):

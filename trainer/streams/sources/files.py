@@ -212,6 +212,10 @@ class FileStream(BufferedStream):
         """Return whether the current segment will not grow: any lane has a later one."""
         return self._done or (bool(self._listing) and self._listing[-1] > self._name)
 
+    @property
+    def retrying(self) -> bool:
+        return self._retry.failures > 0
+
     def _fetch(self, max_rows: int, timeout: float) -> None:
         deadline = monotonic() + timeout
         while not self._ready and not self._closed:

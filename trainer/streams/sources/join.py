@@ -59,7 +59,8 @@ class DelayedLabelJoin(BufferedStream):
         negative_sampling_rate: share of negatives kept, above 0 and up to 1.
         seed: of the sampling.
         lateness: seconds of event time by which outcomes may come out of order.
-        idle_timeout: seconds to wait for the stream that is behind before going on without it; None: for ever.
+        idle_timeout: seconds to wait for the stream that is behind before going on without it; None: for ever. A
+            stream whose source fails is waited for until it is back.
         at_end: label of impressions that still wait when both streams have ended: "negative", or "drop" them.
         expired: likewise of those without an outcome after the limit.
         unique: whether a key names one impression: a second one of it within the limit is left out, and its outcome may
@@ -132,6 +133,10 @@ class DelayedLabelJoin(BufferedStream):
     def decoded(self) -> Schema | None:
         """The schema that the impressions were read by; None: they are raw."""
         return super().decoded or self._sides[0].stream.decoded
+
+    @property
+    def retrying(self) -> bool:
+        return any(side.stream.retrying for side in self._sides)
 
     @property
     def exhausted(self) -> bool:

@@ -74,6 +74,9 @@ class Side:
             return float(self.clock[-1])
         if self.stream.exhausted:
             return float("inf")
+        if self.stream.retrying:
+            self.idle_since = None
+            return self.reached
         now = monotonic()
         if self.idle_since is None:
             self.idle_since = now
