@@ -90,7 +90,7 @@ class Stream:
 
     @property
     def retrying(self) -> bool:
-        """Whether its source failed and is tried again, so that rows may wait there unseen."""
+        """Whether its source failed and is tried again; rows may wait there unseen."""
         return False
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
