@@ -12,6 +12,8 @@ from ..checks import choice, require, whole
 from ..errors import ConfigurationError
 from .retrieval import Predicts, checked_ids, checked_vectors, item_vectors, read_vectors, top_items
 
+_ROUNDING = 1e-5  # of float32 sums in another order
+
 
 class ItemIndex:
     """Find the items whose vectors have the largest inner product with a user's.
@@ -47,6 +49,36 @@ class ItemIndex:
     def read(cls, path: str | os.PathLike[str], method: str = "exact", **options: Any) -> ItemIndex:
         """Build the index from a file that `write_vectors` wrote."""
         return cls(*read_vectors(path), method, **options)
+
+    @classmethod
+    def of_graph(cls, ids: Any, vectors: Any, graph: Any) -> ItemIndex:
+        """Build the "hnsw" index whose `graph` was stored.
+
+        ValueError: it is the graph of other items.
+        """
+        index = cls(ids, vectors)
+        index.method, index._graph = "hnsw", _faiss().deserialize_index(np.array(graph, np.uint8))
+        if (index._graph.ntotal, index._graph.d) != index.vectors.shape:
+            raise ValueError(f"the graph has {index._graph.ntotal} items of {index._graph.d}, not {vectors.shape}")
+        return index
+
+    def graph(self) -> np.ndarray:
+        """Return the graph of "hnsw" in Faiss's format, uint8 [bytes]."""
+        if self._graph is None:
+            raise ConfigurationError("ItemIndex.graph: method='exact' has none")
+        return _faiss().serialize_index(self._graph)
+
+    def recall(self, users: Any, count: int = 10) -> float:
+        """Return the mean share of the `count` nearest items that `search` finds.
+
+        An item that is as near as the last of them counts.
+
+        Args:
+            users: float [U, width].
+        """
+        users, count = checked_vectors("users", users), min(count, len(self))
+        least, found = top_items(users, self.vectors, count)[1][:, -1:], self._nearest(users, count, None)[1]
+        return float(np.mean(found >= least - _ROUNDING * np.abs(least)))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -118,8 +150,12 @@ class ItemIndex:
 
 
 def _neighbour_graph(vectors: np.ndarray, links: int, effort: int) -> Any:
-    faiss = require("faiss", "ItemIndex(method='hnsw'), unlike method='exact', needs Faiss", "retrieval")
+    faiss = _faiss()
     graph = faiss.IndexHNSWFlat(vectors.shape[1], links, faiss.METRIC_INNER_PRODUCT)
     graph.hnsw.efConstruction = max(2 * links, effort)
     graph.add(vectors)
     return graph
+
+
+def _faiss() -> Any:
+    return require("faiss", "ItemIndex(method='hnsw'), unlike method='exact', needs Faiss", "retrieval")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mindspore import nn
 
-from ..checks import choice, refuse, whole
+from ..checks import choice, refuse, require, whole
 from ..errors import ConfigurationError, DataError, did_you_mean
 from ..features.feature import NO_ID, text_column
 from ..features.feature_data import is_raw, raw_data
@@ -22,6 +23,10 @@ from ..storage.cached_segments import local_files
 from ..streams.formats.ragged_column import Ragged
 from ..streams.formats.schema import Schema
 from ..streams.sources.whole_table import read_table
+
+logger = logging.getLogger(__name__)
+
+_QUERIES = 256  # items that an index's recall is measured with
 
 
 class Recommended(NamedTuple):
@@ -43,18 +48,25 @@ class ItemTable:
             for every version.
         id_column: the column whose values are recommended; all different.
         filters: columns that a recommendation may be limited by; those that no feature reads are text.
+        index_above: number of items above which they are found by an approximate index, "hnsw" of `ItemIndex`, which
+            the version holds; None: all are compared.
 
     Raises:
-        ConfigurationError: no raw rows, or no name of a column.
+        ConfigurationError: no raw rows, no name of a column, or Faiss is missing.
     """
 
-    def __init__(self, source: Any, id_column: str | None, filters: Sequence[str] = ()) -> None:
+    def __init__(
+        self, source: Any, id_column: str | None, filters: Sequence[str] = (), index_above: int | None = None
+    ) -> None:
         if not is_raw(source):
             raise ConfigurationError(f"items takes raw rows or the path of a table; received {type(source).__name__}")
         if not isinstance(id_column, str):
             raise ConfigurationError(f"item_id takes the name of the column that items are named by; got {id_column!r}")
         self.source, self.id_column = source, id_column
         self.filters = (filters,) if isinstance(filters, str) else tuple(filters)
+        self.index_above = whole("Publish(index_above=...)", index_above, 0, optional=True)
+        if index_above is not None:
+            require("faiss", "Publish(index_above=...) needs Faiss", "retrieval")
 
     def read(self, features: Features) -> dict[str, Any]:
         """Return the raw columns of all items.
@@ -108,14 +120,23 @@ class ItemTable:
         vectors = item_vectors(model, features.apply(columns))
         own = set(raw_data(self.source).names(features.csv))
         history, item = (isinstance(network, NextItem) and network.raw_columns) or (None, None)
+        arrays, recall = {"vectors": vectors}, None
+        if self.index_above is not None and len(vectors) > self.index_above:
+            index = ItemIndex(columns[self.id_column], vectors, "hnsw")
+            queries = np.random.default_rng(0).permutation(len(vectors))[:_QUERIES]
+            arrays["graph"], recall = index.graph(), index.recall(vectors[queries])
+            logger.info(
+                "the index of %s items finds %.1f %% of an item's ten nearest", f"{len(vectors):,}", 100 * recall
+            )
         return {
             "json": {
                 "ids": columns[self.id_column].tolist(),
                 "filters": {name: _listed(columns[name]) for name in self.filters},
                 "user_columns": [name for name in features.columns if name not in own],
                 "history": history if item == self.id_column else None,
+                "recall": recall,
             },
-            "arrays": {"vectors": vectors},
+            "arrays": arrays,
         }
 
 
@@ -141,6 +162,8 @@ class PublishedItems:
     Attributes:
         user_columns: raw columns that the table of items does not have.
         history: the raw column of the user that lists ids of the items, or None.
+        recall: which share of an item's exact ten nearest the version's index found when it was published; None:
+            items are compared one by one.
 
     Raises:
         ValueError, TypeError, KeyError, TrainerError: it is something else.
@@ -148,7 +171,10 @@ class PublishedItems:
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         body = state["json"]
-        self.index = ItemIndex(body["ids"], state["arrays"]["vectors"])
+        vectors, graph = state["arrays"]["vectors"], state["arrays"].get("graph")
+        of_graph = graph is not None
+        self.index = ItemIndex.of_graph(body["ids"], vectors, graph) if of_graph else ItemIndex(body["ids"], vectors)
+        self.recall: float | None = body.get("recall")
         self.user_columns: tuple[str, ...] = tuple(body["user_columns"])
         self.history: str | None = body.get("history")
         self._filters = {name: _Filter(name, values) for name, values in body["filters"].items()}

@@ -77,6 +77,8 @@ class Publish(Callback):
             computed. In one process.
         item_id: the column of `items` that is recommended.
         item_filters: columns of `items` that a recommendation may be limited by; those that no feature reads are text.
+        index_above: number of items above which each version has an approximate index of them (extra [retrieval]); its
+            recall is measured and logged. None: all items are compared. With a filter they always are.
 
     Attributes:
         problem: why the newest version could not be written, or None.
@@ -105,10 +107,13 @@ class Publish(Callback):
         items: Any = None,
         item_id: str | None = None,
         item_filters: Sequence[str] = (),
+        index_above: int | None = None,
     ) -> None:
-        if items is None and (item_id is not None or item_filters):
-            raise ConfigurationError("Publish(item_id=..., item_filters=...) go with items=..., the table of items")
-        self.items = None if items is None else ItemTable(items, item_id, item_filters)
+        if items is None and (item_id is not None or item_filters or index_above is not None):
+            raise ConfigurationError(
+                "Publish(item_id=..., item_filters=..., index_above=...) go with items=..., the table of items"
+            )
+        self.items = None if items is None else ItemTable(items, item_id, item_filters, index_above)
         choice("Publish(rows=...)", rows, ROW_TYPES)
         for size in batch if isinstance(batch, list | tuple) and batch else [batch]:
             whole("Publish(batch=...)", size, also=", or several such numbers")

@@ -80,6 +80,40 @@ def test_items_are_part_of_their_version(published):
             assert (NEW["item"] in everything.ids[0], len(everything.ids[0])) == (known, len(films) - (not known))
 
 
+def test_many_items_are_found_by_an_index_whose_recall_is_measured(tmp_path, caplog):
+    films = [{"item": str(number), "genres": [], "year": 1990 + number % 9} for number in range(2000)]
+    names = [film["item"] for film in films]
+    rows = {"user": list("pqrs") * 500, "age": [30] * 2000, "item": names, "genres": [[]] * 2000}
+    trainer, found = make_trainer(), []
+    for above in (1999, 2000):
+        publish = Publish(tmp_path / str(above), items=films, item_id="item", item_filters=["year"], index_above=above)
+        with caplog.at_level("INFO", "trainer.serving"):
+            trainer.fit(rows, epochs=1, batch_size=500, callbacks=[publish])
+        with ServedModel(tmp_path / str(above), follow=False) as model:
+            assert (model.items.recall is None) == (above == 2000)
+            assert model.items.index.method == ("hnsw" if above < 2000 else "exact")
+            answers = model.recommend({"user": list("pq"), "age": [1, 60]}, 10, without=[["7"], []])
+            assert "7" not in answers.ids[0]
+            vectors = item_vectors(model, films)
+            scores = user_vectors(model, {"user": list("pq"), "age": [1, 60]}) @ vectors.T
+            scores[0, 7] = -np.inf
+            found.append(
+                np.mean(
+                    [
+                        np.isin(np.argsort(-s)[:10], one.astype(int)).mean()
+                        for s, one in zip(scores, answers.ids, strict=True)
+                    ]
+                )
+            )
+            exact = model.recommend({"user": "p"}, 3, filter={"year": "1991"})
+            assert {int(name) % 9 for name in exact.ids[0]} == {1}
+    assert found[1] == 1
+    assert found[0] > 0.7
+    assert "the index of 2,000 items finds" in caplog.text
+    with pytest.raises(ConfigurationError, match="index_above"):
+        Publish(index_above=10)
+
+
 class Terminate(Callback):
     def on_train_step_end(self, trainer):
         if trainer.state.progress.global_step == 3:
