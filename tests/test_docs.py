@@ -29,7 +29,7 @@ SEARCHED = [
 TITLES = [
     "feature importance", "freeze layers", "fine-tune", "pretrained", "gradient clipping", "custom loss", "latency",
     "reproducible", "deploy", "REST API", "authentication", "monitoring", "logging", "debugging", "roll back",
-    "Split into", "Jupyter", "hyperparameter search", "GPU", "NumPy",
+    "NumPy 2", "out of memory", "cold start", "Split into", "Jupyter", "hyperparameter search", "GPU", "NumPy",
 ]  # fmt: skip
 
 
