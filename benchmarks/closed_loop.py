@@ -10,8 +10,8 @@ killed with SIGKILL and started again. A diary (`benchmarks.ledger`) has every r
 
 Prints what became of the rows, and how long it took from an event to the first answer of weights that had learned it.
 Ends with exit code 1 when an answered row is not in the log (with --log-wait 0 that is counted, no failure), a row of
-the log was not trained on, or more than once, or the inputs of the training are not those of the server bit for bit:
-the network returns its inputs, so that the answers tell them.
+the log was not trained on, or more than once, or with another label than what came of it, or the inputs of the
+training are not those of the server bit for bit: the network returns its inputs, so that the answers tell them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.ledger import History, surviving  # noqa: E402
-from benchmarks.loop_network import named  # noqa: E402
+from benchmarks.loop_network import BOUGHT, named  # noqa: E402
 from benchmarks.servers import redis_server  # noqa: E402
 from trainer.streams.sinks import Sink, sink_for  # noqa: E402
 
@@ -310,9 +310,13 @@ def _logged(processes: Processes, total: int, rows: int) -> Counter[int]:
 def _trained(folder: Path, total: int) -> tuple[np.ndarray, History]:
     """Return the names of the rows asked for that were trained on, and the history."""
     history = surviving(folder / "ledger")
-    asked = (history.rows >> 32) < total
+    asked = _numbers(history.rows) < total
     history.learned_at, history.rows = history.learned_at[asked], history.rows[asked]
     return history.rows, history
+
+
+def _numbers(names: np.ndarray) -> np.ndarray:
+    return (names & ~BOUGHT) >> 32
 
 
 def _metrics(port: int) -> list[str]:
@@ -325,7 +329,8 @@ def _metrics(port: int) -> list[str]:
 
 def _judge(visitors: Visitors, logged: Counter[int], folder: Path, total: int) -> dict[str, Any]:
     rows, history = _trained(folder, total)
-    times = Counter((rows >> 32).tolist())
+    numbers = _numbers(rows).tolist()
+    times = Counter(numbers)
     given = {number: name for number, (_, _, name) in visitors.answers.items()}
     return {
         "answered": sum(number < total for number in visitors.answers),
@@ -334,9 +339,10 @@ def _judge(visitors: Visitors, logged: Counter[int], folder: Path, total: int) -
         "twice in the log": sum(count > 1 for count in logged.values()),
         "lost": sum(number not in times for number in logged),
         "doubled": sum(count > 1 for count in times.values()),
-        "other inputs": sum(given[name >> 32] != name for name in rows.tolist()),
+        "other inputs": sum(given[n] != name for n, name in zip(numbers, (rows & ~BOUGHT).tolist(), strict=True)),
+        "other labels": sum((name >= BOUGHT) != (n in visitors.bought) for n, name in zip(numbers, rows, strict=True)),
         "trained again after the kill": history.redone,
-        **_freshness(visitors, rows >> 32, history.learned_at),
+        **_freshness(visitors, _numbers(rows), history.learned_at),
     }
 
 
@@ -375,7 +381,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures = run(folder, given.requests, given.rows, given.wait, given.log_wait, given.connections)
     for name, value in figures.items():
         print(f"{name:40} {value}")
-    wrong = ["lost", "doubled", "other inputs", *(["answered, not in the log"] if given.log_wait else [])]
+    wrong = [
+        "lost",
+        "doubled",
+        "other inputs",
+        "other labels",
+        *(["answered, not in the log"] if given.log_wait else []),
+    ]
     return int(any(figures[name] for name in wrong) or figures["answered"] != given.requests * given.rows)
 
 

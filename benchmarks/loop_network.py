@@ -56,12 +56,17 @@ class LogitLoss(nn.Cell):
         return self.loss(outputs[:, 0], label)
 
 
+BOUGHT = 1 << 62  # added to the name of a row that was learned as bought
+
+
 class InputLedger(Ledger):
-    """A ledger whose rows are named by their numbers and their inputs."""
+    """A ledger whose rows are named by their numbers, their inputs and their labels."""
 
     def rows_of(self, trainer: Trainer) -> np.ndarray:
         """Return the names of the chunk's rows, int64 [N]."""
         chunk = trainer.state.outputs.chunk
         ids, numbers = (chunk.rows(chunk.names.index(name))[: chunk.num_samples] for name in ("ids", "numbers"))
+        labels = chunk.rows(chunk.names.index("bought"))[: chunk.num_samples]
         inputs = np.concatenate([numbers, ids.astype(np.float32)], 1)
-        return np.array([named(row[0], row) for row in inputs], np.int64)
+        names = np.array([named(row[0], row) for row in inputs], np.int64)
+        return names + np.where(labels > 0, BOUGHT, 0)

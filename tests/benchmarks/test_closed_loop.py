@@ -1,4 +1,4 @@
-"""The closed loop with three kills in its short form: no answered row is lost or doubled, and a loss is noticed."""
+"""The closed loop with three kills in its short form: no answered row is lost, doubled or mislabelled."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ pytestmark = [pytest.mark.server, pytest.mark.long]
 @pytest.mark.skipif(servers.missing("redis") is not None, reason="no Redis server")
 def test_three_kills_lose_and_double_no_row(tmp_path):
     figures = closed_loop.run(tmp_path, 600, rows=5, wait=30.0, log_wait=8.0, connections=4)
-    wrong = ("answered, not in the log", "lost", "doubled", "other inputs")
+    wrong = ("answered, not in the log", "lost", "doubled", "other inputs", "other labels")
     assert {name: figures[name] for name in ("answered", *wrong)} == {"answered": 3000, **dict.fromkeys(wrong, 0)}
