@@ -69,6 +69,11 @@ class UserData:
             self.form = Form.STREAM
         elif isinstance(data, str | Path | RawData):
             raise ConfigurationError(f"{data}: raw rows need Trainer(features=...), the section features")
+        elif self._drawn is not None:
+            raise ConfigurationError(
+                "interactions(negatives=...) goes with Trainer(features=...), which draws negatives for each epoch; "
+                "other trainers take interactions without them"
+            )
         elif is_frame(data):
             self.form, self.content = Form.ARRAYS, columns_of(data)
         elif is_pipeline(data):

@@ -6,8 +6,10 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
+from mindspore import nn
 from pyarrow import parquet
 
+from trainer import Trainer
 from trainer.data.finite.interactions import interactions
 from trainer.errors import ConfigurationError, DataError
 from trainer.experiment.cli import main
@@ -237,3 +239,11 @@ def test_an_experiment_is_divided_trained_and_ranked(tmp_path, monkeypatch):
     assert main(["fit", "next.yaml"]) == 0
     report = json.loads((tmp_path / "runs/next/metrics.json").read_text())["report"]
     assert report["hit@1"] > 0.9
+
+
+def test_negatives_that_nothing_would_draw_again_are_refused():
+    rows = {"user": np.arange(12) % 3, "film": np.arange(12), "time": np.arange(12)}
+    drawn = interactions(rows, "train", by="random", item="film", time="time", negatives=2)
+    net = nn.Dense(1, 1)
+    with pytest.raises(ConfigurationError, match=r"negatives=\.\.\.\) goes with Trainer\(features"):
+        Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params())).fit(drawn, batch_size=4)

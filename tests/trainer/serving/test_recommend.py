@@ -90,7 +90,7 @@ def test_many_items_are_found_by_an_index_whose_recall_is_measured(tmp_path, cap
         with caplog.at_level("INFO", "trainer.serving"):
             trainer.fit(rows, epochs=1, batch_size=500, callbacks=[publish])
         with ServedModel(tmp_path / str(above), follow=False) as model:
-            assert (model.items.recall is None) == (above == 2000)
+            assert model.items.recall is None if above == 2000 else 0.7 < model.items.recall <= 1
             assert model.items.index.method == ("hnsw" if above < 2000 else "exact")
             answers = model.recommend({"user": list("pq"), "age": [1, 60]}, 10, without=[["7"], []])
             assert "7" not in answers.ids[0]
