@@ -67,7 +67,11 @@ def test_touched_rows_equal_the_dense_optimizer(make_dense, row_optimizer, touch
     np.testing.assert_allclose(rows, dense, rtol=2e-5, atol=2e-6)
 
 
-OPTIONS = {"RowAdagrad": [{}, {"row_wise": True}], "RowFTRL": [{"l1": 0.02, "l2": 0.3}, {"lr_power": -0.7}]}
+OPTIONS = {
+    "RowAdagrad": [{}, {"row_wise": True}],
+    "RowAdam": [{}, {"row_wise": True}],
+    "RowFTRL": [{"l1": 0.02, "l2": 0.3}, {"lr_power": -0.7}],
+}
 ALL = [
     (kind, options)
     for name, kind in vars(row_optimizers).items()
@@ -121,6 +125,23 @@ def test_row_wise_adagrad_keeps_the_mean_square_of_a_row():
     np.testing.assert_allclose(out[:, :DIM], weight - LR * gradient / np.sqrt(accum), rtol=1e-5)
 
 
+def test_row_wise_adam_keeps_one_second_moment_of_a_row():
+    """Against its definition in NumPy, over several steps and in float64."""
+    optimizer = RowAdam(beta1=0.8, beta2=0.9, eps=1e-3, row_wise=True)
+    rows = np.concatenate((np.ones((2, DIM)), np.tile(optimizer.first_slots(DIM), (2, 1))), axis=1).astype(np.float32)
+    assert rows.shape == (2, 2 * DIM + 1)
+    weight, first, second = np.ones((2, DIM)), np.zeros((2, DIM)), np.zeros((2, 1))
+    for step in range(1, STEPS + 1):
+        gradient = np.random.default_rng(step).standard_normal((2, DIM)).astype(np.float32)
+        args = (Tensor(gradient), Tensor(LR, ms.float32), Tensor(step, ms.float32))
+        rows = optimizer.compile_and_run(Tensor(rows), *args).asnumpy()
+        first = 0.8 * first + 0.2 * gradient
+        second = 0.9 * second + 0.1 * (gradient**2).mean(1, keepdims=True)
+        rate = LR * np.sqrt(1 - 0.9**step) / (1 - 0.8**step)
+        weight = weight - rate * first / (np.sqrt(second) + 1e-3)
+    np.testing.assert_allclose(rows, np.concatenate((weight, first, second), axis=1), rtol=1e-5, atol=1e-6)
+
+
 def test_the_dense_optimizer_decides_the_default(caplog):
     parameters = [Parameter(ops.zeros((2,), ms.float32), name="p")]
     adam = row_optimizer_like(nn.Adam(parameters, beta1=0.7))
@@ -138,3 +159,6 @@ def test_impossible_numbers_are_refused():
         RowAdam(beta1=1.0)
     with pytest.raises(ConfigurationError, match=r"lr=\.\.\.\) takes a number >= 0"):
         RowSGD(lr=-0.1)
+    for kind in (RowAdam, RowAdagrad):
+        with pytest.raises(TypeError, match=r"row_wise=\.\.\.\).*takes True or False; received 'no'"):
+            kind(row_wise="no")

@@ -211,6 +211,7 @@ OPTIMIZERS = {
     "Adagrad": RowAdagrad,
     "Adagrad by row": lambda: RowAdagrad(row_wise=True),
     "Adam": RowAdam,
+    "Adam by row": lambda: RowAdam(row_wise=True),
     "FTRL": lambda: RowFTRL(l1=1e-3, l2=1e-2),
     "FTRL with another power": lambda: RowFTRL(lr_power=-0.7),
 }
