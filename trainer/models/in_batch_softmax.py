@@ -59,7 +59,7 @@ class InBatchSoftmax(nn.Cell):
         number("InBatchSoftmax(rate=...)", rate, above=0, most=1)
         self.scale, self.correction = 1.0 / temperature, correction
         self.is_running = correction == "running"
-        self.of_logits = _OwnItem()
+        self.own_item = _OwnItem()
         if self.is_running:
             self.buckets, self.rate = buckets, rate
             self.lower_bits = Tensor(np.array([0x7FFFFFFF], np.int64))
@@ -74,13 +74,13 @@ class InBatchSoftmax(nn.Cell):
                 "known by their places in the step alone: correction='batch' goes with sasrec and hstu"
             )
         vectors, item, rows = choices_of(vectors, item)
-        logits, same, _ = scores_and_same(vectors, item)
-        logits = logits * self.scale
+        users, items = vectors[:, : vectors.shape[1] // 2], vectors[:, vectors.shape[1] // 2 :]
+        same = same_item(item)
+        bias = 1e9 * (1 - rows)
         if self.correction is not None:
             share = ops.matmul(ops.expand_dims(rows / rows.sum(), 0), same).reshape(-1)
-            log_q = self._log_intervals(item) if self.is_running else ops.log(ops.maximum(share, 1e-12))
-            logits = logits - ops.stop_gradient(log_q)
-        return self.of_logits(logits - 1e9 * (1 - rows), same, rows / rows.sum())[0]
+            bias = bias + (self._log_intervals(item) if self.is_running else ops.log(ops.maximum(share, 1e-12)))
+        return self.own_item(users * self.scale, items, same, ops.stop_gradient(bias), rows / rows.sum())[0]
 
     def _log_intervals(self, item):
         """Return log Q of each row's item, and count the batch while training."""
@@ -129,8 +129,13 @@ def scores_and_same(vectors, item):
     width = vectors.shape[1] // 2
     users, items = vectors[:, :width], vectors[:, width:]
     scores = ops.matmul(users, items.swapaxes(0, 1))
-    same = ops.cast(ops.expand_dims(item, 1) == ops.expand_dims(item, 0), mstype.float32)
-    return scores, same, (users * items).sum(axis=1)
+    return scores, same_item(item), (users * items).sum(axis=1)
+
+
+def same_item(item):
+    """Return 1 where row and column are of one item, float32 [M, M]; graph code."""
+    # On CPU, comparing a column with a row takes twice as long as their difference and its comparison with zero.
+    return ops.cast(ops.expand_dims(item, 1) - ops.expand_dims(item, 0) == 0, mstype.float32)
 
 
 def each_item_once(same, rows):
@@ -140,21 +145,31 @@ def each_item_once(same, rows):
 
 
 class _OwnItem(nn.Cell):
-    """Compute the weighted mean loss of the rows' items, and more for the gradient.
+    """Compute the weighted mean loss of the rows' items, and the gradient's array.
 
-    The gradient is probability less one for the own item: two arrays of [M, M], where the operators' derivatives take a
-    dozen.
+    The own item is column 0, the items of all rows follow; those that are the own item again have no probability. The
+    gradient, probability less one for the own item, is written by hand: one array of [M, M + 1], where the operators'
+    derivatives take a dozen.
     """
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
         self.log_softmax = ops.LogSoftmax(1)
+        self.product = ops.MatMul()
+        self.product_with_transposed = ops.MatMul(transpose_b=True)
+        self.product_of_transposed = ops.MatMul(transpose_a=True)
 
-    def construct(self, logits, same, weights):  # [M, M]; same: 1 where column and row are of one item; [M]
-        own = ops.eye(same.shape[0], same.shape[0], mstype.float32)
-        logs = self.log_softmax(logits - 1e9 * (same - own))
-        return -(logs * own * ops.expand_dims(weights, 1)).sum(), logs, own
+    def construct(self, users, items, same, bias, weights):  # [M, width] twice; same: 1 where one item, [M, M]; [M]
+        own = ops.expand_dims((users * items).sum(axis=1) - bias, 1)
+        others = self.product_with_transposed(users, items) - ops.expand_dims(bias, 0) - 1e9 * same
+        logs = self.log_softmax(ops.concat((own, others), 1))
+        return -(logs[:, 0] * weights).sum(), logs
 
-    def bprop(self, logits, same, weights, out, dout):
-        of_logits = (ops.exp(out[1]) - out[2]) * (ops.expand_dims(weights, 1) * dout[0])
-        return of_logits, ops.zeros_like(same), ops.zeros_like(weights)
+    def bprop(self, users, items, same, bias, weights, out, dout):
+        probability = ops.exp(out[1])
+        factors = ops.expand_dims(weights, 1) * dout[0]
+        of_own = (probability[:, :1] - 1) * factors
+        after_own = ops.concat((ops.zeros_like(items[:1]), items), 0)
+        of_users = self.product(probability, after_own) * factors + of_own * items
+        of_items = self.product_of_transposed(probability, users * factors)[1:] + of_own * users
+        return of_users, of_items, ops.zeros_like(same), ops.zeros_like(bias), ops.zeros_like(weights)
