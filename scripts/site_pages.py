@@ -150,6 +150,13 @@ def keyword_table() -> str:
     return "\n".join(["", "| you write | here |", "| --- | --- |", *rows, ""])
 
 
+# The search ranks what tells how to do something before what describes or measures it.
+BOOSTS = {
+    "faq.md": 2, "install.md": 2, "your-own-table.md": 2, "tasks/training.md": 2, "tasks/imbalanced.md": 2,
+    "resuming.md": 2, "devices.md": 2, "metrics.md": 0.5, "index.md": 0.5, "index_cn.md": 0.5, "yaml-reference.md": 0.5,
+    "other-frameworks.md": 0.5, "callbacks-reference.md": 0.2, "reliability.md": 0.2, "upgrading.md": 0.2,
+    "ARCHITECTURE.md": 0.2, "api.md": 0.1, "examples.md": 0.1, "benchmarks.md": 0.1,
+}  # fmt: skip
 ADDED = {
     "api.md": api_entries,
     "callbacks-reference.md": callback_entries,
@@ -159,8 +166,9 @@ ADDED = {
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the page's text with what the code adds and with links to the glossary."""
+    """Return the page's text with what the code adds, links to the glossary, and its weight in the search."""
     path = page.file.src_uri
+    page.meta["search"] = {"boost": BOOSTS.get(path, 1)}
     if path == GLOSSARY:
         return re.sub(r"^\| (.+?) \|", _with_anchors, markdown, flags=re.M)
     markdown = with_glossary_links(markdown, "../" * path.count("/") + GLOSSARY) if "_cn" not in path else markdown

@@ -30,6 +30,11 @@ TITLES = [
     "feature importance", "freeze layers", "fine-tune", "pretrained", "gradient clipping", "custom loss", "latency",
     "reproducible", "deploy", "REST API", "authentication", "monitoring", "logging", "debugging", "roll back",
     "NumPy 2", "out of memory", "cold start", "Split into", "Jupyter", "hyperparameter search", "GPU", "NumPy",
+    "cross-validation", "best model", "warmup", "class imbalance", "restart", "kafka", "sliding window", "CUDA",
+    "mixed precision", "wandb", "data augmentation", "load one", "custom metric", "custom callback", "seeds", "slow",
+    "feature engineering", "docker", "top k", "A/B test", "distributed", "int8", "test split", "texts, dates", "cron",
+    "compatibility", "time series", "every n steps", "rollback", "exactly once", "quickstart", "weight decay", "sql",
+    "unseen ids", "eviction", "delayed labels", "encoding", "explain", "logging", "gradient accumulation",
 ]  # fmt: skip
 
 
