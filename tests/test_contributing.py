@@ -97,6 +97,7 @@ class Counter(Callback):
 
     def on_train_step_end(self, trainer):
         self.calls += 1
+        self.position = trainer.position
 '''
 LOGGER = '''"""Remembers."""
 
@@ -172,6 +173,32 @@ CHANGES = {
         {"callbacks/loggers/remembers.py": LOGGER},
         {"callbacks/__init__.py": ("_HOMES =", "    from .loggers.remembers import Remembers as Remembers\n\n")},
     ),
+    "what a resume position holds": (
+        {},
+        {
+            "trainer/data/position.py": [
+                ("    dealt: tuple", "    rows: int = 0  # trained so far, in all epochs\n"),
+                (') -> Position:\n        """Return the position after', ", rows: int = 0"),
+                (
+                    "        state = self.state if state is None",
+                    "        if rows:\n"
+                    "            moved = self.next(batches, micro_batches, state, ends_epoch=ends_epoch)\n"
+                    "            return dataclasses.replace(moved, rows=self.rows + rows)\n",
+                ),
+                ('"state": self.state, "dealt"', '"rows": self.rows or None, '),
+                (
+                    "        return cls(epoch, batch",
+                    "        if value.get('rows'):\n"
+                    "            return dataclasses.replace(cls.from_json({**value, 'rows': 0}), rows=value['rows'])\n",
+                ),
+            ],
+            "trainer/data/feed.py": ("ends_epoch=ends)", "rows=len(items) * self._conversion.rows(first.columns), "),
+        },
+    ),
+    "the sizes that uneven batches are padded to": (
+        {},
+        {"trainer/data/batch_sizes.py": ("    if few and rows <= fine:", "    return -(-rows // 10) * 10\n")},
+    ),
     "an augmentation inside the step (mixup)": (
         {"trainer/graph/mixup.py": MIXUP},
         {
@@ -213,9 +240,19 @@ from mindspore import nn
 
 from callbacks import Counter, Remembers
 from trainer import Trainer
+from trainer.data.batch_sizes import padded_size
+from trainer.data.position import Position
 from trainer.embedding import RowSign
 from trainer.experiment.cli import main
 from trainer.streams import Countdown
+
+
+class Independent(nn.Dense):
+    rows_are_independent = True
+
+    def __init__(self):
+        super().__init__(1, 1, weight_init="ones", bias_init="zeros")
+
 
 counter, logger = Counter(), Remembers(every=1)
 trainer = Trainer(nn.Dense(1, 1, weight_init="zeros"), nn.MSELoss(), "sgd", metrics=["half_mae", "mae"])
@@ -224,6 +261,8 @@ x = np.array([[0.0], [4.0]], np.float32)
 found = trainer.evaluate((x, x), batch_size=2)
 mixed = Trainer(nn.Dense(1, 1, weight_init="zeros", has_bias=False), nn.MSELoss(), "sgd", mixup=0.5)
 history = mixed.fit((x, x), batch_size=2, callbacks=[])
+uneven = Trainer(Independent(), nn.MSELoss(), "sgd")
+parts = [(np.ones((rows, 1), np.float32), np.zeros((rows, 1), np.float32)) for rows in (4, 3, 2, 1)]
 Path("one.yaml").write_text(
     "experiment: one\\nnetwork: {class_path: mindspore.nn.Dense, init_args: {in_channels: 3, out_channels: 2}}\\n"
     "loss: mindspore.nn.MSELoss\\noptimizer: mindspore.nn.SGD\\n"
@@ -233,6 +272,8 @@ print(json.dumps({
     "half": found["half_mae"] * 2 == found["mae"],
     "calls": counter.calls,
     "logged": "train/loss" in logger.names,
+    "position": (counter.position["rows"], Position.from_json(counter.position).rows),
+    "padded": (padded_size(21), uneven.evaluate(parts)["loss"]),
     "row optimizer": RowSign.__name__,
     "mixed loss": history.history["loss"][-1],  # of the labels 2 and 2; of 0 and 4 it is 8
     "code": main(["count", "one.yaml"]),
@@ -291,6 +332,8 @@ def test_all_of_them_made_together_work(tmp_path):
         "half": True,
         "calls": 2,
         "logged": True,
+        "position": [8, 8],
+        "padded": [30, 1.0],
         "row optimizer": "RowSign",
         "mixed loss": pytest.approx(4.0),
         "code": 0,
