@@ -210,13 +210,13 @@ CHANGES = {
                     "        if self.mixup is not None:\n            return self.forward(*self.mixup(columns))\n",
                 ),
             ],
-            "trainer/trainer.py": [
+            "trainer/run/trained_network.py": [
                 ("        calibration: Calibrator | Mapping", "        mixup: float | None = None,\n"),
                 (
                     "            accumulate=self.accumulate,\n",
                     "            mixup=None if mixup is None else Mixup(mixup),\n",
                 ),
-                ("from .graph.multi_task import", "from .graph.mixup import Mixup\n"),
+                ("from ..graph.multi_task import", "from ..graph.mixup import Mixup\n"),
             ],
         },
     ),

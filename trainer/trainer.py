@@ -1,48 +1,24 @@
-"""`Trainer`: the state that outlives a call, and the verbs."""
+"""`Trainer`: its arguments and verbs; `run/trained_network.py` constructs it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspore import nn
-
-from callbacks import CallbackList, History
+from callbacks import History
 
 from . import checks
 from .cadence import Every
-from .checkpoint.saver import Saver
 from .compat import keywords
 from .compat.verbs import MindSporeVerbs
-from .distributed.exchange import make_exchange
-from .distributed.group import join
-from .errors import DataError
-from .graph import network_checks, precision
-from .graph.boost import make_boost
-from .graph.builder import StepBuilder
-from .graph.denominators import COUNTED
-from .graph.dropout import replace_dropout
-from .graph.multi_task import MultiTaskLoss
-from .graph.optimizers import make_optimizer
-from .graph.program import StepOptions
-from .graph.roles import loss_columns
-from .metrics.registry import check_weighted, task_activations, task_metrics
 from .metrics.window import Window
-from .mindspore_internals.device import choose
 from .mindspore_internals.messages import silence_adams_operator
-from .mindspore_internals.pipelines import current_seed
 from .run import inference, training
-from .run.calibrating import bound_calibrator
 from .run.limits import Trial
-from .run.tally import RowWeights
-from .state import State
 
 if TYPE_CHECKING:
     from .data.chunk import InputBatch
-    from .features.features import Features
-    from .metrics.calibrator import Calibrator
 
 
 silence_adams_operator()  # at import, since users create their optimizers before their Trainer
@@ -119,111 +95,6 @@ class Trainer(MindSporeVerbs):
         ConfigurationError: an invalid argument, before anything is compiled.
     """
 
-    default_device: str | None = None  # of a Trainer without `device`
-
-    @keywords.translated()
-    def __init__(
-        self,
-        network: nn.Cell,
-        loss_fn: nn.Cell | None = None,
-        optimizer: Any = None,
-        metrics: Any = None,
-        eval_network: nn.Cell | None = None,
-        eval_indexes: Sequence[int] | None = None,
-        amp_level: str = "O0",
-        boost_level: str = "O0",
-        *,
-        amp_dtype: Any = "float16",
-        loss_scale: Any = None,
-        keep_batchnorm_fp32: bool | None = None,
-        boost_config: Any = None,
-        gradient_accumulation_steps: int = 1,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        seed: int | None = None,
-        run_dir: str | Path | None = None,
-        amp_white_list: Sequence[type[nn.Cell]] | None = None,
-        amp_black_list: Sequence[type[nn.Cell]] | None = None,
-        exact_resume: bool = False,
-        compile: bool = True,
-        features: Features | None = None,
-        prediction_activation: Any = None,
-        device: str | None = None,
-        weighted_metrics: bool = True,
-        deterministic: bool = False,
-        calibration: Calibrator | Mapping[str, Any] | str | None = None,
-    ) -> None:
-        self.device = choose(device if device is not None else self.default_device)  # before anything is computed
-        self.group = join()  # early: under msrun a scheduler process runs the same script and never returns from here
-        optimizer = make_optimizer(optimizer, network)
-        network_checks.check_network(network, loss_fn, optimizer, eval_network)
-        self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
-        self.tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
-        task_names = () if self.tasks is None else self.tasks.tasks
-        self.metrics = self.make_metrics(metrics, task_names)
-        self.prediction_activations = task_activations(prediction_activation, task_names)
-        self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes, self.metrics.values())
-        self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
-        columns = loss_columns(network, loss_fn, features)
-        denominator = network_checks.check_denominator(
-            network, loss_fn, optimizer, self.accumulate, self.group.size, columns.rows_loss
-        )
-        checks.boolean("weighted_metrics", weighted_metrics)
-        weighs_metrics = columns.weight is not None and weighted_metrics
-        if weighs_metrics and columns.weight is not None:
-            check_weighted(self.metrics, columns.weight)
-        self.row_weights = RowWeights(columns.weight, columns.weighs and columns.kind == COUNTED, weighs_metrics)
-        self.has_own_seed = checks.whole("seed", seed, 0, most=2**32 - 1, optional=True) is not None
-        self.seed = (current_seed() if seed is None else seed) or 0
-        self.compiled = network_checks.check_compile(network, compile)
-        self.run_dir = None if run_dir is None else Path(run_dir)
-        self.precision = precision.resolve(amp_level, amp_dtype, keep_batchnorm_fp32, amp_white_list, amp_black_list)
-        if optimizer is None:
-            network_checks.check_custom_step(
-                network,
-                amp_level=self.precision.level,
-                gradient_accumulation_steps=self.accumulate,
-                clip_norm=clip_norm,
-                clip_value=clip_value,
-                loss_scale=loss_scale,
-            )
-        self.scaler = precision.make_scaler(loss_scale, self.precision)
-        if exact_resume:
-            replace_dropout(network, self.seed)
-        for_one_core = network_checks.check_deterministic(network, deterministic, self.compiled, self.precision.lowers)
-        self.boost = make_boost(boost_level, boost_config, network, optimizer, self.seed)
-        precision.convert(network, self.precision)
-        self.step_options = StepOptions(
-            scaler=self.scaler,
-            accumulate=self.accumulate,
-            clip_norm=checks.number("clip_norm", clip_norm, above=0, optional=True),
-            clip_value=checks.number("clip_value", clip_value, above=0, optional=True),
-            transform=self.boost.transform(),
-            exchange=make_exchange(self.group, self.boost.combine, self.tasks, denominator),
-        )
-        self.builder = StepBuilder(
-            network,
-            loss_fn,
-            optimizer,
-            cast=self.precision.lowers,
-            eval_network=eval_network,
-            options=self.step_options,
-            boost=self.boost,
-            steps_done=lambda: self.state.progress.global_step,
-            compiled=self.compiled,
-            loss_columns=columns,
-            for_one_core=for_one_core,
-        )
-        self.label_count, self.features = self.builder.label_count, features
-        self.state = State()
-        self.callbacks = CallbackList()
-        self.saver = Saver(self.group, self)
-        self.calibrator = bound_calibrator(calibration, self)
-        parts = {"boost": self.boost.freezing, "features": features, "calibration": self.calibrator}
-        self.parts = {name: part for name, part in parts.items() if part is not None}
-
-    make_metrics = staticmethod(task_metrics)
-
     # -- training ------------------------------------------------------------------------------------------------
 
     @keywords.translated()
@@ -288,11 +159,6 @@ class Trainer(MindSporeVerbs):
                 KeyboardInterrupt after a signal, once the run has shut down. In a notebook or at a prompt, an
                 interrupted training returns its history, which says "interrupted".
         """
-        if isinstance(train_dataset, int):
-            raise DataError(
-                f"fit takes the data first and the epochs second; received {train_dataset!r} as the data. "
-                "`trainer.Model` takes the arguments of mindspore.Model.fit in its order"
-            )
         with self.group.inside("fit"):
             return training.fit(
                 self,

@@ -22,13 +22,14 @@ from ..metrics.window import Window
 from ..mindspore_internals.cell_structure import cells_and_names
 
 if TYPE_CHECKING:
+    from .trained_network import TrainedNetwork
     from .trainer_base import TrainerBase
 
 CALIBRATED = "calibrated"  # begins the names of metrics of calibrated probabilities
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-def bound_calibrator(value: Any, trainer: TrainerBase) -> Calibrator | None:
+def bound_calibrator(value: Any, trainer: TrainedNetwork) -> Calibrator | None:
     """Return the calibrator of `Trainer(calibration=...)`; raises as `bind` does."""
     calibrator = Calibrator.of(value)
     if calibrator is None:

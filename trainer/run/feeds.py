@@ -41,7 +41,7 @@ from .limits import Trial
 if TYPE_CHECKING:
     from mindspore import nn
 
-    from .trainer_base import TrainedNetwork
+    from .trained_network import TrainedNetwork
 
 
 logger = logging.getLogger(__name__)

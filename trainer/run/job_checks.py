@@ -19,7 +19,7 @@ from ..mindspore_internals.cell_structure import cells_and_names
 from ..streams import Sharing, Stream
 
 if TYPE_CHECKING:
-    from .trainer_base import TrainedNetwork
+    from .trained_network import TrainedNetwork
 
 logger = logging.getLogger(__name__)
 

@@ -1,186 +1,38 @@
-"""The attributes of a Trainer that outlive a call, and what callbacks use of it."""
+"""A Trainer without its verbs: snapshots, and what callbacks use of it."""
 
 from __future__ import annotations
 
-import contextlib
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from mindspore import nn
-
-from callbacks import CallbackList, History
+from callbacks import History
 from callbacks.summary import table_html
 
 from ..checkpoint import set_pointer
 from ..checkpoint.content import Content
-from ..checkpoint.saver import Saver
 from ..data.position import Position
-from ..distributed.group import Group
-from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import CheckpointError
-from ..graph import network_checks
-from ..graph.boost import Boost
-from ..graph.builder import StepBuilder
-from ..graph.multi_task import MultiTaskLoss
-from ..graph.optimizers import get_learning_rate, set_learning_rate
-from ..graph.precision import Precision
-from ..graph.program import StepOptions
 from ..metrics.binary import score_table
 from ..metrics.calibration_map import CalibrationMap
-from ..metrics.calibrator import Calibrator
-from ..metrics.predictions import Activation
 from ..metrics.registry import of_task
 from ..mindspore_internals.cell_structure import children_of, parameters_of
-from ..mindspore_internals.pipelines import current_seed
-from ..state import State, StopReason
+from ..state import StopReason
 from ..storage.fetch import fetched_snapshot
 from . import loop
 from .monitors import produced_metrics
-from .tally import RowWeights
+from .trained_network import TrainedNetwork
 
 if TYPE_CHECKING:
-    from ..data.table_feed import TableFeed
-    from ..features.features import Features
     from .run import Run
-
-
-class TrainedNetwork:
-    """A network with its loss, optimizer, programs and sparse tables."""
-
-    network: nn.Cell
-    loss_fn: Any
-    optimizer: nn.Cell | None
-    tasks: MultiTaskLoss | None
-    metrics: dict[str, Any]
-    prediction_activations: dict[str, Activation]
-    eval_indexes: tuple[int, int, int] | None
-    features: Features | None
-    calibrator: Calibrator | None  # of `Trainer(calibration=...)`
-    label_count: int
-    group: Group
-    state: State
-    seed: int
-    has_own_seed: bool  # whether it was given, rather than MindSpore's
-    accumulate: int
-    compiled: bool
-    precision: Precision
-    scaler: Any
-    step_options: StepOptions
-    boost: Boost
-    builder: StepBuilder
-    row_weights: RowWeights
-    tables: TableFeed | None = None
-    _tables_of_all: dict[str, dict[str, int]] = MappingProxyType({})  # type: ignore[assignment]
-    parts: dict[str, Any]
-    sink_mode: str = "not decided yet"
-    _loaded_tables: Sequence[dict[str, Any]] = ()  # restored before the first data
-
-    @property
-    def order_seed(self) -> int:
-        """Seed of the order of rows in a call that begins now."""
-        return self.seed if self.has_own_seed else current_seed() or 0
-
-    @property
-    def boost_parts(self) -> tuple[str, ...]:
-        """Names of the active parts of the boost level."""
-        return self.boost.parts
-
-    @property
-    def learning_rate(self) -> float | None:
-        """Learning rate of the next update; can be set if it is constant."""
-        return get_learning_rate(self.optimizer)
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        set_learning_rate(self.optimizer, value)
-
-    @property
-    def loss_scale(self) -> float | None:
-        """Current loss scale, copied from the device; None without a scaler that has one."""
-        value = getattr(self.scaler, "scale_value", None)
-        return None if value is None else float(value.asnumpy())
-
-    @property
-    def own_eval_network(self) -> nn.Cell | None:
-        """The evaluation cell that the user gave, or None."""
-        return self.builder.inference.eval_network
-
-    def use_eval_network(self, cell: nn.Cell | None) -> None:
-        """Evaluate with `cell`, keeping `eval_indexes`; None builds one."""
-        network_checks.check_network(self.network, self.loss_fn, self.optimizer, cell)
-        kept = self.eval_indexes if cell is not None and self.own_eval_network is not None else None
-        self.eval_indexes = network_checks.check_eval_indexes(cell, kept)
-        self.builder.inference.use_eval_network(cell)
-
-    def use_tables(self, tables: TableFeed) -> None:
-        """Use `tables` to train and read the network's sparse tables from now on.
-
-        Raises:
-            CheckpointMismatchError, CheckpointDamagedError: `load` restored a snapshot of different or unusable tables.
-        """
-        if self._loaded_tables:
-            tables.check_states(self._loaded_tables)
-            tables.load_states(self._loaded_tables)
-            self._loaded_tables = ()
-        self.tables = self.parts["tables"] = tables
-        self.builder.tables = tables.tables
-        self.boost = self.builder.boost = self.boost.without_freezing("embedding tables train in whole steps")
-
-    def load_tables(self, states: list[dict[str, Any]]) -> None:
-        """Restore the sparse tables, now or with the first data."""
-        if self.tables is None:
-            self._loaded_tables = states if embedding_cells(self.network) else ()
-        else:
-            self.tables.load_states(states)
-
-    def read_tables(self) -> dict[str, dict[str, int]]:
-        """Return rows, bytes and counters of the sparse tables, by name.
-
-        With several processes, those of all at the last end of an epoch, a window or a training.
-        """
-        return self._tables_of_all if self.group.size > 1 else self._own_tables()
-
-    def _own_tables(self) -> dict[str, dict[str, int]]:
-        tables = {} if self.tables is None else self.tables.tables.tables
-        return {name: {"rows": len(table), "bytes": table.nbytes, **table.counters} for name, table in tables.items()}
-
-    def add_up_tables(self) -> None:
-        """Add up what `read_tables` returns over all processes; a collective call."""
-        if self.tables is None or self.group.size == 1:
-            return
-        own = self._own_tables()
-        totals = self.group.total(np.array([list(figures.values()) for figures in own.values()], np.int64)).tolist()
-        self._tables_of_all = {
-            name: dict(zip(figures, sums, strict=True))
-            for (name, figures), sums in zip(own.items(), totals, strict=True)
-        }
-
-    def read_bad_steps(self) -> list[int]:
-        """Return the latest skipped steps, at most 16, as `global_step` after them."""
-        return self.builder.read_bad_steps(self.state.progress.global_step)
-
-    def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Use the averaged weights of `EMA` or `SWA`, if any, inside the context."""
-        return contextlib.nullcontext() if self.builder.average is None else self.builder.average.applied()
-
-    def use_averaged_weights(self) -> None:
-        """Replace the weights by the averages of `EMA` or `SWA`."""
-        if self.builder.average is not None:
-            self.builder.average.replace_weights()
 
 
 class TrainerBase(TrainedNetwork):
     """A trained network with callbacks, a run and snapshots, without the verbs."""
 
-    run_dir: Path | None
-    callbacks: CallbackList
     history: History | None = None
     run: Run | None = None
-    saver: Saver
 
     def stop(self, reason: str = "", kind: str = "user") -> None:
         """Stop the run after the current step; the first reason wins, for all processes."""

@@ -51,6 +51,11 @@ def fit(
 
     `limits` are the arguments `max_steps` and `max_seconds`.
     """
+    if isinstance(train_dataset, int):
+        raise DataError(
+            f"fit takes the data first and the epochs second; received {train_dataset!r} as the data. "
+            "`trainer.Model` takes the arguments of mindspore.Model.fit in its order"
+        )
     checks.epochs(epochs)
     callbacks = trial.callbacks(callbacks)
     if trial.steps is not None:

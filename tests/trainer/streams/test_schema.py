@@ -92,15 +92,11 @@ def test_a_bad_row_is_set_aside_alone_with_its_place_and_reason(make, change, re
     assert (bad[-1]["offset"], bad[-1]["row"]) == (100, 1)
 
 
-def test_a_record_of_columns_holds_many_rows(make):
-    columns = {name: [GOOD[name]] * 3 for name in GOOD} | {"user": [1, 200, 2]}
+def test_a_record_of_columns_is_no_row(make):
+    columns = {name: [GOOD[name]] * 3 for name in GOOD}
     batch, bad = decode(make(), [json.dumps(GOOD).encode(), json.dumps(columns).encode()])
-    assert batch.columns["user"].tolist() == [3, 1, 2]
-    assert [tuple(span)[1:4] for span in batch.spans] == [(100, 0, 0), (101, 0, 0), (101, 2, 2)]
-    assert json.loads(bad[0]["raw"])["user"] == 200
-    batch, bad = decode(make(), [json.dumps({**columns, "price": [1.0]}).encode(), json.dumps(GOOD).encode()])
-    assert batch.rows == 1
-    assert "'price' has 1 values where 'user' has 3" in bad[-1]["reason"]
+    assert batch.columns["user"].tolist() == [3]
+    assert "column 'user' takes int32; received a list: [3, 3, 3]" in bad[0]["reason"]
 
 
 @pytest.mark.parametrize("payload", [b"{", b"", b"7", b"[]", b"[3]", b"\xff\xff\xff\xffx", b'"\xff"', b"[" * 100_000])

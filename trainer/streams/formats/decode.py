@@ -101,7 +101,7 @@ class Decoder:
         return self.declared
 
     def decode(self, payloads: Sequence[bytes]) -> Decoded:
-        """Convert messages: JSON objects (a row, or columns), lists of rows, or Arrow IPC."""
+        """Convert messages: JSON objects (a row each), lists of rows, or Arrow IPC."""
         binary = [self.format == "arrow" or (self.format == "auto" and p.startswith(_ARROW)) for p in payloads]
         texts = (payload for payload, is_arrow in zip(payloads, binary, strict=True) if not is_arrow)
         # searching for the words is faster than checking every value
@@ -152,20 +152,15 @@ class Decoder:
         except (ValueError, RecursionError) as error:
             messages.unreadable(number, f"not JSON: {error}")
             return
-        if type(value) is dict:
-            probe = value.get(messages.probe)
-            if type(probe) is list and messages.is_columnar(value):
-                messages.table(number, value, len(probe))
-            else:
-                messages.row(number, 0, value)
-        elif type(value) is list:
-            if not value:
-                messages.unreadable(number, "an empty list of rows")
-            for index, row in enumerate(value):
-                messages.row(number, index, row)
-            messages.counts[number] = max(1, len(value))
-        else:
+        rows = [value] if type(value) is dict else value
+        if type(rows) is not list:
             messages.unreadable(number, f"takes an object or a list of objects; received {type(value).__name__}")
+        elif not rows:
+            messages.unreadable(number, "an empty list of rows")
+        else:
+            for index, row in enumerate(rows):
+                messages.row(number, index, row)
+            messages.counts[number] = len(rows)
 
     def _arrow(self, messages: _Messages, number: int, payload: bytes) -> None:
         try:
@@ -217,9 +212,6 @@ class _Messages:
 
     def __init__(self, schema: Schema, payloads: Sequence[bytes], refuse_bools: bool) -> None:
         self.schema, self.payloads, self.refuse_bools = schema, payloads, refuse_bools
-        # a field of the least list depth tells columns from single rows
-        self.probe = min(schema.fields, key=lambda name: len(schema.fields[name].shape))
-        self._depth = len(schema.fields[self.probe].shape)
         self.counts = np.ones(len(payloads), dtype=np.int64)
         self._bad: list[BadRow] = []
         # rows not yet converted, with message and row index of each
@@ -228,17 +220,6 @@ class _Messages:
         self._numbers: list[int] = []
         # converted rows, with message and row index of each, bad ones included
         self._parts: list[tuple[Decoded, Any, Any]] = []
-
-    def is_columnar(self, record: dict[str, Any]) -> bool:
-        """Return whether a record holds columns: lists only, the probe a level deeper."""
-        if not all(isinstance(record[name], list) for name in self.schema.fields if name in record):
-            return False
-        value = record[self.probe]
-        for _ in range(self._depth):
-            if not isinstance(value, list) or not value:
-                return False
-            value = value[0]
-        return isinstance(value, list)
 
     def unreadable(self, message: int, reason: str) -> None:
         """Record a whole message as bad; it counts as one row."""
@@ -251,24 +232,6 @@ class _Messages:
         self._rows.append(row)
         self._messages.append(message)
         self._numbers.append(number)
-
-    def table(self, message: int, values: dict[str, Any], rows: int) -> None:
-        """Add a columnar message of `rows` rows."""
-        held = [name for name in self.schema.fields if name in values]
-        for name in held:
-            if len(values[name]) != rows:
-                self.unreadable(
-                    message, f"column {name!r} has {len(values[name])} values where {self.probe!r} has {rows}"
-                )
-                return
-        if rows == 0:
-            self.unreadable(message, "columns without rows")
-            return
-
-        def raw(row: int) -> dict[str, Any]:
-            return {name: values[name][row] for name in held}
-
-        self.add_table(message, self.schema.convert(values, rows, refuse_bools=self.refuse_bools, raw=raw))
 
     def add_table(self, message: int, decoded: Decoded) -> None:
         self._convert_rows()

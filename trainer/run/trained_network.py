@@ -1,0 +1,249 @@
+"""What a Trainer is made of: network, loss, optimizer, programs and tables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mindspore import nn
+
+from callbacks import CallbackList
+
+from .. import checks
+from ..checkpoint.saver import Saver
+from ..compat import keywords
+from ..distributed.exchange import make_exchange
+from ..distributed.group import join
+from ..embedding.layers.embedding_cells import embedding_cells
+from ..graph import network_checks, precision
+from ..graph.boost import make_boost
+from ..graph.builder import StepBuilder
+from ..graph.denominators import COUNTED
+from ..graph.dropout import replace_dropout
+from ..graph.multi_task import MultiTaskLoss
+from ..graph.optimizers import get_learning_rate, make_optimizer, set_learning_rate
+from ..graph.program import StepOptions
+from ..graph.roles import loss_columns
+from ..metrics.registry import check_weighted, task_activations, task_metrics
+from ..mindspore_internals.device import choose
+from ..mindspore_internals.pipelines import current_seed
+from ..state import State
+from .calibrating import bound_calibrator
+from .tally import RowWeights
+
+if TYPE_CHECKING:
+    from ..data.table_feed import TableFeed
+    from ..features.features import Features
+    from ..metrics.calibrator import Calibrator
+
+
+class TrainedNetwork:
+    """A network with its loss, optimizer, programs and sparse tables.
+
+    `trainer.Trainer` documents the arguments.
+    """
+
+    default_device: str | None = None  # of a Trainer without `device`
+    make_metrics = staticmethod(task_metrics)
+    tables: TableFeed | None = None
+    sink_mode: str = "not decided yet"
+    _tables_of_all: dict[str, dict[str, int]] = MappingProxyType({})  # type: ignore[assignment]
+    _loaded_tables: Sequence[dict[str, Any]] = ()  # restored before the first data
+
+    @keywords.translated()
+    def __init__(
+        self,
+        network: nn.Cell,
+        loss_fn: nn.Cell | None = None,
+        optimizer: Any = None,
+        metrics: Any = None,
+        eval_network: nn.Cell | None = None,
+        eval_indexes: Sequence[int] | None = None,
+        amp_level: str = "O0",
+        boost_level: str = "O0",
+        *,
+        amp_dtype: Any = "float16",
+        loss_scale: Any = None,
+        keep_batchnorm_fp32: bool | None = None,
+        boost_config: Any = None,
+        gradient_accumulation_steps: int = 1,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        seed: int | None = None,
+        run_dir: str | Path | None = None,
+        amp_white_list: Sequence[type[nn.Cell]] | None = None,
+        amp_black_list: Sequence[type[nn.Cell]] | None = None,
+        exact_resume: bool = False,
+        compile: bool = True,
+        features: Features | None = None,
+        prediction_activation: Any = None,
+        device: str | None = None,
+        weighted_metrics: bool = True,
+        deterministic: bool = False,
+        calibration: Calibrator | Mapping[str, Any] | str | None = None,
+    ) -> None:
+        self.device = choose(device if device is not None else self.default_device)  # before anything is computed
+        self.group = join()  # early: under msrun a scheduler process runs the same script and never returns from here
+        optimizer = make_optimizer(optimizer, network)
+        network_checks.check_network(network, loss_fn, optimizer, eval_network)
+        self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
+        self.tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
+        task_names = () if self.tasks is None else self.tasks.tasks
+        self.metrics = self.make_metrics(metrics, task_names)
+        self.prediction_activations = task_activations(prediction_activation, task_names)
+        self.eval_indexes = network_checks.check_eval_indexes(eval_network, eval_indexes, self.metrics.values())
+        self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
+        columns = loss_columns(network, loss_fn, features)
+        denominator = network_checks.check_denominator(
+            network, loss_fn, optimizer, self.accumulate, self.group.size, columns.rows_loss
+        )
+        checks.boolean("weighted_metrics", weighted_metrics)
+        weighs_metrics = columns.weight is not None and weighted_metrics
+        if weighs_metrics and columns.weight is not None:
+            check_weighted(self.metrics, columns.weight)
+        self.row_weights = RowWeights(columns.weight, columns.weighs and columns.kind == COUNTED, weighs_metrics)
+        self.has_own_seed = checks.whole("seed", seed, 0, most=2**32 - 1, optional=True) is not None
+        self.seed = (current_seed() if seed is None else seed) or 0
+        self.compiled = network_checks.check_compile(network, compile)
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.precision = precision.resolve(amp_level, amp_dtype, keep_batchnorm_fp32, amp_white_list, amp_black_list)
+        if optimizer is None:
+            network_checks.check_custom_step(
+                network,
+                amp_level=self.precision.level,
+                gradient_accumulation_steps=self.accumulate,
+                clip_norm=clip_norm,
+                clip_value=clip_value,
+                loss_scale=loss_scale,
+            )
+        self.scaler = precision.make_scaler(loss_scale, self.precision)
+        if exact_resume:
+            replace_dropout(network, self.seed)
+        for_one_core = network_checks.check_deterministic(network, deterministic, self.compiled, self.precision.lowers)
+        self.boost = make_boost(boost_level, boost_config, network, optimizer, self.seed)
+        precision.convert(network, self.precision)
+        self.step_options = StepOptions(
+            scaler=self.scaler,
+            accumulate=self.accumulate,
+            clip_norm=checks.number("clip_norm", clip_norm, above=0, optional=True),
+            clip_value=checks.number("clip_value", clip_value, above=0, optional=True),
+            transform=self.boost.transform(),
+            exchange=make_exchange(self.group, self.boost.combine, self.tasks, denominator),
+        )
+        self.builder = StepBuilder(
+            network,
+            loss_fn,
+            optimizer,
+            cast=self.precision.lowers,
+            eval_network=eval_network,
+            options=self.step_options,
+            boost=self.boost,
+            steps_done=lambda: self.state.progress.global_step,
+            compiled=self.compiled,
+            loss_columns=columns,
+            for_one_core=for_one_core,
+        )
+        self.label_count, self.features = self.builder.label_count, features
+        self.state = State()
+        self.callbacks = CallbackList()
+        self.saver = Saver(self.group, self)
+        self.calibrator = bound_calibrator(calibration, self)
+        parts = {"boost": self.boost.freezing, "features": features, "calibration": self.calibrator}
+        self.parts: dict[str, Any] = {name: part for name, part in parts.items() if part is not None}
+
+    @property
+    def order_seed(self) -> int:
+        """Seed of the order of rows in a call that begins now."""
+        return self.seed if self.has_own_seed else current_seed() or 0
+
+    @property
+    def boost_parts(self) -> tuple[str, ...]:
+        """Names of the active parts of the boost level."""
+        return self.boost.parts
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Learning rate of the next update; can be set if it is constant."""
+        return get_learning_rate(self.optimizer)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        set_learning_rate(self.optimizer, value)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """Current loss scale, copied from the device; None without a scaler that has one."""
+        value = getattr(self.scaler, "scale_value", None)
+        return None if value is None else float(value.asnumpy())
+
+    @property
+    def own_eval_network(self) -> nn.Cell | None:
+        """The evaluation cell that the user gave, or None."""
+        return self.builder.inference.eval_network
+
+    def use_eval_network(self, cell: nn.Cell | None) -> None:
+        """Evaluate with `cell`, keeping `eval_indexes`; None builds one."""
+        network_checks.check_network(self.network, self.loss_fn, self.optimizer, cell)
+        kept = self.eval_indexes if cell is not None and self.own_eval_network is not None else None
+        self.eval_indexes = network_checks.check_eval_indexes(cell, kept)
+        self.builder.inference.use_eval_network(cell)
+
+    def use_tables(self, tables: TableFeed) -> None:
+        """Use `tables` to train and read the network's sparse tables from now on.
+
+        Raises:
+            CheckpointMismatchError, CheckpointDamagedError: `load` restored a snapshot of different or unusable tables.
+        """
+        if self._loaded_tables:
+            tables.check_states(self._loaded_tables)
+            tables.load_states(self._loaded_tables)
+            self._loaded_tables = ()
+        self.tables = self.parts["tables"] = tables
+        self.builder.tables = tables.tables
+        self.boost = self.builder.boost = self.boost.without_freezing("embedding tables train in whole steps")
+
+    def load_tables(self, states: list[dict[str, Any]]) -> None:
+        """Restore the sparse tables, now or with the first data."""
+        if self.tables is None:
+            self._loaded_tables = states if embedding_cells(self.network) else ()
+        else:
+            self.tables.load_states(states)
+
+    def read_tables(self) -> dict[str, dict[str, int]]:
+        """Return rows, bytes and counters of the sparse tables, by name.
+
+        With several processes, those of all at the last end of an epoch, a window or a training.
+        """
+        return self._tables_of_all if self.group.size > 1 else self._own_tables()
+
+    def _own_tables(self) -> dict[str, dict[str, int]]:
+        tables = {} if self.tables is None else self.tables.tables.tables
+        return {name: {"rows": len(table), "bytes": table.nbytes, **table.counters} for name, table in tables.items()}
+
+    def add_up_tables(self) -> None:
+        """Add up what `read_tables` returns over all processes; a collective call."""
+        if self.tables is None or self.group.size == 1:
+            return
+        own = self._own_tables()
+        totals = self.group.total(np.array([list(figures.values()) for figures in own.values()], np.int64)).tolist()
+        self._tables_of_all = {
+            name: dict(zip(figures, sums, strict=True))
+            for (name, figures), sums in zip(own.items(), totals, strict=True)
+        }
+
+    def read_bad_steps(self) -> list[int]:
+        """Return the latest skipped steps, at most 16, as `global_step` after them."""
+        return self.builder.read_bad_steps(self.state.progress.global_step)
+
+    def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Use the averaged weights of `EMA` or `SWA`, if any, inside the context."""
+        return contextlib.nullcontext() if self.builder.average is None else self.builder.average.applied()
+
+    def use_averaged_weights(self) -> None:
+        """Replace the weights by the averages of `EMA` or `SWA`."""
+        if self.builder.average is not None:
+            self.builder.average.replace_weights()
