@@ -29,7 +29,6 @@ PUBLISHED = {
     "sasrec": ("GRU4Rec, published by RecBole", {"recall": 0.1103, "mrr": 0.0337, "ndcg": 0.0513, "hit": 0.1103}),
 }
 MODELS = ("bpr", "sasrec", "gsasrec", "hstu")  # gsasrec: sasrec with GBCE
-PATIENCE = 3  # validations without a better ndcg@10, after which a training stops
 
 
 def measured(model: str, seed: int, epochs: int) -> dict[str, float]:
@@ -61,14 +60,15 @@ def measured(model: str, seed: int, epochs: int) -> dict[str, float]:
         negatives = ListFeature("negatives", pooling=None, **film)
         features = Features([user, Categorical("film", **film), negatives], label="film")
         network, loss = BPR(features, ["film"], 64, negatives="negatives"), BPRLoss()
-        optimizer, batch, every = {"learning_rate": 2e-3, "weight_decay": 3e-5}, 2048, 5
+        optimizer, batch, every, patience = {"learning_rate": 2e-3, "weight_decay": 3e-5}, 2048, 5, 3
     else:
         history = ListFeature("history", pooling=None, max_length=50, **film)
         features = Features([Categorical("film", **film), history], label="film")
         kind = HSTU if model == "hstu" else SASRec
         network = kind(features, heads=2, dropout=0.4)
         loss = GBCE(len(np.unique(rows["film"]))) if model == "gsasrec" else InBatchSoftmax(1.0)
-        optimizer, batch, every = {"learning_rate": 1e-3}, 32, 2
+        # ten epochs without a better validation end a training, as in RecBole
+        optimizer, batch, every, patience = {"learning_rate": 1e-3}, 32, 2, 5
     trainer = Trainer(network, loss, ("adam", optimizer), features=features, seed=seed)
     best: tuple[float, dict[str, float]] = (-1.0, {})
     waited = 0
@@ -77,7 +77,7 @@ def measured(model: str, seed: int, epochs: int) -> dict[str, float]:
         valid = ranked[1](trainer)["ndcg@10"]
         if valid > best[0]:
             best, waited = (valid, ranked[2](trainer)), 0
-        elif (waited := waited + 1) >= PATIENCE:
+        elif (waited := waited + 1) >= patience:
             break
     return best[1]
 

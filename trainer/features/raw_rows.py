@@ -84,6 +84,7 @@ class RawData:
     """Raw rows to read by declared features: `RawTable` or `RawFiles`."""
 
     part: str | None = None  # "train", "valid" or "test" of files, whose rows have labels
+    gives_all = True  # whether a declared column without a value is unexpected
 
     @property
     def in_memory(self) -> bool:
@@ -250,7 +251,7 @@ class AbsentColumns:
 
     def warn(self, data: RawData) -> None:
         """Warn of columns without a value in the `data` whose parts were noted."""
-        if not self._absent or self._rows < FEWEST:
+        if not data.gives_all or self._rows < FEWEST:
             return
         present = data.names(self._csv)
         for name in self._absent:

@@ -13,6 +13,8 @@ import numpy as np
 from ..checkpoint import durable
 from ..checks import refuse, require, whole
 from ..errors import ConfigurationError, DataError
+from ..features.feature_data import is_raw
+from ..features.raw_rows import RawData, RawTable
 
 _SCORES_AT_ONCE = 1 << 24  # 64 MB
 
@@ -36,12 +38,24 @@ def user_vectors(model: Predicts, rows: Any) -> np.ndarray:
         ConfigurationError: the model's output is something else.
         DataError: as `predict`.
     """
-    return halves(model.predict(rows))[0]
+    return halves(model.predict(_one_side(model, rows)))[0]
 
 
 def item_vectors(model: Predicts, rows: Any) -> np.ndarray:
     """Return item vectors, as `user_vectors`; user columns may be missing."""
-    return halves(model.predict(rows))[1]
+    return halves(model.predict(_one_side(model, rows)))[1]
+
+
+class _OneSide(RawTable):
+    """Raw rows of users without items, or of items without users."""
+
+    gives_all = False
+
+
+def _one_side(model: Predicts, rows: Any) -> Any:
+    """Return raw rows that may lack columns; other rows, such as arrays, as they are."""
+    declared = getattr(model, "features", None) is not None
+    return _OneSide(rows) if declared and is_raw(rows) and not isinstance(rows, str | Path | RawData) else rows
 
 
 def halves(outputs: Any) -> tuple[np.ndarray, np.ndarray]:

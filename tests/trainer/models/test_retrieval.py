@@ -60,7 +60,7 @@ ALL_USERS = {"user": [f"u{n}" for n in range(USERS)]}
 ALL_ITEMS = {"item": [f"i{n}" for n in range(ITEMS)]}
 
 
-def test_vectors_of_users_and_items_come_from_their_columns_alone(trained):
+def test_vectors_of_users_and_items_come_from_their_columns_alone(trained, caplog):
     trainer, root = trained
     users, items = user_vectors(trainer, ALL_USERS), item_vectors(trainer, ALL_ITEMS)
     assert (users.shape, items.shape) == ((USERS, 8), (ITEMS, 8))
@@ -68,6 +68,7 @@ def test_vectors_of_users_and_items_come_from_their_columns_alone(trained):
     with ServedModel(root, follow=False) as served:
         np.testing.assert_array_equal(user_vectors(served, ALL_USERS), users)
         np.testing.assert_array_equal(item_vectors(served, ALL_ITEMS), items)
+    assert not [record.getMessage() for record in caplog.records if "is missing in all" in record.getMessage()]
 
 
 @pytest.mark.parametrize("method", ["exact", "hnsw"])
