@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -147,6 +148,9 @@ def _pin(lock: str, start: str) -> str:
 
 def _install_by(install: list[str | Path], lock: Path, options: list[str | Path], part: str) -> None:
     subprocess.run([*install, *options, "--require-hashes", "--requirement", lock], check=True, cwd=ROOT)
+    # What an older checkout left there names its version, and Python run in this folder finds it first.
+    for old in ROOT.glob("*.egg-info"):
+        shutil.rmtree(old)
     # The lock holds setuptools, so the build needs no environment and no download of its own.
     project = f"{ROOT}[{PARTS[part][1]}]"
     subprocess.run(
