@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dis
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+# names that earlier versions exported -> what to write instead, as docs/upgrading.md says
+GONE = {
+    "BatchSizeFinder": "measure sizes with fit(..., batch_size=..., max_steps=...)",
+    "HealthFile": "JSONLinesLogger(every=...) writes the run's numbers to a file, PrometheusMonitor serves them",
+    "PredictionWriter": "write what trainer.predict(data) returns, or use `trainer predict --output FILE`",
+    "ShadowScoring": "predict with ServedModel(folder, version=...) and feed a metric of trainer.metrics from each",
+}
 
 
 @contextlib.contextmanager
@@ -44,6 +54,20 @@ def declared_imports(file: str) -> dict[str, str]:
     }
 
 
+def hint(name: str, names: Iterable[str]) -> str:
+    """Return what to write in place of a name that is gone, or the nearest of `names`."""
+    did_you_mean = importlib.import_module("trainer.errors").did_you_mean
+    return f"; it is gone: {GONE[name]}" if name in GONE else did_you_mean(name, names)
+
+
+def _is_import(frame: types.FrameType) -> bool:
+    """Return whether a frame is at ``from package import name``.
+
+    Python replaces the text of an AttributeError there by its own, which has no hint.
+    """
+    return frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]
+
+
 def lazy_names(
     package: str, homes: Mapping[str, str], before: Callable[[], None] | None = None, rest: str | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -61,9 +85,9 @@ def lazy_names(
         if home is None and rest is not None and name[0] != "_":
             home = rest if name in importlib.import_module(rest, package).__all__ else None
         if home is None:
-            did_you_mean = importlib.import_module("trainer.errors").did_you_mean
             # `name` keeps Python from adding its own suggestion to ours.
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{did_you_mean(name, homes)}", name=name)
+            kind = ImportError if _is_import(sys._getframe(1)) else AttributeError
+            raise kind(f"module {package!r} has no attribute {name!r}{hint(name, homes)}", name=name)
         if before is not None:
             before()
         with _collector_paused():

@@ -2,15 +2,22 @@
 
 import inspect
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mindspore import nn
 
+import callbacks
+import trainer as trainer_package
+from callbacks.lazy_names import GONE
 from trainer import Trainer
 from trainer.compat.keywords import HINTS, SAME_MEANING, VERBS
 from trainer.errors import ConfigurationError
+from trainer.experiment.configuration.class_paths import UnresolvedError, resolve
 
+ROOT = Path(__file__).parents[3]
+UPGRADING, CHANGES = ((ROOT / name).read_text("utf-8") for name in ("docs/upgrading.md", "CHANGELOG.md"))
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 DATA = (X, X[:, :1])
 
@@ -64,6 +71,20 @@ def test_verbs_of_other_trainers_name_ours(trainer, verb):
 def test_a_mistyped_verb_names_the_nearest(trainer):
     with pytest.raises(AttributeError, match="no attribute 'evalute'; did you mean 'evaluate'"):
         trainer.evalute(DATA)
+
+
+@pytest.mark.parametrize("package", [callbacks, trainer_package])
+def test_an_import_says_what_to_write(package):
+    name = package.__name__
+    for wrong, said in {"EarlyStoping": "did you mean 'EarlyStopping'", **GONE}.items():
+        for code, kind in ((f"from {name} import {wrong}", ImportError), (f"{name}.{wrong}", AttributeError)):
+            with pytest.raises(kind, match=re.escape(said)):
+                exec(code, {name: package})
+        assert not hasattr(package, wrong)
+        with pytest.raises(UnresolvedError, match=re.escape(said)):
+            resolve(f"{name}.{wrong}")
+        if wrong in GONE:
+            assert f"`{wrong}`" in UPGRADING or f"`{wrong}`" in CHANGES
 
 
 def test_the_tables_name_only_what_there_is(trainer):

@@ -18,7 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ...errors import ConfigurationError, did_you_mean
+from callbacks.lazy_names import hint
+
+from ...errors import ConfigurationError
 from ...masking import is_secret, remember_credentials, remember_secret
 
 DOTTED = {"type": "string", "pattern": r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"}  # in a JSON schema
@@ -58,7 +60,7 @@ def resolve(class_path: str, fits: Callable[[Any], bool] = lambda value: True) -
         if attribute is None:
             kind = "module" if isinstance(value, ModuleType) else "class"
             names = _names_in(value, fits if index == len(rest) - 1 else _has_names)
-            raise UnresolvedError(f"{kind} {so_far!r} has no {part!r}{did_you_mean(part, names)}{_hidden(first)}")
+            raise UnresolvedError(f"{kind} {so_far!r} has no {part!r}{hint(part, names)}{_hidden(first)}")
         value, so_far = attribute, below
     return value
 
