@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import nn
 
 from ..errors import DataError, did_you_mean
-from ..mindspore_internals.dict_networks import ATTRIBUTE, batch_keys
+from ..mindspore_internals.dict_networks import ATTRIBUTE, batch_keys, require_declared_keys
 from .as_columns import Columns, are_unnamed, dtype_of, form_of
 from .chunk import FeedOptions
 from .ragged import RaggedColumns
@@ -34,6 +34,7 @@ class ColumnCheck:
         assumed: Collection[str] = (),  # list columns whose dtype is assumed, as no row has had a value (`ListTypes`)
     ) -> None:
         self.least, self.most, self.parameters = arguments_of(network)
+        require_declared_keys(network)
         self.keys = batch_keys(network)
         self.kind = type(network).__name__
         self.labels = labels

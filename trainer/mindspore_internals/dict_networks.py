@@ -7,6 +7,7 @@ Relied on: a graph may build a dict with constant keys; the program's inputs sta
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,31 @@ def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
             f"network: {kind.__name__}.{ATTRIBUTE} is for a network whose construct requires one argument, a dict"
         )
     return tuple(dict.fromkeys(declared))
+
+
+def require_declared_keys(network: nn.Cell) -> None:
+    """Refuse a network without `batch_keys` whose `construct` reads its argument by name.
+
+    The compiled code is read: MindSpore itself fails at such an index of a tensor with an error that names neither.
+    """
+    kind = type(network)
+    construct = inspect.unwrap(kind.construct)
+    if batch_keys(network) or not inspect.isfunction(construct):
+        return
+    argument = next(iter(construct.__code__.co_varnames[1 : construct.__code__.co_argcount]), None)
+    steps = [(step.opname.partition("_CHECK")[0], step.argval) for step in dis.get_instructions(construct)]
+    if ("STORE_FAST", argument) in steps:  # another value of the same name
+        return
+    read = [
+        key
+        for loaded, (name, key), (index, _) in zip(steps, steps[1:], steps[2:], strict=False)
+        if loaded == ("LOAD_FAST", argument) and (name, index) == ("LOAD_CONST", "BINARY_SUBSCR") and type(key) is str
+    ]
+    if read:
+        raise ConfigurationError(
+            f"network: {kind.__name__}.construct reads {read[0]!r} of {argument!r} by name, and receives tensors by "
+            f"position; name the columns of its dict: {kind.__name__}.{ATTRIBUTE} = {tuple(dict.fromkeys(read))}"
+        )
 
 
 class DictNetwork(nn.Cell):

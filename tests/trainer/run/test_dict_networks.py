@@ -177,6 +177,26 @@ def test_columns_that_the_dict_lacks_are_named():
         trainer.online_train([{"a": A, "bb": B, "y": DATA["y"]}])
 
 
+def test_a_network_that_reads_by_name_without_keys_is_refused_before_it_is_compiled():
+    class Unnamed(ByName):
+        batch_keys = None
+
+    class Rebuilt(ByPosition):
+        def construct(self, batch):
+            batch = {"a": batch}
+            return self.left(batch["a"])
+
+    trainer = trainer_of(Unnamed())
+    for verb in (lambda data: trainer.fit(data, batch_size=4), trainer.evaluate, trainer.predict):
+        for data in (DATA, {"a": A, "y": DATA["y"]}):
+            with pytest.raises(ConfigurationError, match=r"reads 'a' of 'batch' by name.*batch_keys = \('a', 'b'\)"):
+                verb(data)
+    for array in (A, {"a": A}):
+        with pytest.raises(ConfigurationError, match="reads 'a' of 'batch' by name"):
+            trainer.predict(array)
+    assert trainer_of(Rebuilt()).predict(A).shape == (12, 1)
+
+
 @pytest.mark.long
 def test_a_network_that_does_not_declare_its_keys_gets_a_hint():
     class Untold(Loops):
