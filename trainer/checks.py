@@ -14,7 +14,7 @@ from importlib import import_module, metadata
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
-from .errors import ConfigurationError, did_you_mean
+from .errors import ConfigurationError, MissingPackageError, did_you_mean
 
 _shorten = reprlib.Repr()
 _shorten.maxstring = _shorten.maxother = 100
@@ -30,7 +30,7 @@ def require(module: str, needs: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ConfigurationError(f"{needs}: pip install 'mindspore-trainer[{extra}]'") from error
+        raise MissingPackageError(f"{needs}: pip install 'mindspore-trainer[{extra}]'") from error
 
 
 def installed(distribution: str) -> str | None:

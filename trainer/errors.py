@@ -39,6 +39,10 @@ class ConfigurationError(TrainerError, ValueError):
     """An invalid argument or configuration, reported before compiling."""
 
 
+class MissingPackageError(ConfigurationError):
+    """An optional package is not installed; the message names its extra."""
+
+
 class DataError(TrainerError, ValueError):
     """Unusable data of a dataset or stream; the message names column and position."""
 

@@ -47,7 +47,7 @@ def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
 
 
 def require_declared_keys(network: nn.Cell) -> None:
-    """Refuse a network without `batch_keys` whose `construct` reads its argument by name.
+    """Refuse a network whose `construct` reads by name without `batch_keys`.
 
     The compiled code is read: MindSpore itself fails at such an index of a tensor with an error that names neither.
     """

@@ -52,10 +52,11 @@ class BPR(nn.Cell):
                 "boundaries, as kind: bucketized, or take two_tower"
             )
         self.has_negatives = negatives is not None
+        self.training_columns: tuple[str, ...] = ()  # raw columns that only the loss reads; a served user has none
         if negatives is None:
             self.embedding = pooled_embedding(features, dim)
         else:
-            _check_negatives(features, item, negatives)
+            self.training_columns = (_column_of_negatives(features, item, negatives),)
             self.embedding = FeatureEmbedding(features, dim)
         self.sides = Sides(*divided(features, "BPR", self.embedding.field_names, (), item)[:2])
 
@@ -69,8 +70,11 @@ class BPR(nn.Cell):
         return vectors
 
 
-def _check_negatives(features: Features, item: Sequence[str], negatives: str) -> None:
-    """Raise ConfigurationError unless the list has the table of the only item."""
+def _column_of_negatives(features: Features, item: Sequence[str], negatives: str) -> str:
+    """Return the raw column of the list of negatives.
+
+    ConfigurationError: the list does not share the table of the only item.
+    """
     lists = [output for output in features.of_kind(Kind.LIST) if output.pooling is None]
     names = [output.name for output in lists]
     choice("BPR(negatives=...): a list without pooling", negatives, names)
@@ -82,6 +86,7 @@ def _check_negatives(features: Features, item: Sequence[str], negatives: str) ->
             f"BPR(negatives={negatives!r}) takes one list without pooling and one feature of the item that shares its "
             f"table; the lists are {', '.join(names)}, the item's features {', '.join(named)}"
         )
+    return next(f.source for f in features.features for output in f.outputs() if output.name == negatives)
 
 
 class BPRLoss(nn.Cell):

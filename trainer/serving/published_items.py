@@ -16,6 +16,7 @@ from ..features.feature import NO_ID, text_column
 from ..features.feature_data import is_raw, raw_data
 from ..features.features import Features
 from ..features.raw_rows import RawTable
+from ..models.bpr import BPR
 from ..models.item_index import ItemIndex
 from ..models.next_item import NextItem
 from ..models.retrieval import Predicts, item_vectors
@@ -118,7 +119,8 @@ class ItemTable:
         except ConfigurationError as error:
             raise DataError(str(error)) from error
         vectors = item_vectors(model, features.apply(columns))
-        own = set(raw_data(self.source).names(features.csv))
+        others = set(raw_data(self.source).names(features.csv))
+        others |= set(network.training_columns) if isinstance(network, BPR) else set()
         history, item = (isinstance(network, NextItem) and network.raw_columns) or (None, None)
         arrays, recall = {"vectors": vectors}, None
         if self.index_above is not None and len(vectors) > self.index_above:
@@ -132,7 +134,7 @@ class ItemTable:
             "json": {
                 "ids": columns[self.id_column].tolist(),
                 "filters": {name: _listed(columns[name]) for name in self.filters},
-                "user_columns": [name for name in features.columns if name not in own],
+                "user_columns": [name for name in features.columns if name not in others],
                 "history": history if item == self.id_column else None,
                 "recall": recall,
             },
@@ -160,7 +162,7 @@ class PublishedItems:
         state: what `ItemTable.state` returned, read again.
 
     Attributes:
-        user_columns: raw columns that the table of items does not have.
+        user_columns: raw columns that the table of items does not have, but for those that only training reads.
         history: the raw column of the user that lists ids of the items, or None.
         recall: which share of an item's exact ten nearest the version's index found when it was published; None:
             items are compared one by one.

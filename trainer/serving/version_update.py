@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..embedding.tables.spec import DEFAULT_ROW
-from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError
+from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError, MissingPackageError
 from ..metrics.calibration_map import CalibrationMap
 from ..mindspore_internals.messages import gist
 from .finite import check_finite, check_state
@@ -52,6 +52,7 @@ class VersionUpdate:
 
     Raises:
         CheckpointDamagedError: a file is missing or damaged, or does not belong to the network.
+        CheckpointError: it needs a package that is not installed.
         NonFiniteError: a parameter, a row of a table or a statistic of features is NaN or infinite.
     """
 
@@ -126,6 +127,8 @@ def _read(folder: Folder, kind: str, make: Callable[[Any], Any]) -> Any:
     check_state(state, f"{folder.path}: of the {kind},")
     try:
         return make(state)
+    except MissingPackageError as error:
+        raise CheckpointError(f"{folder.path} has {kind} that this environment cannot read: {error}") from error
     except (ValueError, TypeError, KeyError, AttributeError, ConfigurationError) as error:
         raise CheckpointDamagedError(f"{folder.path} does not describe {kind}: {error!r}") from None
 

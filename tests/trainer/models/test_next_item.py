@@ -12,6 +12,7 @@ from trainer.errors import ConfigurationError, DataError
 from trainer.features import Categorical, Features, ListFeature
 from trainer.models import BPR, GBCE, HSTU, BPRLoss, InBatchSoftmax, ItemIndex, SASRec, item_vectors, user_vectors
 from trainer.serving import Publish, ServedModel
+from trainer.serving.published_items import ItemTable
 
 ITEMS = 20
 ALL = {"item": [f"i{n}" for n in range(ITEMS)]}
@@ -121,6 +122,8 @@ def test_bpr_compares_with_the_negatives_of_each_epoch_also_when_it_goes_on(tmp_
     assert drawn == [0, *(1, 2, 3), *(1, 2, 3)]
     np.testing.assert_array_equal(*results)
     items = item_vectors(trainer, {"item": np.arange(20)})
+    published = ItemTable({"item": np.arange(20)}, "item").state(trainer, features, net)
+    assert published["json"]["user_columns"] == ["user"]  # a served user has no negatives
     scores = results[0] @ items.T
     assert np.mean(np.argsort(-scores, axis=1)[:, :10] % 2 == np.arange(20)[:, None] % 2) > 0.9
     net.set_train()

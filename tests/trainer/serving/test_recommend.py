@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from benchmarks.serve_process import Server
 from callbacks import Callback
 from examples.movielens_raw import raw_rows
 from trainer import Every, Trainer
-from trainer.errors import ConfigurationError, DataError
+from trainer.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, DataError
 from trainer.experiment.cli import main
 from trainer.features import Categorical, Features, ListFeature, Numeric
 from trainer.models import InBatchSoftmax, SASRec, TwoTower, item_vectors, user_vectors
@@ -80,7 +81,7 @@ def test_items_are_part_of_their_version(published):
             assert (NEW["item"] in everything.ids[0], len(everything.ids[0])) == (known, len(films) - (not known))
 
 
-def test_many_items_are_found_by_an_index_whose_recall_is_measured(tmp_path, caplog):
+def test_many_items_are_found_by_an_index_whose_recall_is_measured(tmp_path, caplog, monkeypatch):
     films = [{"item": str(number), "genres": [], "year": 1990 + number % 9} for number in range(2000)]
     names = [film["item"] for film in films]
     rows = {"user": list("pqrs") * 500, "age": [30] * 2000, "item": names, "genres": [[]] * 2000}
@@ -112,6 +113,10 @@ def test_many_items_are_found_by_an_index_whose_recall_is_measured(tmp_path, cap
     assert "the index of 2,000 items finds" in caplog.text
     with pytest.raises(ConfigurationError, match="index_above"):
         Publish(index_above=10)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(CheckpointError, match=r"Faiss: pip install 'mindspore-trainer\[retrieval\]'") as raised:
+        ServedModel(tmp_path / "1999", follow=False)
+    assert not isinstance(raised.value, CheckpointDamagedError)
 
 
 class Terminate(Callback):
