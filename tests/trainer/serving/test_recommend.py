@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from mindspore import nn, set_seed
+from pyarrow import parquet
 
 from benchmarks.serve_process import Server
 from callbacks import Callback
@@ -85,11 +87,16 @@ def test_many_items_are_found_by_an_index_whose_recall_is_measured(tmp_path, cap
     films = [{"item": str(number), "genres": [], "year": 1990 + number % 9} for number in range(2000)]
     names = [film["item"] for film in films]
     rows = {"user": list("pqrs") * 500, "age": [30] * 2000, "item": names, "genres": [[]] * 2000}
+    write_items(tmp_path / "films.jsonl", films)
+    parquet.write_table(pa.Table.from_pylist(films), tmp_path / "films.parquet")
     trainer, found = make_trainer(), []
     for above in (1999, 2000):
-        publish = Publish(tmp_path / str(above), items=films, item_id="item", item_filters=["year"], index_above=above)
+        folders = {tmp_path / str(above): films, tmp_path / f"{above}-lines": tmp_path / "films.jsonl"}
+        folders[tmp_path / f"{above}-parquet"] = tmp_path / "films.parquet"
+        named = {"item_id": "item", "item_filters": ["year"], "index_above": above}
+        publish = [Publish(folder, items=table, **named) for folder, table in folders.items()]
         with caplog.at_level("INFO", "trainer.serving"):
-            trainer.fit(rows, epochs=1, batch_size=500, callbacks=[publish])
+            trainer.fit(rows, epochs=1, batch_size=500, callbacks=publish)
         with ServedModel(tmp_path / str(above), follow=False) as model:
             assert model.items.recall is None if above == 2000 else 0.7 < model.items.recall <= 1
             assert model.items.index.method == ("hnsw" if above < 2000 else "exact")
@@ -108,6 +115,11 @@ def test_many_items_are_found_by_an_index_whose_recall_is_measured(tmp_path, cap
             )
             exact = model.recommend({"user": "p"}, 3, filter={"year": "1991"})
             assert {int(name) % 9 for name in exact.ids[0]} == {1}
+        for folder in folders:
+            with ServedModel(folder, follow=False) as model:
+                alike = model.recommend({"user": list("pq"), "age": [1, 60]}, 10, without=[["7"], []])
+                assert model.items.index.method == ("hnsw" if above < 2000 else "exact")
+                np.testing.assert_array_equal(alike.ids, answers.ids)
     assert found[1] == 1
     assert found[0] > 0.7
     assert "the index of 2,000 items finds" in caplog.text
