@@ -85,6 +85,23 @@ def prefetch_lines(address: int, size: int) -> None:
     prefetch(address + size - 1)  # type: ignore[call-arg]
 
 
+def _reinterpreted(source: Any, target: Any) -> Any:
+    """Return an intrinsic: a number of `source` -> that of `target` with its bits."""
+
+    @intrinsic
+    def reinterpreted(typing_context: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], context.get_value_type(target))
+
+        return target(source), generate
+
+    return reinterpreted
+
+
+bits_of = _reinterpreted(numba.types.float32, numba.types.uint32)
+float_of = _reinterpreted(numba.types.uint32, numba.types.float32)
+
+
 def pointer_to(element: Any) -> Any:
     """Return an intrinsic: address (int64) -> pointer to numbers of type `element`.
 

@@ -16,12 +16,14 @@ ROW_TYPES = ("float32", "int8")
 
 
 def pack_rows(weights: np.ndarray, rows: str) -> dict[str, np.ndarray]:
-    """Return weights, float32 [n, dim], as stored: "weights", for int8 "scale".
+    """Return weights [n, dim] as stored: "weights", for int8 also "scale".
 
-    "scale" is float32 [n], the largest absolute weight of a row / 127.
+    Weights are float32 or float16; rows="float32" keeps them as they are. "scale" is float32 [n], the largest absolute
+    weight of a row / 127.
     """
     if rows == "float32":
         return {"weights": np.ascontiguousarray(weights)}
+    weights = np.asarray(weights, np.float32)
     scale = np.abs(weights).max(axis=1, initial=0.0) / np.float32(127)
     quantized = np.rint(weights / np.where(scale > 0, scale, 1)[:, None]).astype(np.int8)
     return {"weights": quantized, "scale": scale.astype(np.float32)}
@@ -63,11 +65,11 @@ def _pack_table(name: str, saved: Mapping[str, Any], dim: int, rows: str) -> dic
         if not own[chosen].all():
             chosen = own
         columns = {"ids": np.asarray(saved["ids"])[chosen], "removed": np.asarray(saved["removed"])}
-        columns |= {"default": weights[~own], **pack_rows(weights[chosen], rows)}
+        columns |= {"default": np.asarray(weights[~own], np.float32), **pack_rows(weights[chosen], rows)}
         check_finite(columns, f"the table {name!r}, of whose rows")
         return columns
 
-    kinds: dict[str, type] = {"ids": np.int64, "removed": np.int64, "default": np.float32}
-    kinds |= {"weights": np.float32} if rows == "float32" else {"weights": np.int8, "scale": np.float32}
+    kinds: dict[str, Any] = {"ids": np.int64, "removed": np.int64, "default": np.float32}
+    kinds |= {"weights": saved["values"].dtype} if rows == "float32" else {"weights": np.int8, "scale": np.float32}
     # each drops its function once computed, and the last of them what is not stored
     return {key: Frozen(functools.partial(lambda name: packed()[name], key), kind) for key, kind in kinds.items()}

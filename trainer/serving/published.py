@@ -231,7 +231,8 @@ def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where
             rows[table][part] = array
     for name, arrays in rows.items():
         count = len(arrays["ids"]) if getattr(arrays.get("ids"), "ndim", 0) else 0
-        weights = np.int8 if "scale" in arrays else np.float32
+        own = getattr(arrays.get("weights"), "dtype", None)
+        weights = np.int8 if "scale" in arrays else np.float16 if own == np.float16 else np.float32
         wanted = {"ids": (np.int64, (count,)), "removed": (np.int64, None), "weights": (weights, (count, dims[name]))}
         wanted |= {"default": (np.float32, None)} | ({"scale": (np.float32, (count,))} if "scale" in arrays else {})
         for key, (dtype, shape) in wanted.items():

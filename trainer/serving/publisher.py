@@ -65,6 +65,7 @@ class Publish(Callback):
             first run that publishes there.
         every: an `Every`, or seconds.
         rows: "float32", or "int8" with one scale per row: a quarter of the size, errors up to 1/254 of a row's maximum.
+            With "float32", the rows of a table of float16 are written as they are.
         batch: rows of the exported program, or of each of several: a server pads a call's rows to the smallest program
             with room for them. With less than 128, as in (1, 256), one row is answered sooner, but not always with the
             last bits of its answer among many: a processor's matrix products differ with the number of rows.

@@ -43,10 +43,10 @@ class ScaledAdagrad(RowAdagrad):
 class Pairs(nn.Cell):
     """Users and items."""
 
-    def __init__(self, optimizer=None):
+    def __init__(self, optimizer=None, dtype="float32"):
         super().__init__()
-        self.users = Embedding(4, mode="sparse", name="users", optimizer=optimizer)
-        self.items = Embedding(4, mode="sparse", name="items", padding=0, optimizer=optimizer)
+        self.users = Embedding(4, mode="sparse", name="users", optimizer=optimizer, dtype=dtype)
+        self.items = Embedding(4, mode="sparse", name="items", padding=0, optimizer=optimizer, dtype=dtype)
         self.head = nn.Dense(16, 1, weight_init="ones", bias_init="zeros")
 
     def construct(self, user, items):
@@ -186,6 +186,12 @@ def more(folder, group, data, whole):
     trainer, one = train(folder, group, "half", whole, **options)
     found |= one
     found["half/by_owner"] = np.array(trainer.tables.tables.by_owner)
+    options = {"network": Pairs(RowSGD(), "float16"), "callbacks": [ModelCheckpoint(f"{folder}/float16_{group.size}")]}
+    trainer, one = train(folder, group, "float16", whole, epochs=1, **options)
+    found |= one
+    if group.size > 1:  # rows that another number of processes has written
+        trainer.load(f"{folder}/float16_1", strict=False)
+        found |= {f"float16 restored/{key}": value for key, value in content(trainer).items()}
     baskets = {**whole, "items": np.where(np.arange(3) < np.arange(448)[:, None] % 4, whole["items"], 0)}
     options = {"network": Baskets(), "clip_norm": 0.1, "epochs": 2, "sink_size": 2}
     trainer, one = train(folder, group, "bags", baskets, **options)

@@ -27,6 +27,7 @@ RULES = {
         {"capacity": 10_000, "eviction": Eviction("lru")},
         {"capacity": 10_000, "eviction": Eviction("lfu")},
     ),
+    "float16": {"capacity": 10_000, "eviction": Eviction("lru"), "dtype": "float16"},
     "sightings": {"capacity": 10_000, "admission": MinSightings(3, width=1 << 16), "eviction": Eviction("lfu")},
 }
 
@@ -121,8 +122,8 @@ def train_alone(rules, accumulate=1, step=step):
     tables, layout, optimizer = make(rules)
     planner = Planner(tables, [True, True], fields(), accumulate, layout=layout)
     open_sums = Accumulated(accumulate)
-    rows = HostRows({index: table.store for index, table in enumerate(tables)}, DIM, optimizer)
-    rate = np.array([0.1], np.float32)
+    rows = HostRows(dict(enumerate(tables)), DIM, optimizer)
+    rate, updates = np.array([0.1], np.float32), np.zeros(1, np.int32)
     for call in range(CALLS):
         columns, plan = planner.plan(batches(call), True, STEPS, now=float(call), fill=open_sums.fill)
         rows.choose(plan.tables, plan.sizes[0])
@@ -132,7 +133,8 @@ def train_alone(rules, accumulate=1, step=step):
             given = step(weights, [c[number] for c in columns], [c[number] for c in batches(call)], len(weights))
             sums = open_sums.add(given)
             if sums is not None:
-                rows.update(sums, positions, rate, rate)
+                updates += 1
+                rows.update(sums, positions, rate, updates, rate)
         for table in tables:
             table.commit(None)
     return tables
@@ -143,8 +145,8 @@ def train_together(group, rules, accumulate=1, step=step):
     owned = [OwnedTable(table) for table in tables]
     planner = OwnerPlanner(group, owned, [True, True], fields(), accumulate, layout=layout)
     open_sums = Accumulated(accumulate)
-    rows = OwnerRows({index: table.store for index, table in enumerate(tables)}, DIM, optimizer, group)
-    rate = np.array([0.1], np.float32)
+    rows = OwnerRows(dict(enumerate(tables)), DIM, optimizer, group)
+    rate, updates = np.array([0.1], np.float32), np.zeros(1, np.int32)
     for call in range(CALLS):
         ids = batches(call)
         count = ids[0].shape[1]
@@ -164,7 +166,8 @@ def train_together(group, rules, accumulate=1, step=step):
             given = step(weights, [c[number] for c in columns], [c[number] for c in own], len(weights))
             sums = open_sums.add(given)
             if sums is not None:
-                rows.update(rows.exchange_gradients(sums, trained, rate), trained, rate, rate)
+                updates += 1
+                rows.update(rows.exchange_gradients(sums, trained, rate), trained, rate, updates, rate)
         for table in owned:
             table.commit(None)
     return tables
@@ -193,7 +196,7 @@ def content(tables, number):
     return found
 
 
-@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("rules", sorted(set(RULES) - {"float16"}))
 @pytest.mark.parametrize(("size", "accumulate"), [(2, 1), (3, 1), (5, 1), (2, 2), (3, 4)])
 def test_owners_come_to_the_rows_and_decisions_of_one_process(size, accumulate, rules):
     """Of 60 rows 5 processes have 12 each; of the last call's 10 rows rank 0 has all and the others none.
@@ -217,6 +220,26 @@ def test_owners_come_to_the_rows_and_decisions_of_one_process(size, accumulate, 
     assert all(0 < len(own[1]) < 0.8 * len(alone[1]) for own in together)
 
 
+def coarse_step(rows, columns, ids, size):
+    """Return gradients whose sums are exact in any order."""
+    sums = np.zeros((size, DIM), np.float32)
+    for positions, own in zip(columns, ids, strict=True):
+        given = np.rint(rows[positions] * 64) / 64 + (own % 7)[..., None] / 64
+        np.add.at(sums, positions.reshape(-1), given.reshape(-1, DIM).astype(np.float32))
+    sums[0] = 0
+    return sums
+
+
+def test_owners_round_float16_rows_as_one_process_does():
+    alone = train_alone("float16", 2, coarse_step)
+    together = everyone(3, lambda group: train_together(group, "float16", 2, coarse_step))
+    for number in range(2):
+        expected, found = content([alone], number), content(together, number)
+        assert expected["values"].dtype == np.float16
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_bytes_per_process_fall_with_the_number_of_processes(size):
     """A process sends 4 bytes a number for its own distinct rows that others keep, and as much for theirs."""
@@ -229,7 +252,7 @@ def test_bytes_per_process_fall_with_the_number_of_processes(size):
         part = FieldMap([Component([0], [ColumnPart(0)], [np.ones(1, np.bool_)])])
         layout = stack_tables(part.components, [spec], ["same"])
         planner = OwnerPlanner(group, [OwnedTable(table)], [True], part, layout=layout)
-        exchanged = OwnerRows({0: table.store}, dim, optimizer, group)
+        exchanged = OwnerRows({0: table}, dim, optimizer, group)
         ids = np.random.default_rng(group.rank).integers(0, 10**9, (steps, rows // group.size, 1))
         _, plan = planner.plan((ids,), True, steps)
         exchanged.follow(plan.exchanges[0])

@@ -148,6 +148,25 @@ def test_steps_per_call_do_not_change_a_bit(single):
     assert losses[-1] < losses[0]
 
 
+def test_float16_rows_depend_neither_on_calls_nor_on_what_is_beside_them():
+    _, ids, labels = data()
+    (_, _, one), (_, _, other) = (
+        trained(Embedding(DIM, name="t", dtype="float16"), per_call, (ids, labels), 2) for per_call in (1, 5)
+    )
+    found = []
+    for tables in (one, other):
+        table = tables.tables["t"]
+        found.append(table.store.stored(table.lookup(np.unique(ids))).view(np.uint16))
+    assert np.array_equal(*found)
+    assert found[0].shape[1] == 4 + 2 * 2 * DIM  # of halves: three weights and the filling; Adam's moments
+    with pytest.raises(ConfigurationError, match=r"'t' has dtype='float16', whose rows a kernel .* received Own"):
+        trained(Embedding(DIM, name="t", dtype="float16", optimizer=Own()), 1, (ids, labels))
+
+
+class Own(RowSGD):
+    """Has no kernel: it declares none."""
+
+
 def test_sgd_equals_an_ordinary_dense_embedding():
     numbers, ids, labels = data()
     losses, _, tables = trained(Embedding(DIM, name="t"), 4, (ids, labels), make=nn.SGD)

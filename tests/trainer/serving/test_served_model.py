@@ -28,9 +28,9 @@ class Net(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.deep = Embedding(4, 65, name="deep", eviction=Eviction("lru", share=0.2), mode="sparse")
+        self.deep = Embedding(4, 65, name="deep", eviction=Eviction("lru", share=0.2), dtype="float16")
         self.wide = Embedding(1, name="wide")
-        self.bag = EmbeddingBag(3, name="bag")
+        self.bag = EmbeddingBag(3, name="bag", dtype="float16")
         self.norm = nn.BatchNorm1d(2)
         self.head = nn.Dense(4 * 2 + 3 + 2, 1)
 

@@ -17,7 +17,7 @@ from ...errors import ConfigurationError, DataError
 from ...mindspore_internals.cell_structure import hide
 from ...mindspore_internals.shared_memory import Mirror
 from ..tables.hashing import INITIALIZERS, WHOLE, Shards, first_rows, stable_seed, to_ids
-from ..tables.spec import Eviction, MinSightings, Probability, TableSpec
+from ..tables.spec import DTYPES, Eviction, MinSightings, Probability, TableSpec
 from ..tables.table import SparseTable
 from .row_optimizer import RowOptimizer
 
@@ -65,7 +65,7 @@ class Embedding(nn.Cell):
         dim: length of a vector.
         capacity: most ids with a row of their own; None grows on demand. At most 10**6 without admission and eviction
             (measured: below that updating every row costs less), mode "auto" takes an ordinary dense parameter
-            [capacity, dim] indexed by ids 0 to capacity - 1.
+            [capacity, dim] of float32 indexed by ids 0 to capacity - 1.
         name: unique name of the table in snapshots; by default the attribute path of the cell in the network.
         field: name of the input column that this cell reads, where tracing the network cannot find it.
         table: another `Embedding` whose table this cell shares; the other table arguments are then that one's.
@@ -78,13 +78,16 @@ class Embedding(nn.Cell):
         padding: id that stands for nothing and gives zeros, or None.
         seed: seed of first values, which depend on it, the table's name and the id only.
         path: file to keep the rows in, for tables larger than memory.
+        dtype: "float32", or "float16": a weight takes 2 bytes in a sparse table and its snapshots. A step computes in
+            float32 and rounds at random to one of the two neighbours, so that small updates add up; weights beyond
+            65,504 become that number. The row optimizer's state stays float32.
 
     Inputs:
         ids: integer tensor of any shape.
 
     Outputs:
         Tensor [*ids.shape, dim]: float32, or in a Trainer at amp level O2 or O3 the level's dtype, as `nn.Embedding`
-        gives. Rows and their optimizer state stay float32.
+        gives.
 
     Raises:
         ConfigurationError: an argument cannot work; names what is accepted.
@@ -114,16 +117,22 @@ class Embedding(nn.Cell):
         padding: int | None = None,
         seed: int = 0,
         path: str | Path | None = None,
+        dtype: str = "float32",
     ) -> None:
         super().__init__()
         whole("dim", dim)
         whole("capacity", capacity, optional=True)
         choice("mode", mode, MODES)
         choice("initializer", initializer, INITIALIZERS)
+        choice("dtype", dtype, DTYPES)
         if optimizer is not None and not isinstance(optimizer, RowOptimizer):
             refuse("optimizer", "a RowOptimizer (RowAdam, RowAdagrad, RowFTRL, RowSGD) or None", optimizer)
         if table is not None and table.dim != dim:
             raise ConfigurationError(f"dim must be that of the shared table, {table.dim}; received {dim}")
+        if table is not None and dtype not in ("float32", table.spec.dtype):
+            raise ConfigurationError(
+                f"dtype must be that of the shared table, {table.spec.dtype!r}; received {dtype!r}"
+            )
         self.dim = dim
         self.field = field
         self.reading = False
@@ -138,7 +147,7 @@ class Embedding(nn.Cell):
         name = name or f"embedding_{next(_serial)}"
         eviction = Eviction(eviction) if isinstance(eviction, str) else eviction
         path = None if path is None else str(path)
-        spec = TableSpec(name, dim, capacity, initializer, scale, seed, admission, eviction, padding, True, path)
+        spec = TableSpec(name, dim, capacity, initializer, scale, seed, admission, eviction, padding, True, path, dtype)
         hide(self, "row_optimizer", optimizer)
         self._create(spec, mode)
 
@@ -150,7 +159,12 @@ class Embedding(nn.Cell):
         if eviction is not None and eviction.when_full is not None and capacity is None and eviction.ttl is None:
             raise ConfigurationError(f"eviction {eviction.when_full!r} needs a capacity; received capacity=None")
         few = capacity is not None and capacity <= DENSE_ROWS and spec.admission is None and eviction is None
-        self.is_dense = mode == "dense" or (mode == "auto" and few)
+        self.is_dense = mode == "dense" or (mode == "auto" and few and spec.dtype == "float32")
+        if self.is_dense and spec.dtype != "float32":
+            raise ConfigurationError(
+                f"dtype={spec.dtype!r} needs mode='sparse' or 'auto', because a dense table is a float32 parameter; "
+                "received mode='dense'"
+            )
         if self.is_dense and capacity is None:
             raise ConfigurationError("mode='dense' needs a capacity, the number of rows; received capacity=None")
         hide(self, "spec", spec)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -24,7 +24,7 @@ from ...mindspore_internals.python_operators import operator
 from ..planning.sparse_plan import TablePlan
 from ..tables import kernels
 from ..tables.kernels import ROW_BITS, RowKernel
-from ..tables.row_store import RowStore
+from ..tables.table_rows import TableRows
 from .row_optimizer import RowOptimizer
 from .stack_program import StackProgram
 
@@ -38,17 +38,19 @@ def find_kernel(optimizer: RowOptimizer) -> tuple[RowKernel, tuple[float, ...]] 
 class HostRows:
     """Reads and updates the rows of a stack's tables from the graph's thread."""
 
-    def __init__(self, stores: dict[int, RowStore], dim: int, optimizer: RowOptimizer) -> None:
+    def __init__(self, tables: Mapping[int, TableRows], dim: int, optimizer: RowOptimizer) -> None:
         kernel, numbers = find_kernel(optimizer) or (None, ())
-        self._slot = {index: slot for slot, index in enumerate(stores)}
+        self._slot = {index: slot for slot, index in enumerate(tables)}
         self._read = kernels.read_rows.ready()
         if kernel is not None:
             self._apply = kernel.ready()
         self._numbers = np.array([0, *numbers], np.float32)  # the first one is the learning rate of the step
-        self._stores = list(stores.values())
-        self._width = self._stores[0].width
+        self._tables = list(tables.values())
+        self._stores = [table.store for table in self._tables]
+        self._width, self._halves = self._stores[0].width, self._stores[0].halves
+        self._words = self._stores[0].words
         self._dim = dim
-        self._codes = np.full(1, -1, np.int64)
+        self._set(np.full(1, -1, np.int64))
 
     def choose(self, parts: list[TablePlan], size: int) -> None:
         """Map positions to the rows of `parts`, at most `size` - 1 each, from now on."""
@@ -56,7 +58,17 @@ class HostRows:
         for part in parts:
             code = np.int64(self._slot[part.table]) << ROW_BITS
             codes[part.inside] = part.rows | code
+        self._set(codes)
+
+    def _set(self, codes: np.ndarray) -> None:
         self._codes = codes
+        self._keys = kernels.NO_KEYS
+        if self._halves:
+            self._keys = np.zeros(len(codes), np.uint64)
+            slots, rows = codes >> ROW_BITS, codes & ((1 << ROW_BITS) - 1)
+            for slot, table in enumerate(self._tables):
+                own = slots == slot
+                self._keys[own] = table.rounding_keys(rows[own])
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[np.ndarray]:
@@ -70,19 +82,23 @@ class HostRows:
         """Return the weights at `positions` (int32 [n]), float32 [n, dim]; 0 gives zeros."""
         out = np.empty((len(positions), self._dim), np.float32)
         with self._held() as bases:
-            self._read(bases, self._codes, positions, self._width, out, self._dim, self._numbers)
+            touched = (self._dim + 1) // 2 if self._halves else self._dim
+            self._read(bases, self._codes, positions, self._words, out, touched, self._numbers, self._halves)
         return out
 
-    def update(self, gradients: np.ndarray, positions: np.ndarray, rate: np.ndarray, token: np.ndarray) -> np.ndarray:
+    def update(
+        self, gradients: np.ndarray, positions: np.ndarray, rate: np.ndarray, step: np.ndarray, token: np.ndarray
+    ) -> np.ndarray:
         """Apply the row optimizer to the rows at `positions`; return the next token.
 
-        Positions are distinct except for 0, which means no row. `rate` is float32 [1].
+        Positions are distinct except for 0, which means no row. `rate` is float32 [1], `step` int32 [1].
         """
         with self._held() as bases:
             if any(store.is_frozen for store in self._stores):
                 self._preserve(positions)
             self._numbers[0] = rate[0]
-            self._apply(bases, self._codes, positions, self._width, gradients, self._width, self._numbers)
+            how = self._words, gradients, self._words, self._numbers, self._halves, self._keys, int(step[0])
+            self._apply(bases, self._codes, positions, *how)
         return token + np.float32(1)
 
     def _preserve(self, positions: np.ndarray) -> None:
@@ -159,16 +175,12 @@ class HostStackProgram(StackProgram):
     def build(self) -> None:
         """Create the operators that call the kernels."""
         dim = self.dim
-        hide(self, "host_rows", HostRows(self.stores(), dim, self.optimizer))
+        hide(self, "host_rows", HostRows(self.tables, dim, self.optimizer))
         # Every update assigns it and the next read reads it, which enforces their order.
         token = Parameter(Tensor(np.zeros(1, np.float32)), name=f"embedding.{self.name}.token", requires_grad=False)
         hide(self, "token", token)
         self.read = operator(self.host_rows.read, lambda positions, token: (positions[0], dim))
-        self.apply_update = operator(self.host_rows.update, lambda gradients, positions, rate, token: (1,))
-
-    def stores(self) -> dict[int, RowStore]:
-        """Return the rows that the kernels read and train, by table index."""
-        return {index: table.store for index, table in self.tables.items()}
+        self.apply_update = operator(self.host_rows.update, lambda gradients, positions, rate, step, token: (1,))
 
     @property
     def differentiated(self) -> Parameter:
@@ -208,6 +220,6 @@ class HostStackProgram(StackProgram):
 
     def update(self, positions, packed, gradient, lr):
         """Apply one optimizer step to the rows at `positions`."""
-        step, rate = self.next_step(lr)
+        step, number, rate = self.next_step(lr)
         rate = self.as_vector(self.optimizer.rate(rate, step))
-        ops.assign(self.token, self.apply_update(gradient, positions, rate, self.token))
+        ops.assign(self.token, self.apply_update(gradient, positions, rate, number, self.token))

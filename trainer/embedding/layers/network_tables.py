@@ -21,6 +21,7 @@ from ..planning.planner import Planner
 from ..planning.sparse_plan import Carry, SparsePlan, TablePlan, padded_size
 from ..tables import table_state
 from ..tables.hashing import Shards
+from ..tables.spec import TableSpec
 from ..tables.table_state import arrays_of
 from .embedding import Embedding, WorkingSet
 from .embedding_cells import embedding_cells, head_cells
@@ -85,6 +86,7 @@ class SparseTables(nn.Cell):
             self.tables[cell.spec.name] = cell.host_table(optimizer, Shards(group.rank, group.size))
             # Without an optimizer the rows are only read and have no slots.
             optimizers.append(cell.host.optimizer)
+            self._check_dtype(cell.spec, cell.host.optimizer)
         specs = [cell.spec for cell in heads]
         layout = stack_tables(fields.components, specs, _kinds(heads, optimizers))
         self._decide(optimizers, accumulate)
@@ -99,6 +101,17 @@ class SparseTables(nn.Cell):
             for width in dict.fromkeys(table.width for table in self.tables.values())
         )
         _logger.debug("%d sparse tables, read and updated as %d: %s", len(self.tables), len(layout.stacks), rows)
+
+    def _check_dtype(self, spec: TableSpec, optimizer: RowOptimizer | None) -> None:
+        """Check that a kernel trains rows that are not float32."""
+        trained = spec.trainable and optimizer is not None
+        if spec.dtype != "float32" and trained and not self._has_kernel(optimizer):
+            where = "" if device.current().runs_python else f" on {device.current().name}"
+            raise ConfigurationError(
+                f"table {spec.name!r} has dtype={spec.dtype!r}, whose rows a kernel on CPU trains: optimizer takes "
+                "RowAdam, RowAdagrad, RowFTRL, RowSGD or one with a kernel() and construct() of its own; received "
+                f"{type(optimizer).__name__}{where}; dtype='float32' takes any"
+            )
 
     def _decide(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
         """Hook: decide how rows are exchanged with other processes."""
@@ -330,13 +343,13 @@ class SparseTables(nn.Cell):
 
     def _update_counts(self) -> dict[int, int]:
         """Return each table's update count; a model update counts for all tables."""
-        return {index: int(program.step.asnumpy()) for program in self.programs for index in program.tables}
+        return {index: int(program.step.asnumpy()[0]) for program in self.programs for index in program.tables}
 
     def _set_update_counts(self, json: Mapping[str, Any]) -> None:
         names = list(self.tables)
         for program in self.programs:
             updates = max(json[names[index]]["updates"] for index in program.tables)
-            ops.assign(program.step, Tensor(float(updates), mstype.float32))
+            ops.assign(program.step, Tensor([updates], mstype.int32))
 
     # -- graph side ----------------------------------------------------------------------------------------------
 
@@ -375,11 +388,11 @@ def _kinds(heads: Sequence[Embedding], optimizers: Sequence[RowOptimizer | None]
     kinds: list[Hashable] = []
     for cell, optimizer in zip(heads, optimizers, strict=True):
         if optimizer is None or not cell.spec.trainable:
-            kinds.append((cell.dim, False))
+            kinds.append((cell.dim, False, cell.spec.dtype))
             continue
         # A user's optimizer may depend on anything, so only the same object counts as equal. Its kind is the name of
         # its first table, which is the same in every process.
         ours = type(optimizer).__module__.startswith(f"{__package__}.")
         key = tuple(optimizer.settings().items()) if ours else first[id(optimizer)]
-        kinds.append((cell.dim, True, type(optimizer).__name__, key))
+        kinds.append((cell.dim, True, type(optimizer).__name__, key, cell.spec.dtype))
     return kinds

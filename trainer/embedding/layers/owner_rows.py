@@ -9,6 +9,7 @@ One token, passed from each exchange to the next, keeps their order the same on 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ...mindspore_internals.python_operators import operator
 from ..planning.sparse_plan import StackExchange, TablePlan
 from ..tables import kernels
 from ..tables.kernels import ROW_BITS
-from ..tables.row_store import RowStore
+from ..tables.table_rows import TableRows
 from .host_rows import HostRows, HostStackProgram, find_kernel
 from .row_optimizer import RowOptimizer
 
@@ -31,13 +32,13 @@ class OwnerRows(HostRows):
 
     def __init__(
         self,
-        stores: dict[int, RowStore],
+        tables: Mapping[int, TableRows],
         dim: int,
         optimizer: RowOptimizer,
         group: Group,
         blank: np.ndarray | None = None,  # packed row for padding, float32 [width]: any that the optimizer can train
     ) -> None:
-        super().__init__(stores, dim, optimizer)
+        super().__init__(tables, dim, optimizer)
         self._group = group
         self._blank = np.zeros(self._width, np.float32) if blank is None else blank
         self._weights = np.zeros((0, dim), np.float32)
@@ -49,8 +50,9 @@ class OwnerRows(HostRows):
         """Set what the steps of the next call exchange."""
         self._exchange, self._step, self._stretch = exchange, -1, -1
         slots = np.array([self._slot[index] for index in exchange.tables[1:].tolist()], np.int64)
-        self._codes = np.full(len(exchange.rows), -1, np.int64)
-        self._codes[1:] = slots << ROW_BITS | exchange.rows[1:]
+        codes = np.full(len(exchange.rows), -1, np.int64)
+        codes[1:] = slots << ROW_BITS | exchange.rows[1:]
+        self._set(codes)
 
     def exchange_weights(self, positions: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Send the weights that others read next; return the own ones, float32 [n, dim]."""
@@ -113,13 +115,14 @@ class OwnerStackProgram(HostStackProgram):
         self.pick, self.index_0, self.only_index_0 = ops.Gather(), Tensor(0, mstype.int32), Tensor([0], mstype.int32)
         hide(self, "token", token)  # float32 [1], shared by all stacks; see the module docstring
         blank = next(iter(self.tables.values())).packed(np.zeros((1, dim), np.float32))[0]
-        rows = OwnerRows(self.stores(), dim, self.optimizer, group, blank)
+        owned = {index: table.table for index, table in self.tables.items()}
+        rows = OwnerRows(owned, dim, self.optimizer, group, blank)
         hide(self, "host_rows", rows)
         self.read = operator(rows.exchange_weights, lambda positions, token: (positions[0], dim))
         self.add_up = operator(rows.exchange_gradients, lambda gradients, owned, token: (owned[0], dim))
         self.has_kernel = find_kernel(self.optimizer) is not None
         if self.has_kernel:
-            self.apply_update = operator(rows.update, lambda gradients, owned, rate, token: (1,))
+            self.apply_update = operator(rows.update, lambda gradients, owned, rate, step, token: (1,))
         else:
             width = self.width
             self.read_packed = operator(rows.read_packed, lambda positions, token: (positions[0], width))
@@ -127,10 +130,6 @@ class OwnerStackProgram(HostStackProgram):
 
     def build(self) -> None:
         """Leave the operators to the constructor."""
-
-    def stores(self) -> dict[int, RowStore]:
-        """Return the rows owned here, by table index."""
-        return {index: table.table.store for index, table in self.tables.items()}
 
     def load(self, parts: list[TablePlan], size: int) -> None:
         """Begin a chunk, whose exchanges `OwnerRows.follow` has been given."""
@@ -165,10 +164,10 @@ class OwnerStackProgram(HostStackProgram):
 
     def update(self, positions, owned, sums, lr):
         """Apply one optimizer step to the rows at `owned`."""
-        step, rate = self.next_step(lr)
+        step, number, rate = self.next_step(lr)
         if self.has_kernel:
             rate = self.as_vector(self.optimizer.rate(rate, step))
-            ops.assign(self.token, self.apply_update(sums, owned, rate, self.token))
+            ops.assign(self.token, self.apply_update(sums, owned, rate, number, self.token))
         else:
             packed = self.optimizer(self.read_packed(owned, self.token), sums, rate, step)
             ops.assign(self.token, self.write_packed(packed, owned, self.token))

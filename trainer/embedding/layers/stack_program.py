@@ -49,7 +49,7 @@ class StackProgram(nn.Cell):
         hide(self, "working_set", working_set)
         hide(self, "tables", tables)
         hide(self, "optimizer", optimizer)
-        hide(self, "step", Parameter(Tensor(0.0, mstype.float32), name=f"embedding.{name}.step", requires_grad=False))
+        hide(self, "step", Parameter(Tensor([0], mstype.int32), name=f"embedding.{name}.step", requires_grad=False))
         hide(self, "rows", working_set.rows)
         hide(self, "step_map", working_set.step_map)
         self.build()
@@ -104,7 +104,7 @@ class StackProgram(nn.Cell):
 
     def update(self, positions, packed, gradient, lr):
         """Apply one optimizer step to the rows at `positions`."""
-        step, rate = self.next_step(lr)
+        step, _, rate = self.next_step(lr)
         ops.scatter_update(self.work, positions, self.optimizer(packed, gradient, rate, step))
 
     def as_vector(self, rate):
@@ -112,7 +112,8 @@ class StackProgram(nn.Cell):
         return ops.expand_dims(rate, 0) if rate.ndim == 0 else rate
 
     def next_step(self, lr):
-        """Count an update; return its number and learning rate."""
-        step = self.step + 1.0
-        ops.assign(self.step, step)
-        return step, self.constant_rate if self.has_constant_rate else lr
+        """Count an update; return its number, float32 [] and int32 [1], and learning rate."""
+        number = self.step + 1
+        ops.assign(self.step, number)
+        step = ops.reshape(ops.cast(number, mstype.float32), ())
+        return step, number, self.constant_rate if self.has_constant_rate else lr

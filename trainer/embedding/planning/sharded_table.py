@@ -69,7 +69,7 @@ class CallRows:
     def read_part(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Write the weights of `rows` (int32 [n], answers) into `out`, float32 [n, dim]."""
         if len(rows) and len(self.values):
-            self._gather(self.values, rows, out)
+            self._gather(self.values, rows, out, 0)
 
 
 class ShardedTable:

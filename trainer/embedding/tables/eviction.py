@@ -19,7 +19,7 @@ class Evicted:
 
     ids: np.ndarray
     rows: np.ndarray
-    values: np.ndarray
+    values: np.ndarray  # as the store keeps them
     dirty: dict[str, np.ndarray]
     meta: dict[str, np.ndarray]
 
@@ -109,7 +109,7 @@ def _evict(table: TableRows, rows: np.ndarray, record: UndoRecord, counter: str)
     with table.changing():
         ids = columns["id"][rows]
         dirty = {consumer: columns[dirty_column(consumer)][rows] for consumer in table.tombstones}
-        record.evicted.append(Evicted(ids, rows, table.store.read(rows), dirty, meta))
+        record.evicted.append(Evicted(ids, rows, table.store.stored(rows), dirty, meta))
         table.map.remove(ids)
         columns["live"][rows] = False
         for consumer in table.tombstones:
@@ -127,7 +127,7 @@ def undo(table: TableRows, record: UndoRecord) -> None:
         table.columns["live"][rows] = table.columns["uncommitted"][rows] = False
     for evicted in reversed(record.evicted):
         table.map.add(evicted.ids, evicted.rows)
-        table.store.write(evicted.rows, evicted.values)
+        table.store.write_stored(evicted.rows, evicted.values)
         table.name_rows(evicted.rows, evicted.ids)
         table.columns["live"][evicted.rows] = True
         for consumer, dirty in evicted.dirty.items():

@@ -10,7 +10,8 @@ without libgomp it aborts the process when operators of a graph read two stacks 
 
 A rule is a function for one row, `rule(row, value, columns, numbers)`: pointers to the packed row and to its value, the
 columns of that value, and a pointer to the kernel's parameters. Numba recompiles a kernel when its own file changes,
-not when a loop in another file does: after a change of `each_row` delete the `*.nbi` files in `__pycache__`.
+not when a loop in another file does: after a change of `each_row` or of `half_floats` delete the `*.nbi` files in
+`__pycache__`.
 """
 
 from __future__ import annotations
@@ -23,34 +24,43 @@ import numba
 import numpy as np
 
 from ...native.compiled import compiled, inlined, kept, pointer_to, prefetch, prefetch_lines
+from .half_floats import mixed, narrow, widen
 
 AHEAD = 32  # rows prefetched ahead
 ROW_BITS = 40  # a code holds the table in the upper bits and the row in the lower ones; -1 is no row
 _ROW = (1 << ROW_BITS) - 1
 _LEAST_BYTES = 1 << 19  # least size of a part: starting a thread takes 0.1 to 0.2 ms
-_BLOCK_LENGTH = 10
+_BLOCK_LENGTH = 14
 
 _i32, _i64, _f32 = numba.types.int32, numba.types.int64, numba.types.float32
 _rows2 = _f32[:, ::1]
 _floats, _int32s, _int64s = pointer_to(_f32), pointer_to(_i32), pointer_to(_i64)
+_u64 = numba.types.uint64
+_uint64s = pointer_to(_u64)
+NO_KEYS = np.zeros(0, np.uint64)
 
 
-@compiled(_i64(_rows2, _i32[::1], _rows2))
-def gather(table, rows, out):
-    """Copy first columns of rows of `table` (float32 [m, width]) into `out`.
+@compiled(_i64(_rows2, _i32[::1], _rows2, _i64))
+def gather(table, rows, out, halves):
+    """Copy first columns of rows of `table` (float32 [m, words]) into `out`.
 
-    `out` is float32 [n, columns]. An index outside the table is clipped.
+    `out` is float32 [n, columns]. An index outside the table is clipped. The first `halves` columns of a row are kept
+    as float16, two in a word.
     """
     count, columns = out.shape
     last, size = len(table) - 1, table.shape[1] * 4
     first = np.int64(table.ctypes.data)
+    own, shift = min(columns, halves), halves - (halves + 1) // 2
+    to = np.int64(out.ctypes.data)
     for i in range(-AHEAD, count):
         if i + AHEAD < count:
             prefetch_lines(first + min(max(rows[i + AHEAD], 0), last) * size, columns * 4)
         if i >= 0:
             row = min(max(rows[i], 0), last)
-            for column in range(columns):
-                out[i, column] = table[row, column]
+            if own:
+                widen(first + row * size, _floats(to + i * columns * 4), own)
+            for column in range(own, columns):
+                out[i, column] = table[row, column - shift]
     return np.int64(count)
 
 
@@ -114,8 +124,11 @@ def add_rows(indices, values, sums):
     return np.int64(count)
 
 
-@compiled(_i64(_i64[::1], _i64[::1], _i32[::1], _i64, _f32[:, ::1], _i64, _f32[::1], _i64[:, ::1]), nogil=False)
-def _describe(bases, codes, positions, width, values, touched, numbers, blocks):
+@compiled(
+    _i64(_i64[::1], _i64[::1], _i32[::1], _i64, _rows2, _i64, _f32[::1], _i64, _u64[::1], _i64, _rows2, _i64[:, ::1]),
+    nogil=False,
+)
+def _describe(bases, codes, positions, width, values, touched, numbers, halves, keys, step, scratch, blocks):
     """Fill `blocks` (int64 [parts, length]) for `each_row`; return their address."""
     count, parts = len(positions), len(blocks)
     for part in range(parts):
@@ -124,6 +137,8 @@ def _describe(bases, codes, positions, width, values, touched, numbers, blocks):
         block[2], block[3], block[4] = bases.ctypes.data, codes.ctypes.data, positions.ctypes.data
         block[5], block[6], block[7] = width, values.ctypes.data, values.shape[1]
         block[8], block[9] = touched, numbers.ctypes.data
+        block[10], block[11] = halves, scratch.ctypes.data + part * scratch.shape[1] * 4
+        block[12], block[13] = keys.ctypes.data if len(keys) else 0, step
     return np.int64(blocks.ctypes.data)
 
 
@@ -138,6 +153,8 @@ def each_row(rule, otherwise, block):
     begin, end, width, columns, touched = block[0], block[1], block[5], block[7], block[8]
     bases, codes, positions, values = _int64s(block[2]), _int64s(block[3]), _int32s(block[4]), block[6]
     numbers = _floats(block[9])
+    halves, scratch, keys, step = block[10], _floats(block[11]), block[12], block[13]
+    weights = (halves + 1) // 2  # words that hold them
     for i in range(begin - AHEAD, end):
         if begin <= i + AHEAD < end:
             code = codes[positions[i + AHEAD]]
@@ -147,7 +164,18 @@ def each_row(rule, otherwise, block):
             code = codes[positions[i]]
             value = _floats(values + i * columns * 4)
             if code >= 0:
-                rule(_floats(bases[code >> ROW_BITS] + (code & _ROW) * width * 4), value, columns, numbers)
+                address = bases[code >> ROW_BITS] + (code & _ROW) * width * 4
+                row, slots = _floats(address), _floats(address + weights * 4)
+                if halves:
+                    widen(address, scratch, halves)
+                    for k in range(touched - weights):
+                        scratch[halves + k] = slots[k]
+                    row = scratch
+                rule(row, value, columns, numbers)
+                if keys:
+                    narrow(scratch, address, halves, mixed(_uint64s(keys)[positions[i]], step))
+                    for k in range(touched - weights):
+                        slots[k] = scratch[halves + k]
             else:
                 otherwise(value, columns)
     return np.int64(end - begin)
@@ -207,15 +235,20 @@ class RowKernel:
         bases: np.ndarray,  # address of each table's rows, int64 [tables]
         codes: np.ndarray,  # the rows of a chunk, int64 [m]; see `ROW_BITS`
         positions: np.ndarray,  # indices into `codes`, int32 [n]
-        width: int,  # columns of a row
+        width: int,  # words (of 4 bytes) of a row
         values: np.ndarray,  # the value of each position, float32 [n, columns]
-        touched: int,  # columns of a row that are read or written
+        touched: int,  # words of a row that are read or written
         numbers: np.ndarray,  # parameters of the rule, float32
+        halves: int = 0,  # weights that a row begins with as float16; the rule sees float32
+        keys: np.ndarray = NO_KEYS,  # what rounding such weights draws from for each of `codes`, uint64 [m]; none: read
+        step: int = 0,  # number of the update, which it is drawn from, too
     ) -> None:
         """Run the kernel over all positions."""
         parts = min(self._most, len(positions) * touched * 4 // _LEAST_BYTES) or 1
         blocks = np.empty((parts, _BLOCK_LENGTH), np.int64)
-        first = self._describe(bases, codes, positions, width, values, touched, numbers, blocks)
+        scratch = np.empty((parts, width + halves), np.float32)  # of each part, a row as the rule sees it
+        about = (bases, codes, positions, width, values, touched, numbers, halves, keys, step, scratch)
+        first = self._describe(*about, blocks)
         if parts == 1:
             self._call(first)
         else:

@@ -9,6 +9,7 @@ import numpy as np
 from ...checks import choice, number, whole
 from .hashing import mix64, uniform64
 
+DTYPES = ("float32", "float16")
 DEFAULT_ROW = 0  # read by ids without a row of their own
 PADDING = -1  # row number where there is no id
 
@@ -48,6 +49,7 @@ class TableSpec:
     padding: int | None = None  # id that stands for nothing (a row of zeros)
     trainable: bool = True  # False keeps the rows as they are and gives new ids none
     path: str | None = None  # file to keep the rows in; None: memory
+    dtype: str = "float32"  # of the weights, or "float16"
 
     @property
     def keeps_every_id(self) -> bool:

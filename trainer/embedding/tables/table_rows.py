@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ...native.memory import Columns
-from .hashing import WHOLE, Shards, first_rows, stable_seed
+from .hashing import WHOLE, Shards, first_rows, mix64, stable_seed
 from .id_map import IdMap
 from .row_store import RowStore
 from .spec import DEFAULT_ROW, PADDING, Admission, TableSpec
@@ -34,16 +34,18 @@ class TableRows:
         self.seed = stable_seed(spec.seed, spec.name)
         self.lock = threading.RLock()
         path = f"{spec.path}.{shards.rank}" if spec.path is not None and shards.size > 1 else spec.path
-        self.store = RowStore(self.width, 1024, path)
+        self.store = RowStore(self.width, 1024, path, 0 if spec.dtype == "float32" else spec.dim)
         self.map = IdMap(min(self.capacity or 0, 1 << 20))
         self.admission = Admission(spec.admission, self.seed)
         self.columns = Columns(1024)  # bookkeeping of every row
         for name in ("live", "uncommitted"):  # uncommitted: in an untrained plan
             self.columns.add(name, np.bool_)
         self.meta_names: tuple[str, ...] = ()  # columns saved in snapshots
+        if spec.eviction is not None or self.store.halves:
+            self.columns.add("id", np.int64)
         if spec.eviction is not None:
             self.meta_names = ("plan", "last_step", *(["frequency"] if spec.eviction.when_full == "lfu" else []))
-            for name in ("id", "in_use", *self.meta_names):
+            for name in ("in_use", *self.meta_names):
                 self.columns.add(name, np.int64)
             if spec.eviction.ttl is not None:
                 self.columns.add("last_time", np.float64)
@@ -68,9 +70,9 @@ class TableRows:
     @property
     def nbytes(self) -> int:
         """Bytes in use: rows up to the highest, bookkeeping, id map and sketch."""
-        sketch = self.admission.sketch
+        sketch = 0 if self.admission.sketch is None else self.admission.sketch.nbytes
         columns = sum(column.nbytes for column in self.columns.values())
-        return self.next_row * self.width * 4 + columns + self.map.nbytes + (0 if sketch is None else sketch.nbytes)
+        return self.next_row * self.store.words * 4 + columns + self.map.nbytes + sketch
 
     def packed(self, weights: np.ndarray) -> np.ndarray:
         """Append new rows' slots to `weights` (float32 [n, dim]); return [n, width]."""
@@ -178,7 +180,7 @@ class TableRows:
         self.free = np.flatnonzero(~self.columns["live"][: self.next_row]).astype(np.int32)
 
     def name_rows(self, rows: np.ndarray, ids: np.ndarray) -> None:
-        """Record the ids (int64 [n]) of `rows` (int32 [n]) if eviction or consumers ask."""
+        """Record the ids (int64 [n]) of `rows` (int32 [n]) if anything asks for them."""
         if "id" in self.columns:
             self.columns["id"][rows] = ids
 
@@ -199,6 +201,11 @@ class TableRows:
         if padding is not None:
             rows[padding] = PADDING
         return rows
+
+    def rounding_keys(self, rows: np.ndarray) -> np.ndarray:
+        """Return what rounding `rows` (int32 [n]) draws from, of seed and id: uint64 [n]."""
+        with self.lock:
+            return mix64(mix64(self.columns["id"][rows]) ^ np.uint64(self.seed))
 
     def write_first(self, rows: np.ndarray, ids: np.ndarray) -> None:
         """Set `rows` to the first values of `ids` with slots, in blocks to save memory."""

@@ -44,7 +44,7 @@ class _Capture:
     _table: SparseTable
     _view: CopyOnWriteView
     _evicted: list[tuple[Evicted, np.ndarray]]
-    _width: int
+    _items: int
     _pending: list[tuple[np.ndarray, dict[str, np.ndarray]]]  # rows and bookkeeping before each open plan
     _columns: dict[str, np.ndarray] | None = None
 
@@ -77,7 +77,7 @@ class _Capture:
 
     def values(self) -> np.ndarray:
         values = self._view.values()
-        evicted = (e.values[mask, : self._width] for e, mask in self._evicted)
+        evicted = (e.values[mask, : self._items] for e, mask in self._evicted)
         return np.concatenate((values, *evicted)) if self._evicted else values
 
 
@@ -87,7 +87,8 @@ def take(
     """Return (arrays, json) after the last committed step, without open plans.
 
     Arrays: "rows" int32 [n], "ids" int64 [n], "values" float32 [n, width], one per bookkeeping column [n], all
-    `Frozen`; "removed" int64 (ids that lost their row), and "sketch".
+    `Frozen`; "removed" int64 (ids that lost their row), and "sketch". The values of a float16 table are float16 [n,
+    items]: first the weights, then for each slot two numbers that hold the bits of a float32.
 
     Args:
         table: the table; `follow` must have been called for `consumer`.
@@ -107,13 +108,13 @@ def take(
                 evicted.append((part, mask))
             part.dirty[consumer] = np.zeros(len(part.rows), np.bool_)
         before = [(plan.rows, plan.meta) for plan in pending]
-        capture = _Capture(table, table.store.view(chosen, width), evicted, width, before)
+        capture = _Capture(table, table.store.view(chosen, width), evicted, table.store.items_of(width), before)
         table.deferred.append(capture.columns)
         kinds = {"rows": np.int32, "ids": np.int64, **{name: columns[name].dtype for name in table.meta_names}}
         arrays: dict[str, Any] = {
             name: Frozen(functools.partial(capture.column, name), kind) for name, kind in kinds.items()
         }
-        arrays["values"] = Frozen(capture.values, np.float32)
+        arrays["values"] = Frozen(capture.values, table.store.dtype)
         arrays["removed"] = np.concatenate([np.zeros(0, np.int64), *([] if full else table.tombstones[consumer])])
         table.tombstones[consumer] = []
         if table.admission.sketch is not None:
@@ -125,6 +126,7 @@ def take(
             "full": full,
             "dim": table.spec.dim,
             "width": table.width,
+            "dtype": table.spec.dtype,
             "seed": f"{table.seed:016x}",
             "step": first.step,
             "next_row": first.next_row,
@@ -175,12 +177,17 @@ def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str
 def _check_json(table: SparseTable, json: Mapping[str, Any], *, first: bool) -> None:
     # A read-only table has no slots and takes only the weights.
     width = json["width"] if table.width == table.spec.dim else table.width
-    checks = (("dim", table.spec.dim, "dim"), ("width", width, "optimizer"), ("seed", f"{table.seed:016x}", "name"))
+    saved = {"dtype": "float32", **json}  # older states have no dtype
+    checks = (
+        ("dim", table.spec.dim, "dim"),
+        ("dtype", table.spec.dtype, "dtype (init_from converts the rows)"),
+        ("width", width, "optimizer"),
+        ("seed", f"{table.seed:016x}", "name or seed"),
+    )
     for key, own, reason in checks:
-        if json[key] != own:
+        if saved[key] != own:
             raise CheckpointMismatchError(
-                f"table {table.spec.name!r} has {key} {own}, the saved one {json[key]}: they differ in {reason}"
-                f"{' or seed' if key == 'seed' else ''}"
+                f"table {table.spec.name!r} has {key} {own}, the saved one {saved[key]}: they differ in {reason}"
             )
     if not isinstance(json["full"], bool) or (first and not json["full"]):
         raise ValueError(f"full is {json['full']!r}")
@@ -204,7 +211,8 @@ def check_forms(arrays: Arrays, wanted: Mapping[str, tuple[Any, tuple[int, ...]]
 def _check_arrays(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> Columns:
     """Check one state; return this process's (rows, ids), with the default row."""
     count = arrays["rows"].shape[0]
-    wanted = {"rows": (np.int32, (count,)), "ids": (np.int64, (count,)), "values": (np.float32, (count, json["width"]))}
+    values = table.store.dtype, (count, table.store.items_of(json["width"]))
+    wanted = {"rows": (np.int32, (count,)), "ids": (np.int64, (count,)), "values": values}
     wanted |= {name: (table.columns[name].dtype, (count,)) for name in table.meta_names}
     wanted["removed"] = (np.int64, (math.prod(arrays["removed"].shape),))
     if table.admission.sketch is not None:
@@ -272,7 +280,7 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
         table.reserve(int(json["next_row"]))
         table.map.add(ids[new], rows[new])
         for first, values in blocks(arrays, "values"):
-            table.store.write(rows[first : first + len(values)], values[:, : table.width])
+            table.store.write_stored(rows[first : first + len(values)], values[:, : table.store.items_of(table.width)])
         table.name_rows(rows, ids)
         table.columns["live"][rows] = True
         for meta in table.meta_names:
@@ -310,5 +318,5 @@ def rewind(table: SparseTable, states: Sequence[tuple[Arrays, Mapping[str, Any]]
                 rows = table.map.get(ids)
                 rows[saved_rows == DEFAULT_ROW] = DEFAULT_ROW
                 known = (rows >= 0) & ~table.columns["uncommitted"][rows]
-                table.store.write(rows[known], values[known])
+                table.store.write_stored(rows[known], values[known])
         table.mark_changed(live)
