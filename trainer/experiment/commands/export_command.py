@@ -75,7 +75,8 @@ def _snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | Non
         data = experiment.datasets[chosen]
         return trainer, data if trainer.features is None else _first_rows(trainer.features, data)
     if trainer.features is not None:
-        return trainer, trainer.features.apply(_blank_rows(trainer.features))
+        features = trainer.features
+        return trainer, features.apply({name: column.blank(2) for name, column in features.columns.items()})
     raise ConfigurationError(
         f"{config.source}: data: has a stream alone, and the network's columns are not declared; name a dataset "
         "that shows them, by --set data.test.class_path=... --set data.test.init_args...=..."
@@ -93,20 +94,6 @@ def _first_rows(features: Features, data: Any) -> Any:
     if raw is None:
         raise DataError("the data have no good rows")
     return features.apply({name: column[:_SHOWN_ROWS] for name, column in raw.columns.items()})
-
-
-def _blank_rows(features: Features) -> dict[str, Any]:
-    """Return the raw columns of two rows in which every value is missing."""
-    from ...streams.formats.ragged_column import Ragged
-
-    columns: dict[str, Any] = {}
-    for name, column in features.columns.items():
-        if None in column.shape:
-            values = np.zeros((0, *column.shape[1:]), column.dtype)
-            columns[name] = Ragged(values, np.zeros(3, np.int64))
-        else:
-            columns[name] = np.zeros((2, *column.shape), column.dtype)
-    return columns
 
 
 def _publish(trainer: Trainer, rows: Any, args: argparse.Namespace, step: int) -> int:
