@@ -1,14 +1,12 @@
 """A network's sparse tables in a run: their part of each chunk and snapshot.
 
-Of several processes each plans its own ids and exchanges rows with their owners; on devices each plans the ids of all,
-as a single process would from the larger batch, so that positions mean the same rows everywhere. Both are described in
+Of several processes each plans its own ids and exchanges rows with their owners, see
 `trainer.embedding.layers.sharded_tables`.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,10 @@ import numpy as np
 from mindspore import nn
 
 from ..distributed.group import SINGLE, Group
-from ..distributed.packing import pack, unpack
 from ..embedding.layers import open_accumulation
 from ..embedding.layers.network_tables import SparseTables
-from ..embedding.tables.hashing import to_plain
 from ..embedding.tables.table_state import check_states
-from ..errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, DataError
+from ..errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
 from ..state import Stateful
 from .as_columns import Columns
 from .chunk import Chunk, ChunkTransform
@@ -207,26 +203,18 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class _JobTables(ChunkTransform):
-    """Base of what prepares the tables of several processes."""
-
-    on_graph_thread = True
-
-    def __init__(self, tables: TableFeed, group: Group) -> None:
-        self.tables = tables
-        self.group = group
-
-    def release(self) -> None:
-        self.tables.release()
-
-
-class OwnTables(_JobTables):
+class OwnTables(ChunkTransform):
     """Prepares this process's ids; the owners train the rows.
 
     The processes exchange ids while earlier calls are trained, on the thread that reads ahead and on connections of
     their own. All do it on the thread that runs graphs instead where one of them reads there, or has a single core:
     then the threads would only delay each other, at other times on each process.
     """
+
+    on_graph_thread = True
+
+    def __init__(self, tables: TableFeed, group: Group) -> None:
+        self.tables, self.group = tables, group
 
     def connect(self, inline: bool) -> None:
         """Choose the thread on which all processes prepare, and open its connections."""
@@ -254,57 +242,12 @@ class OwnTables(_JobTables):
         chunk.exchanged = channel.seconds - before
         return (*columns, *plan.inputs), plan
 
+    def release(self) -> None:
+        self.tables.release()
+
     def finish(self) -> None:
         self.tables.tables.planner.finish()
 
     def interrupt(self) -> None:
         if not self.on_graph_thread:
             self.tables.tables.channel.interrupt()
-
-
-class UnionTables(_JobTables):
-    """Prepares a chunk together with all processes; on the graph thread."""
-
-    def __init__(self, tables: TableFeed, group: Group) -> None:
-        super().__init__(tables, group)
-        fields = tables.tables.planner.fields
-        self._columns = sorted(fields.id_columns | {field.part.column for field in fields.dense})
-
-    def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
-        """Return this process's columns, and the plan of the rows of all.
-
-        Placeholder rows contribute no ids and get positions of other processes' rows.
-        """
-        axis = int(chunk.stacked)
-        placeholder = not chunk.num_samples
-        own = [to_plain(np.asarray(columns[column])) for column in self._columns]
-        by_clock = now is None
-        now = time.time() if now is None else now
-        counted = not placeholder and own[0].shape[axis]
-        message = pack([now, by_clock], own if counted else [])  # no ids where the rows do not count
-        times, ids = zip(*map(unpack, self.group.gather_bytes(message)), strict=True)
-        joined = list(columns)
-        for index, column in enumerate(self._columns):
-            joined[column] = _joined([arrays[index] for arrays in ids if arrays], axis)
-        now = max((newest for newest, of_clock in times if not of_clock), default=times[0][0])
-        prepared, plan = self.tables.prepare(tuple(joined), chunk, now)
-        result = list(prepared)
-        for index, column in enumerate(self._columns):
-            # values one after another, with offsets, are not as many as the rows
-            before = sum(arrays[index].shape[axis] for arrays in ids[: self.group.rank] if arrays)
-            count = own[index].shape[axis]
-            chosen: Any = slice(before, before + count)
-            if placeholder:  # a full batch, where all processes together may have fewer rows: short last batches
-                chosen = np.arange(count) % joined[column].shape[axis]
-            result[column] = np.ascontiguousarray(result[column][:, chosen] if axis else result[column][chosen])
-        return tuple(result), plan
-
-
-def _joined(parts: Sequence[np.ndarray], axis: int) -> np.ndarray:
-    lengths = sorted({part.shape[axis + 1] for part in parts if part.ndim > axis + 1})
-    if len(lengths) > 1:
-        raise DataError(
-            f"the processes' batches have rows of {lengths} ids, and sparse tables take those of a step together; give "
-            "the rows as lists, which are padded alike, or pad them to one length"
-        )
-    return np.concatenate(parts, axis=axis)

@@ -144,10 +144,9 @@ def training_feed(
         filling.restart()
     transform: ChunkTransform | None = trainer.tables
     if trainer.tables is not None and trainer.group.size > 1:
-        from ..data.table_feed import OwnTables, UnionTables
+        from ..data.table_feed import OwnTables
 
-        kind = OwnTables if trainer.tables.tables.by_owner else UnionTables
-        transform = kind(trainer.tables, trainer.group)
+        transform = OwnTables(trainer.tables, trainer.group)
     return Feed(source, dataclasses.replace(feed_options, filling=filling, transform=lambda: transform))
 
 

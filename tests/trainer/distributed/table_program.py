@@ -17,7 +17,7 @@ from tests.trainer.distributed import jobs
 from trainer import Trainer, Window
 from trainer.data import table_feed
 from trainer.embedding import Embedding, EmbeddingBag, Eviction, MinSightings, RowAdagrad, RowSGD
-from trainer.errors import DataError
+from trainer.errors import ConfigurationError, DataError
 from trainer.mindspore_internals import device
 from trainer.serving.publisher import Publish
 from trainer.streams import ReplayStream
@@ -26,15 +26,8 @@ FIT_OPTIONS = ("sink_size", "max_steps", "epochs", "valid_dataset", "valid_every
 ROWS, STEP = 500, 32  # of the data; of a step, over all processes
 
 
-class DoubledSGD(RowSGD):
-    """A row optimizer of the user's own, for which there is no kernel."""
-
-    def construct(self, packed, gradient, lr, step):
-        return super().construct(packed, 2 * gradient, lr, step)
-
-
 class ScaledAdagrad(RowAdagrad):
-    """Another one, with a slot for each number of a row."""
+    """A row optimizer of the user's own, for which there is no kernel, with a slot for each number of a row."""
 
     def construct(self, packed, gradient, lr, step):
         return super().construct(packed, 0.5 * gradient, lr, step)
@@ -170,12 +163,12 @@ def cut_inside_a_window(folder, group, data):
 
 def more(folder, group, data, whole):
     """Return what long tests alone look at."""
-    options = {"network": Pairs(DoubledSGD()), "gradient_accumulation_steps": 2, "amp_level": "O2", "epochs": 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(device.DEVICES, "CPU", replace(device.CPU, runs_python=False))
-        trainer, one = train(folder, group, "in graph", whole, **options)
-    found = one
-    found["in graph/by_owner"] = np.array(trainer.tables.tables.by_owner)
+        if group.size > 1:
+            with pytest.raises(ConfigurationError, match=r"on the CPU only; received users, items in 2 processes"):
+                train(folder, group, "refused", whole, network=Pairs())
+    found = {}
     # in the graph, for there is no kernel for the user's own rule
     options = {"bias": RULES, "optimizer": ScaledAdagrad, "clip_norm": 0.1, "sink_size": 2, "epochs": 1}
     trainer, one = train(folder, group, "own rule, accumulated", whole, gradient_accumulation_steps=3, **options)

@@ -1,14 +1,11 @@
 """The tables of a network, sharded over processes.
 
-By owner, on CPU: in every step each process receives the weights of its own rows from their owners and sends their
-gradients back; the owners alone apply the row optimizer (`owner_rows`, `planning.owner_planner`).
+In every step each process receives the weights of its own rows from their owners and sends their gradients back; the
+owners alone apply the row optimizer (`owner_rows`, `planning.owner_planner`). Operators written in Python do this; a
+device that has none (`Device.runs_python`) trains sparse tables in one process.
 
-On devices: before a training call, the owner of each distinct row sends the packed row to all processes. Every process
-then holds the rows of the call and applies the same updates, because row gradients are summed over processes like dense
-ones. Afterwards each process keeps the rows it owns. `planning.sharded_planner` exchanges the ids beforehand.
-
-By owner, ids are planned and exchanged on the thread that prepares chunks, over a `Channel`; all else runs on the
-thread that runs graphs.
+Ids are planned and exchanged on the thread that prepares chunks, over a `Channel`; all else runs on the thread of the
+graphs.
 """
 
 from __future__ import annotations
@@ -23,14 +20,14 @@ from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from ...distributed.all_to_all import Channel
+from ...errors import ConfigurationError
+from ...mindspore_internals import device
 from ...mindspore_internals.cell_structure import hide
 from ..planning.layout import FieldMap, Layout
 from ..planning.owner_planner import OwnerPlanner
 from ..planning.planner import Planner
-from ..planning.sharded_planner import ShardedPlanner
-from ..planning.sharded_planner import exchange as exchange_all
 from ..planning.sharded_state import gather_table, joined_json, own_part, own_states, renumbered
-from ..planning.sharded_table import OwnedTable, ShardedTable
+from ..planning.sharded_table import OwnedTable
 from ..planning.sparse_plan import SparsePlan
 from ..tables.table_state import arrays_of
 from .network_tables import SparseTables
@@ -43,7 +40,13 @@ class ShardedTables(SparseTables):
     """`SparseTables` sharded over processes, which call its methods in one order."""
 
     def _decide(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
-        self.by_owner = self._has_kernel(None)  # wherever operators may call Python
+        self.by_owner = device.current().runs_python
+        if self.tables and not self.by_owner:
+            place = f"{self.group.size} processes on {device.current().name}"
+            raise ConfigurationError(
+                f"several processes train sparse tables on the CPU only; received {', '.join(self.tables)} in {place}: "
+                "choose device='cpu', one process or mode='dense'"
+            )
         token = Parameter(Tensor(np.zeros(1, np.float32)), name="embedding.exchange", requires_grad=False)
         hide(self, "token", token)
         hide(self, "channel", Channel(self.group))  # of the thread that prepares chunks; not open yet
@@ -51,17 +54,13 @@ class ShardedTables(SparseTables):
     def _planned_tables(self) -> list[Any]:
         # The admission sketches that all processes started with; each then counts only its own ids.
         hide(self, "_sketches", {})
-        return [(OwnedTable if self.by_owner else ShardedTable)(table) for table in self.tables.values()]
+        return [OwnedTable(table) for table in self.tables.values()]
 
     def _make_planner(self, trainable: list[bool], fields: FieldMap, accumulate: int, layout: Layout) -> Planner:
-        if not self.by_owner:
-            return ShardedPlanner(self.group, self.planned, trainable, fields, accumulate, layout=layout)
         return OwnerPlanner(self.group, self.planned, trainable, fields, accumulate, layout=layout)
 
     def _program_for(self, optimizer: RowOptimizer) -> Callable[..., StackProgram]:
-        if self.by_owner:
-            return functools.partial(OwnerStackProgram, group=self.group, token=self.token)
-        return super()._program_for(optimizer)
+        return functools.partial(OwnerStackProgram, group=self.group, token=self.token)
 
     @property
     def rows(self) -> int:
@@ -79,12 +78,6 @@ class ShardedTables(SparseTables):
         """Load the rows of a plan after exchanging them with their owners."""
         for program, own_exchange in zip(self.programs, plan.exchanges, strict=bool(plan.exchanges)):
             program.host_rows.follow(own_exchange)
-        if plan.train and not self.by_owner:
-            parts = [(self.planned[part.table], part.rows) for part in plan.tables]
-            counts = np.array([table.row_counts(rows) * table.width for table, rows in parts])
-            own = [table.own_values(rows).reshape(-1) for table, rows in parts]
-            for (table, rows), given in zip(parts, exchange_all(self.group, own, counts), strict=True):
-                table.receive_values(rows, given)
         super().load(plan)
 
     # -- graph side ----------------------------------------------------------------------------------------------

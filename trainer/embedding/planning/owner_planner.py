@@ -39,7 +39,7 @@ _MORE, _LAST, _NONE = range(3)  # whether a process has ids, and may have more a
 
 
 class OwnerPlanner(ShardedPlanner):
-    """A `ShardedPlanner` that plans the ids of its own process to train, too."""
+    """A `ShardedPlanner` that plans what its own process trains."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -118,7 +118,7 @@ class OwnerPlanner(ShardedPlanner):
 
     def _query_owners(self, ids: Sequence[np.ndarray], train: bool, now: float) -> None:
         if not train:
-            super()._query_owners(ids, train, now)
+            self._query_weights(list(self._ids_of_tables(ids)))
             return
         questions: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         read = list(self._ids_of_tables(ids))

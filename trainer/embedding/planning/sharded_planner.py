@@ -1,9 +1,7 @@
-"""Planning for sharded tables: queries the other processes for ids.
+"""Reads of sharded tables: queries the other processes for ids.
 
-All processes plan the same ids in the same order, so each of them knows the owner and number of every row. The rest is
-queried at the start of a call. To train, the owner of each distinct id sends its row number to all, in one message for
-all tables, through `Group.gather_known`. To read, each process sends every owner the distinct ids that it wants of it,
-and the owner returns their weights to that process alone, through `Group.all_to_all`.
+Each process sends every owner the distinct ids that it wants to read of it, and the owner returns their weights to that
+process alone, through `Group.all_to_all`. `owner_planner` plans what is trained.
 """
 
 from __future__ import annotations
@@ -22,14 +20,9 @@ from .sparse_plan import SortingIndexer, padding_of
 
 
 class ShardedPlanner(Planner):
-    """A `Planner` that queries the other processes.
+    """A `Planner` that reads rows of the other processes, on the graph thread."""
 
-    Reads, and on devices all of it, run on the graph thread.
-
-    To train, all processes pass the same ids, those of the whole group; to read, each passes its own.
-    """
-
-    tables: list[Any]  # of ShardedTable
+    tables: list[Any]  # of OwnedTable
 
     def __init__(self, group: Group, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -53,9 +46,8 @@ class ShardedPlanner(Planner):
         return ids
 
     def _share_problem(self, problem: str, train: bool) -> None:
-        """Raise the problem on all processes; in training all have the same ids anyway."""
-        if not train:
-            self.join_exchange(problem)
+        """Raise the problem on all processes, which read."""
+        self.join_exchange(problem)
 
     def _rows_of_all(self, tables: Sequence[int], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
         # The query knows the rows of tables that are only read, too.
@@ -78,22 +70,6 @@ class ShardedPlanner(Planner):
 
     def _stepwise(self, table: int) -> bool:
         return self.trainable[table] and self.tables[table].spec.admission is not None
-
-    def _query_owners(self, ids: Sequence[np.ndarray], train: bool, now: float) -> None:
-        ids_of_tables = list(self._ids_of_tables(ids))
-        if not train:
-            self._query_weights(ids_of_tables)
-            return
-        own: list[np.ndarray] = []
-        counts = []
-        for index, part in ids_of_tables:
-            table, trained = self.tables[index], self.trainable[index]
-            questions = table.question(part, stepwise=self._stepwise(index))
-            # All processes ask the same: an answer to this one's own question is an answer to all.
-            own += table.answer([questions[self.group.rank]], len(part), now, train=trained)
-            counts.append([len(asked[-1]) for asked in questions])
-        for (index, _), parts in zip(ids_of_tables, exchange(self.group, own, np.array(counts)), strict=True):
-            self.tables[index].receive(parts)
 
     def _query_weights(self, wanted: Sequence[tuple[int, np.ndarray]], problem: str = "") -> None:
         tables = [self.tables[index] for index, _ in wanted]
@@ -150,15 +126,3 @@ def unpack_arrays(message: Any, count: int, dtype: Any) -> list[np.ndarray]:
     head = np.frombuffer(message, np.int64, count)
     flat = np.frombuffer(message, dtype, int(head.sum()), head.nbytes)
     return np.split(flat, np.cumsum(head)[:-1]) if count else []
-
-
-def exchange(group: Group, own: Sequence[np.ndarray], counts: np.ndarray) -> list[list[np.ndarray]]:
-    """Gather every process's array for every table with one collective.
-
-    `own` are this process's arrays, flat and of the same dtype; `counts` their sizes in all, int64 [tables, size].
-    """
-    if not own:  # true on all processes or none
-        return []
-    parts = group.gather_known(np.concatenate(own), counts.sum(axis=0).tolist())
-    split = [np.split(part, np.cumsum(ends)[:-1]) for part, ends in zip(parts, counts.T, strict=True)]
-    return [list(of_table) for of_table in zip(*split, strict=True)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..tables.hashing import WHOLE, Shards
-from ..tables.spec import DEFAULT_ROW, PADDING
+from ..tables.spec import PADDING
 from ..tables.table import SparseTable
 from .sparse_plan import padding_of
 
@@ -52,19 +52,14 @@ class RowQuery:
 
 
 class CallRows:
-    """The values of a call's rows, gathered from their owners."""
+    """The weights that a call reads, gathered from their owners."""
 
     def __init__(self) -> None:
         from ..tables import kernels
 
         self._gather = kernels.gather.ready()
-        # packed rows [u, width] in the order of the plan; in reading, weights [u, dim] of the query's distinct ids
+        # weights [u, dim] of the query's distinct ids
         self.values = np.zeros((0, 0), np.float32)
-
-    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Write the plan's packed rows into `out`; `rows` must be all of them."""
-        out[...] = self.values
-        return out
 
     def read_part(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Write the weights of `rows` (int32 [n], answers) into `out`, float32 [n, dim]."""
@@ -72,8 +67,11 @@ class CallRows:
             self._gather(self.values, rows, out, 0)
 
 
-class ShardedTable:
-    """A sharded table for planner and programs; rows have global numbers (`Shards`)."""
+class OwnedTable:
+    """A sharded table for planner and programs; rows have global numbers (`Shards`).
+
+    The owners of the rows train them; each process plans its own ids.
+    """
 
     next_row = 0  # no lookup array over all row numbers
 
@@ -85,7 +83,9 @@ class ShardedTable:
         self.store = CallRows()
         # Reads may run on the graph thread while another one plans the next call to train.
         self.query = self.reading = RowQuery(np.zeros((0, 0), np.int64), None)
-        self._numbers = np.zeros(0, np.int32)
+        self.keeps_seen = False
+        # how often each batch of this process's latest plan sees each distinct row of the chunk, [steps, u]
+        self.seen = np.zeros((0, 0), np.int64)
 
     # -- which id has which row ----------------------------------------------------------------------------------
 
@@ -162,50 +162,6 @@ class ShardedTable:
         self.store.read_part(self.lookup(ids), out)
 
     def record(self, numbers: np.ndarray, inverse: np.ndarray, now: float) -> None:
-        """Record sightings of the rows owned here; see `SparseTable.record`."""
-        own = self._own(numbers)
-        renumbered = np.append(0, np.cumsum(own) * own)
-        self.table.record(self.shards.rows(numbers[own]), renumbered[inverse], now)
-
-    # -- their values ----------------------------------------------------------------------------------------------
-
-    def _own(self, numbers: np.ndarray) -> np.ndarray:
-        return (numbers == DEFAULT_ROW) | (self.shards.owners_of_rows(numbers) == self.shards.rank)
-
-    def row_counts(self, numbers: np.ndarray) -> np.ndarray:
-        """Return each process's rows in a plan, without the default row, int64 [size]."""
-        return np.bincount(self.shards.owners_of_rows(numbers[numbers != DEFAULT_ROW]), minlength=self.shards.size)
-
-    def own_values(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the plan's packed rows owned here, without the default row, [n, width]."""
-        own = (numbers != DEFAULT_ROW) & self._own(numbers)
-        return self.table.store.read(self.shards.rows(numbers[own]))
-
-    def receive_values(self, numbers: np.ndarray, parts: Sequence[np.ndarray]) -> None:
-        """Assemble a plan's rows from the parts of all processes."""
-        values = np.empty((len(numbers), self.width), np.float32)
-        owners = self.shards.owners_of_rows(numbers)
-        for rank, part in enumerate(parts):
-            values[(owners == rank) & (numbers != DEFAULT_ROW)] = part.reshape(-1, self.width)
-        default = numbers == DEFAULT_ROW
-        values[default] = self.table.store.read(numbers[default])
-        self.store.values, self._numbers = values, numbers
-
-    def commit(self, values: np.ndarray | None) -> None:
-        """Commit the oldest plan with all its rows, [u, width]; None: trained in place."""
-        self.table.commit(None if values is None else values[self._own(self._numbers)])
-
-
-class OwnedTable(ShardedTable):
-    """A `ShardedTable` whose rows their owners train; each process plans its own ids."""
-
-    def __init__(self, table: SparseTable) -> None:
-        super().__init__(table)
-        self.keeps_seen = False
-        # how often each batch of this process's latest plan sees each distinct row of the chunk, [steps, u]
-        self.seen = np.zeros((0, 0), np.int64)
-
-    def record(self, numbers: np.ndarray, inverse: np.ndarray, now: float) -> None:
         """Add this process's sightings of each row to `seen`, for the owners to record."""
         if self.keeps_seen:
             self.seen = np.stack([np.bincount(step, minlength=len(numbers) + 1)[1:] for step in inverse])
@@ -213,3 +169,7 @@ class OwnedTable(ShardedTable):
     def start(self) -> None:
         """Mark the oldest plan: its rows are about to be trained in place."""
         self.table.start()
+
+    def commit(self, values: None) -> None:
+        """Commit the oldest plan, whose rows were trained in place."""
+        self.table.commit(values)
