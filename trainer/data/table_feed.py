@@ -1,6 +1,6 @@
 """A network's sparse tables in a run: their part of each chunk and snapshot.
 
-Of several processes each plans its own ids and exchanges rows with their owners, see
+Each of several processes plans its own ids and exchanges rows with their owners, see
 `trainer.embedding.layers.sharded_tables`.
 """
 
@@ -69,7 +69,7 @@ class DeltaPolicy:
     def base_of(self, path: Path) -> str | None:
         """Return the snapshot that the next, at `path`, builds on; None for a full one.
 
-        Called by all processes; rank 0, which writes, decides.
+        All processes call it; rank 0, which writes, decides.
         """
         newest, self.folder = self._newest, path.parent
         self._changed, rows = self.tables.changed(self.CONSUMER), self.tables.rows
@@ -144,12 +144,12 @@ class TableFeed(ChunkTransform, Stateful):
     def state_dict(self, *, own_rows: bool = False) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``: ids, rows, slots, counters, sketches.
 
-        All of them, or the changes since the last snapshot, as `delta_policy` decided; and the gradients of an open
-        accumulation. All processes call it; rank 0 returns the state of all.
+        `delta_policy` decides whether it has everything or the changes since the last snapshot. It includes the
+        gradients of an open accumulation. All processes call it; rank 0 returns the state of all.
 
         Args:
-            own_rows: every process returns the arrays of its own rows instead, to be joined in the order of ranks; the
-                accumulation is rank 0's.
+            own_rows: every process returns the arrays of its own rows instead, to be joined in the order of ranks;
+                rank 0 alone returns the accumulation.
         """
         policy = self.delta_policy
         options: dict[str, Any] = {"own_rows": True} if own_rows else {"folder": policy.folder}

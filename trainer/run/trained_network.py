@@ -216,7 +216,7 @@ class TrainedNetwork:
     def read_tables(self) -> dict[str, dict[str, int]]:
         """Return rows, bytes and counters of the sparse tables, by name.
 
-        With several processes, those of all at the last end of an epoch, a window or a training.
+        Of several processes these are the sums over all, taken when an epoch, a window or a training last ended.
         """
         return self._tables_of_all if self.group.size > 1 else self._own_tables()
 

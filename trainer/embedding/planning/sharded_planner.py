@@ -1,7 +1,7 @@
 """Reads of sharded tables: queries the other processes for ids.
 
-Each process sends every owner the distinct ids that it wants to read of it, and the owner returns their weights to that
-process alone, through `Group.all_to_all`. `owner_planner` plans what is trained.
+Each process asks every owner for the distinct ids it wants to read; the owner returns their weights to that process
+alone, through `Group.all_to_all`. `owner_planner` plans what is trained.
 """
 
 from __future__ import annotations
