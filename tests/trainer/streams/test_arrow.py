@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow
 import pytest
 
-from trainer.streams import DeadLetter
+from trainer.streams import Column, DeadLetter, Schema
 from trainer.streams.formats import arrow
 from trainer.streams.formats.decode import Decoder
 
@@ -40,3 +40,12 @@ def test_columns_of_messages_are_memory_of_their_own(tmp_path, messages):
             assert column.flags.c_contiguous
             column[:] = -1
     assert content == before
+
+
+def test_nested_lists_of_another_shape_are_bad_rows_not_reshaped():
+    rows = [[[1, 2], [3, 4], [5, 6]]] * 3
+    for given in (rows, [[1, 2, 3, 4, 5, 6]] * 3):
+        for schema, bad in ((Schema({"m": Column("int64", (2, 3))}), 3), (Schema({"m": Column("int64", (3, 2))}), 0)):
+            decoded = arrow.convert(schema, pyarrow.table({"m": given}))
+            assert len(decoded.bad) == (bad if given is rows else 3)
+            assert decoded.columns["m"].tolist() == ([] if decoded.bad else rows)

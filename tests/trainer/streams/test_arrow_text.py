@@ -26,7 +26,7 @@ LONG = "x" * 100
 def test_text_is_that_of_the_words(words, kind):
     array = pyarrow.array(words, kind)
     assert arrow.text(array).tolist() == words
-    assert arrow.flat(array, 1).tolist() == words
+    assert arrow.flat(array, ()).tolist() == words
     assert arrow.text(array.slice(1, 2)).tolist() == words[1:3]
 
 

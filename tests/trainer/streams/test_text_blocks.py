@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 pytest.importorskip("pyarrow")
@@ -55,6 +56,12 @@ def json_line(row):
     return json.dumps(row, ensure_ascii=False).encode()
 
 
+def plainly(column):
+    return column.dtype.str if column.dtype.kind != "U" else "U", [
+        row.tolist() if isinstance(row, np.ndarray) else row for row in column
+    ]
+
+
 @pytest.fixture
 def both(tmp_path, monkeypatch):
     """Return a function: what is read of some lines, by blocks and line by line."""
@@ -76,8 +83,8 @@ def both(tmp_path, monkeypatch):
                     batches.append(stream.poll(1 << 20, 0))
                 stream.close()
             batches = [batch for batch in batches if batch is not None]
-            columns = [{n: (c.dtype.str, c.tolist()) for n, c in batch.columns.items()} for batch in batches]
-            times = [batch.event_time.tolist() for batch in batches]
+            columns = [{n: plainly(c) for n, c in batch.columns.items()} for batch in batches]
+            times = [batch.event_time if batch.event_time is None else batch.event_time.tolist() for batch in batches]
             spans = [batch.spans for batch in batches]
             found.append(repr((columns, times, spans, letters.read_text())))
         return found
@@ -173,6 +180,91 @@ def test_most_lines_of_a_file_with_bad_ones_are_parsed_in_blocks(tmp_path, monke
         rows += 0 if batch is None else batch.rows
     assert rows == len(GOOD)
     assert 1 <= len(careful) < 200
+
+
+# Columns as declared features read them: numbers, texts and times in any spelling, missing ones too.
+WRITTEN = Schema(
+    {
+        "age": Column("int8", coerce=True, default=7),
+        "price": Column("float32", coerce=True, default=float("nan"), allow_nan=True),
+        "big": Column("int64", coerce=True),
+        "when": Column("float64", coerce=True, times=True, default=0.0),
+        "city": Column("str", coerce=True, default="?"),
+        "kept": Column("str", coerce=True, default="", as_given=True),
+        "tags": Column("str", (None,), coerce=True, default=()),
+        "pair": Column("float32", (2,), coerce=True, allow_nan=True),
+        "flag": Column("bool", coerce=True, default=False),
+        "absent": Column("float32", coerce=True, default=1.0),
+    },
+    label="price",
+)
+# column: values, one of them in each line, all read in blocks
+SPELT = {
+    "age": [["24", "-3", "5.0", "", "1e1", "+6"], [24.0, 5.0], [24, None, 0]],
+    "price": [["1.5", "-0", "1e-3", "", ".5"], [1, 2.5, None], ["7", "1 000", "x"]],
+    "big": [
+        ["9007199254740993", "-9223372036854775808", "000000000000000000007", "1.0"], [2**53 + 1, 5], [5.0, 2.0**60],
+    ],
+    "when": [
+        ["2024-01-02", "2024-01-02T03:04:05Z", ""], [1.7e9, 1.7e9 + 0.25], [1_700_000_000_123_456_789], ["1700000000"],
+    ],
+    "city": [[5, 10**17], [0.5, 5.0, 1e22], [True, False], ["TRUE", "a, b", "", "0x1f", "(x)"]],
+    "kept": [[5, None], [True], ["a", ""]],
+    "tags": [[["a", "b"], []], [[1, 2], None], [[1.5, 2.0]]],
+    "pair": [[["1", "2.5"], ["-0", "3"]], [[1, 2], [0.5, 2]]],
+    "flag": [["true", "False", "0"], [0, 1], [True, False]],
+}  # fmt: skip
+IN_BLOCKS = [(name, values) for name, kinds in SPELT.items() for values in kinds]
+
+
+def declared(number, changed, texts):
+    row = {
+        "age": 3, "price": 1.5, "big": 5, "when": 1.7e9 + number, "city": "Rome", "kept": "k", "tags": ["a"],
+        "pair": [0.5, 2.0], "flag": True,
+    }  # fmt: skip
+    return {name: texts[number % len(texts)] if name == changed else value for name, value in row.items()}
+
+
+def quoted(value):
+    if isinstance(value, list):
+        return "|".join(map(quoted, value))
+    text = "" if value is None else str(value)
+    return f'"{text}"' if "," in text else text
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv"])
+def test_values_in_any_spelling_are_read_in_blocks(both, monkeypatch, kind):
+    careful = []
+    reader = segments.TextReader if kind == "jsonl" else segments.CsvReader
+    decode = reader.decode
+    monkeypatch.setattr(reader, "decode", lambda self, lines: careful.append(len(lines)) or decode(self, lines))
+    for name, values in IN_BLOCKS:
+        rows = [declared(number, name, values) for number in range(300)]
+        separator = {"csv": ",", "tsv": "\t"}.get(kind)
+        lines = [json_line(row) if separator is None else separator.join(map(quoted, row.values())) for row in rows]
+        data = b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines)
+        careful.clear()
+        blocks, by_line = both(
+            kind, data, WRITTEN, **({} if separator is None else {"names": list(rows[0]), "list_delimiter": "|"})
+        )
+        assert blocks == by_line, (name, values)
+        bad = sum(not isinstance(value, str) or value in ("x", "1 000") for value in values)
+        assert sum(careful) <= 300 + 300 * bad / len(values), (
+            name,
+            values,
+        )  # all of them once, by line; bad ones twice
+
+
+def test_a_file_read_line_by_line_is_named_once(tmp_path, caplog):
+    for number in range(2):
+        rows = [declared(row, "age", [5, "6"]) for row in range(3000)]
+        (tmp_path / f"{number}.jsonl").write_bytes(b"\n".join(map(json_line, rows)))
+    stream = FileStream(tmp_path, WRITTEN, end="at_last")
+    while not stream.exhausted:
+        stream.poll(1 << 20, 0)
+    told = [record.message for record in caplog.records if "line by line" in record.message]
+    assert len(told) == 1
+    assert re.search(r"0.jsonl .*age.* changed from number to string", told[0])
 
 
 NUMBERS = Schema(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -160,7 +159,7 @@ def _leaves(array: Any) -> np.ndarray | None:
 def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
     """Return rows as [rows, *shape] or `Ragged`; None if some differ or are null."""
     if shape[:1] != (None,):
-        values = flat(array, math.prod(shape))
+        values = flat(array, shape)
         return None if values is None else values.reshape(len(array), *shape)
     types = require().types
     if types.is_fixed_size_list(array.type):
@@ -172,25 +171,26 @@ def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
     else:
         return None
     within = array.flatten()
-    values = None if within.null_count else flat(within, math.prod(shape[1:]))
+    values = None if within.null_count else flat(within, shape[1:])
     if values is None:
         return None
     return Ragged(values.reshape(len(within), *shape[1:]), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
 
-def flat(array: Any, size: int) -> np.ndarray | None:
-    """Return the leaf values if every row has `size` of them, none null; else None."""
+def flat(array: Any, shape: Sequence[int | None]) -> np.ndarray | None:
+    """Return the leaf values if every row has this shape, without nulls; else None."""
     types = require().types
-    rows = len(array)
-    while types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
-        if not types.is_fixed_size_list(array.type):
-            lengths = array.value_lengths().to_numpy(zero_copy_only=False)
-            if len(lengths) and (lengths != lengths[0]).any():
-                return None
-        array = array.flatten()
-        if array.null_count:
+    for size in shape:
+        if types.is_fixed_size_list(array.type):
+            alike = array.type.list_size == size
+        elif types.is_list(array.type) or types.is_large_list(array.type):
+            alike = bool((array.value_lengths().to_numpy(zero_copy_only=False) == size).all())
+        else:
             return None
-    if len(array) != rows * size:
+        array = array.flatten()
+        if not alike or array.null_count:
+            return None
+    if types.is_nested(array.type):
         return None
     # Arrow text converts to objects, which the schema would treat as mixed values.
     return (

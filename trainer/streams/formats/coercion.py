@@ -202,6 +202,49 @@ def received(value: Any) -> str:
     return f"received {names.get(type(value), type(value).__name__)}"
 
 
+def plain_numbers(texts: np.ndarray, real: bool, decimal: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Read texts of digits with a sign, a point or an exponent, as `as_float` or `as_integer` does.
+
+    Args:
+        texts: [n]; shorter than 32 characters, or none is read.
+        real: return float64, else int64, of whole numbers of up to 18 digits and exact floats.
+        decimal: only with "." texts with a point are read.
+
+    Returns:
+        The numbers, which texts are empty, and which texts have been read, empty ones included; each [n].
+    """
+    dtype = np.float64 if real else np.int64
+    numbers, none = np.zeros(len(texts), dtype), np.zeros(len(texts), bool)
+    width = texts.dtype.itemsize // 4
+    if not 0 < width < _WIDEST:
+        return numbers, texts == "", texts == ""
+    codes = np.ascontiguousarray(texts).view(np.uint32).reshape(-1, width)
+    classes = _CLASSES[np.minimum(codes, len(_CLASSES) - 1)].max(axis=1)
+    absent = codes[:, 0] == 0
+    whole = (classes == 1) & ~absent & (codes[:, _DIGITS:] == 0).all(axis=1)
+    with_point = (classes <= 2) & ~absent & ~whole if decimal == "." else none
+    try:
+        numbers[whole] = texts[whole].astype(dtype)
+        if with_point.any():
+            floats = texts[with_point].astype(np.float64)
+            if not real:
+                exact = (np.abs(floats) < EXACT) & (np.floor(floats) == floats)
+                with_point[with_point] = exact
+                floats = floats[exact]
+            numbers[with_point] = floats
+    except ValueError:  # such as "1-2" or a date
+        return numbers, absent, absent.copy()
+    return numbers, absent, absent | whole | with_point
+
+
+_WIDEST, _DIGITS = 32, 18  # characters of a text; and of an integer that is within int64
+# by code: 0 nothing, 1 in integers, 2 in floats, 3 in neither
+_CLASSES = np.full(129, 3, np.uint8)
+_CLASSES[0] = 0
+_CLASSES[[*b"0123456789+-"]] = 1
+_CLASSES[[*b".eE"]] = 2
+
+
 def _whole(value: float) -> int:
     if abs(value) >= EXACT:
         raise MisfitError("received a float too large to be an exact integer")

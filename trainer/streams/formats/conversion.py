@@ -41,6 +41,10 @@ def single(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.nd
     if isinstance(values, np.ndarray) and values.ndim == 1:
         array = values if hidden is None else np.asarray(values)
         read = _exact_array(column, array, strict)
+        number = column.dtype.kind != "U" and not column.times
+        if read is None and array.dtype.kind == "U" and number and (text or column.coerce):
+            texts = array if hidden is None else np.where(hidden, "", array)
+            return _fitted(column, *_exact_texts(column, texts, strict))
         if read is None:
             values = list(array) if array.dtype.kind in "mM" else array.tolist()
             if hidden is not None:
@@ -130,6 +134,21 @@ def _exact_list(column: Column, values: Any, text: bool, strict: bool) -> tuple[
         except RangeError:
             bad[row] = column.out_of_range
     return np.array(exact, column.dtype if kind in "iu" else _EXACT_DTYPES[kind]), absent, bad
+
+
+def _exact_texts(column: Column, texts: np.ndarray, strict: bool) -> tuple[np.ndarray, np.ndarray, Misfits]:
+    """Read texts that spell numbers: plain ones at once, others one by one."""
+    numbers, absent, plain = coercion.plain_numbers(texts, column.dtype.kind == "f", column.decimal)
+    if column.dtype.kind != "f":
+        low, high = column.integer_range()
+        plain &= absent | ((numbers >= low) & (numbers <= high))
+    rows = np.flatnonzero(~plain)
+    if not len(rows):
+        return numbers, absent, {}
+    others, missing, bad = _exact_list(column, texts[rows].tolist(), True, strict)
+    exact = numbers.astype(column.dtype if column.dtype.kind in "iu" else _EXACT_DTYPES[column.dtype.kind])
+    exact[rows], absent[rows] = others, missing
+    return exact, absent, {int(rows[row]): reason for row, reason in bad.items()}
 
 
 def _read(column: Column, value: Any, text: bool, strict: bool) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from ..dead_letter import BadRow, DeadLetter
 from . import arrow
 from .column import MISSING
 from .schema import Decoded, Schema, as_schema, joined
+
+logger = logging.getLogger(__name__)
 
 MAX_RECORD_BYTES = 16 << 20
 _SHOWN = 1 << 16  # bytes of a record that dead letters show
@@ -84,6 +87,7 @@ class Decoder:
         self.source = source
         self.format = format
         self._loads = json_loader()
+        self._told = False  # whether the user knows that files are read line by line
 
     @property
     def schema(self) -> Schema:
@@ -140,6 +144,12 @@ class Decoder:
     def reason(self, size: int) -> str:
         """Return why a record of `size` bytes is bad."""
         return f"takes a record of at most max_record_bytes={self.max_record_bytes}; received one of {size} bytes"
+
+    def reads_lines(self, path: Any, reason: str) -> None:
+        """Warn once that a file is read line by line, and why."""
+        if not self._told:
+            self._told = True
+            logger.warning("%s is read line by line, several times slower than in blocks: %s", path, reason)
 
     def too_long(self, size: int, head: bytes) -> Decoded:
         """Return one message of one bad row, of which the first bytes are `head`."""

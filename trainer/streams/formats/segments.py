@@ -16,18 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import StreamError
+from ...errors import ConfigurationError, StreamError
 from ..dead_letter import BadRow
 from . import arrow, csv_header, text_blocks
 from .csv_format import CsvFormat, EncodedFile
 from .decode import Decoder
 from .schema import Decoded, joined
-from .text_blocks import BlockParser
+from .text_blocks import BlockParser, UnusualError
 
 BLOCK_BYTES = 1 << 20
 _LONGEST_RECORD = 1 << 18  # bytes of a record with line ends inside; Python's csv module rejects fields of half of that
 _MOST_LINES = 1_000  # of such a record
 _TABLE_ROWS = 65_536
+_LEAST_NAMED = 1 << 18  # bytes of a block worth a warning if it is read line by line
 _LEAST_BYTES = 1 << 13  # minimum size of a piece to parse as a block
 
 
@@ -51,7 +52,8 @@ class TextReader:
         self._parser: BlockParser | None = None
         self._prepared = False  # whether `_parser` is known; a CSV header must be read before
         self._skipped = (-1, 0)  # an address, and how far its too long line has been searched for its end
-        self._halves = True  # whether to try halves of a block: some part of the last block could be parsed
+        self._reason = ""  # why the last part that no block parser took was read line by line
+        self._halves = True  # whether to try halves of a block: most of the last one could be parsed
 
     def read(self, address: int, finished: bool) -> Piece | None:
         """Return the lines of about one block from byte `address` on."""
@@ -71,10 +73,17 @@ class TextReader:
         data = data[:end]
         after = address + self._file.size_of(data)
         if not self._prepared:
-            self._parser, self._prepared = self._block_parser(), True
+            self._prepared = True
+            try:
+                self._parser = self._block_parser()
+            except (ConfigurationError, UnusualError) as error:
+                self._reason = str(error)
         parts: list[Decoded] = []
-        self._parsed = 0  # records of the block
-        self._halves = self._parse(data, parts, self._halves)
+        self._parsed, self._by_line = 0, 0  # records of the block, bytes of those read line by line
+        self._parse(data, parts, self._halves)
+        self._halves = 2 * self._by_line <= len(data)
+        if len(data) >= _LEAST_NAMED and not self._halves:
+            self.decoder.reads_lines(self.path, self._reason)
         decoded = joined(parts)
         if decoded.bad:
             lines = self._line_numbers(address, data)
@@ -110,22 +119,42 @@ class TextReader:
         """Return the end of the last whole record of data[:end]; `last`: no data follow."""
         return end
 
-    def _block_parser(self) -> BlockParser | None:
+    def _block_parser(self) -> BlockParser:
         return text_blocks.json_parser(self.decoder.schema)
 
-    def _parse(self, data: bytes, parts: list[Decoded], halves: bool) -> bool:
-        """Parse a block, else its halves, else lines; return whether any block parsed."""
+    def _parse(self, data: bytes, parts: list[Decoded], halves: bool) -> None:
+        """Parse a block, else its halves, else lines."""
         limited = len(data) > self.decoder.max_record_bytes and _longest_line(data) > self.decoder.max_record_bytes
-        decoded = None if self._parser is None or limited else self._parser(data)
-        if decoded is not None:
-            parts.append(decoded)
-            self._parsed += int(decoded.counts.sum())
-            return True
+        if limited:
+            self._reason = f"a line is longer than max_record_bytes={self.decoder.max_record_bytes}"
+        elif self._parser is not None:
+            try:
+                parts.append(self._with_reasons(self._parser(data), data))
+                self._parsed += int(parts[-1].counts.sum())
+                return
+            except arrow.errors() as error:
+                self._reason = str(error)
         cut = data.rfind(b"\n", 0, len(data) // 2) + 1
         if not (halves and cut and len(data) >= _LEAST_BYTES and self._parser):
+            self._by_line += len(data)
             parts.append(self._decode_records(data.split(b"\n")))
-            return False
-        return self._parse(data[:cut], parts, True) | self._parse(data[cut:], parts, True)
+            return
+        self._parse(data[:cut], parts, True)
+        self._parse(data[cut:], parts, True)
+
+    def _with_reasons(self, decoded: Decoded, data: bytes) -> Decoded:
+        """Read the bad rows of a block again, as lines: reasons show the original text."""
+        if not decoded.bad:
+            return decoded
+        lines = data.split(b"\n")
+        again = self.decode([lines[bad.row] for bad in decoded.bad])
+        if len(again.bad) != len(decoded.bad) or again.counts.sum() != len(decoded.bad):
+            raise UnusualError("a line is read as another row alone than in a block")
+        bad = [
+            replace(own, message=0, row=bad.row, line=self._parsed + bad.row)
+            for own, bad in zip(again.bad, decoded.bad, strict=True)
+        ]
+        return replace(decoded, bad=bad)
 
     def _decode_records(self, records: Iterable[bytes]) -> Decoded:
         """Decode records that are not blank.
@@ -193,7 +222,7 @@ class CsvReader(TextReader):
             self._read_header = False
         return super().read(max(address, self._header_bytes), finished)
 
-    def _block_parser(self) -> BlockParser | None:
+    def _block_parser(self) -> BlockParser:
         return text_blocks.csv_parser(self.decoder.schema, self._names, self.format, self.list_delimiter)
 
     def _records_end(self, data: bytes, end: int, last: bool) -> int:
@@ -251,11 +280,12 @@ class CsvReader(TextReader):
         )
         return all(column is None or column.dtype.kind == "U" for column in columns)
 
-    def _parse(self, data: bytes, parts: list[Decoded], halves: bool) -> bool:
+    def _parse(self, data: bytes, parts: list[Decoded], halves: bool) -> None:
         if self._records is None:
-            return super()._parse(data, parts, halves)
+            super()._parse(data, parts, halves)
+            return
+        self._reason, self._by_line = "fields hold line ends", len(data)
         parts.append(self._decode_records(self._records))
-        return halves
 
     def decode(self, lines: list[bytes]) -> Decoded:
         """Convert non-empty records to rows of one message, cell by cell."""

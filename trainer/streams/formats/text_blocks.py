@@ -2,15 +2,22 @@
 
 Pyarrow reads blocks 2.4 to 2.9 times as fast as orjson reads lines, including the checks below.
 
-A parser returns exactly what reading line by line gives, or None; the block is then split, and finally read line by
-line. So input that pyarrow reads differently from Python is rejected first: invalid UTF-8, quotes, lone carriage
-returns, hexadecimal integers, and lines that do not hold exactly one row.
+A parser returns the good rows exactly as reading line by line gives them, and which rows are bad. Otherwise it raises
+one of `arrow.errors`; the block is then split, and finally read line by line. So input that pyarrow reads differently
+from Python is rejected first: invalid UTF-8, quotes, lone carriage returns, hexadecimal integers, and lines that do not
+hold exactly one row.
+
+Values that pyarrow cannot read in their column's type, such as numbers written as text, are read in the type they are
+written in, and converted by the column.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,11 +28,13 @@ from .column import Column
 from .csv_format import CsvFormat
 from .schema import Decoded, Schema
 
-BlockParser = Callable[[bytes], Decoded | None]
+BlockParser = Callable[[bytes], Decoded]
 _LONGEST_FIELD = 131_072  # bytes; Python's csv module rejects longer fields
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LEAST_THREADED = 1 << 18  # bytes; smaller blocks are parsed by one thread
+_SEEN_LINES = 64  # lines of a block that show how its values are written
 _MINUS_0 = re.compile(rb"-0[^.eE]")
+_BLANK_LINE = re.compile(rb"(?:^|\n)[ \t\r\x0b\x0c]*\n")
 _AFTER_BRACE = re.compile(rb"\}[ \t\r\n]*[^ \t\r\n,}\]]")
 
 
@@ -33,114 +42,131 @@ class UnusualError(ValueError):
     """The block must be read line by line."""
 
 
-def json_parser(schema: Schema) -> BlockParser | None:
-    """Return the parser of JSON lines; None if they can only be read one by one."""
-    if any(len(column.shape) > 1 for column in schema.fields.values()):
-        return None
-    try:
-        import pyarrow as pa
-        import pyarrow.json as pa_json
-    except ImportError:
-        return None
-    wanted = pa.schema([(name, _type_of(column)) for name, column in schema.fields.items()])
-    options = pa_json.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore")
+def json_parser(schema: Schema) -> BlockParser:
+    """Return the parser of JSON lines; ConfigurationError without pyarrow."""
+    pa = arrow.require()
+    import pyarrow.json as pa_json
+
+    types = {name: _type_of(column) for name, column in schema.fields.items()}
+
+    def read(data: bytes, rows: int, types: Mapping[str, Any]) -> Any:
+        options = pa_json.ParseOptions(explicit_schema=pa.schema(types), unexpected_field_behavior="ignore")
+        threaded = len(data) > _LEAST_THREADED and rows > 1
+        reading = pa_json.ReadOptions(threaded, len(data) // 2 + 1 if threaded else len(data) + 1)
+        return pa_json.read_json(pa.BufferReader(data), reading, options)
 
     def parse(data: bytes) -> Decoded:
         data = _lines(data)
         rows = data.count(b"\n")
         if not _objects(data, rows):
-            raise UnusualError
-        threaded = len(data) > _LEAST_THREADED and rows > 1
-        reading = pa_json.ReadOptions(threaded, len(data) // 2 + 1 if threaded else len(data) + 1)
-        table = pa_json.read_json(pa.BufferReader(data), reading, options)
+            raise UnusualError("a line is no JSON object, or holds the end of another one in a text")
+        if b"\\u0000" in data:
+            raise UnusualError("a text holds the character NUL")  # NumPy drops it at the end of a text
+        try:
+            table = read(data, rows, types)
+        except pa.ArrowInvalid as error:
+            written = _types_written(schema, data, types)
+            if written == types:
+                raise
+            try:
+                table = read(data, rows, written)
+            except pa.ArrowInvalid:
+                raise error from None
+            types.update(written)  # the next block is written alike
         return _decoded(schema, {name: table.column(name) for name in schema.fields}, rows, data)
 
-    return _or_none(parse)
+    return parse
 
 
-def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list_delimiter: str) -> BlockParser | None:
-    """Return the parser of CSV lines with these fields; None if there can be none."""
-    fields, delimiter = schema.fields, csv_format.delimiter or ","
-    decimals = {column.decimal for column in fields.values() if column.dtype.kind == "f" and not column.times}
+def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list_delimiter: str) -> BlockParser:
+    """Return the parser of CSV lines with these fields.
+
+    Raises:
+        UnusualError: such lines can only be read one by one; the message says why.
+        ConfigurationError: pyarrow is absent.
+    """
+    pa = arrow.require()
+    import pyarrow.csv as pa_csv
+
+    fields = {name: column for name, column in schema.fields.items() if name in names}
+    delimiter = csv_format.delimiter or ","
     between, within = delimiter.encode(), list_delimiter.encode()
-    required = any(column.dtype.kind != "U" and column.default is None for column in fields.values())
-    odd = [b'"', b"\0"]
-    odd += [b"0x", b"0X"] if any(column.dtype.kind in "iu" for column in fields.values()) else []
-    odd += [b"("] if any(column.allow_nan for column in fields.values()) else []  # pyarrow accepts nan(1)
-    if (
-        not (set(fields) <= set(names) and len(set(names)) == len(names) > 1 and len(between) == len(within) == 1)
-        or any(column.ragged or len(column.shape) > 1 for column in fields.values())
-        or any(column.shape and column.dtype.kind in "Ub" for column in fields.values())
-        or (delimiter.isspace() and not required)  # a line of only delimiters is not a row
-        or len(decimals) > 1
-    ):
-        return None
-    try:
-        import pyarrow as pa
-        import pyarrow.csv as pa_csv
-    except ImportError:
-        return None
-    cells, expected = _cells_of(fields, names, between, within)
-    listed = any(column.shape for column in fields.values())
-    types = {
-        cell: pa.string() if fields[name].times else _type_of(fields[name], listed=False)
-        for name, own in cells.items()
-        for cell in own
-        if name in fields
-    }
-    columns = [cell for own in cells.values() for cell in own]
-    parsing = pa_csv.ParseOptions(delimiter=delimiter, quote_char=False, escape_char=False, ignore_empty_lines=True)
-    converting = pa_csv.ConvertOptions(
-        column_types=types,
-        include_columns=list(types),
-        decimal_point=next(iter(decimals), "."),
-        null_values=[""],
-        strings_can_be_null=False,
-        true_values=["true", "True", "TRUE", "1"],
-        false_values=["false", "False", "FALSE", "0"],
-    )
+    decimals = {column.decimal for column in fields.values() if column.dtype.kind == "f" and not column.times}
+    if len(set(names)) < len(names):
+        raise UnusualError("two columns have one name")
+    if len(between) > 1:
+        raise UnusualError(f"the delimiter {delimiter!r} is not ASCII")
+    in_cells = {name for name, column in fields.items() if _in_cells(column) and len(within) == 1}
+    layouts = [_Layout.of(fields, names, lists, between, within) for lists in (in_cells, set[str]())]
+    # what pyarrow takes for a number, and Python does not
+    odd = [b"0x", b"0X"] if any(column.dtype.kind in "iu" for column in fields.values()) else []
+    odd += [b"("] if any(column.allow_nan for column in fields.values()) else []  # nan(1)
     outer_spaces = re.compile(rb"(?:^ +| *(%s|\r?\n) *)" % re.escape(between))
+    quoted = re.compile(rb'(?:^|(?<=[%s\n]))"(?:[^"]|"")*"(?=%s|\r?\n)' % ((re.escape(between),) * 2))
     others = bytes(byte for byte in range(256) if byte not in (*between, *within, 10))
 
-    def parse(data: bytes) -> Decoded:
-        data = _lines(data)
-        if any(part in data for part in odd) or data.count(b"\r") != data.count(b"\r\n"):
-            raise UnusualError
-        if csv_format.strip:
-            data = outer_spaces.sub(rb"\1", data)
-        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
-        if int(np.diff(ends, prepend=-1).max()) > _LONGEST_FIELD:
-            raise UnusualError
-        rows = len(ends)
-        if listed:
-            if data.translate(None, others) != expected * rows:
-                raise UnusualError
-            data = data.replace(within, between)
+    def read(data: bytes, columns: list[str], types: Mapping[str, Any], quotes: bool) -> Any:
+        parsing = pa_csv.ParseOptions(
+            delimiter=delimiter, quote_char='"' if quotes else False, escape_char=False, ignore_empty_lines=True
+        )
+        converting = pa_csv.ConvertOptions(
+            column_types=types,
+            include_columns=list(types),
+            decimal_point=next(iter(decimals), "."),
+            null_values=[""],
+            strings_can_be_null=False,
+            true_values=["true", "True", "TRUE", "1"],
+            false_values=["false", "False", "FALSE", "0"],
+        )
         threaded = len(data) > _LEAST_THREADED
         reading = pa_csv.ReadOptions(
             use_threads=threaded, block_size=len(data) // 2 + 1 if threaded else len(data) + 1, column_names=columns
         )
-        table = pa_csv.read_csv(pa.BufferReader(data), reading, parsing, converting)
-        values = {
-            name: [table.column(cell) for cell in own] if fields[name].shape else table.column(own[0])
-            for name, own in cells.items()
-            if name in fields
-        }
+        return pa_csv.read_csv(pa.BufferReader(data), reading, parsing, converting)
+
+    def parse(data: bytes) -> Decoded:
+        data = _lines(data)
+        quotes = data.count(b'"')
+        if quotes and (csv_format.strip or sum(found.count(b'"') for found in quoted.findall(data)) != quotes):
+            raise UnusualError("quotes stand within fields, or with spaces around them")
+        if b"\0" in data or data.count(b"\r") != data.count(b"\r\n"):
+            raise UnusualError("a line holds the character NUL, or a carriage return without a line feed")
+        if csv_format.strip:
+            data = outer_spaces.sub(rb"\1", data)
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
+        if int(np.diff(ends, prepend=-1).max()) > _LONGEST_FIELD:
+            raise UnusualError(f"a line is longer than {_LONGEST_FIELD} bytes")
+        if (delimiter.isspace() or len(names) == 1) and _BLANK_LINE.search(data):
+            raise UnusualError("a line is blank")
+        rows = len(ends)
+        layout = layouts[0]
+        if in_cells and data.translate(None, others) == layout.delimiters * rows:
+            data = data.replace(within, between)
+        elif in_cells:  # lists of another number of values, or their delimiter in other fields
+            layout = layouts[1]
+        columns, texts = layout.columns, dict.fromkeys(layout.types, pa.string())
+        if len(decimals) > 1 or any(part in data for part in odd):
+            table = read(data, columns, texts, bool(quotes))
+        else:
+            try:
+                table = read(data, columns, layout.types, bool(quotes))
+            except pa.ArrowInvalid:  # a number in another spelling: the column reads the text
+                table = read(data, columns, texts, bool(quotes))
+        values: dict[str, Any] = {}
+        for name, column in fields.items():
+            own = [table.column(cell) for cell in layout.cells[name]]
+            if column.shape and name not in layout.lists:
+                values[name] = [column.cells(cell, list_delimiter) for cell in own[0].to_pylist()]
+            else:
+                values[name] = own if column.shape else own[0]
         return _decoded(schema, values, rows)
 
-    return _or_none(parse)
+    return parse
 
 
-def _or_none(parse: Callable[[bytes], Decoded]) -> BlockParser:
-    """Wrap a pyarrow parser to return None on failure."""
-
-    def parser(data: bytes) -> Decoded | None:
-        try:
-            return parse(data)
-        except arrow.errors():
-            return None
-
-    return parser
+def _in_cells(column: Column) -> bool:
+    """Return whether pyarrow can read a list of these numbers as cells of the line."""
+    return len(column.shape) == 1 and not column.ragged and column.dtype.kind not in "Ub"
 
 
 def _objects(data: bytes, rows: int) -> bool:
@@ -166,58 +192,115 @@ def _lines(data: bytes) -> bytes:
     return data if data.endswith(b"\n") else data + b"\n"
 
 
-def _cells_of(
-    fields: Mapping[str, Column], names: Sequence[str], between: bytes, within: bytes
-) -> tuple[dict[str, list[str]], bytes]:
-    """Return the cell names of each field, and a line's delimiters with its end."""
-    cells = {}
-    for name in names:
-        count = fields[name].shape[0] if name in fields and fields[name].shape else 1
-        cells[name] = [f"{name}\n{index}" for index in range(count)]  # unique: no header contains a line end
-    return cells, between.join(within * (len(own) - 1) for own in cells.values()) + b"\n"
+@dataclass(frozen=True)
+class _Layout:
+    """The cells of CSV lines.
+
+    Attributes:
+        cells: names of the cells of each field, unique because no header contains a line end.
+        columns: all cells, in the order of a line.
+        types: Arrow types of the cells that are read.
+        delimiters: those of a line, with its end.
+        lists: fields with a cell for each value.
+    """
+
+    cells: dict[str, list[str]]
+    columns: list[str]
+    types: dict[str, Any]
+    delimiters: bytes
+    lists: set[str]
+
+    @classmethod
+    def of(
+        cls, fields: Mapping[str, Column], names: Sequence[str], lists: set[str], between: bytes, within: bytes
+    ) -> _Layout:
+        """Return the layout in which `lists` have a cell for each value."""
+        cells = {}
+        types = {}
+        for name in names:
+            count = fields[name].shape[0] or 1 if name in lists else 1
+            cells[name] = [f"{name}\n{index}" for index in range(count)]
+            if name in fields:
+                column = fields[name]
+                as_text = column.times or (column.shape and name not in lists)
+                types |= dict.fromkeys(cells[name], _type_of(Column(np.str_ if as_text else column.dtype)))
+        delimiters = between.join(within * (len(own) - 1) for own in cells.values()) + b"\n"
+        return cls(cells, [cell for own in cells.values() for cell in own], types, delimiters, lists)
 
 
-def _type_of(column: Column, listed: bool = True) -> Any:
+def _type_of(column: Column, kind: str = "") -> Any:
+    """Return the Arrow type of a column's values, or of lists of them; `kind`: as they are written."""
     import pyarrow as pa
 
     kinds = {"f": pa.float64(), "i": pa.int64(), "u": pa.int64(), "b": pa.bool_(), "U": pa.string()}
-    kind = kinds[column.dtype.kind]
-    for _ in column.shape if listed else ():
-        kind = pa.list_(kind)
-    return kind
+    found = kinds[kind or column.dtype.kind]
+    for _ in column.shape:
+        found = pa.list_(found)
+    return found
+
+
+def _types_written(schema: Schema, data: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Arrow types in which the first lines write each column's values."""
+    seen: dict[str, set[type]] = {name: set() for name in types}
+    for line in islice(data.split(b"\n", _SEEN_LINES), _SEEN_LINES):
+        row = json.loads(line or b"{}") if len(line) < len(data) else {}
+        for name, found in seen.items():
+            found.update(_leaf_types(row.get(name), len(schema.fields[name].shape)))
+    written = dict(types)
+    for name, found in seen.items():
+        column = schema.fields[name]
+        kind = _KINDS.get(frozenset(found - {type(None)}))
+        if kind == "f" and column.as_given:
+            continue  # whether all numbers have a fraction decides what they become
+        if kind == "i" and column.dtype.kind == "f" and not column.times:
+            kind = "f"
+        if kind is not None:
+            written[name] = _type_of(column, kind)
+    return written
+
+
+_KINDS = {
+    frozenset({str}): "U",
+    frozenset({bool}): "b",
+    frozenset({int}): "i",
+    frozenset({float}): "f",
+    frozenset({int, float}): "f",
+}
+
+
+def _leaf_types(value: Any, depth: int) -> set[type]:
+    if depth and isinstance(value, list):
+        return set().union(*(_leaf_types(part, depth - 1) for part in value))
+    return {type(value)}
 
 
 def _decoded(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes = b"") -> Decoded:
-    """Convert Arrow columns, or lists of columns, of `rows` good rows; `json`: text."""
+    """Convert columns of `rows` rows, each an Arrow array, a list of them, or Python lists; `json`: text."""
     arrays = {}
     for name, value in values.items():
         column = schema.fields[name]
-        if isinstance(value, list):
-            arrays[name] = np.stack([_array(part, Column(column.dtype), rows) for part in value], axis=1)
-        else:
+        if not isinstance(value, list):
             arrays[name] = _array(value, column, rows)
-        numbers = arrays[name].values if column.ragged else arrays[name]
+        elif rows and isinstance(value[0], arrow.require().ChunkedArray):
+            parts = [_array(part, Column(column.dtype), rows) for part in value]
+            if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+                raise UnusualError(f"column {name!r} holds lists with missing values")
+            arrays[name] = np.stack(parts, axis=1)
+        else:
+            arrays[name] = value
+            continue
+        numbers = arrays[name].values if column.ragged else np.ma.getdata(arrays[name])
         if column.times and numbers.dtype.kind == "f" and np.abs(numbers).max(initial=0) >= EXACT:
-            raise UnusualError  # nanoseconds in JSON, which Python reads as exact integers
-        if json and column.dtype.kind == "f" and np.signbit(numbers[numbers == 0]).any() and _MINUS_0.search(json):
-            raise UnusualError  # an integer as well, which Python reads without the sign
-    decoded = schema.convert(arrays, rows)
-    if decoded.bad:
-        raise UnusualError  # read line by line so that reasons show the original text
-    return decoded
+            raise UnusualError(f"column {name!r} holds times that no float is exact for")  # Python reads integers
+        if json and numbers.dtype.kind == "f" and np.signbit(numbers[numbers == 0]).any() and _MINUS_0.search(json):
+            raise UnusualError("a number is -0")  # an integer as well, which Python reads without the sign
+    return schema.convert(arrays, rows, text=not json, refuse_bools=bool(json))
 
 
 def _array(chunked: Any, column: Column, rows: int) -> Any:
-    array = chunked.combine_chunks()
-    if len(array) != rows:
-        raise UnusualError
-    if array.null_count and column.default is not None and not column.shape:
-        array = array.fill_null(column.default)
-    if array.null_count:
-        raise UnusualError
-    if (column.dtype.kind == "U" or arrow.require().types.is_string(array.type)) and not column.shape:
-        return arrow.text(array)
-    rows_of_shape = arrow.shaped(array, column.shape)
-    if rows_of_shape is None:
-        raise UnusualError
-    return rows_of_shape
+    if len(chunked) != rows:
+        raise UnusualError("a line is blank, or holds more than one row")
+    values = arrow.plain(chunked, column)
+    if isinstance(values, list):
+        raise UnusualError("a list is null, holds a null, or is of another length")
+    return values
