@@ -104,11 +104,11 @@ class ParquetFolder(BlockSource):
             raise DataError(f"{self.path}: column {name!r} lacks {array.null_count:,} values; fill them in beforehand")
         kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
         listed = any(kind(array.type) for kind in kinds)
-        length = len(array[0]) if listed else 1
-        flat = arrow.flat(array, length)
+        shape = (len(array[0]),) if listed else ()
+        flat = arrow.flat(array, shape)
         if flat is None:
             raise DataError(f"{self.path}: column {name!r} holds lists of different lengths, or lists with gaps")
-        return as_array(flat.reshape(len(array), length) if listed else flat, name)
+        return as_array(flat.reshape(len(array), *shape), name)
 
 
 def _opened(path: Path | RemoteFile, use: Callable[[Any], Any]) -> Any:

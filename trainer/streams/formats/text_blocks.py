@@ -215,8 +215,8 @@ class _Layout:
         cls, fields: Mapping[str, Column], names: Sequence[str], lists: set[str], between: bytes, within: bytes
     ) -> _Layout:
         """Return the layout in which `lists` have a cell for each value."""
-        cells = {}
-        types = {}
+        cells: dict[str, list[str]] = {}
+        types: dict[str, Any] = {}
         for name in names:
             count = fields[name].shape[0] or 1 if name in lists else 1
             cells[name] = [f"{name}\n{index}" for index in range(count)]
