@@ -203,7 +203,7 @@ def received(value: Any) -> str:
 
 
 def plain_numbers(texts: np.ndarray, real: bool, decimal: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Read texts of digits with a sign, a point or an exponent, as `as_float` or `as_integer` does.
+    """Read texts of digits, sign, point and exponent as `as_float` or `as_integer`.
 
     Args:
         texts: [n]; shorter than 32 characters, or none is read.

@@ -229,7 +229,7 @@ class _Layout:
 
 
 def _type_of(column: Column, kind: str = "") -> Any:
-    """Return the Arrow type of a column's values, or of lists of them; `kind`: as they are written."""
+    """Return the Arrow type of a column, or of values of another `kind` in its shape."""
     import pyarrow as pa
 
     kinds = {"f": pa.float64(), "i": pa.int64(), "u": pa.int64(), "b": pa.bool_(), "U": pa.string()}
@@ -275,7 +275,12 @@ def _leaf_types(value: Any, depth: int) -> set[type]:
 
 
 def _decoded(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes = b"") -> Decoded:
-    """Convert columns of `rows` rows, each an Arrow array, a list of them, or Python lists; `json`: text."""
+    """Convert the columns of `rows` rows.
+
+    Args:
+        values: by column an Arrow array, one for each value of a list, or a list of Python lists.
+        json: the text, of JSON lines.
+    """
     arrays = {}
     for name, value in values.items():
         column = schema.fields[name]
