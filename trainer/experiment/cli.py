@@ -1,8 +1,4 @@
-"""The command line: ``trainer fit|online|evaluate|predict|check|...``.
-
-Exit codes: 0 done; 1 the run failed; 2 the configuration or the command line is wrong; 130 and 143 the run was stopped
-by SIGINT or SIGTERM and shut down cleanly.
-"""
+"""The command line: ``trainer fit|online|evaluate|predict|check|...``."""
 
 from __future__ import annotations
 
@@ -47,11 +43,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="trainer", description="Train MindSpore networks from YAML experiments.", epilog=__doc__)
-    from .. import __version__
-
-    parser.add_argument("--version", action="version", version=f"mindspore-trainer {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parser = _Parser(prog="trainer", usage="trainer COMMAND ...", add_help=False)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog="trainer")
     parsers = {name: _command_parser(commands, name) for name in _COMMANDS}
     experiment_commands.add_arguments(parsers)
     table_commands.init_arguments(parsers["init"])
@@ -94,9 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"trainer: there is no command {arguments[0]!r}; accepts {known}{did_you_mean(arguments[0], _COMMANDS)}"
         )
         return 2
-    if not arguments:
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
-        return 2
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from .. import __version__
+
+        print(f"mindspore-trainer {__version__}")
+        return 0
     try:
         args = _parser().parse_args(arguments)
     except SystemExit as leaving:  # --help, --version or a wrong command line; a library call must get a number
@@ -131,12 +129,16 @@ _BY_TASK = {
 }
 
 
+_EXIT_CODES = """exit codes: 0 done, 1 the run failed, 2 a wrong configuration or command line,
+130 and 143 stopped cleanly by SIGINT and SIGTERM"""
+
+
 def _overview() -> str:
     """Return the commands by task, each with a line of help."""
     lines = ["usage: trainer COMMAND ...; `trainer COMMAND --help` shows its options"]
     for task, names in _BY_TASK.items():
         lines += ["", f"{task}:", *(f"  {name:<10} {_COMMANDS[name][1]}" for name in names)]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _EXIT_CODES])
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -273,7 +275,7 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int | None], str, tupl
         "write the best items of all users of a file",
         (
             "runs/choices --users users.csv --output items.csv",
-            "published/choices --users users.jsonl -k 3 --output 3.parquet",
+            "published/choices --users users.csv -k 3 --output 3.jsonl",
         ),
     ),
     "versions": (

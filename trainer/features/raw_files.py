@@ -86,12 +86,18 @@ class RawFiles(RawData):
         self, features: Features, aside: SetAside, *, labelled: bool = True, kept: bool = False
     ) -> Iterator[Rows]:
         schema = features.schema_of(labelled=labelled, kept=kept)
-        keep, absent, first = self.rows_kept(features), AbsentColumns(schema), 0
+        keep, absent, first, kept_rows = self.rows_kept(features), AbsentColumns(schema), 0, 0
         for rows in read_files(self.path, schema, aside):
             absent.note(rows.columns, rows.good)
-            yield keep(rows, first)
-            first += rows.count
+            part = keep(rows, first)
+            yield part
+            first, kept_rows = first + rows.count, kept_rows + part.count
         absent.warn(self)
+        if first and not kept_rows:
+            raise DataError(
+                f"{self.path}: its {first:,} rows are too few for a part {self.part!r} (valid={self.valid}, "
+                f"test={self.test}); give more rows, larger shares, or a file of its own, {self.part}: other.csv"
+            )
 
     def rows_kept(self, features: Features) -> Callable[[Rows, int], Rows]:
         """Return a function (rows, first index) -> those of the rows to read.

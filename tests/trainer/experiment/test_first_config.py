@@ -197,7 +197,8 @@ def _plain(value):
         (["deepfm", "rows.csv", "--label", "click", "--label", "age"], "deepfm has one label; received click, age"),
         (["bst", "plain.csv"], "bst needs a history"),
         (["two_tower", "plain.csv"], "name the column with the item's number"),
-        (["unnamed.csv"], "no column of unnamed.csv is named like a label; name it: --label NAME, one of a, b"),
+        (["unnamed.csv"], "is named like a label; name .* one of a, b: trainer init unnamed.csv --label b$"),
+        (["plain.csv", "--leave-out", "x"], "no column but click can be a feature: x: as you asked"),
         (["a", "b", "rows.csv"], r"takes \[MODEL\] DATA"),
     ],
 )
@@ -211,6 +212,31 @@ def test_what_cannot_be_proposed_says_why(tmp_path, monkeypatch, capsys, argumen
 
     assert re.search(message, capsys.readouterr().err)
     assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_check_names_each_slip_in_a_written_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write({"age": [n / 7 for n in range(60)], "click": [0, 1] * 30}, tmp_path / "rows.csv")
+    assert main(["init", "rows.csv"]) == 0
+    written = (tmp_path / "rows.yaml").read_text()
+    slips = {
+        ("name: age", "name: agee"): "rows.csv has no column 'agee', it has age, click; did you mean 'age'?",
+        ("label: click", "label: clik"): "rows.csv has no column 'clik', it has age, click; did you mean 'click'?",
+        ("patience: 3", "patience: -3"): "EarlyStopping(patience=...) takes a whole number >= 0; received -3",
+        ("part: valid", "part: validation"): "RawFiles(part=...) takes 'train', 'valid', 'test' or None",
+        ("\n  dim: 8", "\n   dim: 8"): "keys of one mapping begin in one column",
+        ("\n  valid:", "\n valid:"): "keys of one mapping, and items of one list, begin in one column",
+        ("\n  dim: 8", "\n\tdim: 8"): "indent with spaces",
+        ("seed: 1", "seed 1"): "write KEY: VALUE",
+    }
+    for (right, wrong), said in slips.items():
+        assert right in written
+        (tmp_path / "rows.yaml").write_text(written.replace(right, wrong))
+        capsys.readouterr()
+        assert main(["check", "rows.yaml"]) == 2, wrong
+        assert said in capsys.readouterr().err
+    (tmp_path / "rows.yaml").write_text(written)
+    assert main(["check", "rows.yaml"]) == 0
 
 
 def test_without_a_command_all_commands_are_listed_by_task(capsys):
@@ -234,7 +260,9 @@ def test_each_help_ends_with_two_examples_that_the_command_takes(capsys, tmp_pat
     commands = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     for command in commands:
         assert main([command, "--help"]) == 0
-        first, *examples = capsys.readouterr().out.strip().splitlines()[-3:]
+        lines = capsys.readouterr().out.strip().splitlines()
+        assert max(map(len, lines)) <= 80, command
+        first, *examples = lines[-3:]
         assert first == "examples:"
         for example in examples:
             program, *words = shlex.split(example)
@@ -242,6 +270,19 @@ def test_each_help_ends_with_two_examples_that_the_command_takes(capsys, tmp_pat
             if command not in ("launch", "watch", "serve", "doctor"):  # these begin at once
                 main(words)
                 assert "usage:" not in capsys.readouterr().err, example
+
+
+@pytest.mark.parametrize("mark", ["?", "NA", "n/a", "null", "-", "NaN"])
+def test_a_word_where_a_number_is_missing_is_no_category(tmp_path, mark):
+    """Such a column would be a category of as many ids as numbers; few numbers stay categories."""
+    columns = {"spend": [mark if n % 5 == 0 else n / 7 for n in range(200)], "click": [0, 1] * 100}
+    columns |= {"size": [mark if n % 5 == 0 else n % 4 for n in range(200)]}
+    proposal = propose(summarize(write(columns, tmp_path / "rows.csv")))
+    about = {arguments["name"] if arguments else None: text for arguments, text in proposal.features}
+    assert about == {
+        None: f"spend: numbers, but {mark!r} in 40 rows where there is none; leave these empty",
+        "size": "5 distinct",
+    }
 
 
 def test_few_times_divide_no_rows_and_numbers_that_count_rows_are_no_features(tmp_path):

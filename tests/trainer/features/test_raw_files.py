@@ -77,6 +77,9 @@ def test_a_part_that_cannot_be_made_says_why(folder, tmp_path):
     with pytest.raises(ConfigurationError, match="leaves nothing to train on"):
         RawFiles(folder / "rows.csv", "train", valid=0.5, test=0.5)
     (tmp_path / "none.csv").write_text("x,when,y\n1,soon,0\n")
+    (tmp_path / "few.csv").write_text("x,y\n" + "1,0\n2,1\n" * 2)
+    with pytest.raises(DataError, match=r"its 4 rows are too few for a part 'valid' .* valid: other.csv"):
+        inputs_of(make_features(), RawFiles(tmp_path / "few.csv", "valid"))
     with pytest.raises(DataError, match="no row has a time in column 'when'"):
         numbers(make_features(event_time="when"), RawFiles(tmp_path / "none.csv", "train"))
 

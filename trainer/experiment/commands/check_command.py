@@ -25,7 +25,8 @@ def run(config: ExperimentConfig) -> str:
         ConfigErrors: what is declared cannot go together; all of it at once.
     """
     roles, wrong = declared_roles(config)
-    if problems := [*stream_problems(config), *missing_beginning(config), *wrong, *tower_problems(config)]:
+    problems = [*stream_problems(config), *missing_beginning(config), *wrong, *tower_problems(config)]
+    if problems := [*problems, *argument_problems(config), *column_problems(config)]:
         raise ConfigErrors(problems)
     return f"nothing wrong with experiment {config.experiment!r}" + (f"\nroles: {roles}" if roles else "")
 
@@ -107,6 +108,48 @@ def _objects(value: Any) -> Iterator[ObjectSpec]:
         value = tuple(value.values())
     for part in value if isinstance(value, list | tuple) else ():
         yield from _objects(part)
+
+
+def argument_problems(config: ExperimentConfig) -> list[Problem]:
+    """Return what the constructors of callbacks and raw files refuse."""
+    problems: list[Problem] = []
+    for spec in [*_objects(config.callbacks), *_raw_files(config)]:
+        if getattr(_target(spec), "__module__", "").startswith(("callbacks.", "trainer.")):
+            try:
+                instantiate(spec)
+            except ConfigErrors as errors:
+                problems += errors.problems
+    return problems
+
+
+def _raw_files(config: ExperimentConfig) -> Iterator[ObjectSpec]:
+    from ...features.raw_files import RawFiles
+
+    data = config.data
+    for spec in (data.train, data.valid, data.test):
+        if isinstance(spec, ObjectSpec) and _target(spec) is RawFiles:
+            yield spec
+
+
+def column_problems(config: ExperimentConfig) -> list[Problem]:
+    """Return columns of features that the file of training rows lacks."""
+    if config.features is None:
+        return []
+    try:
+        features = make_features(config.features)
+    except ConfigErrors:  # already reported
+        return []
+    for spec in _raw_files(config):
+        path = spec.init_args.get("path")
+        if spec is config.data.train and isinstance(path, str) and not has_reference(path) and Path(path).exists():
+            names = instantiate(spec).names(features.csv)
+            return [
+                config.problem("features", f"{path} has no column {name!r}, it has {', '.join(names)}{hint}")
+                for name in features.schema_of(labelled=True).fields
+                if names and name not in names
+                for hint in [did_you_mean(name, names)]
+            ]
+    return []
 
 
 def tower_problems(config: ExperimentConfig) -> list[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ HISTORY_MODELS, TASK_MODELS = ("din", "bst"), ("mmoe", "ple", "esmm")
 UNWRITTEN = ("bpr", "sasrec", "hstu")  # whose rows are made from interactions, by data.split
 _LABELS = re.compile(
     r"(^|_)(label|labels|target|y|click|clicks|clicked|is_click|conversion|converted|purchase|purchased|bought|buy|"
-    r"like|liked|churn|outcome|response|rating|score)$",
+    r"like|liked|churn|churned|survived|fraud|class|outcome|response|rating|score)\W*$",
     re.IGNORECASE,
 )
 _IDS = re.compile(r"(^|_)(id|ids|uid|key|code)$|id$|Id$|^(user|item|movie|film|product|ad|article|shop|store)$")
@@ -125,7 +126,8 @@ def propose(
             sequence = column.name == history and model in HISTORY_MODELS
             proposal.features.append(_feature(column, shared, sequence))
     if not any(arguments for arguments, _ in proposal.features):
-        raise ConfigurationError(f"{table.path}: no column but {', '.join(labels)} can be a feature")
+        reasons = "; ".join(about for _, about in proposal.features) or "there is no other"
+        raise ConfigurationError(f"{table.path}: no column but {', '.join(labels)} can be a feature: {reasons}")
     proposal.options = _options(table, proposal)
     if model == "two_tower":
         names = [arguments["name"] for arguments, _ in proposal.features if arguments]
@@ -142,8 +144,10 @@ def _label(table: TableSummary, model: str | None) -> tuple[str, ...]:
         return tuple(best)
     if names := best or named or (binary if len(binary) == 1 else []):
         return (names[0],)
+    likely = next((column for column in reversed(usable) if _useless(column) is None), table.columns[-1])
     raise ConfigurationError(
-        f"no column of {table.path} is named like a label; name it: --label NAME, one of {', '.join(table.names)}"
+        f"no column of {table.path} is named like a label; name the one to predict, one of {', '.join(table.names)}: "
+        f"trainer init {shlex.quote(str(table.path))} --label {shlex.quote(likely.name)}"
     )
 
 

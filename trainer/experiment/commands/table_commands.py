@@ -17,9 +17,10 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `init`."""
     add = parser.add_argument
     parser.usage = (
-        "trainer init [-h] [--label COLUMN] [--time COLUMN] [--leave-out COLUMN]\n                    "
-        "[--user COLUMN] [--item COLUMN] [--day-first | --month-first]\n                    "
-        "[--delimiter SIGN] [--encoding NAME] [--decimal SIGN] [--thousands SIGN]\n                    "
+        "trainer init [-h] [--label COLUMN] [--time COLUMN]\n                    "
+        "[--leave-out COLUMN] [--user COLUMN] [--item COLUMN]\n                    "
+        "[--day-first | --month-first] [--delimiter SIGN]\n                    "
+        "[--encoding NAME] [--decimal SIGN] [--thousands SIGN]\n                    "
         "[--output FILE] [--force] [MODEL] DATA"
     )
     add(

@@ -123,6 +123,14 @@ def _after(before: Any, line_end: Any, source: str) -> SourceLocation:
     return SourceLocation(source, before.count(line_end) + 1, len(before) - before.rfind(line_end))
 
 
+_CURES = {  # of what PyYAML says
+    "mapping values are not allowed": "; keys of one mapping begin in one column, a text that holds ': ' is quoted",
+    "'\\t'": "; indent with spaces",
+    "could not find expected ':'": "; write KEY: VALUE",
+    "expected <block end>": "; keys of one mapping, and items of one list, begin in one column",
+}
+
+
 def parse_tree(text: str, source: str, location: SourceLocation | None = None) -> Tree:
     """Return the tree of YAML `text`; all values of an override have its one location.
 
@@ -145,7 +153,8 @@ def parse_tree(text: str, source: str, location: SourceLocation | None = None) -
         mark = error.problem_mark or error.context_mark
         where = location or (SourceLocation(source, mark.line + 1, mark.column + 1) if mark else whole)
         problem = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigErrors([Problem(where, "", f"invalid YAML: {problem}")]) from error
+        cure = next((cure for part, cure in _CURES.items() if part in problem), "")
+        raise ConfigErrors([Problem(where, "", f"invalid YAML: {problem}{cure}")]) from error
     except yaml.reader.ReaderError as error:
         where = location or _after(text[: error.position], "\n", source)
         message = f"invalid YAML: the character {chr(error.character)!r} is not allowed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,8 @@ _FORMS = {
     "quote thousands": re.compile(r"[+-]?[1-9]\d{0,2}('\d{3})+(\.\d*)?"),
     "quote thousands comma": re.compile(r"[+-]?[1-9]\d{0,2}('\d{3})+,\d*"),
 }
+_MISSING = ("?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "nil", "none", "null", "missing", "unknown")
+_FEW = 20  # values that are categories, among which such a word is one more
 _THOUSANDS = {"comma": ",", "point": ".", "space": " ", "quote": "'"}
 _SIGN = "([€$£¥₽₹%]|EUR|USD|GBP|CHF|CNY|RMB)"
 _UNIT = re.compile(rf"(?:{_SIGN}\s?)?[+-]?\d[\d.,' \xa0\u202f]*(?:{_SIGN})?")
@@ -53,6 +56,8 @@ def problem_of(values: Sequence[Any], csv_format: CsvFormat) -> str | None:
         units = {_UNIT.fullmatch(value.strip()) for value in _texts(values)}
         found = {"".join(filter(None, match.groups())) if match else "" for match in units}
         unit = found.pop() if len(found) == 1 else ""
+        if (marks := _marks_of_missing(values)) is not None:
+            return f"numbers, but {marks} where there is none; leave these empty"
         return f"numbers with {unit!r} behind or before them; write the numbers alone" if unit else None
     shown = {form: next(v for v in _texts(values) if _form(v.strip()) == form) for form in forms}
     if "unclear" in forms and (csv_format.decimal, csv_format.thousands) == (".", None):
@@ -66,6 +71,16 @@ def problem_of(values: Sequence[Any], csv_format: CsvFormat) -> str | None:
     if wrong in forms:
         return f"{shown[wrong]}: other numbers of the table have {csv_format.decimal!r} as decimal sign; write one sign"
     return None
+
+
+def _marks_of_missing(values: Sequence[Any]) -> str | None:
+    """Return the words for missing values among numbers of many values."""
+    counts = Counter(value.strip() for value in _texts(values))
+    marks = [text for text in counts if text.lower() in _MISSING]
+    numbers = [text for text in counts if _form(text) is not None]
+    if not marks or len(marks) + len(numbers) < len(counts) or len(numbers) <= _FEW:
+        return None
+    return ", ".join(f"{text!r} in {counts[text]:,} rows" for text in marks)
 
 
 def _texts(values: Sequence[Any]) -> Iterable[str]:
