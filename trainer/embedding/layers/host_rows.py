@@ -65,10 +65,10 @@ class HostRows:
         self._keys = kernels.NO_KEYS
         if self._halves:
             self._keys = np.zeros(len(codes), np.uint64)
-            slots, rows = codes >> ROW_BITS, codes & ((1 << ROW_BITS) - 1)
+            slots = codes >> ROW_BITS
             for slot, table in enumerate(self._tables):
-                own = slots == slot
-                self._keys[own] = table.rounding_keys(rows[own])
+                own = np.flatnonzero(slots == slot)
+                self._keys[own] = table.rounding_keys((codes[own] & ((1 << ROW_BITS) - 1)).astype(np.int32))
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[np.ndarray]:

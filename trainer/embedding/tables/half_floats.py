@@ -17,6 +17,8 @@ import numpy as np
 from ...native.compiled import bits_of, float_of, inlined, pointer_to
 
 _LARGEST_VALUE = 65504.0  # the largest finite float16; weights beyond it, infinities included, become it
+# Optimized alone, where a caller's loop is too large for vector instructions.
+_separate = numba.njit(nogil=True, error_model="numpy")
 _uint16s = pointer_to(numba.types.uint16)
 _SIGN, _MAGNITUDE = np.uint32(0x8000), np.uint32(0x7FFF)
 _BIAS = np.uint32((127 - 15) << 23)
@@ -32,7 +34,7 @@ def rounded(values: np.ndarray) -> np.ndarray:
     return np.clip(values, -_LARGEST_VALUE, _LARGEST_VALUE).astype(np.float16)
 
 
-@inlined
+@_separate
 def widen(address, to, count):
     """Write `count` float16 numbers at `address` as float32 to the pointer `to`."""
     halves = _uint16s(address)
@@ -61,7 +63,7 @@ def _drawn(key, column):
     return np.uint32(x ^ (x >> np.uint32(16)))
 
 
-@inlined
+@_separate
 def narrow(values, address, count, key):
     """Write `count` float32 numbers of the pointer `values` as float16 to `address`.
 

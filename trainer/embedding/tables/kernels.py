@@ -113,6 +113,21 @@ def number(values, slots, distinct, first, inverse):
     return count
 
 
+@compiled(_i64(_i64[::1], _i32[::1], _u64, _u64[::1]))
+def draw_keys(ids, rows, seed, keys):
+    """Write what rounding each of `rows` draws from, a hash of `seed` and its id.
+
+    `ids` are those of all rows of a table, int64 [m]; `rows` int32 [n], `keys` uint64 [n].
+    """
+    memory = np.int64(ids.ctypes.data)
+    for i in range(-AHEAD, len(rows)):
+        if i + AHEAD < len(rows):
+            prefetch(memory + np.int64(rows[i + AHEAD]) * 8)
+        if i >= 0:
+            keys[i] = mixed(mixed(ids[rows[i]], 1) ^ seed, 1)
+    return np.int64(len(rows))
+
+
 @compiled(_i64(_i32[::1], _rows2, _rows2))
 def add_rows(indices, values, sums):
     """Add `values` [n, columns] to `sums` at `indices` (int32 [n]), sequentially."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ...native.memory import Columns
-from .hashing import WHOLE, Shards, first_rows, mix64, stable_seed
+from .hashing import WHOLE, Shards, first_rows, stable_seed
 from .id_map import IdMap
 from .row_store import RowStore
 from .spec import DEFAULT_ROW, PADDING, Admission, TableSpec
@@ -94,7 +94,7 @@ class TableRows:
 
     def reserve(self, rows: int) -> None:
         """Reserve room for `rows` rows."""
-        with self.lock:
+        with self.lock, self.store.lock:
             self.store.reserve(rows)
             self.columns.reserve(rows)
 
@@ -204,8 +204,12 @@ class TableRows:
 
     def rounding_keys(self, rows: np.ndarray) -> np.ndarray:
         """Return what rounding `rows` (int32 [n]) draws from, of seed and id: uint64 [n]."""
-        with self.lock:
-            return mix64(mix64(self.columns["id"][rows]) ^ np.uint64(self.seed))
+        from . import kernels  # imports Numba
+
+        keys = np.empty(len(rows), np.uint64)
+        with self.store.lock:  # planning holds the table's for long; both are held where columns move
+            kernels.draw_keys.ready()(self.columns["id"], rows, np.uint64(self.seed), keys)
+        return keys
 
     def write_first(self, rows: np.ndarray, ids: np.ndarray) -> None:
         """Set `rows` to the first values of `ids` with slots, in blocks to save memory."""
