@@ -207,6 +207,7 @@ class CsvReader(TextReader):
         super().__init__(path, decoder, csv_format.encoding)
         self.format, self.list_delimiter = csv_format, list_delimiter
         self._reading: dict[str, Any] = {"delimiter": csv_format.delimiter, "skipinitialspace": csv_format.strip}
+        self._quoted = text_blocks.quoted_fields((csv_format.delimiter or ",").encode())
         self._header_bytes = 0
         self._names = names
         self._read_header = names is None
@@ -227,7 +228,7 @@ class CsvReader(TextReader):
 
     def _records_end(self, data: bytes, end: int, last: bool) -> int:
         self._records = None
-        if b'"' not in data:
+        if b'"' not in data or text_blocks.all_quoted(data[:end], self._quoted):
             return end
         lines = data[:end].removesuffix(b"\n").split(b"\n") if end else []
         records, first, taken = [], 0, 0

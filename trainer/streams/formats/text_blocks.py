@@ -102,7 +102,7 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
     odd = [b"0x", b"0X"] if any(column.dtype.kind in "iu" for column in fields.values()) else []
     odd += [b"("] if any(column.allow_nan for column in fields.values()) else []  # nan(1)
     outer_spaces = re.compile(rb"(?:^ +| *(%s|\r?\n) *)" % re.escape(between))
-    quoted = re.compile(rb'(?:^|(?<=[%s\n]))"(?:[^"]|"")*"(?=%s|\r?\n)' % ((re.escape(between),) * 2))
+    quoted = quoted_fields(between)
     others = bytes(byte for byte in range(256) if byte not in (*between, *within, 10))
 
     def read(data: bytes, columns: list[str], types: Mapping[str, Any], quotes: bool) -> Any:
@@ -126,8 +126,8 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
 
     def parse(data: bytes) -> Decoded:
         data = _lines(data)
-        quotes = data.count(b'"')
-        if quotes and (csv_format.strip or sum(found.count(b'"') for found in quoted.findall(data)) != quotes):
+        quotes = b'"' in data
+        if quotes and (csv_format.strip or not all_quoted(data, quoted)):
             raise UnusualError("quotes stand within fields, or with spaces around them")
         if b"\0" in data or data.count(b"\r") != data.count(b"\r\n"):
             raise UnusualError("a line holds the character NUL, or a carriage return without a line feed")
@@ -146,12 +146,12 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
             layout = layouts[1]
         columns, texts = layout.columns, dict.fromkeys(layout.types, pa.string())
         if len(decimals) > 1 or any(part in data for part in odd):
-            table = read(data, columns, texts, bool(quotes))
+            table = read(data, columns, texts, quotes)
         else:
             try:
-                table = read(data, columns, layout.types, bool(quotes))
+                table = read(data, columns, layout.types, quotes)
             except pa.ArrowInvalid:  # a number in another spelling: the column reads the text
-                table = read(data, columns, texts, bool(quotes))
+                table = read(data, columns, texts, quotes)
         values: dict[str, Any] = {}
         for name, column in fields.items():
             own = [table.column(cell) for cell in layout.cells[name]]
@@ -162,6 +162,18 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
         return _decoded(schema, values, rows)
 
     return parse
+
+
+def quoted_fields(delimiter: bytes) -> re.Pattern[bytes]:
+    """Return the pattern of fields that are quoted as a whole, on one line."""
+    sign = re.escape(delimiter)
+    begin = rb'"(?<![^%s\n]")' % sign  # the quote first, which the search finds fast
+    return re.compile(begin + rb'[^"\n]*(?:""[^"\n]*)*"(?=%s|\r?(?:\n|\Z))' % sign)
+
+
+def all_quoted(data: bytes, quoted: re.Pattern[bytes]) -> bool:
+    """Return whether all quotes are those of `quoted_fields`."""
+    return sum(field.count(b'"') for field in quoted.findall(data)) == data.count(b'"')
 
 
 def _in_cells(column: Column) -> bool:
