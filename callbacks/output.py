@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from trainer.checks import four_digits
 from trainer.errors import ConfigurationError
 
 from .callback import Trainer
@@ -34,7 +35,7 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 def format_metrics(metrics: dict[str, float]) -> str:
     """Return ``"loss 0.1234, auc 0.7"``: values have four significant digits."""
-    return SEPARATOR.join(f"{name} {value:.4g}" for name, value in metrics.items())
+    return SEPARATOR.join(f"{name} {four_digits(value)}" for name, value in metrics.items())
 
 
 def shown_once(metrics: Mapping[str, float]) -> dict[str, float]:

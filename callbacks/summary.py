@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from trainer.checks import four_digits
+
 from .output import shown_once
 
 if TYPE_CHECKING:
@@ -72,9 +74,9 @@ def lines(history: History, columns: int) -> list[str]:
     width = max((len(name) for name, *_ in ranked), default=0)
     text_lines: list[str] = []
     for name, last, best, step, snapshot in ranked:
-        text = f"{name:<{width}}  last {last:.4g}"
+        text = f"{name:<{width}}  last {four_digits(last)}"
         if best is not None:
-            text += f", best {best:.4g} at step {step:,}" + (f" in {snapshot}" if snapshot else "")
+            text += f", best {four_digits(best)} at step {step:,}" + (f" in {snapshot}" if snapshot else "")
         text_lines += wrapped(text, columns, indent=width + 2)
     return text_lines
 
@@ -112,7 +114,7 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> str:
-    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = "" if value is None else four_digits(value) if isinstance(value, float) else str(value)
     return text if text.startswith("<svg") else html.escape(text)
 
 

@@ -46,6 +46,11 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def four_digits(value: float) -> str:
+    """Return a number for people, with four significant digits: "0.5821", "27087", "1.2e-05"."""
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
 def is_number(value: Any) -> bool:
     """Return whether `value` is a real number of any type except bool, and not NaN."""
     return isinstance(value, Real) and not isinstance(value, bool) and value == value

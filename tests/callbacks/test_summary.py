@@ -3,6 +3,7 @@
 from xml.etree import ElementTree
 
 from callbacks import History, ModelCheckpoint
+from callbacks.output import format_metrics
 
 
 def parsed(markup):
@@ -57,3 +58,17 @@ def test_a_trainer_shows_layers_parameters_precision_and_sink(fit):
     assert shown[shown.index("precision") + 1] == "O0"
     assert shown[shown.index("sink") + 1] == trainer.sink_mode
     assert shown[shown.index("optimizer") + 1] == "Adam"
+
+
+def test_large_numbers_have_no_exponent():
+    metrics = {
+        "rmse": 27087.3,
+        "mae": 1234.5,
+        "mse": 7.337e8,
+        "auc": 0.78125,
+        "learning_rate": 1.2e-5,
+        "loss": float("nan"),
+    }
+    assert format_metrics(metrics) == (
+        "rmse 27087, mae 1234, mse 733700000, auc 0.7812, learning_rate 1.2e-05, loss nan"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..checks import four_digits
 from .run_data import RunData
 
 _SHORT = {"auc", "gauc", "mae", "mse", "rmse", "r2", "ndcg", "lr"}
@@ -56,13 +57,13 @@ def numbers(run: RunData) -> Iterator[tuple[str, str]]:
     if chosen is None:
         return
     place, metric = chosen
-    yield in_words(f"{_FIRST[place]}{metric}"), f"{run.results[place + metric]:.4g}"
+    yield in_words(f"{_FIRST[place]}{metric}"), four_digits(run.results[place + metric])
     best = run.best.get(f"val_{metric}")
     if best is not None and place != "train_":
-        yield f"{in_words(metric)}, best of validation, step {best['step']:,}", f"{best['value']:.4g}"
+        yield f"{in_words(metric)}, best of validation, step {best['step']:,}", four_digits(best["value"])
     for name, values in run.baseline.get("plain", {}).items():
         if metric in values:
-            yield f"{in_words(metric)}, {name}", f"{values[metric]:.4g}"
+            yield f"{in_words(metric)}, {name}", four_digits(values[metric])
 
 
 def warning(run: RunData) -> str:
@@ -73,9 +74,10 @@ def warning(run: RunData) -> str:
         if best is None or series is None or not series.values or series.values[-1] is None:
             continue
         if series.steps[-1] > best["step"] and series.values[-1] != best["value"]:
+            at_best, last = four_digits(best["value"]), four_digits(series.values[-1])
             return (
-                f"Validation became worse after step {best['step']:,}: {in_words(metric)} {best['value']:.4g} there, "
-                f"{series.values[-1]:.4g} at step {series.steps[-1]:,}."
+                f"Validation became worse after step {best['step']:,}: {in_words(metric)} {at_best} there, "
+                f"{last} at step {series.steps[-1]:,}."
             )
     return ""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoint.folder_lock import claim
-from ...checks import is_number
+from ...checks import four_digits, is_number
 from ...errors import ConfigurationError, FolderInUseError
 from . import run_folder
 from .run_folder import Run
@@ -102,7 +102,7 @@ def _main_result(metrics: Mapping[str, Any]) -> str:
     """Return a run's main metric and its best value; not a loss if possible."""
     best: Mapping[str, Any] = metrics.get("best", {})
     order = sorted(best, key=lambda name: (not name.startswith(("val_", "window_")), name.endswith("loss")))
-    return f"{order[0]} {best[order[0]]['value']:.4g}" if order else ""
+    return f"{order[0]} {four_digits(best[order[0]]['value'])}" if order else ""
 
 
 def duration(seconds: float) -> str:
