@@ -47,7 +47,7 @@ def is_whole(value: Any) -> bool:
 
 
 def four_digits(value: float) -> str:
-    """Return a number for people, with four significant digits: "0.5821", "27087", "1.2e-05"."""
+    """Return a number for people: "0.5821", "27087", "1.2e-05"."""
     return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 

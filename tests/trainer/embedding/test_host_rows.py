@@ -1,13 +1,18 @@
 """Rows of several tables read and trained in place, as the graph's thread does it."""
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 
 from trainer.embedding import RowAdagrad, RowAdam, RowFTRL, RowOptimizer, RowSGD
 from trainer.embedding.layers.host_rows import HostRows, find_kernel
 from trainer.embedding.planning.sparse_plan import TablePlan
+from trainer.embedding.tables import kernels
 from trainer.embedding.tables.spec import TableSpec
 from trainer.embedding.tables.table import SparseTable
+from trainer.native.compiled import inlined
 
 DIM = 3
 TOKEN, STEP = np.zeros(1, np.float32), np.ones(1, np.int32)
@@ -173,3 +178,43 @@ def test_rows_of_a_call_that_failed_count_as_changed():
     table.start()
     table.rollback()
     assert table.changed("snapshot") == 2
+
+
+KERNEL = """
+from trainer.embedding.tables import kernels
+from trainer.native.compiled import inlined
+
+
+@inlined
+def add(row, value, columns, numbers):
+    for column in range(columns):
+        row[column] += value[column]
+
+
+@kernels.RowKernel
+def update(block):
+    return kernels.update_rows(add, block)
+"""
+
+
+def test_a_kernel_that_another_release_compiled_is_compiled_anew(tmp_path, monkeypatch):
+    """A user's kernel is cached beside their file, and holds the loop of the release that compiled it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "users_kernel.py").write_text(KERNEL)
+
+    @inlined
+    def loop_of_another_release(rule, block):
+        return np.int64(0)
+
+    rows, table = np.ones((4, 8), np.float32), np.zeros((4, 8), np.float32)
+    added = []
+    for loop in (loop_of_another_release, kernels.update_rows):
+        with monkeypatch.context() as patched:
+            patched.setattr(kernels, "update_rows", loop)
+            patched.delitem(sys.modules, "users_kernel", raising=False)
+            run = importlib.import_module("users_kernel").update.ready()
+            bases = np.array([table.ctypes.data], np.int64)
+            run(bases, np.arange(4), np.arange(4, dtype=np.int32), 8, rows, 8, np.zeros(1, np.float32))
+            added.append(table.sum())
+    assert added == [0, 32]
+    assert list(tmp_path.rglob("*.nbi"))

@@ -10,14 +10,16 @@ without libgomp it aborts the process when operators of a graph read two stacks 
 
 A rule is a function for one row, `rule(row, value, columns, numbers)`: pointers to the packed row and to its value, the
 columns of that value, and a pointer to the kernel's parameters. Numba recompiles a kernel when its own file changes,
-not when a loop in another file does: after a change of `each_row` or of `half_floats` delete the `*.nbi` files in
-`__pycache__`.
+not when a loop in another file does, so `RowKernel` asks cached ones for the `SOURCES` that they are made of. After a
+change of `half_floats` alone delete the `*.nbi` files of this module in `__pycache__`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -31,6 +33,8 @@ ROW_BITS = 40  # a code holds the table in the upper bits and the row in the low
 _ROW = (1 << ROW_BITS) - 1
 _LEAST_BYTES = 1 << 19  # least size of a part: starting a thread takes 0.1 to 0.2 ms
 _BLOCK_LENGTH = 14
+# of this module and the one beside it, which are part of every row kernel's code
+SOURCES = zlib.crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in ("kernels.py", "half_floats.py")))
 
 _i32, _i64, _f32 = numba.types.int32, numba.types.int64, numba.types.float32
 _rows2 = _f32[:, ::1]
@@ -161,8 +165,8 @@ def _describe(bases, codes, positions, width, values, touched, numbers, halves, 
 def each_row(rule, otherwise, block):
     """Call `rule` for positions with a row, `otherwise(value, columns)` for others.
 
-    `block` is the address of int64 values: first position, position after the last, then the arguments of
-    `RowKernel.run`.
+    Returns `SOURCES`. `block` is the address of int64 values: first position, position after the last, then the
+    arguments of `RowKernel.run`.
     """
     block = _int64s(block)
     begin, end, width, columns, touched = block[0], block[1], block[5], block[7], block[8]
@@ -193,7 +197,7 @@ def each_row(rule, otherwise, block):
                         slots[k] = scratch[halves + k]
             else:
                 otherwise(value, columns)
-    return np.int64(end - begin)
+    return np.int64(SOURCES)
 
 
 @inlined
@@ -241,9 +245,16 @@ class RowKernel:
         """Return `run`, compiled."""
         if self._compiled is None:
             self._describe = _describe.ready()
-            self._compiled = kept(numba.cfunc, _i64(_i64), error_model="numpy")(self._function)
+            self._compiled = self._of_these_sources()
             self._call, self._address = self._compiled.ctypes, self._compiled.address
         return self.run
+
+    def _of_these_sources(self) -> Any:
+        nothing = np.zeros(_BLOCK_LENGTH, np.int64)
+        result = kept(numba.cfunc, _i64(_i64), error_model="numpy")(self._function)
+        if result.ctypes(nothing.ctypes.data) != SOURCES:  # an older release compiled it
+            result = numba.cfunc(_i64(_i64), error_model="numpy")(self._function)
+        return result
 
     def run(
         self,
