@@ -10,6 +10,7 @@ import contextlib
 import dis
 import gc
 import importlib
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,7 +87,9 @@ def lazy_names(
             home = rest if name in importlib.import_module(rest, package).__all__ else None
         if home is None:
             # `name` keeps Python from adding its own suggestion to ours.
-            kind = ImportError if _is_import(sys._getframe(1)) else AttributeError
+            frame = inspect.currentframe()
+            asking = None if frame is None else frame.f_back
+            kind = ImportError if asking is not None and _is_import(asking) else AttributeError
             raise kind(f"module {package!r} has no attribute {name!r}{hint(name, homes)}", name=name)
         if before is not None:
             before()

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import ConfigurationError, DataError
@@ -82,6 +82,7 @@ def test_what_is_declared_decides():
 
 
 @settings(max_examples=200, deadline=None)
+@example(unit=None, values=[10**16 - 1, 10**13 - 1, 10**18, -(2**63)])
 @given(
     unit=st.sampled_from([None, "s", "ms", "us", "ns"]),
     values=st.lists(

@@ -18,8 +18,9 @@ UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # of them in a second
 DATE_UNIT = "yyyymmdd"
 TIME_UNITS = (*UNITS, DATE_UNIT)
 _ARGUMENTS = "Time(unit=...), event_time_unit of Features or Schema, time_unit of Column"
-_PLAIN = {"ms": (1e12, 1e13), "us": (1e15, 1e16), "ns": (1e18, 1e19)}  # magnitudes of the years 2001 to 2286
-_SECONDS_END = 1e10
+# magnitudes of the years 2001 to 2286; integers, which compare exactly with large ones
+_PLAIN = {"ms": (10**12, 10**13), "us": (10**15, 10**16), "ns": (10**18, 10**19)}
+_SECONDS_END = 10**10
 _DATES = (19_000_101, 21_991_231)  # the eight-digit dates that are recognised
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MICROSECOND = datetime.timedelta(microseconds=1)
@@ -100,7 +101,8 @@ def seconds_of_array(values: np.ndarray, unit: str | None = None) -> np.ndarray 
     if unit == DATE_UNIT:
         return None
     if unit is None:
-        size = np.abs(values.astype(np.float64))
+        exact = values.astype(np.int64 if values.dtype.kind in "bi" else values.dtype)
+        size = np.abs(exact) if exact.dtype.kind in "fu" else np.abs(exact).astype(np.uint64)  # of -2**63 too
         if ((size >= _DATES[0]) & (size <= _DATES[1])).any():
             return None
         rest = size >= _SECONDS_END
