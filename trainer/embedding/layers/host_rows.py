@@ -65,9 +65,12 @@ class HostRows:
         self._keys = kernels.NO_KEYS
         if self._halves:
             self._keys = np.zeros(len(codes), np.uint64)
-            slots = codes >> ROW_BITS
-            for slot, table in enumerate(self._tables):
-                own = np.flatnonzero(slots == slot)
+            slots = (codes >> ROW_BITS).astype(np.int16)
+            order = np.argsort(slots, kind="stable")  # once for all tables, of which there may be hundreds
+            ends = np.searchsorted(slots[order], np.arange(len(self._tables)), side="right")
+            first = int(np.searchsorted(slots[order], 0))
+            for table, begin, end in zip(self._tables, (first, *ends[:-1]), ends, strict=True):
+                own = order[begin:end]
                 self._keys[own] = table.rounding_keys((codes[own] & ((1 << ROW_BITS) - 1)).astype(np.int32))
 
     @contextlib.contextmanager
