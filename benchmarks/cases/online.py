@@ -158,7 +158,8 @@ class Online:
 
     def _payload(self, kind: str, x: np.ndarray, label: np.ndarray) -> bytes:
         if kind == "json":
-            return json.dumps({"x": x.tolist(), "label": label.tolist()}).encode()
+            rows = zip(x.tolist(), label.tolist(), strict=True)
+            return json.dumps([{"x": values, "label": target} for values, target in rows]).encode()
         import pyarrow
 
         sink = io.BytesIO()
