@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,16 @@ from ..batch import Batch, Span
 from ..dead_letter import BadRow, DeadLetter
 from . import arrow
 from .column import MISSING
+from .json_messages import as_lines
 from .schema import Decoded, Schema, as_schema, joined
+from .text_blocks import BlockParser, UnusualError, json_parser
 
 logger = logging.getLogger(__name__)
 
 MAX_RECORD_BYTES = 16 << 20
 _SHOWN = 1 << 16  # bytes of a record that dead letters show
+_LEAST_BLOCK = 1 << 16  # bytes of JSON messages that are faster read as a block
+_LEAST_NAMED = 1 << 18  # bytes of JSON messages worth a warning if they are read one by one
 FORMATS = ("auto", "json", "arrow")
 _ARROW = b"\xff\xff\xff\xff"  # first bytes of an Arrow IPC stream
 
@@ -87,7 +93,10 @@ class Decoder:
         self.source = source
         self.format = format
         self._loads = json_loader()
-        self._told = False  # whether the user knows that files are read line by line
+        self._told = False  # whether the user knows that lines or messages are read one by one
+        self._prepared = False  # whether `_parser` is known
+        self._parser: BlockParser | None = None  # of JSON messages that came together
+        self._halves = True  # whether to try halves of a block: most of the last one could be parsed
 
     @property
     def schema(self) -> Schema:
@@ -104,19 +113,27 @@ class Decoder:
             self.declared = schema
         return self.declared
 
-    def decode(self, payloads: Sequence[bytes]) -> Decoded:
-        """Convert messages: JSON objects (a row each), lists of rows, or Arrow IPC."""
+    def decode(self, payloads: Sequence[bytes], in_blocks: bool = True) -> Decoded:
+        """Convert messages: JSON objects (a row each), lists of rows, or Arrow IPC.
+
+        Args:
+            in_blocks: read JSON messages that follow each other at once where that is faster; the rows are the same.
+        """
         binary = [self.format == "arrow" or (self.format == "auto" and p.startswith(_ARROW)) for p in payloads]
         texts = (payload for payload, is_arrow in zip(payloads, binary, strict=True) if not is_arrow)
         # searching for the words is faster than checking every value
         messages = _Messages(self.schema, payloads, any(b"true" in text or b"false" in text for text in texts))
+        following: list[int] = []  # JSON messages not yet read
         for number, (payload, is_arrow) in enumerate(zip(payloads, binary, strict=True)):
             if len(payload) > self.max_record_bytes:
                 messages.unreadable(number, self.reason(len(payload)))
             elif is_arrow:
+                self._json_messages(messages, following, in_blocks)
+                following = []
                 self._arrow(messages, number, payload)
             else:
-                self._json(messages, number, payload)
+                following.append(number)
+        self._json_messages(messages, following, in_blocks)
         return messages.decoded()
 
     def decode_fields(self, messages: Sequence[Mapping[bytes, bytes]], list_delimiter: str) -> Decoded:
@@ -145,16 +162,67 @@ class Decoder:
         """Return why a record of `size` bytes is bad."""
         return f"takes a record of at most max_record_bytes={self.max_record_bytes}; received one of {size} bytes"
 
-    def reads_lines(self, path: Any, reason: str) -> None:
-        """Warn once that a file is read line by line, and why."""
+    def reads_lines(self, what: Any, reason: str) -> None:
+        """Warn once that a file, or a source of messages, is read line by line, and why."""
         if not self._told:
             self._told = True
-            logger.warning("%s is read line by line, several times slower than in blocks: %s", path, reason)
+            logger.warning("%s is read line by line, several times slower than in blocks: %s", what, reason)
 
     def too_long(self, size: int, head: bytes) -> Decoded:
         """Return one message of one bad row, of which the first bytes are `head`."""
         bad = [BadRow(0, 0, self.reason(size), head[:_SHOWN])]
         return self.schema.convert({}, 0).as_rows_of([], [], np.ones(1, np.int64), bad)
+
+    def _json_messages(self, messages: _Messages, numbers: list[int], in_blocks: bool) -> None:
+        """Read JSON messages, as a block if there are enough."""
+        size = sum(len(messages.payloads[number]) for number in numbers)
+        if not in_blocks or size < _LEAST_BLOCK:
+            for number in numbers:
+                self._json(messages, number, messages.payloads[number])
+            return
+        if not self._prepared:
+            self._prepared = True
+            with contextlib.suppress(ConfigurationError):  # without pyarrow each message is read alone
+                self._parser = json_parser(self.schema)
+        by_line, reason = self._json_block(messages, numbers, self._halves)
+        self._halves = 2 * by_line <= size
+        if size >= _LEAST_NAMED and not self._halves and self._parser:
+            self.reads_lines(self.source, reason)
+
+    def _json_block(self, messages: _Messages, numbers: list[int], halves: bool) -> tuple[int, str]:
+        """Read a block of messages, else its halves, else messages.
+
+        Returns:
+            How many bytes were read message by message, and why.
+        """
+        payloads = [messages.payloads[number] for number in numbers]
+        size, reason = sum(map(len, payloads)), ""
+        if self._parser is not None:
+            try:
+                lines, counts = as_lines(payloads)
+                messages.add_rows(numbers, counts, self._with_reasons(self._parser(lines), lines))
+                return 0, ""
+            except arrow.errors() as error:
+                reason = str(error)
+        half = len(numbers) // 2
+        if halves and half and size >= 2 * _LEAST_BLOCK and self._parser is not None:
+            first, why = self._json_block(messages, numbers[:half], True)
+            second, reason = self._json_block(messages, numbers[half:], True)
+            return first + second, reason or why
+        for number, payload in zip(numbers, payloads, strict=True):
+            self._json(messages, number, payload)
+        return size, reason
+
+    def _with_reasons(self, decoded: Decoded, lines: bytes) -> Decoded:
+        """Read the bad rows of a block again: reasons show the original text."""
+        if not decoded.bad:
+            return decoded
+        texts = lines.split(b"\n")
+        again = self.schema.from_rows([self._loads(texts[bad.row]) for bad in decoded.bad], refuse_bools=True)
+        if len(again.bad) != len(decoded.bad):
+            raise UnusualError("a row is read as another one alone than in a block")
+        bad = [replace(own, row=bad.row) for own, bad in zip(again.bad, decoded.bad, strict=True)]
+        return replace(decoded, bad=bad)
 
     def _json(self, messages: _Messages, number: int, payload: bytes) -> None:
         try:
@@ -244,10 +312,14 @@ class _Messages:
         self._numbers.append(number)
 
     def add_table(self, message: int, decoded: Decoded) -> None:
+        self.add_rows([message], decoded.counts, decoded)
+
+    def add_rows(self, messages: Sequence[int], counts: np.ndarray, decoded: Decoded) -> None:
+        """Add converted rows of messages that follow each other."""
         self._convert_rows()
-        rows = int(decoded.counts[0])
-        self.counts[message] = rows
-        self._parts.append((decoded, np.full(rows, message), np.arange(rows)))
+        self.counts[messages] = counts
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        self._parts.append((decoded, np.repeat(messages, counts), within))
 
     def _convert_rows(self) -> None:
         if self._rows:

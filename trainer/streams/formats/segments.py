@@ -170,7 +170,7 @@ class TextReader:
 
     def decode(self, lines: list[bytes]) -> Decoded:
         """Convert non-empty lines to rows."""
-        return self.decoder.decode(lines)
+        return self.decoder.decode(lines, in_blocks=False)
 
     def size(self) -> int:
         """Return the file's size in bytes."""
