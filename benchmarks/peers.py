@@ -1,4 +1,4 @@
-"""The environment of the peers: PyTorch with FBGEMM, Lightning and Keras, in a cache folder of their own."""
+"""The environment of the peers: PyTorch, FBGEMM, Lightning, Keras and Vowpal Wabbit, in a cache folder of their own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from examples.movielens import cache_folder
 TORCH = "torch==2.13.0"
 # A release of FBGEMM is built for one of PyTorch: 1.8 for 2.13, 1.9 for 2.14.
 FBGEMM = "fbgemm-gpu-cpu==1.8.0"
+VOWPAL_WABBIT = "vowpalwabbit==9.11.9"
 # torch first and alone: it decides on the versions of what the others share
-STAGES = ((TORCH,), (FBGEMM,), ("lightning", "keras", "numpy", "scikit-learn", "pyarrow"))
+STAGES = ((TORCH,), (FBGEMM,), ("lightning", "keras", "numpy", "scikit-learn", "pyarrow"), (VOWPAL_WABBIT,))
 # names what was installed: an environment made of other packages is built anew
-DONE = "complete-" + "-".join((TORCH, FBGEMM)).replace("==", "-")
+DONE = "complete-" + "-".join((TORCH, FBGEMM, VOWPAL_WABBIT)).replace("==", "-")
 VARIABLE = "BENCHMARK_PEERS"
 
 

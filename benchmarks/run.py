@@ -50,11 +50,11 @@ CASES = (
         "pipeline",
         "online",
     ),
-    *("features", "models", "evaluation", "mlp", "lenet", "startup", "checkpoint", "loop"),
+    *("features", "linear", "models", "evaluation", "mlp", "lenet", "startup", "checkpoint", "loop"),
 )
 OUTPUT = ROOT / "runs" / "benchmarks"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
-PACKAGES = ("mindspore", "numpy", "torch", "fbgemm_gpu-cpu", "lightning", "keras")
+PACKAGES = ("mindspore", "numpy", "torch", "fbgemm_gpu-cpu", "lightning", "keras", "vowpalwabbit")
 SCRIPT = (
     "import importlib.metadata as m, json; "
     "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}))"
