@@ -38,14 +38,19 @@ def format_metrics(metrics: dict[str, float]) -> str:
     return SEPARATOR.join(f"{name} {four_digits(value)}" for name, value in metrics.items())
 
 
-def shown_once(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Leave out each loss that a metric repeats, as log_loss repeats cross-entropy."""
+def shown_once(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out each loss that a metric repeats, as log_loss repeats cross-entropy.
+
+    Values that are not finite are null in a run's files, and None here.
+    """
+    finite = {name: value for name, value in metrics.items() if value is not None}
     return {
         name: value
         for name, value in metrics.items()
         if not (
-            (prefix := name.removesuffix("loss")) != name
-            and math.isclose(value, metrics.get(f"{prefix}log_loss", math.nan), rel_tol=_SAME)
+            value is not None
+            and (prefix := name.removesuffix("loss")) != name
+            and math.isclose(value, finite.get(f"{prefix}log_loss", math.nan), rel_tol=_SAME)
         )
     }
 

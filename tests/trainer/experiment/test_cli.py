@@ -191,7 +191,7 @@ def test_runs_are_listed_and_any_number_of_them_compared(finished, capsys, monke
     assert rate.split()[2] == "0.001"
     # what is the same in all of them is no difference
     assert "seconds" in table
-    for same in ("steps", "rows", "ended by"):
+    for same in ("steps", "rows", "state"):
         assert not re.search(rf"^{same} ", table, re.MULTILINE)
     assert main(["compare", "runs/slow"]) == 2
     assert "two run folders or more" in capsys.readouterr().err

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from callbacks.output import shown_once
+
 from ...checkpoint.folder_lock import claim
 from ...checks import four_digits, is_number
 from ...errors import ConfigurationError, FolderInUseError
@@ -23,7 +25,8 @@ _NAMES = {
     "progress.global_step": "steps",
     "progress.samples_seen": "rows",
     "best loss": "best train_loss",
-    "stop_reason": "ended by",
+    "stop_reason": "state",
+    "sink_mode": "steps per call",
 }
 _STATES = {
     "limit": "finished",
@@ -129,7 +132,8 @@ def _differing(sides: list[dict[str, Any]]) -> list[list[str]]:
 
 def _results(metrics: list[Mapping[str, Any]]) -> list[list[str]]:
     rows = []
-    for key, values in _unequal([run_folder.flatten(side) if side else {} for side in map(_without_places, metrics)]):
+    shown = [_shown(side) if side else {} for side in metrics]
+    for key, values in _unequal([run_folder.flatten(side) for side in shown]):
         if key.split(".")[0] in _NO_RESULTS:
             continue
         row = [_NAMES.get(key, key.removeprefix("results.")), *map(_text, values)]
@@ -139,9 +143,19 @@ def _results(metrics: list[Mapping[str, Any]]) -> list[list[str]]:
     return rows
 
 
-def _without_places(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    best = {f"best {name}": best["value"] for name, best in metrics.get("best", {}).items()}
-    return {name: value for name, value in metrics.items() if name != "best"} | best
+def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results of a run for a table: each value once, and short."""
+    shown = {name: value for name, value in metrics.items() if name not in ("best", "baseline")}
+    shown["results"] = shown_once(metrics.get("results", {}))
+    shown["stop_reason"] = _STATES.get(kind := str(metrics.get("stop_reason")).partition(":")[0], kind)
+    best = {name: best["value"] for name, best in metrics.get("best", {}).items()}
+    shown |= {f"best {name}": value for name, value in shown_once(best).items()}
+    baseline = metrics.get("baseline", {})  # its "model" has the values of the test rows again
+    shown |= {
+        f"{name}, {metric}": value for name, of in baseline.get("plain", {}).items() for metric, value in of.items()
+    }
+    importance = baseline.get("importance", {}).items()
+    return shown | {f"cost of shuffling {name}": f"{mean:.3f} +- {noise:.3f}" for name, (mean, noise) in importance}
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,41 @@
+"""`trainer compare` shows each result once, in cells that a terminal has room for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trainer.experiment.runs.compare import compare
+
+
+@pytest.fixture
+def folders(tmp_path):
+    names = []
+    for name, auc, loss in (("one", 0.75, 0.5), ("two", 0.8, None)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.yaml").write_text(f"experiment: {name}\n")
+        results = {"val_loss": loss, "val_log_loss": 0.5, "val_auc": auc, "test_auc": auc}
+        reason = f"callback: val_auc has not improved in 3 measurements (best {auc} at step 300, now 0.1)"
+        baseline = {
+            "model": {"auc": auc},
+            "plain": {"logistic regression": {"auc": auc - 0.1}},
+            "importance": {"city": [auc / 3, 0.0344539310700664]},
+        }
+        metrics = {"results": results, "stop_reason": reason, "baseline": baseline, "seconds": auc, "best": {}}
+        (folder / "metrics.json").write_text(json.dumps({**metrics, "progress": {"global_step": 5}}))
+        names.append(folder)
+    return names
+
+
+def test_results_are_shown_once_and_short(folders, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    table = compare(*folders)
+    rows = {line[:24].strip(): line[24:].strip() for line in table[table.index("Results") :].splitlines()[2:]}
+    assert "logistic regression, auc" in table
+    assert "0.250 +- 0.034" in rows["cost of shuffling city"]
+    assert "not improved" not in table  # both stopped early
+    assert "baseline" not in table
+    assert "val_auc" in rows
+    assert "None" in rows["val_loss"]  # not finite
