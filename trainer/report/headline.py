@@ -67,17 +67,24 @@ def numbers(run: RunData) -> Iterator[tuple[str, str]]:
 
 
 def warning(run: RunData) -> str:
-    """Return a sentence if validation became worse after its best, else ""."""
+    """Return a sentence if validation became worse after its best, else "".
+
+    It is about the metric that a snapshot was kept for, else about that of the card.
+    """
     chosen = _chosen(run)
-    for metric in dict.fromkeys((chosen[1] if chosen else "loss", "loss")):
+    kept = [name.removeprefix("val_") for name, best in run.best.items() if best.get("snapshot")]
+    kept.sort(key=lambda name: name == "loss")  # which log_loss may repeat
+    first = chosen[1] if chosen else "loss"
+    for metric in sorted(dict.fromkeys((first, *kept, "loss")), key=lambda name: name not in kept):
         best, series = run.best.get(f"val_{metric}"), run.record.series.get(f"val/{metric}")
         if best is None or series is None or not series.values or series.values[-1] is None:
             continue
         if series.steps[-1] > best["step"] and series.values[-1] != best["value"]:
+            snapshot = f" {best['snapshot']} has the best weights." if best.get("snapshot") else ""
             at_best, last = four_digits(best["value"]), four_digits(series.values[-1])
             return (
                 f"Validation became worse after step {best['step']:,}: {in_words(metric)} {at_best} there, "
-                f"{last} at step {series.steps[-1]:,}."
+                f"{last} at step {series.steps[-1]:,}.{snapshot}"
             )
     return ""
 

@@ -110,6 +110,13 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], ma
     return f'<div class="scroll" tabindex="0">{table}</div>'
 
 
+def _by_run(runs: Sequence[RunData], caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table whose rows begin with the run's name, if there are several."""
+    if len(runs) == 1:
+        return _table(caption, heads, [row[1:] for row in rows])
+    return _table(caption, ["run", *heads], rows)
+
+
 def _is_number(cell: Any) -> bool:
     return isinstance(cell, int | float) or cell in ("", None) or bool(_NUMBER.fullmatch(str(cell)))
 
@@ -175,7 +182,7 @@ def _results(runs: Sequence[RunData]) -> list[Any]:
     return [
         _side_by_side("Last values", "result", runs, finals),
         *map(_baseline, runs),
-        _table("Best values", ["run", "metric", "best", "at step", "in snapshot"], best),
+        _by_run(runs, "Best values", ["metric", "best", "at step", "in snapshot"], best),
     ]
 
 
@@ -260,7 +267,7 @@ def _features(runs: Sequence[RunData]) -> list[Any]:
         plot,
         note,
         _side_by_side("", "feature", runs, [run.features for run in runs]),
-        _table("What shuffling a column costs", ["run", "column", "mean", "deviation"], noise),
+        _by_run(runs, "What shuffling a column costs", ["column", "mean", "deviation"], noise),
     ]
 
 
@@ -314,12 +321,12 @@ def _tables(runs: Sequence[RunData]) -> list[Any]:
     ]
     zero = ", ".join(head for head in counted if head not in heads)
     note = f'<p class="note">0 in every table: {zero}</p>' if zero and newest else ""
-    return [*plots, _table("", ["run", "table", "memory", *heads], rows), note]
+    return [*plots, _by_run(runs, "", ["table", "memory", *heads], rows), note]
 
 
 def _snapshots(runs: Sequence[RunData]) -> list[Any]:
     rows = [[run.name, name, headline.size(count), *rest] for run in runs for name, count, *rest in run.snapshots]
-    return [_table("", ["run", "snapshot", "size", "written", "pointers"], rows)]
+    return [_by_run(runs, "", ["snapshot", "size", "written", "pointers"], rows)]
 
 
 def _set_aside(runs: Sequence[RunData]) -> list[Any]:

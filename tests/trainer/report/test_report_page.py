@@ -208,6 +208,10 @@ def test_the_card_begins_with_the_result_beside_the_plain_model():
         "AUC, logistic regression": "0.77",
     }
     assert headline.warning(run) == "Validation became worse after step 10: AUC 0.8 there, 0.75 at step 15."
+    run.best["val_log_loss"] = {"value": 0.4, "step": 5, "snapshot": "step_00000005"}  # what the run kept
+    run.record.series["val/log_loss"] = Series([5, 15], [0.4, 0.6])
+    kept = " step_00000005 has the best weights."
+    assert headline.warning(run) == f"Validation became worse after step 5: Log loss 0.4 there, 0.6 at step 15.{kept}"
     better = Record({"val/auc": Series([5, 10], [0.7, 0.8], [None] * 2)})
     assert headline.warning(dataclasses.replace(run, record=better)) == ""
     assert list(headline.numbers(RunData("new"))) == []
