@@ -66,7 +66,8 @@ def segments(
             aside = Path(scratch) / "segments"
             aside.mkdir()
             for number, part in enumerate(np.array_split(np.arange(len(columns[LABEL])), count)):
-                lines = _lines({name: column[part] for name, column in columns.items()})
+                rows = _rows({name: column[part] for name, column in columns.items()})
+                lines = (json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
                 (aside / f"{number:05d}.jsonl").write_text("".join(lines), "utf-8")
             (aside / DONE).touch()
             if folder.is_dir():
@@ -78,11 +79,11 @@ def segments(
 
 
 def messages(columns: Mapping[str, np.ndarray], rows_per_message: int = 100) -> Iterator[bytes]:
-    """Yield JSON messages of many ratings each, column by column."""
+    """Yield JSON messages, each a list of ratings."""
     for start in range(0, len(columns[LABEL]), rows_per_message):
         part = slice(start, start + rows_per_message)
-        message = {name: columns[name][part].tolist() for name in (*COLUMNS, "timestamp")}
-        yield json.dumps(message, separators=(",", ":")).encode()
+        rows = _rows({name: columns[name][part] for name in (*COLUMNS, "timestamp")})
+        yield json.dumps(rows, separators=(",", ":")).encode()
 
 
 def publish_to_redis(payloads: Sequence[bytes], url: str, key: str = NAME) -> None:
@@ -119,10 +120,9 @@ def _first(columns: Mapping[str, np.ndarray], rows: int | None) -> dict[str, np.
     return {name: columns[name][:rows] for name in (*COLUMNS, "timestamp")}
 
 
-def _lines(columns: Mapping[str, np.ndarray]) -> list[str]:
-    names = list(columns)
-    rows = zip(*(columns[name].tolist() for name in names), strict=True)
-    return [json.dumps(dict(zip(names, row, strict=True)), separators=(",", ":")) + "\n" for row in rows]
+def _rows(columns: Mapping[str, np.ndarray]) -> list[dict[str, object]]:
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
