@@ -1,8 +1,8 @@
 """`TerminateOnNaN` and `SkipNonFinite`: handle NaN or infinite updates.
 
 The compiled step makes the decision: with one of these callbacks it never applies an update whose loss or gradient norm
-is not finite in float32, and counts it on the device. The callbacks only request one of the two (`non_finite`) and read
-the counters at a cadence, so a healthy step costs no host copy.
+is not finite in float32, and counts it on the device. The callbacks only request "terminate" or "skip" (`non_finite`)
+and read the counters at a cadence, so a healthy step costs no host copy.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class _NonFinite(Callback):
         counters = trainer.read_counters()
         new, self._skipped = counters["skipped"] - self._skipped, counters["skipped"]
         if new > 0:
-            self._answer(trainer, new, counters)
+            self._handle(trainer, new, counters)
 
-    def _answer(self, trainer: Trainer, new: int, counters: Mapping[str, int]) -> None:
+    def _handle(self, trainer: Trainer, new: int, counters: Mapping[str, int]) -> None:
         raise NotImplementedError
 
 
@@ -66,16 +66,16 @@ class TerminateOnNaN(_NonFinite):
     finite, unless 32 consecutive steps overflow.
 
     Args:
-        every: cadence, or number of optimizer steps, at which the device's counters are read. From the bad step
-            to the next reading no update is applied any more.
+        every: cadence, or number of optimizer steps, at which the device's counters are read. After the bad step no
+            further update is applied.
 
     Raises:
-        ConfigurationError: `every` is neither.
+        ConfigurationError: `every` is neither a cadence nor a number of steps.
     """
 
     non_finite = "terminate"
 
-    def _answer(self, trainer: Trainer, new: int, counters: Mapping[str, int]) -> None:
+    def _handle(self, trainer: Trainer, new: int, counters: Mapping[str, int]) -> None:
         if not counters["fatal"] and counters["consecutive"] < _SCALING:
             return
         step = trainer.state.progress.global_step
@@ -94,8 +94,8 @@ class SkipNonFinite(_NonFinite):
 
     Args:
         max_consecutive: consecutive skipped steps allowed.
-        rollback: after that many go back to the newest snapshot, else end the run.
-        max_rollbacks: rollbacks of one run; the next one ends it instead, since the cause is not passing.
+        rollback: after `max_consecutive` skipped steps roll back to the newest snapshot; False: end the run.
+        max_rollbacks: rollbacks of one run; instead of another one the run ends, since the cause persists.
         every: cadence, or number of optimizer steps, at which the device's counters are read.
 
     Attributes:
@@ -131,7 +131,7 @@ class SkipNonFinite(_NonFinite):
 
     def on_train_begin(self, trainer: Trainer) -> None:
         super().on_train_begin(trainer)
-        self._longest_run = trainer.read_counters()["longest_run"]  # those before are no reason to roll back now
+        self._longest_run = trainer.read_counters()["longest_run"]  # earlier bad steps must not cause a rollback
         run: Any = trainer.run
         self._position = None if run is None else run.cursor.position
 
@@ -145,14 +145,14 @@ class SkipNonFinite(_NonFinite):
         super()._check_losses(trainer)
         self._calls.clear()
 
-    def _answer(self, trainer: Trainer, new: int, counters: Mapping[str, int]) -> None:
+    def _handle(self, trainer: Trainer, new: int, counters: Mapping[str, int]) -> None:
         for step in trainer.read_bad_steps():
             call = next((call for call in self._calls if call[0] <= step <= call[1]), None)
             if call is not None:
                 between = [position.to_json() for position in call[2:]]
                 self.skipped = [*self.skipped[1 - _RECORDS :], {"step": step, "between": between}]
                 logger.warning("SkipNonFinite: skipped step %d, its data lies between %s and %s", step, *between)
-        logger.warning("SkipNonFinite: %d skipped since the last look, %d in all", new, counters["skipped"])
+        logger.warning("SkipNonFinite: %d updates skipped since the last check, %d in total", new, counters["skipped"])
         run = counters["consecutive"]
         if counters["longest_run"] > self._longest_run:
             self._longest_run = counters["longest_run"]
@@ -165,7 +165,7 @@ class SkipNonFinite(_NonFinite):
         if trainer.state.stop_reason is not None:
             logger.warning("SkipNonFinite: %s; the run is ending anyway", reason)
         elif not self.rollback:
-            trainer.stop(f"{reason}; the log names their rows, the weights are those before them", kind="non_finite")
+            trainer.stop(f"{reason}; none of them changed the weights, the log names their rows", kind="non_finite")
         elif trainer.state.snapshot is None:
             trainer.stop(f"{reason}, and there is no snapshot to roll back to", kind="non_finite")
         elif self._rollbacks >= self.max_rollbacks:

@@ -19,7 +19,7 @@ from trainer.errors import ConfigurationError
 from .callback import Trainer
 
 SEPARATOR = ", "
-_SAME = 1e-4  # relative difference of float32 and float64 sums
+_TOLERANCE = 1e-4  # relative; float32 and float64 sums of one loss differ by less
 
 
 def say(text: str, file: TextIO | None = None) -> None:
@@ -39,9 +39,9 @@ def format_metrics(metrics: dict[str, float]) -> str:
 
 
 def shown_once(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out each loss that a metric repeats, as log_loss repeats cross-entropy.
+    """Drop each "...loss" whose value equals its "...log_loss": one number, two names.
 
-    Values that are not finite are null in a run's files, and None here.
+    None stands for a value that is not finite (null in a run's files).
     """
     finite = {name: value for name, value in metrics.items() if value is not None}
     return {
@@ -50,12 +50,12 @@ def shown_once(metrics: Mapping[str, Any]) -> dict[str, Any]:
         if not (
             value is not None
             and (prefix := name.removesuffix("loss")) != name
-            and math.isclose(value, finite.get(f"{prefix}log_loss", math.nan), rel_tol=_SAME)
+            and math.isclose(value, finite.get(f"{prefix}log_loss", math.nan), rel_tol=_TOLERANCE)
         )
     }
 
 
-def writable(argument: str, folder: Path) -> None:
+def require_writable(argument: str, folder: Path) -> None:
     """Create `folder` and check that it can be written; errors name `argument`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,19 +68,19 @@ def writable(argument: str, folder: Path) -> None:
 
 
 def in_run_folder(trainer: Trainer, name: str) -> Path | None:
-    """Return `name` in the run's folder, or None without one."""
+    """Return the path of `name` in the run folder; None if the run has no folder."""
     return None if trainer.run_dir is None else Path(trainer.run_dir) / name
 
 
 def replace_text(path: Path, text: str) -> None:
     """Write a text file atomically: a reader sees the old or the new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        aside.write_text(text, "utf-8")
-        os.replace(aside, path)
+        temporary.write_text(text, "utf-8")
+        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
 
 
@@ -96,14 +96,14 @@ def window_numbers(trainer: Trainer) -> dict[str, float]:
 
 
 def finite(value: Any) -> Any:
-    """Replace each number that is not finite by None, also in dicts within dicts."""
+    """Replace NaN and infinities by None, also in nested dicts."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def terminal_columns(stream: TextIO) -> int:
-    """Return the width of the terminal of `stream` in columns; 80 without one."""
+    """Return the width in columns of the terminal behind `stream`; 80 if none."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):  # a StringIO, a closed file

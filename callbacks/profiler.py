@@ -12,7 +12,7 @@ from typing import Any
 from trainer.checks import whole
 
 from .callback import Callback, Trainer
-from .output import in_run_folder, replace_text, say, writable
+from .output import in_run_folder, replace_text, require_writable, say
 from .step_profile import Span, StepProfile
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Profiler(Callback):
     def setup(self, trainer: Trainer) -> None:
         self._target = self.folder or in_run_folder(trainer, "profile")
         if self._target is not None:
-            writable("Profiler(folder=...)", self._target)
+            require_writable("Profiler(folder=...)", self._target)
 
     def on_train_begin(self, trainer: Trainer) -> None:
         self.profile = self._measured = None

@@ -27,14 +27,14 @@ from .output import (
 LEAST_SHOWN_WAIT = 0.1
 LEAST_BAR = 4  # columns
 NOTEBOOK_COLUMNS = 120
-LINE_COLUMNS = 80  # of a log, if its metrics leave room
+LINE_COLUMNS = 80  # width of a log line; metrics may exceed it
 LEAST_COLUMNS_FOR_WORDS = 60  # below, "epoch 2/5" is "2/5"
 # The window metrics most informative on one line.
 _SHOWN = ("window_auc", "lifetime_auc", "window_log_loss", "window_loss", "window_calibration", "lag", "staleness")
 
 
 class ProgressBar(Callback):
-    """Shows epoch, loss, speed and metrics; online, window metrics (AUC, lag).
+    """Shows epoch, loss, speed and metrics; on a stream, window metrics (AUC, lag).
 
     If the line is too narrow, the metric that a callback monitors stays, else the first metric. If the output is not a
     terminal, it prints one line per epoch, and for a stream at most one line per `line_seconds`. Between two refreshes
@@ -45,8 +45,8 @@ class ProgressBar(Callback):
         line_seconds: least time between two lines of a stream without a terminal.
         file: where to; None for standard error.
         terminal: True or False to override the test for a terminal.
-        results: say why a run was stopped and, on a terminal, show the last and best metrics; the command line leaves
-            this out, because its log and its own table do.
+        results: say why a run was stopped and, on a terminal, show the last and best metrics. The command line passes
+            False: its log gives the reason and its own table the metrics.
 
     Raises:
         ConfigurationError: a time is not a number >= 0.
@@ -77,7 +77,7 @@ class ProgressBar(Callback):
         self._times = summary.Times()
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Find out where to write; a run may begin in the middle of an epoch."""
+        """Choose the output; count from the step in the epoch where the run begins."""
         # Looked up now, not at import: the standard streams may have been redirected since.
         self._stream = self.file or sys.stderr
         # Not tqdm.auto: in a notebook without ipywidgets it warns and draws on standard error, which is a red box; with
@@ -130,7 +130,7 @@ class ProgressBar(Callback):
             self._line(trainer)
 
     def on_checkpoint(self, trainer: Trainer) -> None:
-        """Snapshots of this moment follow; those written aside take no time of the run."""
+        """Start timing saves; one that ends during later steps ran in the background."""
         self._times.skip()
         self._saving = True
 
@@ -142,7 +142,7 @@ class ProgressBar(Callback):
         self._close(trainer)
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Finish what an unfinished epoch or a stream has open."""
+        """Close the bar of an unfinished epoch or a stream."""
         if self._bar is not None or trainer.state.progress.global_step > self._steps:
             self._close(trainer)
         reason = trainer.state.stop_reason

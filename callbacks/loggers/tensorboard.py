@@ -19,7 +19,7 @@ from typing import Any
 from trainer.cadence import Every, cadence
 
 from ..callback import Trainer
-from ..output import in_run_folder, window_numbers, writable
+from ..output import in_run_folder, require_writable, window_numbers
 from .logger import Logger
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class TensorBoard(Logger):
     def setup(self, trainer: Trainer) -> None:
         default = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
         self.folder = self.log_dir or in_run_folder(trainer, "tensorboard") or default
-        writable("TensorBoard(log_dir=...)", self.folder)
+        require_writable("TensorBoard(log_dir=...)", self.folder)
 
     def open(self, trainer: Trainer, step: int) -> None:
         assert self.folder is not None

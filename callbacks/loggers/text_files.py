@@ -14,7 +14,7 @@ from trainer.cadence import Every
 from trainer.errors import ConfigurationError
 
 from ..callback import Trainer
-from ..output import finite, in_run_folder, replace_text, writable
+from ..output import finite, in_run_folder, replace_text, require_writable
 from .logger import Logger
 
 
@@ -39,7 +39,7 @@ class _FileLogger(Logger):
         self.path = self.path or in_run_folder(trainer, self.default_name)
         if self.path is None:
             raise ConfigurationError(f"{owner} needs a file: {owner}(path=...) or Trainer(run_dir=...)")
-        writable(f"{owner}(path=...)", self.path.parent)
+        require_writable(f"{owner}(path=...)", self.path.parent)
 
     def open(self, trainer: Trainer, step: int) -> None:
         """Open the file: replace it, or after a resume drop what came after `step`."""

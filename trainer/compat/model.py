@@ -1,10 +1,10 @@
-"""`Model` and `RecModel`: the trainer under the names of MindSpore's own.
+"""`Model` and `RecModel`: drop-in replacements for MindSpore's classes.
 
     from trainer import Model            # instead of: from mindspore import Model
     from trainer import RecModel         # instead of: from mindspore_rec import RecModel
 
-Every verb is the trainer's, but for two: `fit` takes MindSpore's arguments in its order, and `predict` takes and
-returns Tensors. What stays different from MindSpore is listed in docs/migrating.md.
+They are Trainers with two changes: `fit` takes MindSpore's arguments in MindSpore's order, and `predict` takes and
+returns Tensors. docs/migrating.md lists the differences that remain.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MindSporeMae(Mae):
     name = None  # type: ignore[assignment]
 
     def expect(self, meaning: Meaning) -> None:
-        """Read the output itself whatever the loss says."""
+        """Ignore the loss: MindSpore compares labels with the raw output."""
 
     def value(self) -> float:
         """Return the sum over outputs; NaN without rows."""
@@ -42,7 +42,7 @@ class Model(Trainer):
     default_device = "auto"  # as in MindSpore, its context decides
 
     def fit(self, *args: Any, **kwargs: Any) -> History:
-        """Train as `mindspore.Model.fit` does; with the data first, as `Trainer.fit` does."""
+        """Train like `mindspore.Model.fit`; if the data comes first, like `Trainer.fit`."""
         if (isinstance(args[0], int) and len(args) + len(kwargs) > 1) if args else "epoch" in kwargs:
             return verbs.fit(self, *args, **kwargs)
         return super().fit(*args, **kwargs)

@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WatchedProcess:
-    """A Python process of the job; its lines go to its log after its name."""
+    """A Python process of the job; each line of its log begins with its name."""
 
     def __init__(
         self, name: str, arguments: Sequence[str], variables: Mapping[str, str], logs: Path, cores: Collection[int] = ()
@@ -55,7 +55,7 @@ class WatchedProcess:
                 self.tail.append(text)
                 self._log.write(text.encode() + b"\n")
                 if printed:
-                    with contextlib.suppress(OSError):  # the log has it
+                    with contextlib.suppress(OSError):  # the line is in the log already
                         print(text, flush=True)
         self._log.flush()
         return bool(data)
@@ -78,7 +78,7 @@ class WatchedProcess:
 
     @property
     def exit_code(self) -> int:
-        """Exit code as in a shell."""
+        """Exit code as a shell reports it: 128 + the signal of a killed process."""
         code = self.popen.returncode
         return 128 - code if code < 0 else code
 
@@ -87,12 +87,12 @@ class WatchedProcess:
         code = self.popen.returncode
         ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         end = "\n".join(self.tail)
-        return f"{self.name} (pid {self.popen.pid}) {ending}, and the job with it; the end of its log:\n{end}"
+        return f"{self.name} (pid {self.popen.pid}) {ending}, so the job ends; the end of its log:\n{end}"
 
 
 def share_of_cores(number: int, processes: int) -> list[int]:
     """Return adjacent cores for process `number` of `processes`; none if too few."""
-    # MindSpore's threads wait by yielding: a step of two processes that share two cores takes up to 1.8 times as long
+    # MindSpore's threads wait in a loop that yields. If two processes share two cores, a step takes up to 1.8x as long.
     cores = sorted(os.sched_getaffinity(0))
     if processes == 1 or len(cores) < processes:
         return []

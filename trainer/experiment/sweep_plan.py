@@ -66,9 +66,9 @@ class Trial:
     folder: Path
     state: str = "waiting"  # "waiting", "running", "done", "pruned" or "failed"
     value: float | None = None  # best value of the monitored metric, or None
-    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)  # None also if another sweep began it
-    reported: int = 0  # how many measurements the search knows
-    record_version: tuple[int, int] | None = None  # of the record that they were read from
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)  # None if not started by this process
+    reported: int = 0  # number of measurements passed to the search
+    record_version: tuple[int, int] | None = None  # `record_version` of the run's record at that time
 
 
 def read_plan(folder: Path) -> Plan:
@@ -127,7 +127,7 @@ def read_outcome(trial: Trial, plan: Plan) -> None:
 
 
 def measurements(folder: Path, monitor: str) -> list[tuple[int, float]]:
-    """Return the (step, value) pairs that a run has recorded of a metric so far."""
+    """Return the (step, value) pairs of a metric that a run has recorded so far."""
     recorded = read_record(folder / RECORD).series
     series = next((series for name, series in recorded.items() if monitor in _monitors_of(name)), None)
     if series is None:
@@ -142,7 +142,7 @@ def recorded_names(folder: Path) -> list[str]:
 
 
 def _monitors_of(name: str) -> tuple[str, ...]:
-    """Return the names in the history of a recorded series, as "val_auc" of "val/auc"."""
+    """Return the names in a run's history for a series: "val_auc" for "val/auc"."""
     group, _, short = name.partition("/")
     names = {"epoch": (short,), "val": (f"val_{short}",), "window": (f"window_{short}", short)}
     return names.get(group, ())

@@ -395,6 +395,6 @@ class Features(Stateful):
         check_numbers(self.features, state)
         learned = self.learned.copy()
         learned.load_state_dict(state)
-        self.recent = Recent.of_state(state)
+        self.recent = Recent.from_state(state)
         self.learned = learned
         self.is_fitted = bool(state["json"]["fitted"])

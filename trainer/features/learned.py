@@ -1,4 +1,4 @@
-"""What features have learned from data: copied, merged and saved together."""
+"""Statistics and profiles that features learn from data."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Recent:
         return {"json": {"recent_rows": self.rows}, "arrays": {_RECENT + n: a for n, a in self.joined().items()}}
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Recent:
+    def from_state(cls, state: Mapping[str, Any]) -> Recent:
         """Restore recent values from the state of the features."""
         arrays = {key: array for key, array in state["arrays"].items() if key.startswith(_RECENT)}
         values = {key.removeprefix(_RECENT): (np.array(array),) for key, array in arrays.items()}
@@ -79,7 +79,7 @@ class Learned:
         return {feature.name: feature.observed(raw) for feature in self._learning}
 
     def updated(self, recent: Recent) -> Learned:
-        """Return a copy with `recent` counted, except in profiles; ids keep their rows."""
+        """Return a copy whose statistics, not profiles, include `recent`."""
         other = self.copy()
         for name, values in recent.joined().items():
             other.statistics[name].add(values)

@@ -1,18 +1,17 @@
 """Compiling programs in less time, and cleaning up after compilations that fail.
 
-Relied on:
-- `compiler_modules.api` calls `gc.collect()` before each compilation, through the name `gc` of its module: 60 ms of
-  processor time with MindSpore's own modules alone, an eighth of a small program's compilation. `gc.freeze()` would
-  spare most of it, but to know whether the user has frozen objects takes `gc.get_freeze_count()`, which counts them one
-  by one: 27 ms for those of MindSpore.
+MindSpore internals that this module relies on:
+- `compiler_modules.api` calls `gc.collect()` before each compilation, through the name `gc` of its module. With only
+  MindSpore's modules loaded this takes 60 ms, an eighth of a small program's compilation. `gc.freeze()` would save most
+  of it, but the user may have frozen objects, and `gc.get_freeze_count()` takes 27 ms to find out.
 - `compiler_modules.parser` calls `inspect.getsourcelines` through the name `inspect` of its module, for each
   function of a graph in each compilation. A small program has 85 functions at half a millisecond each, a fifth of its
   compilation. `Parser.get_location` slices the source of each of its 1,800 syntax nodes and searches the lines for
   comments, though the nodes of a function are kept for the next compilation; it and 3,000 calls of `logger.debug`,
   which log nothing, take another eighth.
-- `Cell.compile_cache` is the set of keys of compiled programs that every `Cell` has had since 2.0, and
-  `_cell_graph_executor.del_net_res` releases those of a cell, as `Cell.__del__` does.
-- `MS_OM_PATH` is read at each failed compilation; otherwise `rank_0` appears in the working directory again.
+- `Cell.compile_cache` is the set of keys of a cell's compiled programs (since 2.0), and
+  `_cell_graph_executor.del_net_res` releases these programs, as `Cell.__del__` does.
+- MindSpore reads `MS_OM_PATH` at each failed compilation; without it, a dump `rank_0` goes to the working directory.
 - To name a line of a failed compilation MindSpore opens the code object's file. Notebook inputs are named after files
   that do not exist, their text is in `linecache`; without the file MindSpore logs "Get realpath failed" twenty times.
 """
@@ -42,8 +41,8 @@ from .cell_structure import cells_and_names
 from .compiler_modules import api, parser
 from .cpu_kernels import fast_max_pooling, planned_for_one_core
 
-# Held while a program is loaded, compiled or exported. MindSpore does these with state of the whole process and lets
-# other threads run meanwhile: two at once fail with "The pointer[...] is null". Running a compiled program needs none.
+# Held while a program is loaded, compiled or exported. MindSpore uses global state for these and releases the GIL, so
+# two at once fail with "The pointer[...] is null". Running a compiled program does not need the lock.
 compile_lock = threading.RLock()
 
 
@@ -71,7 +70,7 @@ def _replaced(owner: Any, name: str, known: object, replacement: object) -> Iter
 
 
 def _with(module: Any, **functions: Callable[..., Any]) -> SimpleNamespace:
-    """Return the names of a module with some functions replaced."""
+    """Return a stand-in for a module, with some functions replaced."""
     return SimpleNamespace(**{**vars(module), **functions})
 
 
@@ -128,7 +127,7 @@ def parser_cached() -> Iterator[None]:
 
 
 def compilations_are_short() -> bool:
-    """Return whether all that is replaced while MindSpore compiles is where it was."""
+    """Return whether this MindSpore still has everything that is replaced here."""
     with collection_skipped(), parser_cached():
         replaced = api.gc is _gc and parser.inspect is _inspect
         return replaced and parser.Parser.get_location is _get_location and parser.logger in (_log, log)
@@ -153,7 +152,7 @@ def drop_programs(cells: Iterable[nn.Cell]) -> None:
 
 
 def release_dropped() -> None:
-    """Release dropped programs; call it on the thread of graphs while none runs."""
+    """Release dropped programs; call it on the thread that runs graphs, between runs."""
     while _dropped:
         cell = _dropped.popleft()
         if cell.compile_cache:
@@ -168,7 +167,7 @@ def count_programs(cell: nn.Cell) -> int:
 
 @contextlib.contextmanager
 def redirect_graph_dumps() -> Iterator[None]:
-    """Send dumps of failed compilations to a temporary folder; keep a user's own."""
+    """Send dumps of failed compilations to a temporary folder, unless the user set one."""
     if "MS_OM_PATH" in os.environ:
         yield
         return
@@ -178,7 +177,7 @@ def redirect_graph_dumps() -> Iterator[None]:
         yield
     finally:
         os.environ.pop("MS_OM_PATH", None)
-        if os.path.exists(folder):  # which is sooner known than that nothing can be removed
+        if os.path.exists(folder):  # faster than an rmtree that fails
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""`Baseline`: plain models of the same rows, beside a run's result."""
+"""`Baseline`: compares a run with plain models trained on the same rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RETRIEVED = 10
 RETRIEVED_METRIC = f"recall_{RETRIEVED}"
 IMPORTANCE_ROWS = 10_000
 SHUFFLES = 5
-DIGITS = 4  # of a metric on the screen, which decide what is better
+DIGITS = 4  # decimals of a metric in the table; models are compared after rounding to them
 
 Values = dict[str, float]
 
@@ -38,17 +38,17 @@ Values = dict[str, float]
 class Baseline(Callback):
     """Compares a run with plain models of the same rows and features.
 
-    They are a regression (`trainer.models.linear_model.LinearModel`: logistic for a label of classes, else ridge) and,
-    where scikit-learn is installed, its gradient boosting; for two towers the most popular items. As a callback it is
-    for `start`; `compare` prints the result. On several processes each is given the same rows.
+    The plain models are a regression (`trainer.models.linear_model.LinearModel`: logistic for classes, else ridge) and,
+    if scikit-learn is installed, gradient boosting. Two towers are compared with the most popular items instead.
+    Needed as a callback only for `start`; `compare` prints the result. All processes read the same rows.
 
     Args:
         train: raw rows to learn from, as `RawFiles`.
         test: raw rows to compare on.
-        start: whether a network with a linear part (`trainer.models`: lr, fm, wide_deep, deepfm), not trained yet,
-            begins as the regression. With ``fit(valid_on_start=True)`` and the best weights kept, a run then ends
-            below the regression only as far as the validation rows mislead.
-        rows: most rows to learn from; the first are taken.
+        start: initialise an untrained network that has a linear part (`trainer.models`: lr, fm, wide_deep, deepfm) from
+            the regression. With ``fit(valid_on_start=True)`` and the best weights kept, the run is then at least as
+            good as the regression on the validation rows.
+        rows: learn from the first `rows` rows.
     """
 
     def __init__(self, train: Any, test: Any, start: bool = False, rows: int = 200_000) -> None:
@@ -57,7 +57,7 @@ class Baseline(Callback):
         self._plain: tuple[Inputs, LinearModel] | None = None
 
     def setup(self, trainer: Any) -> None:
-        """Let the network begin as the regression; a resumed run takes its own weights.
+        """Initialise the network from the regression, if `start`; not in a resumed run.
 
         Raises:
             ConfigurationError: the run has no declared features with one label, or no metrics.
@@ -68,7 +68,7 @@ class Baseline(Callback):
         linear = [cell for cell in trainer.network.cells() if isinstance(cell, Linear)]
         if len(linear) != 1:
             name = type(trainer.network).__name__
-            logger.warning("Baseline(start=True): %s has no linear part, and begins with its own weights", name)
+            logger.warning("Baseline(start=True): %s has no linear part, so it keeps its initial weights", name)
             return
         if _is_trained(trainer, linear[0]):
             return
@@ -80,9 +80,9 @@ class Baseline(Callback):
         """Print the comparison on the test rows, and return it.
 
         Returns:
-            "model": value by metric of the run, "plain": the same by name of the plain model, "best": the name of the
-            best by the first metric, "this run" or a plain model's, and "importance": what shuffling a raw column costs
-            the run in that metric, {column: [mean, standard deviation over the shuffles]}.
+            "model": the run's metrics, {metric: value}; "plain": {name of a plain model: its metrics}; "best": "this
+            run" or the name of the plain model that is best in the first metric; "importance": how much worse that
+            metric gets if a raw column is shuffled, {column: [mean, standard deviation over the shuffles]}.
         """
         features = _checked(trainer)
         importance: dict[str, list[float]] = {}
@@ -99,7 +99,7 @@ class Baseline(Callback):
         if trainer.group.is_main:
             print("\n".join(_table(results)))
             if best != "this run":
-                print(f"the baseline wins: {best} is better by {first}; the network learns nothing beyond it here")
+                print(f"the baseline wins: {best} is better by {first}; the network learned nothing beyond it")
         return {"model": results.pop("this run"), "plain": results, "best": best, "importance": importance}
 
     def _linear(self, features: Features, loss_fn: Any) -> tuple[Inputs, LinearModel]:
@@ -109,7 +109,7 @@ class Baseline(Callback):
         return self._plain
 
     def _results(self, trainer: Any, features: Features, raw: Mapping[str, Any]) -> dict[str, Values]:
-        """Return value by metric of the run and of each plain model."""
+        """Return the metrics of the run and of each plain model."""
         test = _inputs(features, raw)
         own = trainer.evaluate(test)
         inputs, linear = self._linear(features, trainer.loss_fn)
@@ -117,7 +117,7 @@ class Baseline(Callback):
         try:
             plain["gradient boosting"] = BoostedTrees(features, inputs, _classes(features, inputs, trainer.loss_fn))
         except ImportError:
-            logger.info("no gradient boosting beside the result: scikit-learn is not installed")
+            logger.info("no comparison with gradient boosting: scikit-learn is not installed")
         results = {name: _measured(trainer, features, test, model.outputs(test)) for name, model in plain.items()}
         names = [name for name in results[_name(trainer.loss_fn)] if name in own]
         return {
@@ -143,10 +143,10 @@ class Baseline(Callback):
 def _checked(trainer: Any) -> Features:
     features = trainer.features
     if features is None or len(features.labels) != 1:
-        raise ConfigurationError("baseline: plain models are for declared features with one label")
+        raise ConfigurationError("baseline: plain models need declared features with one label")
     metrics = [name for name, metric in trainer.metrics.items() if not isinstance(metric, Loss)]
     if not metrics and not isinstance(trainer.loss_fn, InBatchSoftmax):
-        raise ConfigurationError("baseline: plain models are compared by metrics, as metrics: [log_loss, auc]")
+        raise ConfigurationError("baseline: the comparison needs metrics, such as metrics: [log_loss, auc]")
     return features
 
 
@@ -161,14 +161,14 @@ def _name(loss_fn: Any) -> str:
 
 
 def _classes(features: Features, inputs: Inputs, loss_fn: Any) -> int:
-    """Return the number of the label's classes, 1 of a number."""
+    """Return the number of classes of the label; 1 if the label is a number."""
     if meaning_of(loss_fn).target == CLASSES:
         return len(features.label_classes) or int(np.max(inputs[features.labels[0]])) + 1
     return 2 if meaning_of(loss_fn).target == BINARY else 1
 
 
 def _measured(trainer: Any, features: Features, inputs: Inputs, outputs: np.ndarray) -> Values:
-    """Return the run's metrics of other outputs for the same rows."""
+    """Return the run's metrics for a plain model's `outputs` on the rows of `inputs`."""
     metrics = {name: metric for name, metric in trainer.metrics.items() if not isinstance(metric, Loss)}
     weight = inputs[features.weight] if trainer.row_weights.of_metrics else None
     clear_metrics(metrics)
@@ -178,7 +178,7 @@ def _measured(trainer: Any, features: Features, inputs: Inputs, outputs: np.ndar
 
 
 def _importance(trainer: Any, features: Features, raw: Mapping[str, Any], higher: bool) -> dict[str, list[float]]:
-    """Return mean and deviation of the metric's loss where a raw column is shuffled."""
+    """Return how much worse the metric gets if a raw column is shuffled: mean and std."""
     raw = {name: column[:IMPORTANCE_ROWS] for name, column in raw.items()}
     first = next(name for name, metric in trainer.metrics.items() if not isinstance(metric, Loss))
     rng, rows = np.random.default_rng(0), len(raw[features.labels[0]])

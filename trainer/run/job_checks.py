@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# `nn.SyncBatchNorm` takes the statistics of all processes, on Ascend only.
+# Not `nn.SyncBatchNorm`: it uses the statistics of all processes (on Ascend only).
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_OF_EVERY_CELL = frozenset(vars(nn.Cell()))
+_CELL_ATTRIBUTES = frozenset(vars(nn.Cell()))
 
 
 def check_settings(trainer: TrainedNetwork, source: Source, limits: Mapping[str, Any]) -> None:
     """Check that all processes have the same network, settings and data.
 
-    A collective call. Initial weights may differ: those of rank 0 are used. So may data that the user has divided, and
-    streams. `limits` are the arguments of the call that say when it ends. All processes raise the same error.
+    A collective call. Three inputs may differ: initial weights (rank 0's are used), data that the user has sharded, and
+    streams. `limits` are the arguments that end the run, such as epochs. All processes raise the same error.
     """
     group = trainer.group
     if group.size == 1:
@@ -42,9 +42,9 @@ def check_settings(trainer: TrainedNetwork, source: Source, limits: Mapping[str,
 
 
 def check_data(group: Group, source: Source, *, own: bool) -> None:
-    """Check that processes evaluate or predict the same data, or their `own` rows.
+    """Check that all processes evaluate or predict the same data.
 
-    A collective call. All processes raise the same error.
+    A collective call. With `own` each process has its own rows. All processes raise the same error.
     """
     if group.size > 1:
         _compare(group, {"sharded": own, **({} if own else _data_of(source))})
@@ -61,8 +61,8 @@ def _compare(group: Group, settings: Mapping[str, Any]) -> None:
         )
         if differences:
             raise ConfigurationError(
-                f"rank {rank} is not given what rank 0 is: {differences}; all processes must run the same program on "
-                "the same data (rows of its own for each: sharded=True)"
+                f"rank {rank} and rank 0 differ: {differences}; all processes must run the same program on the same "
+                "data. If each process has its own rows, pass sharded=True"
             )
 
 
@@ -74,8 +74,8 @@ def warn_of_own_statistics(network: nn.Cell, group: Group) -> None:
     if paths:
         logger.warning(
             "BatchNorm (%s%s) normalizes with the mean and variance of the rows of each process, not of all %d: "
-            "training differs from that of one process with all the rows; moving statistics are averaged before "
-            "evaluations and snapshots. LayerNorm does not depend on the number of processes",
+            "the result differs from training in one process; moving statistics are averaged before evaluations and "
+            "snapshots. LayerNorm does not depend on the number of processes",
             ", ".join(paths[:3]),
             f" and {len(paths) - 3} more" if len(paths) > 3 else "",
             group.size,
@@ -114,7 +114,7 @@ def _describe(what: str, cell: nn.Cell | None) -> dict[str, Any]:
     """Return a cell's class and its own numbers, text and scalar parameters."""
     if cell is None:
         return {what: None}
-    own = {name: value for name, value in vars(cell).items() if name not in _OF_EVERY_CELL and name[0] != "_"}
+    own = {name: value for name, value in vars(cell).items() if name not in _CELL_ATTRIBUTES and name[0] != "_"}
     plain = {name: value for name, value in own.items() if isinstance(value, bool | int | float | str)}
     scalars = [parameter for parameter in nn.Cell.get_parameters(cell, expand=False) if parameter.shape == ()]
     plain |= {parameter.name: _short(float(parameter.asnumpy())) for parameter in scalars}
@@ -139,19 +139,19 @@ def check_training(processes: int, network: nn.Cell, optimizer: nn.Cell | None) 
         return
     if optimizer is None and not reducers_of(network):
         raise ConfigurationError(
-            f"fit: without an optimizer {type(network).__name__} is a whole training step, and it holds no reducer of "
-            f"gradients, so each of {processes} processes would train a network of its own; derive it from "
-            "nn.TrainOneStepCell and write gradients = self.grad_reducer(gradients) before the optimizer, or let it "
-            "hold an nn.DistributedGradReducer(optimizer.parameters, mean=True), or give Trainer network, loss_fn and "
-            "optimizer"
+            f"fit: without an optimizer {type(network).__name__} is a whole training step. It has no gradient reducer, "
+            f"so each of {processes} processes would train its own network. Derive it from nn.TrainOneStepCell and "
+            "write gradients = self.grad_reducer(gradients) before the optimizer; or give it an "
+            "nn.DistributedGradReducer(optimizer.parameters, mean=True); or pass network, loss_fn and optimizer to "
+            "Trainer"
         )
-    # A MindSpore without this context, whose end is announced, has nothing set.
+    # MindSpore has deprecated this context; a version without it has nothing set.
     setting = getattr(mindspore, "get_auto_parallel_context", {"parallel_mode": "stand_alone"}.get)
     mode = setting("parallel_mode")
     if mode not in ("stand_alone", "data_parallel"):
         raise ConfigurationError(
-            f"parallel_mode={mode!r} is set: MindSpore would divide the network by itself; the trainer trains whole "
-            "copies and adds their gradients up; leave the parallel context alone or set 'data_parallel'"
+            f"parallel_mode={mode!r} is set: MindSpore would partition the network, but the trainer trains whole "
+            "copies and sums their gradients; leave the parallel context alone or set 'data_parallel'"
         )
     if setting("enable_parallel_optimizer"):
         raise ConfigurationError(
@@ -165,7 +165,7 @@ def check_stream(processes: int, stream: Stream) -> None:
     if stream.sharing is Sharing.ALONE:
         raise ConfigurationError(
             f"online_train: {type(stream).__name__} cannot be divided among {processes} processes: it has no "
-            "partitions, and it is not known to give every process the same rows; give a stream with partitions "
-            "(KafkaStream, RedisStream, FileStream), or a function that returns the same rows on every process, of "
-            "which each takes its share; a stream of your own declares its `sharing`"
+            "partitions and may give every process other rows. Pass a stream with partitions (KafkaStream, "
+            "RedisStream, FileStream), or a function that returns the same rows on every process: each process then "
+            "trains on its share. A custom stream declares its `sharing`"
         )

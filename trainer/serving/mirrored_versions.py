@@ -1,6 +1,6 @@
-"""A published model of a mirror, as a local copy.
+"""Keeps a local copy of a model published to a mirror.
 
-Its folders are fetched and verified before ``current.json`` names them.
+Folders are fetched and verified before the local ``current.json`` names them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .published import CURRENT, PINS, is_proven, remove
 
 
 class MirroredVersions:
-    """A local copy of the published model, or that of the run, at a mirror's URL."""
+    """A local copy of a published model; the URL is of the model or of its run."""
 
     def __init__(self, url: str) -> None:
         self._source = Location(url)
@@ -36,15 +36,15 @@ class MirroredVersions:
 
     def _pull(self) -> None:
         for is_last_try in (False, False, True):
-            pointers = self._shown()
+            pointers = self._read_pointers()
             if pointers == self._pulled:
                 return
             try:
                 needed = self._fetch(*pointers)
                 break
             except CheckpointError:
-                # removed while it was fetched: something newer is shown then
-                if is_last_try or self._shown() == pointers:
+                # Retry if a folder was removed during the fetch: the pointers name a newer version by then.
+                if is_last_try or self._read_pointers() == pointers:
                     raise
         current, pins = pointers
         if pins is not None:
@@ -57,7 +57,7 @@ class MirroredVersions:
             if name not in needed and is_proven(self.folder / name):
                 remove(self.folder / name)
 
-    def _shown(self) -> tuple[bytes, bytes | None]:
+    def _read_pointers(self) -> tuple[bytes, bytes | None]:
         """Return the mirror's ``current.json`` and ``pins.json``, None without pins."""
         pins, current = self._read(PINS), self._read(CURRENT)
         if current is not None:
@@ -66,7 +66,7 @@ class MirroredVersions:
         if inner.entry(CURRENT) is None:
             raise CheckpointNotFoundError(f"no model has been published at {self}")
         self._source = inner
-        return self._shown()
+        return self._read_pointers()
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -83,7 +83,7 @@ class MirroredVersions:
             waiting = named_in(pins)
         for name in sorted(needed):
             fetch_part(self._source, name, self.folder)
-        while waiting:  # a pinned version with those it builds on
+        while waiting:  # pinned versions, and all versions that they build on
             name = waiting.pop()
             folder = fetch_part(self._source, name, self.folder)
             needed.add(name)
@@ -91,13 +91,13 @@ class MirroredVersions:
             try:
                 builds_on = [body["graph"]["name"], *([] if body["restart"] else [body["before"]["name"]])]
             except (KeyError, TypeError):
-                continue  # a graph, which builds on nothing
+                continue  # a graph builds on nothing
             waiting |= set(builds_on) - needed
         return needed
 
 
 def root_of(source: str | os.PathLike[str]) -> tuple[Path, MirroredVersions | None]:
-    """Return a published model's local folder, and for a URL the copy that fills it."""
+    """Return a published model's local folder, and its `MirroredVersions` for a URL."""
     if not is_url(source):
         return Path(source), None
     mirrored = MirroredVersions(str(source))

@@ -20,7 +20,7 @@ from .batch import Span
 logger = logging.getLogger(__name__)
 
 _MAX_RAW = 65_536
-_MOST_REASONS = 1000  # that are counted one by one
+_MOST_REASONS = 1000  # counted one by one; further reasons are counted as "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class BadRow:
     """A row that cannot be trained on.
 
     Attributes:
-        message: index of its message among those read together.
+        message: index of its message in the batch of messages that was read.
         row: its index within the message.
         raw: the payload: bytes or text, or any value that JSON can hold.
         line: number of the line in its file, from 1, where the row begins; None where there are no lines.
@@ -51,14 +51,14 @@ class DeadLetter:
     Args:
         path: JSON-lines file to append to; None: bad rows are counted and the first is logged.
         max_bad_share: largest share of bad rows tolerated, 0 to 1.
-        min_rows: rows that the share is of where fewer have been seen: by default more than 10 bad rows stop a stream,
-            however short it is. Counts are halved every 10 * `min_rows` rows, so a source that
-            turns bad late is noticed as soon as one that is bad from the start.
+        min_rows: least number of rows to take the share of. While fewer have been seen, the share is that of bad rows
+            in `min_rows`: by default more than 10 bad rows stop even a short stream. Counts are halved every
+            10 * `min_rows` rows, so a source that turns bad late is noticed as soon as one bad from the start.
 
     Attributes:
         good, bad: rows counted so far.
         reasons: how many rows are bad for which reason.
-        first: where the first bad row is, in words; empty where there is none.
+        first: a description of where the first bad row is; empty if there is none.
 
     Raises:
         ConfigurationError: `max_bad_share` or `min_rows` out of range.
@@ -143,8 +143,8 @@ class DeadLetter:
         """Add to the counts of good and bad rows.
 
         Raises:
-            StreamError: the share of bad rows among recent ones, or `min_rows` where there are fewer, exceeds
-                `max_bad_share`.
+            StreamError: more than `max_bad_share` of the recent rows are bad. If fewer than `min_rows` were seen, the
+                share is taken of `min_rows`.
         """
         self.good += good
         self.bad += bad
@@ -172,7 +172,7 @@ class DeadLetter:
             left = left[self._file.write(left) :]
 
     def _ends_in_newline(self) -> bool:
-        """Return whether the file is empty or ends in a newline; else a write failed."""
+        """Return whether the file is empty or ends in a newline, as after whole writes."""
         if not self.path.is_file() or self._file.tell() == 0:
             return True
         with self.path.open("rb") as content:
@@ -187,7 +187,7 @@ class DeadLetter:
     def _failure(self, action: str, error: OSError) -> StreamError:
         return StreamError(
             f"the dead-letter file {self.path} cannot be {action}: {error.strerror or error}. The stream stays before "
-            "the rows that were to go there; make room or give dead_letter another path, and go on"
+            "the bad rows. Free disk space or give dead_letter another path, then continue"
         )
 
     def close(self) -> None:

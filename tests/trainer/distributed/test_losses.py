@@ -48,7 +48,7 @@ def test_each_process_gets_the_predictions_of_its_own_rows(two):
 def test_other_data_on_each_process_are_refused_on_all(two, verb):
     texts = [str(found[f"refused/{verb}"]) for found in two]
     assert texts[0] == texts[1]
-    assert texts[0].startswith("ConfigurationError: rank 1 is not given what rank 0 is: ")
+    assert texts[0].startswith("ConfigurationError: rank 1 and rank 0 differ: ")
     assert texts[0].endswith("rows of its own for each: sharded=True)")
 
 

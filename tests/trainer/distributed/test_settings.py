@@ -24,7 +24,7 @@ def test_what_differs_is_named_on_all_ranks_before_anything_is_trained(job):
     assert found[0] == found[1]
     assert found[0].pop("nothing") == 5
     for name, message in found[0].items():
-        assert str(message).startswith("rank 1 is not given what rank 0 is: "), name
+        assert str(message).startswith("rank 1 and rank 0 differ: "), name
         assert name in message
     assert "learning rate: rank 0 has 0.01, rank 1 0.05" in found[0]["learning rate"]
 

@@ -104,7 +104,7 @@ def test_each_column_is_declared_as_what_it_holds(folder, name):
         assert declared[column]["kind"] == kind
         assert options.items() <= declared[column].items(), column
     left_out = [about for arguments, about in proposal.features if arguments is None]
-    assert left_out == ["visit: another value in every row", "nothing: no value", "same: one value in all rows"]
+    assert left_out == ["visit: a different value in every row", "nothing: no value", "same: one value in all rows"]
 
 
 def test_the_look_is_at_the_first_rows_and_says_so(folder):
@@ -191,14 +191,14 @@ def _plain(value):
         (["rows.csv", "--label", "clik"], "no column 'clik'.* did you mean 'click'"),
         (["rows.csv", "--label", "when"], "label 'when' is time, .*; a label is a number, 0 and 1, or one of 2 to 100"),
         (["two_tower", "plain.csv", "--item", "y"], "no column 'y'"),
-        (["plain.csv", "--user", "x"], "--user and --item go with two_tower"),
+        (["plain.csv", "--user", "x"], "--user and --item need the model two_tower"),
         (["rows.csv", "--time", "wen"], "no column 'wen'.* did you mean 'when'"),
         (["mmoe", "rows.csv"], "mmoe has several tasks; name the label columns: --label click --label NAME"),
         (["deepfm", "rows.csv", "--label", "click", "--label", "age"], "deepfm has one label; received click, age"),
         (["bst", "plain.csv"], "bst needs a history"),
         (["two_tower", "plain.csv"], "name the column with the item's number"),
         (["unnamed.csv"], "is named like a label; name .* one of a, b: trainer init unnamed.csv --label b$"),
-        (["plain.csv", "--leave-out", "x"], "no column but click can be a feature: x: as you asked"),
+        (["plain.csv", "--leave-out", "x"], "no column besides click can be a feature: x: as you asked"),
         (["a", "b", "rows.csv"], r"takes \[MODEL\] DATA"),
     ],
 )
@@ -290,7 +290,7 @@ def test_few_times_divide_no_rows_and_numbers_that_count_rows_are_no_features(tm
     proposal = propose(summarize(write(columns | {"x": [n / 7 for n in range(200)]}, tmp_path / "rows.csv")))
     assert proposal.event_time is None
     assert [about for arguments, about in proposal.features if arguments is None] == [
-        "Kundennr: another value in every row"
+        "Kundennr: a different value in every row"
     ]
 
 
@@ -384,7 +384,7 @@ def test_towers_hold_what_is_known_before_the_choice(tmp_path, monkeypatch, caps
     config = load_config("rows.yaml")
     assert config.network.init_args["item"] == ["film", "genre"]
     assert [column["name"] for column in config.features["columns"]] == ["user_id", "home", "film", "genre"]
-    assert "# left out: rating: known only after the choice" in (tmp_path / "rows.yaml").read_text()
+    assert "# left out: rating: known only after the user's choice" in (tmp_path / "rows.yaml").read_text()
 
     for item, code in (("[film, genre]", 0), ("[genre]", 2)):
         assert main(["check", "rows.yaml", "--set", f"network.item={item}"]) == code

@@ -130,7 +130,7 @@ def test_missing_arguments_are_reported_where_the_object_stands(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("seed: 1\nexperiment: a\nseed: 2\n", "3:1: seed: duplicate key; it is given first at"),
+        ("seed: 1\nexperiment: a\nseed: 2\n", "3:1: seed: duplicate key; it was first given at"),
         ("a: {b: 1, c: [}\n", "1:15: invalid YAML"),
         ("a: !!python/object:os.system {}\n", "1:4: a: the tag"),
         ("a: &a [*a]\n", "1:4: a.0: this anchor contains itself"),
@@ -197,7 +197,7 @@ def test_overrides_are_read_as_yaml_and_reach_everywhere(tmp_path):
 def test_a_wrong_override_is_reported_like_a_wrong_line(tmp_path):
     found = problems(tmp_path, GOOD, "trainer.amp_levl=O2", "fit.epochs=x", "callbacks.3.a=1", "nothing", "seed.x=[")
     assert [line.partition(": accepts")[0].partition(";")[0] for line in found] == [
-        "--set callbacks.3.a=1: callbacks.3: a place in this list is 0 to 0",
+        "--set callbacks.3.a=1: callbacks.3: an index of this list is 0 to 0",
         "--set fit.epochs=x: fit.epochs: received 'x' (str)",
         "--set nothing: received 'nothing' (str)",
         "--set seed.x=[: invalid YAML: while parsing a flow node, expected the node content, but found '<stream end>'",

@@ -91,15 +91,15 @@ def test_without_scikit_learn_or_a_linear_part_there_is_the_regression_and_it_is
     without_linear_part = ["--set", "network={model: autoint, dim: 4, hidden: [4]}", "--set", "baseline={start: true}"]
     assert main(["fit", "t.yaml", *without_linear_part]) == 0
     printed = " ".join(capsys.readouterr().err.split())
-    assert "no gradient boosting beside the result" in printed
-    assert "AutoInt has no linear part, and begins with its own weights" in printed
+    assert "no comparison with gradient boosting" in printed
+    assert "AutoInt has no linear part, so it keeps its initial weights" in printed
     assert list(json.loads((folder / "runs/t/metrics.json").read_text())["baseline"]["plain"]) == [LOGISTIC]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("metrics=[]", "compared by metrics, as metrics: [log_loss, auc]"),
+        ("metrics=[]", "needs metrics, such as metrics: [log_loss, auc]"),
         ("baseline={begin: true}", "section baseline has no argument 'begin'"),
         ("baseline={train: t.csv}", "is given elsewhere: data.train"),
         ("features.label=[click, x]", "one label"),

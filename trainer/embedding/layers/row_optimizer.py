@@ -24,7 +24,7 @@ class RowOptimizer(nn.Cell):
         lr: constant learning rate; None follows the Trainer's dense optimizer, schedule included.
 
     Attributes:
-        numbers: names of the attributes that define the update.
+        numbers: names of the attributes that hold hyperparameters.
     """
 
     numbers: tuple[str, ...] = ("lr",)
@@ -35,7 +35,7 @@ class RowOptimizer(nn.Cell):
         self.lr = lr
 
     def first_slots(self, dim: int) -> np.ndarray:
-        """Return a new row's slots, float32 [slot columns], for a weight of `dim`."""
+        """Return the slots of a new row with `dim` weights, float32 [slot columns]."""
         raise NotImplementedError
 
     def construct(self, rows, gradients, lr, step):
@@ -54,10 +54,10 @@ class RowOptimizer(nn.Cell):
         return lr
 
     def kernel(self) -> tuple[RowKernel, tuple[float, ...]] | None:
-        """Return the CPU kernel that updates rows in place, and parameters after `rate`.
+        """Return the CPU kernel that updates rows in place, and its parameters.
 
-        None falls back to `construct`. A subclass that overrides only one of `kernel` and `construct` has no kernel,
-        because the two would disagree.
+        The kernel receives `rate` as first parameter, then these. None falls back to `construct`. A subclass that
+        overrides only one of `kernel` and `construct` has no kernel, because the two would disagree.
         """
         return None
 

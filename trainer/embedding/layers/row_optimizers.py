@@ -1,7 +1,7 @@
 """Row optimizers: each rule as a CPU kernel next to the same rule as graph code.
 
-`tests/trainer/embedding/test_row_optimizers.py` compares the two for every class of this file. The module imports
-Numba, which only a network with tables needs; `row_optimizer` does not.
+`tests/trainer/embedding/test_row_optimizers.py` compares the two for every class of this file. Import this module only
+for a network with tables: unlike `row_optimizer`, it imports Numba.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RowSGD(RowOptimizer):
         return np.zeros(0, np.float32)
 
     def kernel(self):
-        """Return the compiled rule and its parameters after `rate`."""
+        """Return the compiled rule and its parameters; see `RowOptimizer.kernel`."""
         return _update_sgd, ()
 
     def construct(self, rows, gradients, lr, step):
@@ -105,7 +105,7 @@ class RowAdagrad(RowOptimizer):
         return np.full(1 if self.row_wise else dim, self.accum, np.float32)
 
     def kernel(self):
-        """Return the compiled rule and its parameters after `rate`."""
+        """Return the compiled rule and its parameters; see `RowOptimizer.kernel`."""
         return (_update_adagrad_row_wise if self.row_wise else _update_adagrad), ()
 
     def construct(self, rows, gradients, lr, step):
@@ -158,9 +158,9 @@ def _update_adam_row_wise(block):
 class RowAdam(RowOptimizer):
     """Lazy Adam: `nn.Adam` on touched rows, bias correction by all model updates.
 
-    Source: D. Kingma, J. Ba, ICLR 2015, in the form of the end of its section 2, which is `nn.Adam`'s. The row-wise
-    form keeps one second moment per row, of the mean of g*g, as FBGEMM's `PARTIAL_ROWWISE_ADAM` does: 4 * (dim + 1)
-    bytes per row instead of 8 * dim.
+    Source: D. Kingma, J. Ba, ICLR 2015, in the more efficient form at the end of section 2, as in `nn.Adam`. The
+    row-wise form keeps one second moment per row, of the mean of g*g, like FBGEMM's `PARTIAL_ROWWISE_ADAM`: slots take
+    4 * (dim + 1) bytes per row instead of 8 * dim.
 
     Args:
         lr: see `RowOptimizer`.
@@ -196,7 +196,7 @@ class RowAdam(RowOptimizer):
         return lr * ops.sqrt(one - ops.pow(self.beta2, step)) / (one - ops.pow(self.beta1, step))
 
     def kernel(self):
-        """Return the compiled rule and its parameters after `rate`."""
+        """Return the compiled rule and its parameters; see `RowOptimizer.kernel`."""
         return _update_adam_row_wise if self.row_wise else _update_adam, (1.0 - self.beta1, 1.0 - self.beta2, self.eps)
 
     def construct(self, rows, gradients, lr, step):
@@ -239,7 +239,7 @@ def _update_ftrl(block):
 
 
 class RowFTRL(RowOptimizer):
-    """Proximal follow the regularized leader, as `nn.FTRL`; slots define the weight.
+    """FTRL-Proximal, as in `nn.FTRL`; computes each weight from its slots alone.
 
     Source: H. B. McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1.
 
@@ -266,7 +266,7 @@ class RowFTRL(RowOptimizer):
         return np.concatenate((np.full(dim, self.accum), np.zeros(dim))).astype(np.float32)
 
     def kernel(self):
-        """Return the compiled rule and its parameters after `rate`."""
+        """Return the compiled rule and its parameters; see `RowOptimizer.kernel`."""
         return _update_ftrl, (-self.lr_power, self.l1, 2.0 * self.l2)
 
     def construct(self, rows, gradients, lr, step):
@@ -290,7 +290,7 @@ def _number(optimizer: nn.Cell, name: str, default: float) -> float:
 
 
 def row_optimizer_like(dense: nn.Cell | None) -> RowOptimizer:
-    """Return the row optimizer like a dense one: family, hyperparameters and rate.
+    """Return the row optimizer of a dense optimizer's family, with its hyperparameters.
 
     Adam and its relatives give `RowAdam`, Adagrad `RowAdagrad`, FTRL `RowFTRL`, SGD and Momentum `RowSGD`; anything
     else gives `RowAdagrad` with a warning. Weight decay is dropped: it would touch every row in every step.

@@ -1,4 +1,4 @@
-"""A stack whose rows the graph holds for a chunk; any device, any optimizer."""
+"""Trains a stack's rows inside the graph, on any device with any optimizer."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class StackProgram(nn.Cell):
 
     in_graph = True
     reader: nn.Cell | None = None
-    # Indices into the tuples of a step, see `SparseTables`: from the end for inputs and gradients, from the start for
-    # what `begin` returned.
+    # Indices into a step's inputs and gradients, counted from the end; `kept_at` into the result of
+    # `SparseTables.begin`, counted from the start.
     positions_at = map_at = owned_at = gradient_at = -1
     kept_at = 0
 
     def __init__(
         self,
         name: str,
-        working_set: WorkingSet,  # that the network's cells read
+        working_set: WorkingSet,  # read by the network's cells
         tables: dict[int, SparseTable],
         optimizer: RowOptimizer,
         trainable: bool,
@@ -99,7 +99,7 @@ class StackProgram(nn.Cell):
         return packed
 
     def gradient(self, positions, gradient):
-        """Return the row gradients at `positions` from that of `differentiated`."""
+        """Return the row gradients at `positions`, from the gradient of `differentiated`."""
         return gradient
 
     def update(self, positions, packed, gradient, lr):
@@ -112,7 +112,7 @@ class StackProgram(nn.Cell):
         return ops.expand_dims(rate, 0) if rate.ndim == 0 else rate
 
     def next_step(self, lr):
-        """Count an update; return its number, float32 [] and int32 [1], and learning rate."""
+        """Count an update; return (number float32 [], number int32 [1], learning rate)."""
         number = self.step + 1
         ops.assign(self.step, number)
         step = ops.reshape(ops.cast(number, mstype.float32), ())

@@ -221,7 +221,7 @@ class Planner:
             for leader, index in zip(leaders, self.layout.stacks[stack].tables, strict=True):
                 # Once different, they stay different for the rest of the run.
                 if self._same_rows.get(index, self._can_plan_together[index] and self._can_plan_together[leader]):
-                    self._same_rows[index] = self.tables[index].numbers_like(self.tables[leader])
+                    self._same_rows[index] = self.tables[index].has_same_rows(self.tables[leader])
 
     def _distinct(
         self, tables: Sequence[int], ids: np.ndarray, rows: np.ndarray, carried: np.ndarray, now: float

@@ -128,7 +128,7 @@ def undo(table: TableRows, record: UndoRecord) -> None:
     for evicted in reversed(record.evicted):
         table.map.add(evicted.ids, evicted.rows)
         table.store.write_stored(evicted.rows, evicted.values)
-        table.name_rows(evicted.rows, evicted.ids)
+        table.record_ids(evicted.rows, evicted.ids)
         table.columns["live"][evicted.rows] = True
         for consumer, dirty in evicted.dirty.items():
             table.columns[dirty_column(consumer)][evicted.rows] = dirty

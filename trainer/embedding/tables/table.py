@@ -142,7 +142,7 @@ class SparseTable(TableRows):
             new = self.take_rows(len(fitting))
             self.write_first(new, fitting)
             self.map.add(fitting, new)
-            self.name_rows(new, fitting)
+            self.record_ids(new, fitting)
             self.columns["live"][new] = True
             self.columns["uncommitted"][new] = True
             for name in self.meta_names:
@@ -241,7 +241,7 @@ def _record_plan(table: SparseTable, new_ids: np.ndarray, steps: int) -> None:
         table.reserve(last)
         table.next_row, table.numbering = last, object()
         rows = np.arange(first, last, dtype=np.int32)
-        table.name_rows(rows, new_ids)
+        table.record_ids(rows, new_ids)
         for name in ("live", "uncommitted"):
             table.columns[name][first:last] = True
         pending.allocated.append((rows, new_ids))

@@ -38,7 +38,7 @@ class TableRows:
         self.map = IdMap(min(self.capacity or 0, 1 << 20))
         self.admission = Admission(spec.admission, self.seed)
         self.columns = Columns(1024)  # bookkeeping of every row
-        for name in ("live", "uncommitted"):  # uncommitted: in an untrained plan
+        for name in ("live", "uncommitted"):  # uncommitted: allocated by a plan that is not trained yet
             self.columns.add(name, np.bool_)
         self.meta_names: tuple[str, ...] = ()  # columns saved in snapshots
         if spec.eviction is not None or self.store.halves:
@@ -51,15 +51,15 @@ class TableRows:
                 self.columns.add("last_time", np.float64)
                 self.meta_names += ("last_time",)
         self.next_row = DEFAULT_ROW + 1
-        self.numbering = object()  # equal in tables that give every id the same row; see `numbers_like`
+        self.numbering = object()  # identical in tables that give every id the same row; see `has_same_rows`
         self.free = np.zeros(0, np.int32)
         self.step = 0
         self.last_sweep = 0.0
         self.plans = 0
-        self.ticket = 0  # number of the latest plan; unlike `plans` it never decreases: undone plans use no rows
+        self.ticket = 0  # number of the latest plan; `plans` decreases when a plan is undone, `ticket` never does
         self.counters = dict.fromkeys(("admitted", "evicted", "expired", "overflowed", "refused"), 0)
         self.deferred: list[Callable[[], object]] = []  # snapshot readers to call before their data changes
-        self.tombstones: dict[str, list[np.ndarray]] = {}  # per consumer, ids without a row since its last delta
+        self.tombstones: dict[str, list[np.ndarray]] = {}  # consumer -> ids that lost their row since its last delta
         self.columns["live"][DEFAULT_ROW] = True
         self.reset_default_row()
 
@@ -85,7 +85,7 @@ class TableRows:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Hold the lock for a change, after snapshot readers have read."""
+        """Hold the lock for a change; let pending snapshot readers read first."""
         with self.lock:
             for read in self.deferred:
                 read()
@@ -100,7 +100,7 @@ class TableRows:
 
     # -- ids -----------------------------------------------------------------------------------------------------
 
-    def numbers_like(self, other: TableRows) -> bool:
+    def has_same_rows(self, other: TableRows) -> bool:
         """Return whether `other` gives every id, known or new, the same row as this table."""
         if self.numbering is not other.numbering:
             if (self.next_row, len(self)) != (other.next_row, len(other)):
@@ -132,7 +132,7 @@ class TableRows:
         return rows
 
     def put(self, ids: np.ndarray, weights: np.ndarray) -> None:
-        """Set the weights of distinct `ids` (int64 [n]), float32 [n, dim]; add unknown.
+        """Set the weights (float32 [n, dim]) of distinct `ids` (int64 [n]), new or known.
 
         Not allowed with uncommitted plans. Ids owned by other processes are skipped.
         """
@@ -148,7 +148,7 @@ class TableRows:
             for start in range(0, len(rows), _FIRST_BLOCK):
                 block = slice(start, start + _FIRST_BLOCK)
                 self.store.write(rows[block], self.packed(weights[block]))
-            self.name_rows(rows, ids)
+            self.record_ids(rows, ids)
             self.columns["live"][rows] = True
             self.mark_changed(rows)
 
@@ -161,7 +161,7 @@ class TableRows:
         weights = np.empty((1 + len(rows), self.spec.dim), np.float32)
         self.store.read_part(np.append(DEFAULT_ROW, rows), weights)
         self.store.close()
-        self.__init__(self.spec, first_slots, shards)  # type: ignore[misc]  # as if made now: subclasses add fields
+        self.__init__(self.spec, first_slots, shards)  # type: ignore[misc]  # also resets the fields of subclasses
         self.store.write(np.array([DEFAULT_ROW]), self.packed(weights[:1]))
         return ids, weights[1:]
 
@@ -179,8 +179,8 @@ class TableRows:
         """List the free rows, ascending, so that a restored table assigns the same ones."""
         self.free = np.flatnonzero(~self.columns["live"][: self.next_row]).astype(np.int32)
 
-    def name_rows(self, rows: np.ndarray, ids: np.ndarray) -> None:
-        """Record the ids (int64 [n]) of `rows` (int32 [n]) if anything asks for them."""
+    def record_ids(self, rows: np.ndarray, ids: np.ndarray) -> None:
+        """Record the ids (int64 [n]) of `rows` (int32 [n]) if the table has an id column."""
         if "id" in self.columns:
             self.columns["id"][rows] = ids
 
@@ -194,7 +194,7 @@ class TableRows:
         return id_of[rows]
 
     def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
-        """Return trained ids' rows, int32 [n]: default if unknown, -1 where `padding`."""
+        """Return the rows of ids, int32 [n]: the default if untrained, -1 at `padding`."""
         with self.lock:
             rows = self.map.get(ids)
             rows[(rows < 0) | self.columns["uncommitted"][rows]] = DEFAULT_ROW
@@ -203,11 +203,11 @@ class TableRows:
         return rows
 
     def rounding_keys(self, rows: np.ndarray) -> np.ndarray:
-        """Return what rounding `rows` (int32 [n]) draws from, of seed and id: uint64 [n]."""
+        """Return a stochastic rounding key for each of `rows` (int32 [n]), uint64 [n]."""
         from . import kernels  # imports Numba
 
         keys = np.empty(len(rows), np.uint64)
-        with self.store.lock:  # planning holds the table's for long; both are held where columns move
+        with self.store.lock:  # not self.lock, which planning holds for long; `reserve` takes both to move columns
             kernels.draw_keys.ready()(self.columns["id"], rows, np.uint64(self.seed), keys)
         return keys
 
@@ -222,7 +222,7 @@ class TableRows:
     # -- changes -------------------------------------------------------------------------------------------------
 
     def follow(self, consumer: str) -> None:
-        """Track changed rows for `consumer` from now on; all present rows are changed."""
+        """Track changed rows for `consumer` from now on; mark all present rows changed."""
         with self.lock:
             if consumer not in self.tombstones:
                 if "id" not in self.columns:

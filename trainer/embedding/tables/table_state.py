@@ -281,7 +281,7 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
         table.map.add(ids[new], rows[new])
         for first, values in blocks(arrays, "values"):
             table.store.write_stored(rows[first : first + len(values)], values[:, : table.store.items_of(table.width)])
-        table.name_rows(rows, ids)
+        table.record_ids(rows, ids)
         table.columns["live"][rows] = True
         for meta in table.meta_names:
             table.columns[meta][rows] = np.asarray(arrays[meta])

@@ -17,7 +17,7 @@ from .declared_rows import require_column
 from .table_summary import TableSummary
 
 HISTORY_MODELS, TASK_MODELS = ("din", "bst"), ("mmoe", "ple", "esmm")
-UNWRITTEN = ("bpr", "sasrec", "hstu")  # whose rows are made from interactions, by data.split
+UNWRITTEN = ("bpr", "sasrec", "hstu")  # `data.split` makes their rows from interactions
 _LABELS = re.compile(
     r"(^|_)(label|labels|target|y|click|clicks|clicked|is_click|conversion|converted|purchase|purchased|bought|buy|"
     r"like|liked|churn|churned|survived|fraud|class|outcome|response|rating|score)\W*$",
@@ -30,7 +30,7 @@ _ITEMS = re.compile(r"item|film|movie|product|article|ad|song|video|goods|news",
 _USERS = re.compile(r"user|customer|member|visitor|client|person|session|(^|_)uid$", re.IGNORECASE)
 _NEGATIVE = ("no", "n", "nein", "non", "nee", "nej", "nie", "не", "нет", "否", "不", "false", "off", "none", "negative")
 _LABEL_KINDS = ("number", "integer", "bool", "text")
-_FEWEST_TIMES = 10  # that can divide the rows into three parts
+_FEWEST_TIMES = 10  # distinct times needed to split the rows into three parts
 _FEW, _SMALL_VOCABULARY, _LONGEST_LIST, _MOST_CLASSES = 20, 1000, 50, 100
 
 
@@ -41,11 +41,11 @@ class Proposal:
     model: str
     options: dict[str, Any]
     labels: tuple[str, ...]
-    binary: bool  # whether the labels are 0 and 1, or one of two classes; otherwise numbers, or one of more classes
-    classes: tuple[Any, ...]  # values of a label that are not 0 and 1, texts or numbers; () for others
+    binary: bool  # every label has two values
+    classes: tuple[Any, ...]  # the values of a categorical label other than 0 and 1; () for numbers, and for 0 and 1
     event_time: str | None  # name of the column that the table is split by, or None
-    # pairs of a feature's arguments and a description of its column. For a column left out the arguments are None and
-    # the description gives the reason
+    # (arguments of the feature, description of its column). A column that is left out has None for arguments, and the
+    # description gives the reason.
     features: list[tuple[dict[str, Any] | None, str]] = field(default_factory=list)
     reason: str = ""
 
@@ -73,16 +73,16 @@ def propose(
 
     Args:
         labels: names of the label columns; empty: the column whose name and values look like a label.
-        event_time: name of the column with the time of an event; None: the first column of 10 times or more.
-        sides: which columns go into which tower, and which are no features.
+        event_time: name of the column with the time of an event; None: the first with at least 10 distinct times.
+        sides: which columns go into which tower, and which are not features.
     """
     choice("MODEL", model, MODELS, optional=True)
     if model in UNWRITTEN:
         raise ConfigurationError(
-            f"init writes no configuration for {model}: section 'The next item' of docs/models.md has one to begin with"
+            f"init writes no configuration for {model}; start from the one in docs/models.md, section 'The next item'"
         )
     if (sides.user or sides.item) and model != "two_tower":
-        raise ConfigurationError(f"--user and --item go with two_tower; received {model or 'no model'}")
+        raise ConfigurationError(f"--user and --item need the model two_tower; received {model or 'no model'}")
     for name in (*labels, *([event_time] if event_time else []), *sides.user, *sides.item, *sides.left_out):
         require_column(table.path, name, table.names)
     labels = tuple(labels) or (_item_label(table) if model == "two_tower" else _label(table, model))
@@ -99,18 +99,18 @@ def propose(
         model, reason = _suitable(labels, history, item, len(classes), number)
     if len(classes) > 2 and model != "wide_deep":
         raise ConfigurationError(
-            f"label {labels[0]!r} has {len(classes)} classes, which wide_deep predicts; {model} has one output"
+            f"label {labels[0]!r} has {len(classes)} classes, but {model} has one output; use wide_deep"
         )
     if model in HISTORY_MODELS and history is None:
         raise ConfigurationError(
-            f"{model} needs a history, a column of lists that share their values with a column of single ones; "
+            f"{model} needs a history: a list column, and a column of single items with the same values; "
             f"{table.path} has {', '.join(table.names)}"
         )
     if model in TASK_MODELS and len(labels) < 2:
         raise ConfigurationError(f"{model} has several tasks; name the label columns: --label {labels[0]} --label NAME")
     if model not in TASK_MODELS and len(labels) > 1:
         several = ", ".join(TASK_MODELS)
-        raise ConfigurationError(f"{model} has one label; received {', '.join(labels)}; several go with {several}")
+        raise ConfigurationError(f"{model} has one label; received {', '.join(labels)}; {several} accept several")
     binary = len(classes) == 2 or all(table.column(name).is_binary for name in labels)
     proposal = Proposal(model, {}, labels, binary, classes, event_time, reason=reason)
     item_side: list[str] = []
@@ -119,15 +119,15 @@ def propose(
         item_side, outcomes = _sides(table, labels[0], sides)
     for column in table.columns:
         if column.name in sides.left_out or column.name in outcomes:
-            why = "known only after the choice" if column.name in outcomes else "as you asked"
+            why = "known only after the user's choice" if column.name in outcomes else "as you asked"
             proposal.features.append((None, f"{column.name}: {why}"))
         elif column.name not in labels or model == "two_tower":
             shared = item if column.name in (history, item) and item is not None else None
             sequence = column.name == history and model in HISTORY_MODELS
             proposal.features.append(_feature(column, shared, sequence))
     if not any(arguments for arguments, _ in proposal.features):
-        reasons = "; ".join(about for _, about in proposal.features) or "there is no other"
-        raise ConfigurationError(f"{table.path}: no column but {', '.join(labels)} can be a feature: {reasons}")
+        reasons = "; ".join(about for _, about in proposal.features) or "there is no other column"
+        raise ConfigurationError(f"{table.path}: no column besides {', '.join(labels)} can be a feature: {reasons}")
     proposal.options = _options(table, proposal)
     if model == "two_tower":
         names = [arguments["name"] for arguments, _ in proposal.features if arguments]
@@ -152,13 +152,13 @@ def _label(table: TableSummary, model: str | None) -> tuple[str, ...]:
 
 
 def _classes(table: TableSummary, labels: Sequence[str]) -> tuple[Any, ...]:
-    """Return the classes of a label that is not a number, nor 0 and 1; () for others."""
+    """Return the values of a categorical label; () for numbers, and for 0 and 1."""
     for column in map(table.column, labels):
         text = column.kind == "text"
         two = column.kind in ("integer", "number") and column.distinct == 2 and not column.is_binary
         if text and len(labels) > 1:
             raise ConfigurationError(
-                f"label {column.name!r} is text, and labels of several tasks are numbers: write 0 and 1"
+                f"label {column.name!r} is text; with several tasks each label must be a number, such as 0 and 1"
             )
         if column.problem is not None:
             raise ConfigurationError(f"label {column.name!r}: {column.problem}")
@@ -185,10 +185,10 @@ def _item_label(table: TableSummary) -> tuple[str, ...]:
 
 
 def _sides(table: TableSummary, label: str, sides: Sides) -> tuple[list[str], list[str]]:
-    """Return the item's columns, and those that are known only after the choice.
+    """Return the item's columns, and those that are known only after the user's choice.
 
-    What has one value for each item is the item's, what has one for each user is the user's, and a time is of the
-    moment of the choice. Others cannot be told: the user has to say.
+    A column with one value per item belongs to the item, one with one value per user to the user. A time is taken as
+    the time of the choice. For any other column the caller has to say; see the error.
     """
     user = next((c.name for c in table.columns if c.name != label and _USERS.search(c.name)), None)
     item, outcomes, unknown = [label, *sides.item], list[str](), list[str]()
@@ -202,15 +202,15 @@ def _sides(table: TableSummary, label: str, sides: Sides) -> tuple[list[str], li
     if unknown:
         first = unknown[0]
         raise ConfigurationError(
-            f"two_tower: {table.path} does not tell what {', '.join(unknown)} belong to, for neither an item nor a "
-            f"user has one value alone. Give for each --user {first} if it is known before the choice, --item {first} "
-            f"if it is the item's, or --leave-out {first} if it is known only afterwards"
+            f"two_tower: {', '.join(unknown)} of {table.path} may belong to the user or to the item: the values differ "
+            f"within an item and within a user. For each, pass --user {first} if it is known before the user's choice, "
+            f"--item {first} if it describes the item, or --leave-out {first} if it is known only afterwards"
         )
     return item, outcomes
 
 
 def _history(table: TableSummary, labels: Sequence[str], *, wanted: bool) -> tuple[str | None, str | None]:
-    """Return (history, item): a list column and the one with its values, or Nones."""
+    """Return (history, item): a list column and the column with its values, or Nones."""
     best: tuple[float, str | None, str | None] = (0.2, None, None)
     lists = [c for c in table.columns if c.kind == "list" and (wanted or _HISTORIES.search(c.name))]
     for column, other in itertools.product(lists, table.columns):
@@ -230,7 +230,7 @@ def _suitable(
     if classes > 2:
         return "wide_deep", f"one label of {classes} classes"
     if number:
-        return "deepfm", "one label, a number, which it learns in units of its deviation"
+        return "deepfm", "one label, a number, scaled by its mean and standard deviation"
     if history is not None:
         return "din", f"{history} is a history of {item}"
     return "deepfm", "one label, and columns of categories and numbers"
@@ -243,7 +243,7 @@ def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[
     if (reason := _useless(column)) is not None:
         return None, f"{column.name}: {reason}"
     if column.kind in ("list", "vector", "time"):
-        return _listed(column, sequence, shared), about
+        return _list_vector_or_time(column, sequence, shared), about
     few = column.kind == "integer" and column.distinct <= _FEW and column.maximum - column.minimum < 10 * _FEW
     ids = column.kind == "integer" and (few or bool(_IDS.search(column.name)))
     if ids or column.kind == "bool" or table is not None:
@@ -266,7 +266,7 @@ def _useless(column: ColumnSummary) -> str | None:
     numbered = column.kind == "integer" and column.maximum - column.minimum < 1.1 * column.rows
     single_words = column.kind == "text" and column.width < 2
     if column.rows > 50 and column.distinct == column.rows and (named_as_id or numbered or single_words):
-        return "another value in every row"
+        return "a different value in every row"
     return {
         "empty": "no value",
         "map": "maps; see kind lookup in docs/features.md",
@@ -274,7 +274,7 @@ def _useless(column: ColumnSummary) -> str | None:
 
 
 def time_options(column: ColumnSummary) -> dict[str, Any]:
-    """Return the options that the times of a column need to be read."""
+    """Return the options needed to read a column's times."""
     unit = {} if column.unit in (None, "s") else {"unit": column.unit}
     return unit if column.day_first is None else {**unit, "day_first": column.day_first}
 
@@ -283,7 +283,7 @@ def _vocabulary(column: ColumnSummary, table: str | None) -> dict[str, Any]:
     return {"vocabulary": "learn"} if column.distinct <= _SMALL_VOCABULARY // 10 and table is None else {}
 
 
-def _listed(column: ColumnSummary, sequence: bool, shared: dict[str, Any]) -> dict[str, Any]:
+def _list_vector_or_time(column: ColumnSummary, sequence: bool, shared: dict[str, Any]) -> dict[str, Any]:
     if column.kind == "vector":
         return {"kind": "vector", "name": column.name, "width": int(column.width)}
     if column.kind == "time":

@@ -23,7 +23,7 @@ class ObjectSpec:
         location: where the object is in the configuration file.
         path: its dotted path in the configuration.
         defaults: plain default values of arguments that are not given, recorded with the run.
-        model: name in `trainer.models`, if the configuration gives it instead of ``class_path``; or "".
+        model: name in `trainer.models` if the configuration has ``model`` instead of ``class_path``, else "".
     """
 
     class_path: str
@@ -47,7 +47,7 @@ class ObjectSpec:
 
 
 class Options(dict[str, Any]):
-    """The keyword arguments of a section; `defaults` names those that are filled in."""
+    """The keyword arguments of a section; `defaults` lists those the user did not give."""
 
     defaults: tuple[str, ...] = ()
 
@@ -66,7 +66,7 @@ def to_plain(value: Any) -> Any:
 
 
 def default_paths(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the dotted paths of the arguments in a value that have their defaults."""
+    """Yield the dotted paths of arguments that the user did not give."""
     if isinstance(value, ObjectSpec):
         path = path if value.model else join(path, "init_args")
         yield from (join(path, name) for name in value.defaults)

@@ -24,11 +24,12 @@ from .problems import ConfigErrors, Problem, SourceLocation, format_value, join
 
 @dataclass(frozen=True)
 class Tree:
-    """A configuration as plain values, and where each of them stands.
+    """A configuration as plain values, with the location of each in the file.
 
     Attributes:
         value: plain mappings, lists and scalars.
-        places: location of the key and of the value by path, a tuple of keys and indices as text; () is the whole.
+        places: path -> (location of the key, location of the value). A path is a tuple of keys and of indices as text;
+            () is the root.
     """
 
     value: Any
@@ -47,7 +48,7 @@ class Tree:
         return value
 
     def location(self, path: Iterable[Any], *, of_key: bool = False) -> SourceLocation:
-        """Return where the value at `path`, or its key, is; else what is above."""
+        """Return the location of the value or key at `path`; if missing, of its parent."""
         known = tuple(map(str, path))
         while known not in self.places:
             known, of_key = known[:-1], False
@@ -119,12 +120,12 @@ def read_tree(path: Path) -> Tree:
 
 
 def _after(before: Any, line_end: Any, source: str) -> SourceLocation:
-    """Return the location behind `before`, text or bytes."""
+    """Return the location at which `before`, text or bytes, ends."""
     return SourceLocation(source, before.count(line_end) + 1, len(before) - before.rfind(line_end))
 
 
-_CURES = {  # of what PyYAML says
-    "mapping values are not allowed": "; keys of one mapping begin in one column, a text that holds ': ' is quoted",
+_HINTS = {  # part of PyYAML's message -> what to do
+    "mapping values are not allowed": "; keys of one mapping begin in one column, and text with ': ' needs quotes",
     "'\\t'": "; indent with spaces",
     "could not find expected ':'": "; write KEY: VALUE",
     "expected <block end>": "; keys of one mapping, and items of one list, begin in one column",
@@ -132,7 +133,9 @@ _CURES = {  # of what PyYAML says
 
 
 def parse_tree(text: str, source: str, location: SourceLocation | None = None) -> Tree:
-    """Return the tree of YAML `text`; all values of an override have its one location.
+    """Return the tree of YAML `text`.
+
+    With `location`, that of an override, every value gets this location.
 
     Raises:
         ConfigErrors: invalid YAML, more than one document, duplicate keys, keys that are not scalars, tags that are
@@ -153,8 +156,8 @@ def parse_tree(text: str, source: str, location: SourceLocation | None = None) -
         mark = error.problem_mark or error.context_mark
         where = location or (SourceLocation(source, mark.line + 1, mark.column + 1) if mark else whole)
         problem = ", ".join(part for part in (error.context, error.problem) if part)
-        cure = next((cure for part, cure in _CURES.items() if part in problem), "")
-        raise ConfigErrors([Problem(where, "", f"invalid YAML: {problem}{cure}")]) from error
+        hint = next((hint for part, hint in _HINTS.items() if part in problem), "")
+        raise ConfigErrors([Problem(where, "", f"invalid YAML: {problem}{hint}")]) from error
     except yaml.reader.ReaderError as error:
         where = location or _after(text[: error.position], "\n", source)
         message = f"invalid YAML: the character {chr(error.character)!r} is not allowed"
@@ -200,7 +203,7 @@ class _Walk:
         if id(node) not in self._seen:
             self._seen.add(id(node))
             self._check_keys(node, path)
-            self.loader.flatten_mapping(node)  # merge keys: what is merged comes first, so that what is written wins
+            self.loader.flatten_mapping(node)  # puts merged (<<) keys first, so the mapping's own keys override them
         named = [(self._scalar(key, path), key, item) for key, item in node.value if isinstance(key, yaml.ScalarNode)]
         return {name: self.value(item, (*path, str(name)), above, key) for name, key, item in named}
 
@@ -215,7 +218,7 @@ class _Walk:
                 self._refuse(key, path, "a key is missing (null) here")
             elif name in first and key.tag != f"{_TAG}merge":
                 there = self._location(first[name])
-                self._refuse(key, (*path, str(name)), f"duplicate key; it is given first at {there}")
+                self._refuse(key, (*path, str(name)), f"duplicate key; it was first given at {there}")
             first.setdefault(name, key)
 
     def _scalar(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> Any:
@@ -288,8 +291,8 @@ def _replaced(value: Any, keys: tuple[str, ...], new: Any, location: SourceLocat
     key, path = keys[0], (*above, keys[0])
     if isinstance(value, list):
         if not (key.isascii() and key.isdecimal()) or int(key) >= len(value):
-            accepted = f"0 to {len(value) - 1}" if value else "nothing, the list is empty"
-            message = f"a place in this list is {accepted}; received {format_value(key)}"
+            accepted = f"0 to {len(value) - 1}" if value else "not possible, the list is empty"
+            message = f"an index of this list is {accepted}; received {format_value(key)}"
             raise ConfigErrors([Problem(location, dotted(path), message)])
         index = int(key)
         return [*value[:index], _replaced(value[index], keys[1:], new, location, path), *value[index + 1 :]]
@@ -299,7 +302,7 @@ def _replaced(value: Any, keys: tuple[str, ...], new: Any, location: SourceLocat
         value = {"class_path": value}  # a bare class path is shorthand for a mapping with only that key
     if not isinstance(value, dict):
         where = dotted(above) or "the configuration"
-        message = f"{where} is {format_value(value)}, which has nothing below it to set"
+        message = f"{where} is {format_value(value)}, which has no keys to set"
         raise ConfigErrors([Problem(location, dotted(path), message)])
     return {**value, key: _replaced(value.get(key), keys[1:], new, location, path)}
 

@@ -1,4 +1,4 @@
-"""Converts a column: exact values and which are missing, then dtype and range.
+"""Converts a column in two steps: read exact values, then fit dtype and range.
 
 This is the only conversion: rows of dicts, frames, Arrow data, files and requests all end here, one row or many.
 """
@@ -20,44 +20,44 @@ from .times import seconds_of_array
 if TYPE_CHECKING:
     from .column import Column
 
-Misfits = dict[int, str]  # row -> why it does not fit; the value is added to a reason that ends in a space
+Misfits = dict[int, str]  # row -> why it does not fit. `Column.convert` appends the value if the reason ends in a space
 
-# types that NumPy reads as they are
+# Python types that NumPy converts without changing a value.
 _PLAIN: dict[str, set[type]] = {"f": {float, int}, "i": {int}, "u": {int}, "U": {str}, "b": {bool}}
 _EXACT_DTYPES: dict[str, Any] = {"f": np.float64, "i": np.int64, "u": np.int64, "U": np.str_, "b": np.bool_}
 
 
 class RangeError(Exception):
-    """A number that no value of the dtype equals."""
+    """A number that the dtype cannot represent."""
 
 
 def single(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, Misfits]:
-    """Read exact values and which are missing, then fit them to dtype and range."""
+    """Convert rows of one value each."""
     if isinstance(values, Ragged):
         rows: Any = values
         values = [row if len(row) else MISSING for row in rows]
-    hidden = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    masked = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
     read = None
     if isinstance(values, np.ndarray) and values.ndim == 1:
-        array = values if hidden is None else np.asarray(values)
+        array = values if masked is None else np.asarray(values)
         read = _exact_array(column, array, strict)
         number = column.dtype.kind != "U" and not column.times
         if read is None and array.dtype.kind == "U" and number and (text or column.coerce):
-            texts = array if hidden is None else np.where(hidden, "", array)
+            texts = array if masked is None else np.where(masked, "", array)
             return _fitted(column, *_exact_texts(column, texts, strict))
         if read is None:
             values = list(array) if array.dtype.kind in "mM" else array.tolist()
-            if hidden is not None:
-                values = [MISSING if gone else value for value, gone in zip(values, hidden, strict=True)]
-        elif hidden is not None:
-            read = (read[0], hidden if read[1] is None else hidden | read[1])
+            if masked is not None:
+                values = [MISSING if absent else value for value, absent in zip(values, masked, strict=True)]
+        elif masked is not None:
+            read = (read[0], masked if read[1] is None else masked | read[1])
     if read is not None:
         return _fitted(column, *read, {})
     return _fitted(column, *_exact_list(column, values, text, strict))
 
 
 def _exact_array(column: Column, array: np.ndarray, strict: bool) -> tuple[np.ndarray, np.ndarray | None] | None:
-    """Return exact values and which are missing; None if they are read one by one."""
+    """Return exact values and a mask of the missing; None: read values one by one."""
     kind, source = column.dtype.kind, array.dtype.kind
     if kind == "U":
         if source == "U":
@@ -100,7 +100,7 @@ def _exact_times(column: Column, array: np.ndarray) -> tuple[np.ndarray, np.ndar
             numbers = array.astype(np.float64)
         except ValueError:
             return None
-        # digits that no float64 holds are read one by one, and what Python alone takes for a number
+        # Integers too large for float64, and "1_000", which only Python accepts, are read one by one.
         if not (np.abs(numbers) < coercion.EXACT).all() or (np.char.find(array, "_") >= 0).any():
             return None
         array = numbers
@@ -109,7 +109,7 @@ def _exact_times(column: Column, array: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _exact_list(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, np.ndarray | None, Misfits]:
-    """Read Python values: those of one plain type at once, others one by one."""
+    """Read Python values: in one NumPy call if all have a plain type, else one by one."""
     kind = column.dtype.kind
     if not column.times and _PLAIN[kind].issuperset(map(type, values)):
         try:
@@ -118,7 +118,7 @@ def _exact_list(column: Column, values: Any, text: bool, strict: bool) -> tuple[
                 return *_texts(column, array), {}
             return array, np.isnan(array) if kind == "f" and column.coerce else None, {}
         except OverflowError:
-            pass  # the integer is named
+            pass  # read one by one, so that the error names the integer
     exact: list[Any] = [column.dtype.type()] * len(values)
     absent = np.zeros(len(values), bool)
     bad: Misfits = {}
@@ -137,7 +137,7 @@ def _exact_list(column: Column, values: Any, text: bool, strict: bool) -> tuple[
 
 
 def _exact_texts(column: Column, texts: np.ndarray, strict: bool) -> tuple[np.ndarray, np.ndarray, Misfits]:
-    """Read texts that spell numbers: plain ones at once, others one by one."""
+    """Read texts that spell numbers: plain decimals vectorised, others one by one."""
     numbers, absent, plain = coercion.plain_numbers(texts, column.dtype.kind == "f", column.decimal)
     if column.dtype.kind != "f":
         low, high = column.integer_range()
@@ -195,7 +195,7 @@ def _fitted(column: Column, exact: np.ndarray, absent: np.ndarray | None, bad: M
         if column.dtype.kind != "f":
             wrong = _outside(exact, *column.integer_range())
         elif not column.allow_nan:
-            wrong = _unless(np.isfinite(array))
+            wrong = _where_false(np.isfinite(array))
         wrong = _or(wrong, _outside(exact, column.minimum, column.maximum))
         if wrong is not None:
             wrong = wrong if absent is None else wrong & ~absent
@@ -214,7 +214,7 @@ def _fitted(column: Column, exact: np.ndarray, absent: np.ndarray | None, bad: M
 def fixed(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, Misfits]:
     """Convert rows of a fixed shape; a row of another shape does not fit."""
     size = math.prod(column.shape)
-    if isinstance(values, Ragged):  # which has no mark of a missing row
+    if isinstance(values, Ragged):  # an empty list stands for a missing row
         rows: Any = values
         values = [row if len(row) else MISSING for row in rows]
     if isinstance(values, np.ndarray) and values.shape[1:] == column.shape and values.dtype != object:
@@ -266,14 +266,14 @@ def lists(column: Column, values: Any, text: bool, strict: bool) -> tuple[Ragged
 
 
 def _are_arrays(rows: Any) -> bool:
-    """Return whether rows are arrays of one dtype, with the values side by side."""
+    """Return whether rows are one-dimensional arrays of one dtype."""
     if not all(isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind != "O" for row in rows):
         return False
     return len({row.dtype for row in rows}) == 1
 
 
 def _within(column: Column, values: Any, text: bool, strict: bool) -> tuple[Any, Misfits]:
-    """Convert the values within rows; reasons leave the value to the row's."""
+    """Convert the values within rows; the caller adds the row to the reasons."""
     if not len(values):
         return column.blank(0), {}
     array, bad = fixed(column, values, text, strict) if column.shape else single(column, values, text, strict)
@@ -285,21 +285,21 @@ def _flat(value: Any, shape: Sequence[Any]) -> list[Any]:
     if not isinstance(value, list | tuple | np.ndarray):
         raise MisfitError(coercion.received(value))
     if len(value) != shape[0]:
-        raise MisfitError(f"received {len(value)} values where {shape[0]} belong")
+        raise MisfitError(f"received {len(value)} values instead of {shape[0]}")
     if len(shape) == 1:
         return list(value)
     return [inner for part in value for inner in _flat(part, shape[1:])]
 
 
 def _of_rows(within: Misfits, row: np.ndarray) -> Misfits:
-    """Return each row's first reason; `row` is the row of each value."""
+    """Return the first reason of each row; `row[i]` is the row of value i."""
     found: Misfits = {}
     for number, reason in within.items():
         found.setdefault(int(row[number]), reason)
     return found
 
 
-def _unless(good: np.ndarray) -> np.ndarray | None:
+def _where_false(good: np.ndarray) -> np.ndarray | None:
     return None if good.all() else ~good
 
 
