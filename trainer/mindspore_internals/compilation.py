@@ -167,7 +167,7 @@ def count_programs(cell: nn.Cell) -> int:
 
 @contextlib.contextmanager
 def redirect_graph_dumps() -> Iterator[None]:
-    """Send dumps of failed compilations to a temporary folder, unless the user set one."""
+    """Send dumps of failed compilations to a temporary folder; keep the user's own."""
     if "MS_OM_PATH" in os.environ:
         yield
         return

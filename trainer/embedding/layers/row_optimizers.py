@@ -290,7 +290,7 @@ def _number(optimizer: nn.Cell, name: str, default: float) -> float:
 
 
 def row_optimizer_like(dense: nn.Cell | None) -> RowOptimizer:
-    """Return the row optimizer of a dense optimizer's family, with its hyperparameters.
+    """Return the row optimizer of a dense optimizer's family and hyperparameters.
 
     Adam and its relatives give `RowAdam`, Adagrad `RowAdagrad`, FTRL `RowFTRL`, SGD and Momentum `RowSGD`; anything
     else gives `RowAdagrad` with a warning. Weight decay is dropped: it would touch every row in every step.

@@ -185,7 +185,7 @@ def _item_label(table: TableSummary) -> tuple[str, ...]:
 
 
 def _sides(table: TableSummary, label: str, sides: Sides) -> tuple[list[str], list[str]]:
-    """Return the item's columns, and those that are known only after the user's choice.
+    """Return the item's columns, and those known only after the user's choice.
 
     A column with one value per item belongs to the item, one with one value per user to the user. A time is taken as
     the time of the choice. For any other column the caller has to say; see the error.

@@ -47,7 +47,7 @@ class ObjectSpec:
 
 
 class Options(dict[str, Any]):
-    """The keyword arguments of a section; `defaults` lists those the user did not give."""
+    """The keyword arguments of a section; `defaults` lists those filled in, not given."""
 
     defaults: tuple[str, ...] = ()
 
