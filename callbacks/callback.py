@@ -174,7 +174,7 @@ class _Timed:
     """A bound hook that reports how long each of its calls takes."""
 
     def __init__(self, observer: Callable[[str, float, float], None], callback: Callback, hook: str) -> None:
-        self.__self__ = callback  # as bound methods have it
+        self.__self__ = callback  # set, because bound methods have it
         self._method, self._observer = getattr(callback, hook), observer
         self._name = f"{type(callback).__name__}.{hook}"
 

@@ -125,7 +125,7 @@ class EarlyStopping(Patience):
         progress = trainer.state.progress
         epoch = (
             progress.epoch if progress.step_in_epoch else progress.epoch - 1
-        )  # from 0; a whole one is counted already
+        )  # counted from 0; a complete epoch is counted already
         if not self.start_from_epoch or epoch >= self.start_from_epoch:
             super()._measure(hook, trainer)
 

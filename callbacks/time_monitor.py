@@ -38,7 +38,7 @@ class TimeMonitor(Callback):
     def on_train_begin(self, trainer: Trainer) -> None:
         """Start the clock; a run may begin in the middle of an epoch."""
         self.records = []
-        TimeMonitor.on_train_epoch_begin(self, trainer)  # not the hook of a subclass, which is called by itself
+        TimeMonitor.on_train_epoch_begin(self, trainer)  # not the hook of a subclass: it is called as well
 
     def on_train_step_begin(self, trainer: Trainer) -> None:
         self._waited += time.perf_counter() - self._waiting_since

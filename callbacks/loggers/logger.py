@@ -75,7 +75,7 @@ class Logger(Callback):
 
     def on_train_begin(self, trainer: Trainer) -> None:
         progress = trainer.state.progress
-        self._described = progress.global_step > 0  # by the run that this one resumes
+        self._described = progress.global_step > 0  # already described by the run that this one resumes
         self.open(trainer, progress.global_step)
         self._is_open = True
         if self.every is not None:
@@ -97,7 +97,7 @@ class Logger(Callback):
         due = self._due(trainer)
         if due:
             outputs = trainer.state.outputs
-            steps = outputs.chunk.num_steps  # of the optimizer; losses are those of micro-batches
+            steps = outputs.chunk.num_steps  # optimizer steps; `losses` has one value per micro-batch
             first = trainer.state.progress.global_step - steps + 1
             losses = [float(part.mean()) for part in np.array_split(outputs.losses, max(steps, 1))]
             for step in due[:-1]:

@@ -126,7 +126,7 @@ class TensorBoard(Logger):
             self._draw_curves(trainer, group)
         except OSError:
             raise
-        except Exception as error:  # of matplotlib or tensorboardX, of whatever kind
+        except Exception as error:  # any exception of matplotlib or tensorboardX
             self._curves_failed = True
             logger.warning("TensorBoard: no more curves are drawn: %s: %s", type(error).__name__, error)
 

@@ -17,7 +17,7 @@ from . import durable
 from .manifest import check_size
 
 BLOCK_BYTES = 4 << 20
-CHECKED_BYTES = 4 << 20  # of a file per kept checksum
+CHECKED_BYTES = 4 << 20  # bytes of a file per checksum that is kept
 
 
 class VerifiedFile:

@@ -86,7 +86,7 @@ def _manifest(folder: Path) -> Manifest:
     try:
         status = os.stat(folder / MANIFEST)
     except OSError:
-        return Manifest.load(folder)  # which says what is wrong
+        return Manifest.load(folder)  # raises an error that says what is wrong
     return _manifest_of(str(folder), (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
 

@@ -26,7 +26,7 @@ from . import durable
 
 _LISTED = 10
 _LARGEST = 1 << 31  # bytes of a protocol buffers message
-_DIMENSIONS = 32  # of a NumPy array
+_DIMENSIONS = 32  # NumPy's limit
 _TEXT = "str"
 _NUMBERS = ["Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float16", "Float32", "Float64"]
 _DTYPES = {name: getattr(mindspore, name.lower()) for name in [*_NUMBERS, "BFloat16"]} | {"Bool": mindspore.bool_}
@@ -97,7 +97,7 @@ class Mismatch:
     unexpected: tuple[str, ...] = ()  # received, not expected
     # name -> (expected, received)
     reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    retyped: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # of equal shapes
+    retyped: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # equal shape, other dtype
     matching: tuple[str, ...] = ()  # equal in shape and dtype, in the expected order; `strict=False` loads these
     renamed: Mapping[str, str] = field(default_factory=dict)  # missing name -> most similar unexpected one of its shape
 

@@ -25,13 +25,13 @@ Owner = Any  # `trainer.run.trainer_base.TrainerBase`: whose snapshots a `Saver`
 class Content:
     """The objects that a snapshot saves and restores."""
 
-    network: nn.Cell  # its parameters are saved, as are those of optimizer and step
+    network: nn.Cell  # saved: its parameters, and those of optimizer and step
     optimizer: nn.Cell | None
     step: nn.Cell | None  # None before it is built
     scaler: Any  # loss scaler whose parameters are saved, or None
     accumulation: Accumulation  # gradients of an unfinished accumulation
     state: State  # holder of the saved counters and metrics
-    callbacks: CallbackList  # of the current or the last run
+    callbacks: CallbackList  # callbacks of the current or the last run
     parts: Mapping[str, Stateful]  # name -> object with a state of its own
     tables: Tables | None  # the part that is saved as deltas, or None
     cursor: Cursor | None  # position of the current run in its data, or None

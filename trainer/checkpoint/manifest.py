@@ -36,7 +36,7 @@ from . import durable, strict_json
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
-PARTS_VERSION = 2  # of folders written by several processes; earlier versions of this package refuse them
+PARTS_VERSION = 2  # format of folders written by several processes; earlier versions of this package refuse them
 TENSOR_SUFFIX = ".safetensors"
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 

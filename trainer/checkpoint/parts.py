@@ -25,7 +25,7 @@ from ..errors import CheckpointError
 from . import durable, tensor_file
 from .manifest import PARTS_VERSION, TENSOR_SUFFIX, FolderWriter, part_of
 
-IDLE_SECONDS = 120.0  # without progress of the process that writes a missing part
+IDLE_SECONDS = 120.0  # time without progress of the process that writes a missing part
 POLL_SECONDS = 0.02
 
 _logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Parts:
     group: str  # name of the tensor group; the tensors of rank r are the group `own(r)`
     path: Path  # the folder before it is renamed
     writers: Sequence[tuple[str, int]]  # machine and process id of each rank
-    folder: FolderWriter | None  # its writer on rank 0; None on the others
+    folder: FolderWriter | None  # the writer of the folder on rank 0; None on the others
     what: str = "snapshot"  # "snapshot" or "version", for messages
 
     def own(self, rank: int) -> str:

@@ -39,7 +39,7 @@ class Saver:
         self._group = group
         self._owner = owner
         self._writer = BackgroundWriter()
-        self.hold_seconds = self._writer.hold_seconds  # that each background snapshot blocked the step loop
+        self.hold_seconds = self._writer.hold_seconds  # how long each background snapshot blocked the step loop
         self._part_writer = WriterThread()
         self.newest: Path | None = None  # path of the snapshot that was written or restored last, or None
         self.config: str | None = None  # text stored as config.yaml in every snapshot, or None
@@ -58,7 +58,7 @@ class Saver:
         """
         path = durable.resolved(root)
         if path not in self._locks:
-            self._locks[path] = None  # on ranks that do not write
+            self._locks[path] = None  # ranks that do not write take no lock
             self._group.from_main(lambda: self._take(path))
         return path
 

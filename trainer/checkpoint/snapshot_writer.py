@@ -220,10 +220,10 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._thread = WriterThread()
-        self.failure: BaseException | None = None  # of the last write, until it is reported
+        self.failure: BaseException | None = None  # error of the last write, until it is reported
         self._durable: deque[Path] = deque()  # filled by the writing thread, emptied by the caller's
         self._buffers: dict[tuple[str, str], np.ndarray] = {}
-        self.hold_seconds: deque[float] = deque(maxlen=1000)  # of `submit`, with the wait for the former write
+        self.hold_seconds: deque[float] = deque(maxlen=1000)  # of each `submit`, with the wait for the write before
 
     @property
     def has_news(self) -> bool:

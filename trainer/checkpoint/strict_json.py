@@ -23,7 +23,7 @@ import numpy as np
 
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _KINDS = "biufc"
-_DIMENSIONS = 32  # of a NumPy array
+_DIMENSIONS = 32  # NumPy's limit
 
 
 def dumps(value: Any) -> str:

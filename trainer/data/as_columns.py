@@ -45,7 +45,7 @@ def _from_library(value: Any, name: str) -> Any:
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         return (value.float() if _is_bfloat16(value) else value).numpy()
-    if "list" in str(getattr(value, "type", "")) and hasattr(value, "to_pylist"):  # of pyarrow
+    if "list" in str(getattr(value, "type", "")) and hasattr(value, "to_pylist"):  # a pyarrow list array
         return Ragged.of(value)
     try:
         return np.asarray(value)
@@ -172,7 +172,7 @@ class ColumnOrder:
     """Arranges the columns of a batch by their names."""
 
     takes: float = math.inf  # most columns that network and loss take
-    labels: Sequence[str] = ()  # of several tasks, in the order of the loss, put last; without names: by position
+    labels: Sequence[str] = ()  # columns of several tasks' labels, in the order of the loss, put last; else by position
     aside: Sequence[str] = ()  # groups of metrics, which stay on the host where a batch has more columns than are taken
     inputs: Sequence[str] = ()  # required arguments of the network, put first where all are among the named columns
     labels_needed: bool = True  # whether a batch with names has to have all the labels

@@ -38,7 +38,7 @@ class Chunk:
     start: Position  # position before the chunk's first row
     position: Position  # right after the chunk's last row
     extras: list[Mapping[str, Any] | None] = field(default_factory=list)  # on the host: one mapping per batch, or None
-    agreed: Any = None  # what the processes know together of the chunk's last batch, or None (see `Item`)
+    agreed: Any = None  # what the processes agreed on for the chunk's last batch, or None (see `Item`)
     arrays: Columns = ()  # host columns; [B, ...], or [K, B, ...] when `stacked` (rows past `num_batches` are padding)
     tensors: tuple[Tensor, ...] = ()  # the same as device tensors, after the preparation for sparse tables
     signature: tuple[Any, ...] = ()  # shapes and dtypes of the tensors
@@ -125,12 +125,12 @@ class FeedOptions:
     # column whose first axis is the number of rows where columns have different ones (a graph's adjacency, features and
     # labels); a scalar counts as one row
     counted: int = 0
-    # called, in their order, with the rows of single batches; returns how many rows a batch is filled up to with copies
-    # of its last one, or None. `Chunk.num_samples` counts the rows that were there before
+    # Called with the number of rows of each batch, in order; returns the number of rows to fill the batch up to with
+    # copies of its last row, or None. `Chunk.num_samples` counts the rows without the copies.
     fill_up_to: Callable[[int], int | None] | None = None
     weighed: bool = False  # whether the last column of a batch weighs its rows
     row_weights: bool = False  # whether a batch that was filled up gets a last column that says what each row counts
-    filling: RowFilling | None = None  # which batches are filled up for the training program, in calls of their own
+    filling: RowFilling | None = None  # batches to fill up for the training program, in separate calls
     # called with columns and names of a batch whose shapes or dtypes are not those of the batch before it; raises
     # DataError
     check: Callable[[Columns, tuple[str, ...]], None] | None = None

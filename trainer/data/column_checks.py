@@ -30,7 +30,7 @@ class ColumnCheck:
         labels: int,  # columns at the end that go to the loss instead of the network
         *,
         extra: bool = False,  # whether columns past those the network takes are fine (they are dropped)
-        class_losses: Sequence[str | None] = (),  # of each label, the name of a loss that takes class numbers
+        class_losses: Sequence[str | None] = (),  # for each label, the name of a loss that takes class numbers
         assumed: Collection[str] = (),  # list columns whose dtype is assumed, as no row has had a value (`ListTypes`)
     ) -> None:
         self.least, self.most, self.parameters = arguments_of(network)

@@ -25,7 +25,7 @@ from .waiting import DATA_WAIT, MAX_QUEUED, MIN_QUEUED, Observer, Prefetch, Read
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.1
-LEAVING_SECONDS = 0.5  # for a source to end after a stop signal
+LEAVING_SECONDS = 0.5  # time for a source to end after a stop signal
 
 
 def peek(

@@ -36,12 +36,12 @@ class Round(NamedTuple):
 
     stop: int
     ready: int  # complete batches that can go into one call
-    rows: int  # of each of them
+    rows: int  # rows of each batch
     waits: int  # whether the others have to wait for this process's data
     ended: int  # whether its data have ended
     columns: int  # CRC-32 of names, dtypes and row shapes; 0 where they are not known
     lists: int  # `AgreedLists.seen`
-    more: Sequence[int] = ()  # what a subclass adds
+    more: Sequence[int] = ()  # numbers that a subclass adds
 
 
 class LockstepSource(WrappedSource):
@@ -53,7 +53,7 @@ class LockstepSource(WrappedSource):
     thread_bound = True  # agreements are made on the thread that runs graphs
     agrees = True
     whole_calls = True  # whether a step waits until each process has the batches of a call; else until it has one
-    batch_rows: int | None = None  # of placeholder batches; None: those of the first batch
+    batch_rows: int | None = None  # rows of placeholder batches; None: as in the first batch
     empty_message = "the dataset delivered no batches"
 
     def __init__(self, rows_of: Source, group: Group, hooks: StopHooks, ahead: int = 1) -> None:

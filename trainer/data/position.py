@@ -17,8 +17,8 @@ class Position:
     epoch: int = 0  # completed epochs
     batch: int = 0  # batches of the current epoch that have been trained; of a stream, all of them
     micro_batches: int = 0  # micro-batches in the accumulation that is still open
-    state: Any = None  # what the source adds, JSON: a stream's offsets, an iterable's `state_dict`; None: nothing
-    dealt: tuple[tuple[str, ...], ...] | None = None  # of a divided stream, the partitions of each process by rank
+    state: Any = None  # state of the source, JSON: a stream's offsets, an iterable's `state_dict`; None: none
+    dealt: tuple[tuple[str, ...], ...] | None = None  # the partitions of each rank, if the stream is divided
 
     def next(self, batches: int, micro_batches: int, state: Any, *, ends_epoch: bool) -> Position:
         """Return the position after `batches` more; `state` is the last one's, or None."""

@@ -18,13 +18,13 @@ class Item:
     """A batch on its way from a source to a chunk; the receiving feed may change it."""
 
     columns: Columns  # arrays with the rows on axis 0
-    state: Any = None  # what the source needs to continue after this batch, or None
+    state: Any = None  # state that the source needs to continue after this batch, or None
     extras: Mapping[str, Any] | None = None  # companions of the rows that stay on the host: event time, group
     kind: Any = None  # batches of different kinds never share a call
     placeholder: bool = False  # whether the rows do not count: only other processes have rows in this step
     step_rows: int | None = None  # rows of the step over all processes; None: there is no other process
-    agreed: Any = None  # what the processes know together of the batch's step (`shared_stream.Agreed`), or None
-    lengths: Mapping[str, Any] | None = None  # by column, `ragged.ListLengths` of the step on all processes, or None
+    agreed: Any = None  # what the processes agreed on for the batch's step (`shared_stream.Agreed`), or None
+    lengths: Mapping[str, Any] | None = None  # column -> `ragged.ListLengths` of the step on all processes, or None
     form: Any = None  # shapes and dtypes (`form_of`), or None; behind the feed's checks those that programs take
 
     @property
@@ -60,7 +60,7 @@ class Source:
     continues_epochs: bool = False
     set_aside: str | None = None  # how many rows were set aside so far and why, or None
     takes_seed: bool = False  # whether its attribute `seed` is the trainer's, rather than one of the data
-    seed: int = 0  # of the order of shuffled rows
+    seed: int = 0  # seed of the order of shuffled rows
     # epochs of this call: a pipeline begins its order again at the first one, as in MindSpore, and reads none after the
     # last one; a total of the trainer, exclusive, or None
     first_epoch: int = 0

@@ -26,7 +26,7 @@ from .finite.sources import ArraySource, IterableSource, PipelineSource
 from .finite.wrapped_arrays import wrapped_arrays
 from .source import Source
 
-RAW_BATCH_SIZE = 1024  # of raw rows without a given size
+RAW_BATCH_SIZE = 1024  # for raw rows without a given size
 
 
 class Form(Enum):
@@ -82,7 +82,7 @@ class UserData:
             self.form = Form.ARRAYS
         elif callable(data) or hasattr(data, "__iter__"):
             self.form = Form.BATCHES
-        elif hasattr(data, "create_tuple_iterator"):  # what resembles a pipeline
+        elif hasattr(data, "create_tuple_iterator"):  # an object like a pipeline
             self.form, self.content = Form.BATCHES, lambda: data.create_tuple_iterator(num_epochs=1)
         else:
             _check_is_no_stream(data)

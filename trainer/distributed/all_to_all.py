@@ -23,12 +23,12 @@ from ..errors import TrainerError
 
 CONNECT_SECONDS = 20.0  # below the limit of the collective in which the others wait meanwhile
 DEADLINE_SECONDS = 1800.0  # limit for one process to compile longer than another
-TIMEOUT_VARIABLE = "MS_CPU_COMM_OP_TIMEOUT"  # of MindSpore's own collectives; `trainer launch` sets it
-_RANK_BYTES = 8  # of the rank with which a connection begins
+TIMEOUT_VARIABLE = "MS_CPU_COMM_OP_TIMEOUT"  # MindSpore's own collectives read it; `trainer launch` sets it
+_RANK_BYTES = 8  # a connection begins with the rank, in this many bytes
 _PURPOSE_BYTES = 48
 _HEAD = struct.Struct(f"<2Q{_PURPOSE_BYTES}s")  # number of the exchange, bytes of the message, purpose of the exchange
-_MISMATCH_SECONDS = 5.0  # to learn where the other processes are, once one is elsewhere
-_MOST_PIECES = 1000  # of one system call, which takes 1,024
+_MISMATCH_SECONDS = 5.0  # time to learn where the other processes are, once one has diverged
+_MOST_PIECES = 1000  # buffers per system call, whose limit is 1,024
 _HANDSHAKE_SECONDS = 5.0
 _KEEPALIVE_PROBES = 4
 _LONGEST_SELECT = 3600.0  # seconds; a deadline may be infinite
@@ -106,7 +106,7 @@ class AllToAll:
                 self.close()
                 raise TrainerError(f"rank {peer} does not reach the others: {given}")
         self.is_open, self._number = True, 0
-        self._purpose, self._purposes = b"", dict[int, bytes]()  # of the exchange: here, and of other ranks
+        self._purpose, self._purposes = b"", dict[int, bytes]()  # purpose of the exchange: here, and on other ranks
         for connection in self._connections.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # A machine without power is noticed by probes. No TCP_USER_TIMEOUT: a compiling process reads nothing for
@@ -132,7 +132,7 @@ class AllToAll:
                 peer = _introduced(connection, word)
                 if self.rank < peer < self.size and peer not in self._connections:
                     self._connections[peer] = connection
-                else:  # not of this group
+                else:  # a connection from outside this group
                     connection.close()
         except OSError as error:
             missing = sorted(set(range(self.size)) - {self.rank, *self._connections})

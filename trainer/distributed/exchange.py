@@ -40,10 +40,10 @@ class Exchange(nn.Cell):
         self,
         group: Group,
         gradients: int,  # number of gradients that `mean` and `mean_of_sums` are given
-        buffers: Sequence[Parameter] = (),  # that a forward pass updates
+        buffers: Sequence[Parameter] = (),  # parameters that a forward pass updates
         combine: nn.Cell | None = None,  # combines the mean gradients of processes (Adasum), instead of the mean
         tasks: nn.Cell | None = None,  # the loss of several tasks (`trainer.graph.multi_task.MultiTaskLoss`)
-        denominator: str = "rows",  # its kind, see `trainer.graph.denominators`
+        denominator: str = "rows",  # kind of denominator, see `trainer.graph.denominators`
     ) -> None:
         super().__init__(auto_prefix=False)
         self.adds, self.counts = denominator == "one", denominator == "counted"

@@ -26,7 +26,7 @@ from .launched import is_launched, process_count
 
 logger = logging.getLogger(__name__)
 
-_FRAME_BYTES = 4096  # of an introduction
+_FRAME_BYTES = 4096  # longest introduction
 
 
 class Group:

@@ -27,7 +27,7 @@ from ..errors import ConfigurationError, did_you_mean
 from .launched import RESTART_VARIABLE, RESUME_VARIABLE, RUN_NOTE_VARIABLE, SCHEDULER, WORKER
 from .watched_process import WatchedProcess, share_of_cores
 
-GRACE_SECONDS = 5.0  # for the other processes to end by themselves, with their own messages, after a failure
+GRACE_SECONDS = 5.0  # time for the other processes to end with their own messages after a failure
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL
 LOGS = "logs"
 _TRAINER_COMMANDS = ("fit", "online", "evaluate", "predict", "doctor")
@@ -42,9 +42,9 @@ class Job:
     # a trainer command, ["fit", "config.yaml"], or ["python", "train.py", ...]; Python is that of the supervisor
     command: Sequence[str]
     processes: int
-    max_restarts: int = 0  # of all processes, after a failure
+    max_restarts: int = 0  # restarts of all processes after a failure
     logs: Path | None = None  # folder for one log per process; None: ``logs`` in the run folder, if there is one
-    grace_seconds: float = 120.0  # for processes to end after a signal, snapshots included; then they are killed
+    grace_seconds: float = 120.0  # time for processes to end after a signal, snapshots included; then they are killed
     all_output: bool = False  # print the lines of all processes, not of rank 0 alone, as "[rank N] ..."
     bind_cores: bool = True  # give each process its share of the machine's cores (Linux), if there are enough
 
@@ -99,7 +99,7 @@ class Supervisor:
         self._processes: list[WatchedProcess] = []  # the scheduler first
         self._run_folder: str | None = None
         self._failed: WatchedProcess | None = None
-        self._deadline: float | None = None  # for the processes to end by themselves, after a failure or a signal
+        self._deadline: float | None = None  # when processes must have ended after a failure or a signal
 
     @property
     def _workers(self) -> list[WatchedProcess]:

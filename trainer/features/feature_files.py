@@ -11,7 +11,7 @@ from ..checkpoint.manifest import FolderWriter
 from ..errors import CheckpointDamagedError, ConfigurationError
 from .features import Features
 
-NAME = "features"  # of the files, before their endings
+NAME = "features"  # file name without its extension
 
 
 def write_state(state: Mapping[str, Any], folder: FolderWriter, name: str = NAME) -> None:

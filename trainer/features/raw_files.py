@@ -111,7 +111,7 @@ class RawFiles(RawData):
             return lambda rows, first: rows
         index = PARTS.index(self.part)
         if features.event_time is None:
-            shares = np.cumsum([1 - self.valid - self.test, self.valid])  # of "train", and of "train" and "valid"
+            shares = np.cumsum([1 - self.valid - self.test, self.valid])  # ends of "train" and of "valid"
 
             def drawn(rows: Rows, first: int) -> Rows:
                 numbers = uniform64(np.arange(first, first + rows.count), _SEED)

@@ -62,11 +62,11 @@ class StepBuilder:
     optimizer: nn.Cell | None
     cast: bool  # whether outputs are cast to float32 (some cells compute in low precision)
     eval_network: InitVar[nn.Cell | None]  # returns loss, prediction and label; None to build one
-    options: StepOptions  # those of each step; `keep_predictions`, `guard` and `halt` are set per run
+    options: StepOptions  # the same for each step; `keep_predictions`, `guard` and `halt` are set per run
     boost: Boost
     steps_done: Callable[[], int]  # number of optimizer steps, which decides how many layers are frozen
     compiled: bool  # otherwise cells run operator by operator
-    loss_columns: LossColumns  # which columns go to the loss
+    loss_columns: LossColumns  # columns that go to the loss
     for_one_core: bool = False  # whether sums are those of one core, however many there are
     tables: SparseTables | None = None
     step: TrainStep | CustomStep | None = None

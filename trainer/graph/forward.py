@@ -36,7 +36,7 @@ class Forward(nn.Cell):
         self.labels = labels
         self.label = -max(1, labels)
         counted = loss_fn if self.several else denominator_of(network if loss_fn is None else loss_fn) or RowCount()
-        self.kind = counted.kind  # of the loss's denominator
+        self.kind = counted.kind  # kind of the loss's denominator
         if not self.several:
             self.divisor = counted
         self.cast_outputs = cast
@@ -156,7 +156,7 @@ class WeighedForward(Forward):
         rows_loss: RowLoss | None,
         *,
         labels: int,  # columns that go to the loss, the weights included
-        kind: str,  # of the denominator; ROWS where the weights are those of padding
+        kind: str,  # kind of the denominator; ROWS if the weights only mask padding
         cast: bool = False,
     ) -> None:
         super().__init__(network, loss_fn, labels=labels, cast=cast)

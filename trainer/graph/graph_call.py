@@ -53,7 +53,7 @@ class GraphCall:
         self._for_one_core = for_one_core
         self._programs: dict[Any, str | None] = {}  # None: only `compile_and_run` gives the right outputs
         self.programs = 0  # looked up or compiled
-        self.seconds = 0.0  # of the lookups and compilations, with the first run of each program
+        self.seconds = 0.0  # time of lookups, compilations and the first run of each program
 
     def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
         """Return the outputs; `like`, a hashable, differs where shapes or dtypes do."""

@@ -32,7 +32,7 @@ _said: set[tuple[int, str]] = set()
 _casts: weakref.WeakValueDictionary[int, Any] = (
     weakref.WeakValueDictionary()
 )  # by number: graph code passes numbers only
-_shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of label and prediction, by number
+_shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # number -> shapes of label and prediction
 
 
 def kind_of(loss_fn: Any) -> int:

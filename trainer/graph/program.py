@@ -44,13 +44,13 @@ class StepOptions:
     accumulate: int = 1  # micro-batches per optimizer update
     clip_norm: float | None = None  # bound of the gradients' global 2-norm (Pascanu et al. 2013, algorithm 1)
     clip_value: float | None = None
-    transform: Callable[..., Any] | None = None  # of the gradient tuple, before clipping (gradient centralization)
+    transform: Callable[..., Any] | None = None  # of the gradient tuple, before clipping: gradient centralization
     # Makes the `trainer.distributed.exchange.Exchange` that sums gradients over several processes from their number and
     # the step's buffers; every batch then has its number of rows as a last input.
     exchange: Callable[..., nn.Cell] | None = None
     keep_predictions: bool = False  # also return the network's output of the training forward
     average: AverageRule | None = None
-    output: int = 0  # which of several outputs is kept; -1: all of them side by side, float32 [B, values]
+    output: int = 0  # which of several outputs to keep; -1: all of them side by side, float32 [B, values]
 
 
 def _scalar(value: float, dtype: Any, name: str) -> Parameter:

@@ -52,7 +52,7 @@ class RowLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.each = each
         self.divisor = divisor
-        self.kind = ONE if divisor.kind == ONE else COUNTED  # of its denominator
+        self.kind = ONE if divisor.kind == ONE else COUNTED  # kind of the denominator
         self.of_classes = isinstance(divisor, ClassWeights)
         self.name = name_of(each)
 

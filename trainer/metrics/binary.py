@@ -29,7 +29,7 @@ from .predictions import (
 )
 from .window_metric import RowMetric
 
-BUCKETS = 4_096  # of the AUC in windows, which are kept for three horizons
+BUCKETS = 4_096  # buckets of a windowed AUC, which is kept for three horizons
 CALIBRATION_GROUPS = 15
 SCORE_BINS = 40
 THRESHOLDS = 101

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 METHODS = ("platt", "isotonic")
-NAMES = ("values", "offsets", "first", "second")  # of the arrays of a state
+NAMES = ("values", "offsets", "first", "second")  # names of the arrays of a state
 _EPS = float(np.finfo(np.float64).eps)
 
 

@@ -16,7 +16,7 @@ from .histogram import RowBuffer
 from .predictions import Meaning, row_weights, to_numpy
 
 BLOCK_ROWS = 8192  # learned at once, so that the result does not depend on the size of batches
-_BINS, _PER_UNIT = 320, 10  # of logits from -16 to 16; the rest falls into the outer ones
+_BINS, _PER_UNIT = 320, 10  # bins of logits from -16 to 16; the outer bins hold the rest
 _SUMS = ("positives", "negatives", "logits")  # weights of the classes and sum of weighted logits, in each bin
 _STEPS = 50
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 BUFFER_ROWS = 16_384
 BUFFER_BYTES = 4 << 20
-FORMAT = 2  # of `PrequentialMetrics.state_dict`
+FORMAT = 2  # format of `PrequentialMetrics.state_dict`
 HORIZONS = ("window", "decayed", "lifetime")
 
 
@@ -52,7 +52,7 @@ class PrequentialMetrics:
         self._decay = number("decay", decay, above=0, below=1)
         self.task = task
         self._lenient = frozenset(lenient)
-        self._metrics = CountsByName()  # of each metric those of its horizons
+        self._metrics = CountsByName()  # for each metric its horizons
         for name, metric in metrics.items():
             if isinstance(metric, WindowMetric):
                 metric = copy.deepcopy(metric)

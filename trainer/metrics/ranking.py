@@ -220,7 +220,7 @@ class Gauc(GroupMetric):
     def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
         positive, negative = rows.weights * rows.labels, rows.weights * (1.0 - rows.labels)
         positives, negatives = np.bincount(rows.group, positive), np.bincount(rows.group, negative)
-        tied = np.bincount(rows.tie, negative)  # of each run of equal scores
+        tied = np.bincount(rows.tie, negative)  # count per run of equal scores
         above = np.cumsum(tied) - tied
         above -= above[rows.tie[rows.first]][rows.group[rows.tie_first]]
         below = negatives[rows.group] - above[rows.tie] - 0.5 * tied[rows.tie]

@@ -19,8 +19,8 @@ class Piece(NamedTuple):
     """A parameter, or a slice of one that is too large for one message."""
 
     name: str
-    shape: Sequence[int]  # as the file says; any integers
-    dtype: str | None  # as the file says, "Float32" or the like; None for a parameter that is a map
+    shape: Sequence[int]  # as stored in the file; any integers
+    dtype: str | None  # as stored in the file, such as "Float32"; None for a parameter that is a map
     content: bytes
 
 

@@ -37,7 +37,7 @@ class Device:
     """What a kind of device can do."""
 
     name: str  # MindSpore's `device_target`
-    auto_level: str  # what amp_level="auto" means
+    auto_level: str  # the level that amp_level="auto" selects
     shares_memory: bool  # `Parameter.asnumpy()` is the memory that operators use, and reading an output is cheap
     runs_python: bool  # operators written in Python: kernels of sparse tables, sums over processes
     has_bfloat16: bool  # matrix products in bfloat16

@@ -113,7 +113,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 _logger = logging.getLogger(__name__)
-_MAX_LATE_FAILURES = 100  # of one eager run
+_MAX_LATE_FAILURES = 100  # limit of one eager run
 
 
 @contextlib.contextmanager

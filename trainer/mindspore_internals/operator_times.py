@@ -26,7 +26,7 @@ TIMES = "cpu_op_execute_timestamp_0.txt"
 class OperatorTimes:
     """The runs of one operator of a graph."""
 
-    name: str  # its full name in the graph: "Default/step-TrainStep/optimizer-Adam/Adam-op0"
+    name: str  # full name in the graph: "Default/step-TrainStep/optimizer-Adam/Adam-op0"
     runs: tuple[tuple[float, float], ...]  # (start, duration) in seconds
 
     @property

@@ -108,7 +108,7 @@ class Ungated(nn.Cell):
         return self.activation(x)
 
 
-ACTIVATIONS: dict[str, Callable[[int], nn.Cell]] = {  # by name, from the width: cells of (x, counted)
+ACTIVATIONS: dict[str, Callable[[int], nn.Cell]] = {  # name -> function of the width: a cell of (x, counted)
     "dice": Dice,
     "relu": lambda width: Ungated(nn.ReLU()),
     "leaky_relu": lambda width: Ungated(LeakyReLU()),

@@ -117,7 +117,7 @@ class DIN(nn.Cell):
         self.candidates = tuple(self.embedding.field_index(name) for name in candidates)
         width = dim * len(candidates)
         self.attention = ActivationUnit(width, attention_hidden, activation)
-        self.rows_are_independent = activation != "dice"  # which normalizes over the rows of a batch
+        self.rows_are_independent = activation != "dice"  # Dice normalizes over the rows of a batch
         self.top = ActivatedPerceptron(flat_width(self.embedding) + width, hidden, activation)
 
     def construct(self, *columns):

@@ -12,7 +12,7 @@ from ..checks import choice, require, whole
 from ..errors import ConfigurationError
 from .retrieval import Predicts, checked_ids, checked_vectors, item_vectors, read_vectors, top_items
 
-_ROUNDING = 1e-5  # of float32 sums in another order
+_ROUNDING = 1e-5  # differences of float32 sums in another order
 
 
 class ItemIndex:

@@ -12,7 +12,7 @@ from ..features import Features
 from ..features.feature import IDS, NUMBERS, Kind, Output
 
 _MOST_ITERATIONS = 1000
-_GRADIENT = 1e-5  # of the mean loss, at which it is the least one
+_GRADIENT = 1e-5  # stop when the gradient of the mean loss is this small
 
 
 class LinearModel:

@@ -10,7 +10,7 @@ import numpy as np
 from ..features import Features
 from ..features.feature import IDS, NUMBERS, Kind
 
-_MOST_CATEGORIES = 254  # that a column of the trees can hold, beside all others
+_MOST_CATEGORIES = 254  # the most that scikit-learn's trees accept in a column, besides "other"
 _LISTED = 32
 
 

@@ -35,8 +35,8 @@ class Cursor:
     ) -> None:
         self.source, self.valid_every, self.filling, self._any_seed = source, valid_every, filling, any_seed
         self.position = Position() if source.endless else Position(progress.epoch)  # after the last row trained on
-        self.meter = LossMeter()  # of the current epoch
-        self.base = {"epoch": progress.epoch, "step": progress.global_step}  # from which the call's limits count
+        self.meter = LossMeter()  # losses of the current epoch
+        self.base = {"epoch": progress.epoch, "step": progress.global_step}  # the limits of a call count from here
         self._progress = progress
         self._of_all: tuple[Position, dict[str, Any]] | None = None
         if valid_every is not None:

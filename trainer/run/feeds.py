@@ -247,7 +247,7 @@ def column_order(
 ) -> ColumnOrder | None:
     """Return the order of columns by name; None if columns have no names."""
     least, most, arguments = arguments_of(trainer.features, network)
-    by_name = bool(batch_keys(network)) or not isinstance(source, PipelineSource)  # which MindSpore takes by position
+    by_name = bool(batch_keys(network)) or not isinstance(source, PipelineSource)  # MindSpore takes these by position
     inputs = arguments[:least] if by_name else ()
     names = trainer.builder.loss_columns.names if labels and by_name else ()
     groups = dict.fromkeys(filter(None, map(group_of, trainer.metrics.values())))

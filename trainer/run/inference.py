@@ -104,7 +104,7 @@ def _try_metrics(trainer: TrainerBase, feed: Feed) -> None:
 
 def _tally(trainer: TrainerBase) -> Tally:
     loss_fn, weights = trainer.loss_fn, trainer.row_weights
-    if trainer.own_eval_network is not None:  # which may weigh its loss, or not
+    if trainer.own_eval_network is not None:  # its loss may be weighted already
         loss_fn, weights = None, dataclasses.replace(weights, of_loss=False)
     return Tally(trainer.metrics, trainer.eval_indexes, loss_fn, trainer.prediction_activations, weights)
 

@@ -32,7 +32,7 @@ class Learned:
 
     where: Path
     weights: Mapping[str, np.ndarray]
-    tables: dict[str, Rows] | None = None  # by name; None: this kind of file has none
+    tables: dict[str, Rows] | None = None  # rows by table name; None: this kind of file has no tables
     features: Mapping[str, Any] | None = None  # the state of the features
 
 
@@ -82,7 +82,7 @@ def init_from(
 
 def read_learned(path: str | Path) -> Learned:
     """Read a snapshot, run folder, .ckpt file or published model."""
-    from ..serving.published import CURRENT  # of no use to other trainings
+    from ..serving.published import CURRENT  # imported here: other trainings do not need it
 
     path = durable.resolved(path)
     if path.suffix == ".ckpt":

@@ -97,7 +97,7 @@ class Trial:
                     f"{name}={count} is a share of the batches, and the data does not say how many it has; give a "
                     "whole number"
                 )
-            share, count = count, int(count * source.size)  # as Lightning counts
+            share, count = count, int(count * source.size)  # rounded down, like Lightning
             if not count:
                 raise ConfigurationError(
                     f"{name}={share} of {source.size} batches is less than one; give a larger share or a whole number"

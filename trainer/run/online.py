@@ -57,7 +57,7 @@ class OnlineMetrics(Stateful):
     feed: Feed
     window: Window
     scoring: Scoring | None  # None counts the loss alone
-    tasks: MultiTaskLoss | None  # its means go into the windows
+    tasks: MultiTaskLoss | None  # the means of its task losses go into the windows
     group: Group  # shares one window and its results
     drift: WindowDrift | None
     divided: bool  # whether each process reads rows of its own
@@ -88,7 +88,7 @@ class OnlineMetrics(Stateful):
         self._opened = time.monotonic()
         self._rows_at_open = rows_seen
         if self.tasks is not None and self.loss.value() is None:
-            self.tasks.read_losses()  # those of an epoch that another call has left open
+            self.tasks.read_losses()  # discard losses of an epoch that another call left open
         if self.group.size == 1 or self.clock.unit != "seconds":  # several begin with the first clock they agree on
             self.clock.start(self._rows_at_open, self._opened)
 

@@ -140,7 +140,7 @@ class Run:
         """Clear the losses and waiting times of the previous epoch."""
         self.cursor.meter.clear()
         if self.trainer.tasks is not None:
-            self.trainer.tasks.read_losses()  # those of an epoch that another call has left open
+            self.trainer.tasks.read_losses()  # discard losses of an epoch that another call left open
         self.feed.clock.restart()
 
     def note_waits(self) -> None:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTERRUPTED = "interrupted"  # the reason given in an interactive session, where MindSpore makes SIGTERM of SIGINT
-GRACE_SECONDS = 1.0  # for the main thread to return from a wait for data
+GRACE_SECONDS = 1.0  # time for the main thread to return from a wait for data
 JOB_GRACE_SECONDS = 10.0  # the same in a job, which then ends without a last snapshot
 _ENDED = 0  # among the numbers of signals: those before it were for a run that has ended
 NO_WIND_UP = 1  # exit code of such an end; the supervisor then ends the other processes
@@ -193,7 +193,7 @@ class _Watcher:
     def _read(self) -> None:
         while True:
             for number in os.read(self._pipe[0], 64):
-                if self._fd_before != -1 and number != _ENDED:  # of another event loop
+                if self._fd_before != -1 and number != _ENDED:  # the descriptor of another event loop
                     with contextlib.suppress(OSError):
                         os.write(self._fd_before, bytes([number]))
                 self._numbers.put(number)

@@ -54,7 +54,7 @@ class Tally:
         self.calibrated: CalibratedRows | None = None
         self._tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._loss = WeightedMean()
-        self.own_values: dict[str, Any] = {}  # what each metric returned
+        self.own_values: dict[str, Any] = {}  # the latest value of each metric
         names = () if self._tasks is None else self._tasks.tasks
         self._task_sums = {task: np.zeros(2) for task in names}
         self._of_task = {task: of_task(metrics, task, names) for task in ("", *names)}

@@ -47,7 +47,7 @@ class TrainedNetwork:
     `trainer.Trainer` documents the arguments.
     """
 
-    default_device: str | None = None  # of a Trainer without `device`
+    default_device: str | None = None  # device of a Trainer without `device`
     make_metrics = staticmethod(task_metrics)
     tables: TableFeed | None = None
     sink_mode: str = "not decided yet"

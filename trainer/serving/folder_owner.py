@@ -10,7 +10,7 @@ from ..errors import CheckpointDamagedError, ConfigurationError
 from ..storage.fetch import PUBLISHED
 
 OWNER = "owner.json"  # {"run": path of the run folder}
-_CONFIG = "config.yaml"  # of a run folder
+_CONFIG = "config.yaml"  # file in a run folder
 
 
 def owner_of(root: Path) -> Path | None:

@@ -38,7 +38,7 @@ class OnnxGraph(NamedTuple):
     content: bytes  # the file
     batch: int | None  # rows of a batch; None where any number is taken
     difference: float  # largest absolute difference between its answers and the expected ones
-    rows: int  # that were compared
+    rows: int  # number of rows compared
 
 
 class Network(NamedTuple):
@@ -46,7 +46,7 @@ class Network(NamedTuple):
 
     cell: nn.Cell
     tables: SparseTables | None
-    names: Sequence[str]  # of its inputs
+    names: Sequence[str]  # names of its inputs
     outputs: Sequence[str]  # names of its outputs
     blank: Callable[[int], Sequence[np.ndarray]]  # returns a batch of so many rows, as `export_network` takes it
     cast: bool  # whether outputs are cast to float32

@@ -63,10 +63,10 @@ class Current:
     version: int  # number of the present version
     step: int  # optimizer steps it has seen
     time: float  # when it was published
-    event_time: float | None  # its newest event
+    event_time: float | None  # time of its newest event
     graph: Part  # the network
     chain: tuple[Part, ...]  # a full version and the changes after it
-    full: str  # which file of the first of the chain holds all rows, "rows" or "full"
+    full: str  # name of the file with all rows in the first version of the chain: "rows" or "full"
 
     def write(self, root: Path) -> None:
         """Make this the present model; OSError when the file system refuses."""

@@ -36,7 +36,7 @@ class Recommended(NamedTuple):
     An array is shorter where fewer items are left.
     """
 
-    version: int  # of the published model
+    version: int  # version of the published model
     ids: list[np.ndarray]
     scores: list[np.ndarray]  # float32
 

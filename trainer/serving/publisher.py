@@ -128,7 +128,7 @@ class Publish(Callback):
         self._source = RowSource(rows)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._folder: PublishRoot = None  # of rank 0, from `setup` on
+        self._folder: PublishRoot = None  # set on rank 0 by `setup`
         self._graph: Part | None = None
         self._consumer = CONSUMER  # name under which tables track changes
         self._chain: list[Part] = []
@@ -139,7 +139,7 @@ class Publish(Callback):
         self.problem: str | None = None
         self.refused = 0
         self._failures, self._next_try = 0, 0.0
-        self.hold_seconds: deque[float] = deque(maxlen=1000)  # that the newest versions kept the training waiting
+        self.hold_seconds: deque[float] = deque(maxlen=1000)  # how long recent versions blocked the training
 
     @property
     def published_root(self) -> Path | None:  # type: ignore[override]
@@ -212,7 +212,7 @@ class Publish(Callback):
                 raise
             self._note_failure(error)
             success = False
-            failure = error if self.on_error == "raise" else None  # whose traceback holds the rows
+            failure = error if self.on_error == "raise" else None  # kept only if needed: its traceback holds the rows
 
         def raise_failure() -> None:
             if failure is not None:
@@ -230,7 +230,7 @@ class Publish(Callback):
         self._failures += 1
         if self._failures > 1:
             self._next_try = time.monotonic() + min(0.25 * 2**self._failures, _LONGEST_PAUSE)
-        if is_first:  # of a model that has become NaN there is one message
+        if is_first:  # warn once about a model that has become NaN
             logger.error("%s; the next version will hold everything", self.problem)
 
     def _finish(self, trainer: Trainer) -> None:

@@ -47,7 +47,7 @@ class ServedGraph:
         self.given = given_names(about["columns"], self.ragged)  # names of the columns that callers give
         self.features = read_features(folder) if about.get("features") else None  # for raw rows
         self.classes: tuple[Any, ...] = () if self.features is None else self.features.label_classes
-        self.activation: str | None = about.get("activation")  # from the first output to the quantity of the label
+        self.activation: str | None = about.get("activation")  # maps the first output to the quantity of the label
         specs = [
             TableSpec(table["name"], table["dim"], initializer="zeros", padding=table["padding"])
             for table in about["tables"]
@@ -139,8 +139,8 @@ class HeldVersion:
 
     graph: ServedGraph
     current: Current
-    items: PublishedItems | None = None  # of `Publish(items=...)`
-    calibration: CalibrationMap | None = None  # of `Trainer(calibration=...)`
+    items: PublishedItems | None = None  # from `Publish(items=...)`
+    calibration: CalibrationMap | None = None  # from `Trainer(calibration=...)`
 
     def run(self, batch: Any) -> tuple[np.ndarray, ...]:
         """Return the network's outputs for its own columns, each float32 [n, ...].

@@ -119,7 +119,7 @@ class RowSource:
         parts = None
         if tables.is_divided and self._is_shared:
             parts = open_parts(trainer.group, final, ROWS, "version")
-            self._is_shared = parts is not None  # of the others there is one warning
+            self._is_shared = parts is not None  # None has logged a warning; later versions are not tried
         options: dict[str, Any] = {"weights_only": True, **({} if parts is None else {"own_rows": True})}
         taken = {ROWS: tables.tables.take(consumer, full=full, **options)}
         if compact:

@@ -132,7 +132,7 @@ class MirrorPass:
         self.folders, self.target, self._spared = dict(folders), target, set(spared)
         self.uploaded = self.lag = 0
         self._known = False
-        self._manifests: dict[str, bytes] = {}  # of the parts that are complete in the store
+        self._manifests: dict[str, bytes] = {}  # manifests of the parts that are complete in the store
         self._strays: set[str] = set()  # parts with files but no manifest in the store
         self._pointers: dict[str, bytes] = {}
         self._plain: dict[str, tuple[int, int]] = {}

@@ -24,11 +24,11 @@ from ..masking import mask_text, remember_secret
 logger = logging.getLogger(__name__)
 
 REDIS, KAFKA = ("redis", "rediss", "unix"), "kafka"
-_KEY = "served"  # of Redis, where none is given
+_KEY = "served"  # default key in Redis
 _SEGMENT_BYTES, _SEGMENT_SECONDS = 64 << 20, 3600.0
 _SUFFIX = ".jsonl"
 _MARKER_SECONDS = 86_400  # how long Redis remembers the last batch of a writer
-_KAFKA_SECONDS = 5.0  # of one attempt
+_KAFKA_SECONDS = 5.0  # timeout of one attempt
 
 
 class Sink:
@@ -212,7 +212,7 @@ class KafkaSink(Sink):
         try:
             self._producer.produce(self._topic, line, on_delivery=self._delivered)
             self._left += 1
-        except self._kafka.KafkaException as error:  # of this message, such as its size
+        except self._kafka.KafkaException as error:  # this message was refused, for example for its size
             self._left += 1
             self._delivered(error, None)
 

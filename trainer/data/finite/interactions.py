@@ -142,7 +142,7 @@ def interactions(
         drawn = np.random.default_rng(seed).random(len(people))
         order = np.lexsort((drawn, people))
     starts = np.append(np.flatnonzero(np.diff(people[order], prepend=-1)), len(order))
-    parts = np.zeros(len(order), np.int8)  # of the rows in that order: index of the part
+    parts = np.zeros(len(order), np.int8)  # index of the part of each row in that order
     if by == "time":
         newest = np.argsort(np.argsort(when, kind="stable"), kind="stable")[order]
         cuts = np.round(np.cumsum(shares)[:2] * len(order))

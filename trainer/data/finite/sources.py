@@ -21,7 +21,7 @@ from ..source import Item, Source
 logger = logging.getLogger(__name__)
 
 INSPECTED_BYTES = 1 << 28  # larger arrays may be memory-mapped: looking for NaN would read them all from disk
-_MOST_ROWS, _MOST_BYTES = 4096, 1 << 20  # of a batch without a given size
+_MOST_ROWS, _MOST_BYTES = 4096, 1 << 20  # limits of a batch without a given size
 _READ = "read"  # key of a state: batches since the beginning, for data that goes on from epoch to epoch
 _MANY_EPOCHS = 1_000_000  # set_init_step wants a total that the position lies within; -1 is refused
 
@@ -215,7 +215,7 @@ class IterableSource(Source):
         self._is_factory = callable(data) and not hasattr(data, "__iter__")
         self.thread_bound = type(data).__module__.startswith("mindspore.dataset")  # an iterator over a pipeline
         self.one_shot = not self._is_factory and hasattr(data, "__next__")  # an iterator
-        self._epoch: int | None = None  # that was read last
+        self._epoch: int | None = None  # the epoch that was read last
         self._ended = False
         self._read = 0  # batches of an iterator, from its beginning
         self._warned = False

@@ -54,7 +54,7 @@ class StreamSource(Source):
         inputs: Sequence[str] = (),  # columns the network takes, in order; empty: every column but the labels
         labelled: bool = True,  # whether the last columns are a label and, with `weight`, its loss weight
         label: str | None = None,
-        labels: Sequence[str] = (),  # of several tasks, in the order of the loss; then `label` is not read
+        labels: Sequence[str] = (),  # labels of several tasks, in the order of the loss; then `label` is not read
         weight: str | None = None,  # column of loss weights given to the loss after the label
         extras: Sequence[str] = (),  # columns kept on the host with the batch (a metric's group)
         counted: Counted | None = None,

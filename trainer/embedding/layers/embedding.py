@@ -98,7 +98,7 @@ class Embedding(nn.Cell):
     padding: int
     is_dense: bool
     weight: Parameter
-    probe: list[tuple[Embedding, np.ndarray]] | None  # what a run that traces ids collects
+    probe: list[tuple[Embedding, np.ndarray]] | None  # ids collected by a run that traces them
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Embedding(nn.Cell):
             raise ConfigurationError("mode='dense' needs a capacity, the number of rows; received capacity=None")
         hide(self, "spec", spec)
         hide(self, "preset", None)
-        hide(self, "host", SimpleNamespace(table=None, optimizer=None))  # of all cells of the table
+        hide(self, "host", SimpleNamespace(table=None, optimizer=None))  # shared by all cells of the table
         if self.is_dense:
             seed = stable_seed(spec.seed, spec.name)
             values = first_rows(np.arange(spec.capacity), spec.dim, seed, spec.initializer, spec.scale)

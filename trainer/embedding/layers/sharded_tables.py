@@ -49,7 +49,7 @@ class ShardedTables(SparseTables):
             )
         token = Parameter(Tensor(np.zeros(1, np.float32)), name="embedding.exchange", requires_grad=False)
         hide(self, "token", token)
-        hide(self, "channel", Channel(self.group))  # of the thread that prepares chunks; not open yet
+        hide(self, "channel", Channel(self.group))  # channel of the thread that prepares chunks; not open yet
 
     def _planned_tables(self) -> list[Any]:
         # The admission sketches that all processes started with; each then counts only its own ids.

@@ -19,11 +19,11 @@ class _Reads:
     """The elements of one column that a bundle of tables reads; lists: by stack."""
 
     column: int
-    name: str  # of the column, for messages
+    name: str  # name of the column, for messages
     elements: np.ndarray | None  # flat indices into a row of it; None: all
     tables: list[np.ndarray]  # the table of each element, int32 [elements]
     padding: list[np.ndarray]  # the id that is padding in each element, int64 [elements]
-    padded: list[np.ndarray | None]  # which elements have such an id, bool [elements]; None: none
+    padded: list[np.ndarray | None]  # mask of elements with such an id, bool [elements]; None: none
 
     def ids(self, values: np.ndarray) -> np.ndarray:
         values = values.reshape(len(values), -1)

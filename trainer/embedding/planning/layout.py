@@ -74,7 +74,7 @@ class FieldMap:
     components: list[Component] = field(default_factory=list)  # sparse tables with the elements they read
     dense: list[DenseField] = field(default_factory=list)
     repeated: set[int] = field(default_factory=set)  # tables with a cell that reads more than once per run
-    names: tuple[str, ...] = ()  # of the columns, if known
+    names: tuple[str, ...] = ()  # names of the columns, if known
 
     def name_of(self, column: int) -> str:
         """Return a column's name for messages."""
@@ -124,7 +124,7 @@ class Bundle:
     """Components whose ids are numbered together."""
 
     components: list[int]
-    stacks: list[int]  # those that hold the components' tables
+    stacks: list[int]  # indices of the stacks that hold the components' tables
     # Whether each table numbers its own rows and translates; then there is one component, with a stack per table.
     indirect: bool = False
     in_graph: bool = True  # whether some stack keeps its working set, whose size the program then knows, in the graph

@@ -34,7 +34,7 @@ class Planner:
     def __init__(
         self,
         tables: Sequence[SparseTable],  # in the order of `FieldMap`'s indices
-        trainable: Sequence[bool],  # of each table
+        trainable: Sequence[bool],  # for each table
         fields: FieldMap,
         accumulate: int = 1,  # batches that share one optimizer update
         *,

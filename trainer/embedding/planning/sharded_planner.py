@@ -22,7 +22,7 @@ from .sparse_plan import SortingIndexer, padding_of
 class ShardedPlanner(Planner):
     """A `Planner` that reads rows of the other processes, on the graph thread."""
 
-    tables: list[Any]  # of OwnedTable
+    tables: list[Any]  # list of OwnedTable
 
     def __init__(self, group: Group, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -60,7 +60,7 @@ class TablePlan:
     rows: np.ndarray  # distinct rows of the chunk, int32 [u]; in a read-only chunk the row of every id, -1 for none
     stack: int
     start: int = 1  # position of the first of `rows` in the stack's working set, or read set
-    ids: np.ndarray | None = None  # of `rows`, in a read-only chunk of a table with eviction
+    ids: np.ndarray | None = None  # ids of `rows`, in a read-only chunk of a table with eviction
     # In a read-only chunk of a table that translates, the position of every id, int32 [map size].
     reading_map: np.ndarray | None = None
 
@@ -82,7 +82,7 @@ class StackExchange:
     sent: list[list[np.ndarray]]  # for each rank, the positions in the stretch of the rows that it owns, int32
     requested: list[np.ndarray]  # the positions of the owned rows that the ranks read, in their order, int32
     ends: list[np.ndarray]  # where the rows of each rank end in `requested`, int64 [size]
-    indices: list[np.ndarray]  # of each entry of `requested` among the stretch's distinct rows, from 1, int32
+    indices: list[np.ndarray]  # index of each entry of `requested` among the stretch's distinct rows, from 1, int32
     tables: np.ndarray  # table of each owned row, int32 [rows]; entry 0 is not a row
     rows: np.ndarray  # its row there, int32 [rows]
     step_rows: list[np.ndarray]  # the positions of the distinct owned rows, int32
@@ -99,7 +99,7 @@ class SparsePlan:
     map_sizes: dict[int, int] = field(default_factory=dict)  # length of the position map of each table that has one
     inputs: list[np.ndarray] = field(default_factory=list)  # extra columns of the program, [K, ...] when it is stacked
     carry: Carry = field(default_factory=dict)  # rows of the accumulation that the chunk leaves open
-    exchanges: list[StackExchange] = field(default_factory=list)  # of each stack with other processes
+    exchanges: list[StackExchange] = field(default_factory=list)  # exchange of each stack with other processes
 
     def by_stack(self) -> list[list[TablePlan]]:
         """Return the table plans of every stack."""

@@ -19,7 +19,7 @@ class Evicted:
 
     ids: np.ndarray
     rows: np.ndarray
-    values: np.ndarray  # as the store keeps them
+    values: np.ndarray  # packed rows in the store's format
     dirty: dict[str, np.ndarray]
     meta: dict[str, np.ndarray]
 

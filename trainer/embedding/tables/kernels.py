@@ -33,7 +33,7 @@ ROW_BITS = 40  # a code holds the table in the upper bits and the row in the low
 _ROW = (1 << ROW_BITS) - 1
 _LEAST_BYTES = 1 << 19  # least size of a part: starting a thread takes 0.1 to 0.2 ms
 _BLOCK_LENGTH = 14
-# of this module and the one beside it, which are part of every row kernel's code
+# Checksum of this module and half_floats.py: both are part of every row kernel's code.
 SOURCES = zlib.crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in ("kernels.py", "half_floats.py")))
 
 _i32, _i64, _f32 = numba.types.int32, numba.types.int64, numba.types.float32
@@ -266,13 +266,13 @@ class RowKernel:
         touched: int,  # words of a row that are read or written
         numbers: np.ndarray,  # parameters of the rule, float32
         halves: int = 0,  # weights that a row begins with as float16; the rule sees float32
-        keys: np.ndarray = NO_KEYS,  # what rounding such weights draws from for each of `codes`, uint64 [m]; none: read
+        keys: np.ndarray = NO_KEYS,  # stochastic rounding key for each of `codes`, uint64 [m]; none: read only
         step: int = 0,  # number of the update, which it is drawn from, too
     ) -> None:
         """Run the kernel over all positions."""
         parts = min(self._most, len(positions) * touched * 4 // _LEAST_BYTES) or 1
         blocks = np.empty((parts, _BLOCK_LENGTH), np.int64)
-        scratch = np.empty((parts, width + halves), np.float32)  # of each part, a row as the rule sees it
+        scratch = np.empty((parts, width + halves), np.float32)  # a row as the rule sees it, for each part
         about = (bases, codes, positions, width, values, touched, numbers, halves, keys, step, scratch)
         first = self._describe(*about, blocks)
         if parts == 1:

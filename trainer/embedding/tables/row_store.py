@@ -33,7 +33,7 @@ class RowStore:
         self.width = width
         self.halves = halves
         self.dtype = np.dtype(np.float16 if halves else np.float32)
-        self.words = self._words_of(width)  # of 4 bytes
+        self.words = self._words_of(width)  # 4-byte words per row
         self._gather, self._rounded = kernels.gather.ready(), half_floats.rounded
         self._item = np.dtype(f"V{4 * self.words}")
         self.lock = threading.RLock()

@@ -49,7 +49,7 @@ class TableSpec:
     padding: int | None = None  # id that stands for nothing (a row of zeros)
     trainable: bool = True  # False keeps the rows as they are and gives new ids none
     path: str | None = None  # file to keep the rows in; None: memory
-    dtype: str = "float32"  # of the weights, or "float16"
+    dtype: str = "float32"  # dtype of the weights: "float32" or "float16"
 
     @property
     def keeps_every_id(self) -> bool:

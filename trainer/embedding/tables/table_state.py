@@ -26,7 +26,7 @@ from .spec import DEFAULT_ROW, forget
 from .table import SparseTable
 from .table_rows import dirty_column
 
-Arrays = Mapping[str, Any]  # of arrays in memory, `Frozen`, or `BlockArray`
+Arrays = Mapping[str, Any]  # values: arrays in memory, `Frozen`, or `BlockArray`
 Columns = tuple[np.ndarray, np.ndarray]  # rows, their ids
 _MOST_HOLES = 10**7  # free rows accepted beyond 100 per saved row: bounds the memory of a forged state
 
@@ -216,7 +216,7 @@ def _check_arrays(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -
     wanted |= {name: (table.columns[name].dtype, (count,)) for name in table.meta_names}
     wanted["removed"] = (np.int64, (math.prod(arrays["removed"].shape),))
     if table.admission.sketch is not None:
-        parts = arrays["sketch"].shape[-3:-2]  # of a state that several processes have written
+        parts = arrays["sketch"].shape[-3:-2]  # (number of processes,) in a state written by several processes
         wanted["sketch"] = (table.admission.sketch.dtype, (*parts, *table.admission.sketch.shape))
     check_forms(arrays, wanted)
     _, rows, ids = owned_columns(table, arrays, int(json["next_row"]))

@@ -27,7 +27,7 @@ class ColumnSummary:
 
     name: str
     kind: str  # "number", "integer", "bool", "time", "text", "list", "vector", "map" or "empty"
-    rows: int  # that were examined
+    rows: int  # number of rows examined
     missing: int = 0
     distinct: int = 0  # values; for lists, elements
     values: Mapping[str, int] = field(default_factory=dict, repr=False)  # counts of values, or list elements, as text
@@ -39,8 +39,8 @@ class ColumnSummary:
     width: float = 0.0  # length of a vector; for text, the mean number of words; for lists, the mean length
     separator: str | None = None  # separator of a list written as text, or None
     whole: bool = False  # whether the elements of a list are integers
-    unit: str | None = None  # of times given as numbers
-    day_first: bool | None = None  # of dates whose order only other rows of the column show
+    unit: str | None = None  # unit of times given as numbers
+    day_first: bool | None = None  # for dates such as 03/02/2024: order shown by other rows of the column
     problem: str | None = None  # why the values cannot be read as what they seem to be, and what to do
 
     @property

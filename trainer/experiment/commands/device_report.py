@@ -19,7 +19,7 @@ from ...errors import ConfigurationError
 from ...mindspore_internals.device import CHOICES, DEVICES, UNSAFE
 from .device_probes import PROBES
 
-_SECONDS = 600  # of one probe: on a new chip the driver compiles operators first
+_SECONDS = 600  # timeout of one probe: on a new chip the driver compiles operators first
 _FAILED = "failed: "
 
 

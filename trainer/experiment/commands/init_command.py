@@ -193,7 +193,7 @@ def write_first_config(
     sides: Sides = NO_SIDES,  # columns of two towers, and those left out
     output: Path | None = None,  # None: named like the data, with the suffix .yaml, in the working directory
     overwrite: Callable[[Path], bool] = lambda path: False,  # whether an existing file may be replaced
-    csv_format: CsvFormat | None = None,  # what is known of a CSV file; the rest is told from it
+    csv_format: CsvFormat | None = None,  # known options of a CSV file; the others are detected
     day_first: bool | None = None,
 ) -> tuple[Path, TableSummary, Proposal]:
     """Write a first experiment for a table; return its path and what it was made from."""

@@ -34,7 +34,7 @@ class TableSummary:
     columns: tuple[ColumnSummary, ...]
     rows: int  # rows in the whole table; an estimate if `complete` is False
     complete: bool  # whether all rows were examined
-    values: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)  # of the rows examined
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)  # column values of the rows examined
     csv: CsvFormat | None = None  # how a CSV file is written; None for others
     set_aside: str | None = None  # lines of a CSV file that are no rows, in words
 
@@ -61,7 +61,7 @@ class TableSummary:
 def summarize(
     path: Path,
     sample: int = SAMPLE_ROWS,
-    given: CsvFormat | None = None,  # what is known of CSV files; the rest is told from the text
+    given: CsvFormat | None = None,  # known options of CSV files; the others are detected
     day_first: bool | None = None,
     declared: bool = False,  # whether `given` is all there is to know
 ) -> TableSummary:

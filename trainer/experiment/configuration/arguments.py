@@ -268,12 +268,12 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 class Signature:
     """The call signature of a class or function."""
 
-    name: str  # its name, for messages
+    name: str  # the name for messages
     parameters: Mapping[str, inspect.Parameter]  # named parameters in order, without ``self``
     positional: int | None  # maximum number of positional arguments, or None if unlimited
     open_keywords: bool  # whether it takes ``**kwargs``
     extra_names: frozenset[str]  # names it is known to read from its ``**kwargs``
-    accepts: Mapping[str, Accepted]  # what each named parameter accepts
+    accepts: Mapping[str, Accepted]  # accepted values of each named parameter
 
     def names(self) -> list[str]:
         """Return the names of the parameters that can be passed by keyword."""

@@ -79,7 +79,7 @@ _OTHER_PARTS = {
     name: kind.takes
     for name, section in ExperimentConfig.model_fields.items()
     for kind in section.metadata
-    if isinstance(kind, Made) and name not in ("network", "loss", "optimizer", "metrics")  # which the trainer gets
+    if isinstance(kind, Made) and name not in ("network", "loss", "optimizer", "metrics")  # the trainer gets these
 }
 
 

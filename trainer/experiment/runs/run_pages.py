@@ -26,10 +26,10 @@ from .run_folder import Run
 logger = logging.getLogger(__name__)
 
 LINES_SHOWN = 5
-PROFILE = Path("profile") / "profile.json"  # of `callbacks.Profiler`
+PROFILE = Path("profile") / "profile.json"  # written by `callbacks.Profiler`
 SHOWN_OF_PROFILE = {"milliseconds", "steps", "parts", "operators", "layers"}
 RUNS_SHOWN = 8  # overlaid runs of a sweep
-HIDDEN = ("defaults", "variables")  # of versions.json, "variables" of earlier versions
+HIDDEN = ("defaults", "variables")  # keys of versions.json that are not shown; earlier versions wrote "variables"
 
 
 def render(folders: Sequence[str | Path], refresh_seconds: int | None = None) -> str:

@@ -42,8 +42,8 @@ class Scored:
     current: Current  # the version that answered
     classes: tuple[Any, ...] = ()  # names of the label's classes, by number
     not_finite: int = 0  # rows among the bad ones for which the model computed NaN or an infinite number
-    items: PublishedItems | None = None  # of the version
-    reader: RowReader | None = None  # what read its rows
+    items: PublishedItems | None = None  # items of the version
+    reader: RowReader | None = None  # the reader that read its rows
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class _Job:
     request: RequestRows
     version: str  # number of the only version that may answer, or ""
     future: asyncio.Future
-    reader: RowReader  # what made `rows`
+    reader: RowReader  # the reader that made `rows`
     rows: Decoded
     arrived: float = field(default_factory=time.monotonic)
 
@@ -185,7 +185,7 @@ class Engine:
         together: dict[tuple[str, ...], list[_Job]] = {}
         for job in jobs:
             if job.version in ("", number):
-                if job.reader is not reader:  # it was read for another network
+                if job.reader is not reader:  # its rows were read for another network
                     job.reader, job.rows = reader, reader.read(job.request)
                 together.setdefault(job.kinds, []).append(job)
             else:

@@ -131,7 +131,7 @@ def _prediction() -> dict[str, Any]:
     text, optional_text = {"type": "string"}, {"type": ["string", "null"]}
     error = _object({"row": whole, "status": whole, "column": optional_text, "reason": text})
     ages = {"age_seconds": {"type": "number"}, "event_age_seconds": _NUMBER}
-    names = {"type": "array", "items": {"type": ["string", "number", "null"]}}  # of a label's classes
+    names = {"type": "array", "items": {"type": ["string", "number", "null"]}}  # the classes of a label
     answers = {"prediction": names, "classes": names}
     answers |= {"probability": numbers, "logits": numbers, "errors": {"type": "array", "items": error}}
     return _object({"version": whole, "step": whole, **ages, **answers})

@@ -64,7 +64,7 @@ class _Answered:
     time: float  # seconds since the epoch
     scored: Scored
     written: asyncio.Future | None  # set when it is durable
-    recommended: Mapping[str, Any] | None  # what was asked and the items, in the place of raw row and score
+    recommended: Mapping[str, Any] | None  # the request and the items, instead of raw row and score
 
 
 class RequestLog:
@@ -193,7 +193,7 @@ class RequestLog:
         asked = reader.asked(scored.request, scored.good.tolist())
         for row, values, score in zip(scored.good.tolist(), asked, scores, strict=True):
             if reader.event_time is not None and values.get(reader.event_time) is None:
-                values[reader.event_time] = at  # as text, for a number would be read in the declared unit
+                values[reader.event_time] = at  # text: a number would be read in the declared unit
             try:
                 lines.append(_json({**values, **own, "request_id": ids[row], "score": score}))
             except (TypeError, ValueError) as error:

@@ -35,7 +35,7 @@ class RequestRows:
     table: Any = None  # a mapping of columns, or None
     logits: bool = False  # whether the body asks for the network's own outputs
     outputs: tuple[str, ...] = ()  # names of the outputs that it asks for; () for all
-    id: Any = None  # of the request, which its answer repeats
+    id: Any = None  # the request's id, repeated in its answer
 
 
 def json_of(body: bytes, media: str) -> Any:

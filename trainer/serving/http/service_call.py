@@ -26,14 +26,14 @@ class Call:
     logits: bool = False  # whether the network's own outputs are wanted too
     model: str = ""  # named in the path, or ""
     version: str = ""  # likewise
-    request_id: str | None = None  # of the header X-Request-Id
+    request_id: str | None = None  # value of the header X-Request-Id
 
 
 @dataclass(frozen=True)
 class Reply:
     """The answer to a call."""
 
-    status: int  # of HTTP
+    status: int  # HTTP status
     body: bytes
     media: str = JSON
     headers: dict[str, str] = field(default_factory=dict)
@@ -60,8 +60,8 @@ class ServeOptions:
     """
 
     host: str = "127.0.0.1"  # address to listen on
-    port: int = 8080  # of TCP; 0 takes a free one
-    name: str = "model"  # in the Open Inference Protocol and in metrics
+    port: int = 8080  # TCP port; 0 takes a free one
+    name: str = "model"  # name in the Open Inference Protocol and in metrics
     batch_rows: int = 1024  # most rows of one batch
     batch_delay: float = 0.0  # seconds a batch waits for further requests after its first; 0 takes only waiting ones
     request_rows: int = 10_000  # most rows of one request; more are answered with 413

@@ -130,7 +130,7 @@ def plain(array: Any, column: Column) -> Any:
     if pyarrow.types.is_string_view(array.type):
         array = array.cast(pyarrow.large_string())
     if column.shape:
-        empty = column.ragged and column.default is not None and not len(column.default)  # what a null list becomes
+        empty = column.ragged and column.default is not None and not len(column.default)  # null becomes []
         values = shaped(array, column.shape) if empty or not array.null_count else None
         return array.to_pylist() if values is None else values
     found = _leaves(array)

@@ -95,7 +95,7 @@ class Decoder:
         self._loads = json_loader()
         self._told = False  # whether the user knows that lines or messages are read one by one
         self._prepared = False  # whether `_parser` is known
-        self._parser: BlockParser | None = None  # of JSON messages that came together
+        self._parser: BlockParser | None = None  # parses JSON messages that were polled together
         self._halves = True  # whether to try halves of a block: most of the last one could be parsed
 
     @property

@@ -26,7 +26,7 @@ from .text_blocks import BlockParser, UnusualError
 
 BLOCK_BYTES = 1 << 20
 _LONGEST_RECORD = 1 << 18  # bytes of a record with line ends inside; Python's csv module rejects fields of half of that
-_MOST_LINES = 1_000  # of such a record
+_MOST_LINES = 1_000  # most lines of such a record
 _TABLE_ROWS = 65_536
 _LEAST_NAMED = 1 << 18  # bytes of a block worth a warning if it is read line by line
 _LEAST_BYTES = 1 << 13  # minimum size of a piece to parse as a block
@@ -48,7 +48,7 @@ class TextReader:
         self.decoder = decoder
         self._file = EncodedFile(path, encoding)
         self._counted = (0, 1)  # an address, and the number of the line there
-        self._records: list[bytes] | None = None  # of the current block; None: they are its lines
+        self._records: list[bytes] | None = None  # records of the current block; None: its lines are the records
         self._parser: BlockParser | None = None
         self._prepared = False  # whether `_parser` is known; a CSV header must be read before
         self._skipped = (-1, 0)  # an address, and how far its too long line has been searched for its end
@@ -352,7 +352,7 @@ class ParquetReader:
             table = self._group[1].slice(address - self._starts[number], _TABLE_ROWS)
             decoded = arrow.convert(self.schema, table)
         except arrow.errors() as error:
-            if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the data
+            if isinstance(error, OSError) and error.errno is not None:  # a failure of the disk, not of the data
                 raise
             if finished:
                 raise StreamError(f"segment {self.path} is damaged: {error}") from error

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # of them in a second
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # units per second
 DATE_UNIT = "yyyymmdd"
 TIME_UNITS = (*UNITS, DATE_UNIT)
 _ARGUMENTS = "Time(unit=...), event_time_unit of Features or Schema, time_unit of Column"
@@ -102,7 +102,7 @@ def seconds_of_array(values: np.ndarray, unit: str | None = None) -> np.ndarray 
         return None
     if unit is None:
         exact = values.astype(np.int64 if values.dtype.kind in "bi" else values.dtype)
-        size = np.abs(exact) if exact.dtype.kind in "fu" else np.abs(exact).astype(np.uint64)  # of -2**63 too
+        size = np.abs(exact) if exact.dtype.kind in "fu" else np.abs(exact).astype(np.uint64)  # fits 2**63
         if ((size >= _DATES[0]) & (size <= _DATES[1])).any():
             return None
         rest = size >= _SECONDS_END

@@ -124,7 +124,7 @@ class FileStream(BufferedStream):
         number("give_up_after", give_up_after, above=0, optional=True)
         self._retry = Retry(f"folder {self._where}", give_up_after=give_up_after)
         self._listing: list[str] | None = None  # the segments when last compared; None: before the first listing
-        self._unread: deque[str] = deque()  # those of the listing that remain, and some read since
+        self._unread: deque[str] = deque()  # the rest of the listing, and some that have been read since
         self._sizes: dict[str, int] = {}  # bytes of unread segments that are finished
         self._done = False
         self._finished = FinishedSegments(self.folder, self._reader_of, copies)

@@ -69,7 +69,7 @@ class SegmentNames:
         self.folder, self.single, self.pattern, self.format = folder, single, pattern, format
         self.names: list[str] = []
         self.entries: AbstractSet[str] = frozenset()
-        self._known: set[str] = set()  # those in `names`
+        self._known: set[str] = set()  # the set of `names`
         self._settled: int | None = None  # the folder's modification time at the last listing
         self._due = 0.0
         self._warned: set[str] = set()

@@ -358,7 +358,7 @@ class DelayedLabelJoin(BufferedStream):
             self._seen.restore(state.get("seen", []), following - 1)
             columns, times, labels = unpack_rows(*state["ready"])
             if times is not None:
-                if labels.dtype == bool:  # of an earlier version: whether a row is positive
+                if labels.dtype == bool:  # written by an earlier version: whether a row is positive
                     labels = np.where(labels, 1.0, _EXPIRED)
                 first = self._rows.add(following - 1, columns, times)
                 numbers = first + np.arange(len(times))

@@ -71,7 +71,7 @@ class ReplayStream(Stream):
         self.repeat, self.rows_per_second = repeat, rows_per_second
         self.event_time = event_time
         self._times = None if event_time is None else self._table[event_time].astype(np.float64)
-        self._order: np.ndarray | None = None  # of the rows by time; None: the table's
+        self._order: np.ndarray | None = None  # rows ordered by time; None: the table's order
         if self._times is not None and not (np.diff(self._times) >= 0).all():
             self._order = np.argsort(self._times, kind="stable")
         self._clock = clock
