@@ -343,8 +343,9 @@ def case_of(source: str, folder: Path, rows: int, epochs: int) -> Iterator[Case]
             arguments = f'keys: ratings, url: "{url}", {schema}'
             stream = f"{{class_path: trainer.streams.RedisStream, init_args: {{{arguments}}}}}"
         else:
-            address = stack.enter_context(servers.kafka(list(messages(columns))))
-            arguments = f'topic: ratings, servers: "{address}", {schema}'
+            quota = 8  # messages of a partition in a turn
+            address = stack.enter_context(servers.kafka_process(list(messages(columns)), quota=quota))
+            arguments = f'topic: ratings, servers: "{address}", quota: {quota}, {schema}'
             stream = f"{{class_path: trainer.streams.KafkaStream, init_args: {{{arguments}}}}}"
         config = ROOT / "configs" / "wide_deep_movielens_online.yaml"
         yield Case("online", config, [*RAW_IDS, *online, f"data.stream={stream}"], steps, expected[: steps * BATCH])

@@ -66,7 +66,14 @@ def kafka(payloads: Sequence[bytes], topic: str = NAME, partitions: int = 1) -> 
 
 @contextlib.contextmanager
 def kafka_cluster(payloads: Sequence[bytes], topic: str = NAME, partitions: int = 1) -> Iterator[Any]:
-    """Do as `kafka`, and give the `MockKafka`, whose answers can be made to fail."""
+    """Do as `kafka`, and give the `MockKafka`, whose answers can be made to fail.
+
+    Raises:
+        ValueError: a partition would drop messages to keep others.
+    """
+    largest = max(sum(map(len, payloads[partition::partitions])) for partition in range(partitions))
+    if largest > PARTITION_BYTES:
+        raise ValueError(f"a partition keeps {PARTITION_BYTES} bytes; received {largest}: take fewer rows")
     cluster = _brokers().MockKafka(topic, partitions)
     try:
         for partition in range(partitions):

@@ -90,3 +90,14 @@ def test_messages_are_dealt_out_in_turns_to_as_few_partitions_as_hold_them():
     assert servers.spread(payloads, 2, limit=20) == turns
     with pytest.raises(ValueError, match="at most 19 bytes; received 20"):
         servers.spread(payloads, 2, limit=19)
+
+
+def test_a_cluster_that_would_drop_messages_is_not_started():
+    payloads = [bytes(1 << 19)] * 12
+    with servers.kafka(payloads, partitions=2) as address:
+        assert address
+    with (
+        pytest.raises(ValueError, match=r"a partition keeps 4194304 bytes; received 6291456: take fewer rows"),
+        servers.kafka(payloads),
+    ):
+        pass
