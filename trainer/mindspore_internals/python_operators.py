@@ -23,10 +23,22 @@ def operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[i
     return _custom(method, inspect.signature(method), out_shape, mstype.float32)
 
 
+def operator_of_shapes(
+    method: Callable[..., Any], inputs: int, out_shape: Callable[..., Any], outputs: int | None = None
+) -> ops.Custom:
+    """Return an operator of so many inputs; float32 results, a tuple of `outputs` if given, of `out_shape(*shapes)`."""
+    dtype = mstype.float32 if outputs is None else (mstype.float32,) * outputs
+    return _custom(method, _signature_of(inputs), out_shape, dtype)
+
+
 def operator_of_many(method: Callable[..., tuple[np.ndarray, ...]], inputs: int, outputs: int) -> ops.Custom:
     """Return an operator of several float32 outputs, with the first inputs' shapes."""
+    return operator_of_shapes(method, inputs, lambda *shapes: shapes[:outputs], outputs)
+
+
+def _signature_of(inputs: int) -> inspect.Signature:
     names = [inspect.Parameter(f"array{number}", inspect.Parameter.POSITIONAL_ONLY) for number in range(inputs)]
-    return _custom(method, inspect.Signature(names), lambda *shapes: shapes[:outputs], (mstype.float32,) * outputs)
+    return inspect.Signature(names)
 
 
 def _custom(method: Callable[..., Any], signature: inspect.Signature, out_shape: Any, out_dtype: Any) -> ops.Custom:

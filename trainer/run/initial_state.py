@@ -16,7 +16,7 @@ from ..checkpoint import capture, durable
 from ..checkpoint.ckpt_files import compare, load_ckpt
 from ..checkpoint.content import Content
 from ..checkpoint.saver import groups_of, snapshots_of
-from ..embedding.layers.embedding_cells import embedding_cells, head_cells
+from ..embedding.layers.embedding_cells import embedding_cells, head_cells, name_by_path
 from ..errors import CheckpointMismatchError, did_you_mean
 from ..features import Features
 from ..features.feature import id_problems
@@ -176,8 +176,6 @@ def _tables_to_fill(
     network: nn.Cell, learned: Learned, mapping: Mapping[str, str | None], strict: bool
 ) -> list[tuple[Any, Rows]]:
     """Return the sparse tables to fill, with their rows."""
-    from ..embedding.layers.network_tables import name_by_path
-
     heads = head_cells(embedding_cells(network))
     name_by_path(network, heads)
     filled: list[tuple[Any, Rows]] = []

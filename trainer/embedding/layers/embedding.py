@@ -16,6 +16,7 @@ from ...checks import choice, refuse, whole
 from ...errors import ConfigurationError, DataError
 from ...mindspore_internals.cell_structure import hide
 from ...mindspore_internals.shared_memory import Mirror
+from ...mindspore_internals.traced_inputs import TracedInput
 from ..tables.hashing import INITIALIZERS, WHOLE, Shards, first_rows, stable_seed, to_ids
 from ..tables.spec import DTYPES, Eviction, MinSightings, Probability, TableSpec
 from ..tables.table import SparseTable
@@ -98,7 +99,7 @@ class Embedding(nn.Cell):
     padding: int
     is_dense: bool
     weight: Parameter
-    probe: list[tuple[Embedding, np.ndarray]] | None  # ids collected by a run that traces them
+    probe: list[tuple[Embedding, np.ndarray, bool]] | None  # ids collected by a run that traces them
 
     def __init__(
         self,
@@ -189,8 +190,13 @@ class Embedding(nn.Cell):
             hide(self, "own_working_set", other.own_working_set)
             self.adopt(other.working_set, False)
 
-    def adopt(self, working_set: WorkingSet, indirect: bool) -> None:
-        """Read from `working_set`; translate positions by its maps if `indirect`."""
+    def adopt(self, working_set: WorkingSet, indirect: bool, vectors: Parameter | None = None) -> None:
+        """Read from `working_set`; translate positions by its maps if `indirect`.
+
+        In a training step return `vectors` instead, float32 [batch, dim], where a `column_reads.ColumnReads` sets them.
+        """
+        self.reads_column = vectors is not None
+        hide(self, "column_vectors", vectors)
         self.indirect = indirect
         hide(self, "working_set", working_set)
         for attribute in ("rows", "reading", "step_map", "reading_map", "token"):
@@ -241,7 +247,8 @@ class Embedding(nn.Cell):
     def __call__(self, ids):
         """Read rows outside a graph; see the class."""
         if self.probe is not None:
-            self.probe.append((self, np.array(ids.asnumpy())))  # a copy: the view is only valid during the run
+            # a copy: the view is only valid during the run
+            self.probe.append((self, np.array(ids.asnumpy()), isinstance(ids, TracedInput)))
             return ops.zeros((*ids.shape, self.dim), mstype.float32)
         return super().__call__(ids) if self.is_dense else self._read(ids)
 
@@ -306,6 +313,8 @@ class Embedding(nn.Cell):
         """Return the vectors of `ids`, [*ids.shape, dim]."""
         if self.is_dense:
             return self.lowered(self._dense(ids))
+        if self.reads_column and not self.reading:
+            return self.lowered(self.column_vectors)
         positions = self.row_positions(ids)
         vectors = self.vectors(positions)
         if self.has_padding:

@@ -37,6 +37,14 @@ def head_cells(cells: Iterable[Embedding]) -> list[Embedding]:
     return list(heads.values())
 
 
+def name_by_path(network: nn.Cell, cells: Iterable[Embedding]) -> None:
+    """Name each unnamed table after its first cell's attribute path, like a parameter."""
+    paths = {id(cell): path for path, cell in cells_and_names(network)}
+    for cell in cells:
+        if cell.is_unnamed and not cell.is_dense and cell.host.table is None:
+            cell.spec.name = paths[id(cell)] or cell.spec.name
+
+
 def describe_dense(network: nn.Cell) -> str:
     """Return the dense tables of a network with their rows; empty if it has none."""
     dense = {id(cell.spec): cell for cell in embedding_cells(network) if cell.is_dense}

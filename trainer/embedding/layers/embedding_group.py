@@ -16,7 +16,7 @@ from .embedding import Embedding
 
 
 class EmbeddingGroup(nn.Cell):
-    """A table per column, all read by one operator; faster than `Embedding` cells.
+    """A table per column, all read by one operator.
 
     Tables of equal width and row optimizer are always updated together; the group also reads them together. Each table
     keeps its own name, capacity, admission, eviction and export.
@@ -74,7 +74,7 @@ class EmbeddingGroup(nn.Cell):
         arrays = [column.asnumpy() for column in ids]
         columns = np.array(arrays[0]) if len(ids) == 1 else np.stack(arrays, 1)  # a copy, as in `Embedding`
         for index, cell in enumerate(self.members):
-            cell.probe.append((cell, columns[:, index]))
+            cell.probe.append((cell, columns[:, index], False))
         return ops.zeros((*columns.shape, self.members[0].dim), mstype.float32)
 
     def _read_each(self, ids):
@@ -134,7 +134,7 @@ class EmbeddingBag(Embedding):
     def __call__(self, ids, weights=None, offsets=None):
         """Read bags outside a graph; see `Embedding`."""
         if self.probe is not None:
-            self.probe.append((self, np.array(ids.asnumpy())))
+            self.probe.append((self, np.array(ids.asnumpy()), False))
             batch = ids.shape[0] if offsets is None else offsets.shape[0]
             return ops.zeros((batch, self.dim), mstype.float32)
         if self.is_dense:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -21,10 +21,12 @@ from mindspore import dtype as mstype
 
 from ...mindspore_internals.cell_structure import hide
 from ...mindspore_internals.python_operators import operator
+from ..planning.layout import ColumnElement
 from ..planning.sparse_plan import TablePlan
 from ..tables import kernels
 from ..tables.kernels import ROW_BITS, RowKernel
 from ..tables.table_rows import TableRows
+from .embedding import Embedding
 from .row_optimizer import RowOptimizer
 from .stack_program import StackProgram
 
@@ -186,16 +188,33 @@ class HostStackProgram(StackProgram):
         self.apply_update = operator(self.host_rows.update, lambda gradients, positions, rate, step, token: (1,))
 
     @property
-    def differentiated(self) -> Parameter:
-        """The token of the working set's reader if the network reads through one."""
-        return self.rows if self.reader is None else self.working_set.token
+    def differentiated(self) -> list[Parameter]:
+        """The vectors of `columns`, or the token of the reader if the network reads through one."""
+        if self.columns is not None:
+            return list(self.columns.parameters)
+        return [self.rows if self.reader is None else self.working_set.token]
 
     def use_reader(self) -> None:
         """Let the network's cells read through a `ReadRows`."""
         hide(self, "reader", ReadRows(RowGradients(self.dim), self.dim))
 
-    def make_room(self, step_size: int) -> None:
-        """Allocate room for the gradients of `step_size` rows."""
+    def use_columns(self, reads: Mapping[int, ColumnElement]) -> bool:
+        """Let a `ColumnReads` give cells, by id(), their vectors; return whether it can."""
+        from .column_reads import ColumnReads
+
+        hide(self, "_number_of", {cell: number for number, cell in enumerate(reads)})
+        hide(self, "columns", ColumnReads(self.name, self.host_rows, self.dim, list(reads.values())))
+        self.params_count = len(reads)
+        return True
+
+    def vectors_of(self, cell: Embedding) -> Parameter | None:
+        """Return what a cell returns in a training step, if a `ColumnReads` sets it."""
+        return None if self.columns is None else self.columns.parameters[self._number_of[id(cell)]]
+
+    def make_room(self, step_size: int, lengths: Sequence[int]) -> None:
+        """Allocate room for `step_size` rows and for batches with so many rows of each column."""
+        if self.columns is not None:
+            self.columns.make_room(lengths)
         if self.reader is not None:
             self.reader.sums.begin(step_size)
 
@@ -210,16 +229,22 @@ class HostStackProgram(StackProgram):
         for part in parts:
             self.tables[part.table].commit(None)
 
-    def begin(self, positions, step_map, owned):
-        """Load the rows at `positions` (int32 [n]); return what `update` needs."""
+    def begin(self, positions, step_map, owned, inputs):
+        """Load the rows at `positions` (int32 [n]); return what `gradient` needs."""
+        if self.columns is not None:
+            ids = self.columns.ids_of(inputs)
+            self.columns.fill(positions, self.token, ids)
+            return ids
         ops.assign(self.rows, self.read(positions, self.token))
         if self.indirect:
             ops.assign(self.step_map, step_map)
         return positions
 
-    def gradient(self, positions, gradient):
-        """Return the row gradients at `positions` from that of `differentiated`."""
-        return gradient if self.reader is None else self.reader.collect(gradient, positions)
+    def gradient(self, positions, packed, gradients):
+        """Return the row gradients at `positions` from those of `differentiated`."""
+        if self.columns is not None:
+            return self.columns.sums(positions, packed, gradients)
+        return gradients[0] if self.reader is None else self.reader.collect(gradients[0], positions)
 
     def update(self, positions, packed, gradient, lr):
         """Apply one optimizer step to the rows at `positions`."""

@@ -14,7 +14,7 @@ from mindspore import dtype as mstype
 from ...distributed.group import SINGLE, Group
 from ...errors import ConfigurationError
 from ...mindspore_internals import device
-from ...mindspore_internals.cell_structure import cells_and_names, hide
+from ...mindspore_internals.cell_structure import hide
 from ...mindspore_internals.shared_memory import Mirror
 from ..planning.layout import Bundle, FieldMap, Layout, stack_tables
 from ..planning.planner import Planner
@@ -24,20 +24,13 @@ from ..tables.hashing import Shards
 from ..tables.spec import TableSpec
 from ..tables.table_state import arrays_of
 from .embedding import Embedding, WorkingSet
-from .embedding_cells import embedding_cells, head_cells
+from .embedding_cells import embedding_cells, head_cells, name_by_path
 from .row_optimizer import RowOptimizer
 from .stack_program import StackProgram
 from .tracing import find_fields
 
 _logger = logging.getLogger(__name__)
-
-
-def name_by_path(network: nn.Cell, cells: Sequence[Embedding]) -> None:
-    """Name each unnamed table after its first cell's attribute path, like a parameter."""
-    paths = {id(cell): path for path, cell in cells_and_names(network)}
-    for cell in cells:
-        if cell.is_unnamed and not cell.is_dense and cell.host.table is None:
-            cell.spec.name = paths[id(cell)] or cell.spec.name
+LEAST_CELLS = 4  # of a stack that share a read; with fewer, reads of their own take no longer
 
 
 class SparseTables(nn.Cell):
@@ -141,7 +134,6 @@ class SparseTables(nn.Cell):
         self.programs = nn.CellList(programs, auto_prefix=False)
         self._number_inputs(layout.bundles)
         trained = [program for program in programs if program.trainable]
-        self.trained_count = len(trained)
         for index, program in enumerate(trained):
             program.gradient_at = index - len(trained)
         for index, program in enumerate(programs):
@@ -153,13 +145,14 @@ class SparseTables(nn.Cell):
         for program, cells in zip(self.programs, self._cells_of, strict=True):
             # The sum over several reads of a table could depend on their order.
             once = len(cells) == len(program.tables) and fields.repeated.isdisjoint(program.tables)
-            if program.trainable and once:
+            if program.trainable and once and not self._use_columns(program, cells, fields):
                 program.use_reader()
-        self.has_readers = any(program.reader is not None for program in trained)
-        for program in trained:
-            program.differentiated.requires_grad = program.working_set.reading.requires_grad = True
-        # the parameters to differentiate, in training (see `gradients`) and in a program that only reads
-        hide(self, "params", [program.differentiated for program in trained])
+        self.has_readers = any(program.reader is not None or program.columns is not None for program in trained)
+        # the parameters to differentiate, in training (`gradients` takes them backwards) and in one that only reads
+        params = [program.differentiated for program in trained][:: -1 if self.has_readers else 1]
+        hide(self, "params", [parameter for own in params for parameter in own])
+        for parameter in (*self.params, *(program.working_set.reading for program in trained)):
+            parameter.requires_grad = True
         hide(self, "read_params", [program.working_set.reading for program in trained])
         hide(self, "carried", {})  # rows of the accumulation that the last trained chunk left open, see `OpenRows`
         hide(self, "gradient_sums", [])
@@ -170,6 +163,11 @@ class SparseTables(nn.Cell):
                 name = f"embedding.{program.name}.gradient_sum"
                 self.gradient_sums.append(Parameter(blank, name=name, requires_grad=False))
                 self._sums[index] = Mirror(self.gradient_sums[-1], in_branch=True)
+
+    def _use_columns(self, program: StackProgram, cells: Sequence[Embedding], fields: FieldMap) -> bool:
+        """Return whether one operator gives all cells of a stack their vectors."""
+        own = {id(cell): fields.unchanged[id(cell)] for cell in cells if id(cell) in fields.unchanged}
+        return len(own) == len(cells) >= LEAST_CELLS and not program.indirect and program.use_columns(own)
 
     def _number_inputs(self, bundles: Sequence[Bundle]) -> None:
         """Assign each program its extra step inputs, indexed from the end."""
@@ -209,8 +207,9 @@ class SparseTables(nn.Cell):
             working_set.reader = program.reader
             for cell in cells:
                 # Another Trainer of the same network may have stacked the tables differently.
-                if (cell.working_set, cell.indirect, cell.reader) != (working_set, program.indirect, program.reader):
-                    cell.adopt(working_set, program.indirect)
+                vectors, own = program.vectors_of(cell), (cell.working_set, cell.indirect, cell.reader)
+                if own != (working_set, program.indirect, program.reader) or cell.column_vectors is not vectors:
+                    cell.adopt(working_set, program.indirect, vectors)
                 cell.reading = not plan.train
         for index, parts in enumerate(plan.by_stack()):
             if parts:
@@ -219,7 +218,7 @@ class SparseTables(nn.Cell):
     def _load_training(self, index: int, parts: list[TablePlan], plan: SparsePlan) -> None:
         program, step_size, table = self.programs[index], plan.step_sizes[index], parts[0].table
         program.working_set.mirror("rows").array(step_size)
-        program.make_room(step_size)
+        program.make_room(step_size, plan.lengths)
         mirror = self._sums[index]
         if mirror is not None and mirror.parameter.shape[0] != step_size:
             old = np.array(mirror.parameter.asnumpy())[:step_size]  # rows beyond are zeros
@@ -361,7 +360,8 @@ class SparseTables(nn.Cell):
         work = ()
         for program in self.programs:
             positions = inputs[program.positions_at]
-            work += ((positions, program.begin(positions, inputs[program.map_at], inputs[program.owned_at])),)
+            kept = program.begin(positions, inputs[program.map_at], inputs[program.owned_at], inputs)
+            work += ((positions, kept),)
         return work
 
     def gradients(self, work, gradients):
@@ -369,11 +369,12 @@ class SparseTables(nn.Cell):
 
         Call it only if `has_readers`; otherwise they are the same.
         """
-        result = gradients[: -self.trained_count]
+        rows = ()
         for program in self.programs:
             if program.trainable:
-                result += (program.gradient(work[program.kept_at][0], gradients[program.gradient_at]),)
-        return result
+                rows += (program.gradient(*work[program.kept_at], gradients[-program.params_count :]),)
+                gradients = gradients[: -program.params_count]
+        return gradients + rows
 
     def update(self, work, gradients, lr):
         """Update the step's rows by the gradients at the end; `lr` is a float32 scalar."""

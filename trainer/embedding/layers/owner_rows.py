@@ -19,6 +19,7 @@ from mindspore import dtype as mstype
 from ...distributed.group import Group
 from ...mindspore_internals.cell_structure import hide
 from ...mindspore_internals.python_operators import operator
+from ..planning.layout import ColumnElement
 from ..planning.sparse_plan import StackExchange, TablePlan
 from ..tables import kernels
 from ..tables.kernels import ROW_BITS
@@ -140,7 +141,11 @@ class OwnerStackProgram(HostStackProgram):
         """Return the first number of `rows`, float32 [1]."""
         return self.pick(self.pick(rows, self.index_0, 0), self.only_index_0, 0)
 
-    def begin(self, positions, step_map, owned):
+    def use_columns(self, reads: Mapping[int, ColumnElement]) -> bool:
+        """Leave the cells their own reads."""
+        return False
+
+    def begin(self, positions, step_map, owned, inputs):
         """Load the step's rows; return the positions of the rows that are trained here."""
         rows = self.read(positions, self.token)
         ops.assign(self.token, self.first_of(rows))

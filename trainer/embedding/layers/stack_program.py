@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ...mindspore_internals.cell_structure import hide
 from ...mindspore_internals.shared_memory import Mirror
+from ..planning.layout import ColumnElement
 from ..planning.sparse_plan import TablePlan
 from ..tables.table import SparseTable
-from .embedding import FIRST_ROWS, WorkingSet
+from .embedding import FIRST_ROWS, Embedding, WorkingSet
 from .row_optimizer import RowOptimizer
 
 
@@ -23,10 +26,12 @@ class StackProgram(nn.Cell):
 
     in_graph = True
     reader: nn.Cell | None = None
+    columns: nn.Cell | None = None  # a `column_reads.ColumnReads`
     # Indices into a step's inputs and gradients, counted from the end; `kept_at` into the result of
     # `SparseTables.begin`, counted from the start.
     positions_at = map_at = owned_at = gradient_at = -1
     kept_at = 0
+    params_count = 1  # length of `differentiated`
 
     def __init__(
         self,
@@ -78,29 +83,37 @@ class StackProgram(nn.Cell):
             self.tables[part.table].commit(work[part.inside])
 
     @property
-    def differentiated(self) -> Parameter:
-        """The parameter to differentiate; see `gradient` for its row gradients."""
-        return self.rows
+    def differentiated(self) -> list[Parameter]:
+        """The parameters to differentiate; see `gradient` for the row gradients."""
+        return [self.rows]
 
     def use_reader(self) -> None:
         """Make the cells read through a `host_rows.ReadRows`, if gradients need one."""
 
-    def make_room(self, step_size: int) -> None:
-        """Allocate room for the gradients of `step_size` rows."""
+    def use_columns(self, reads: Mapping[int, ColumnElement]) -> bool:
+        """Let a `ColumnReads` give cells, by id(), their vectors; return whether it can."""
+        return False
+
+    def vectors_of(self, cell: Embedding) -> Parameter | None:
+        """Return what a cell returns in a training step, if a `ColumnReads` sets it."""
+        return None
+
+    def make_room(self, step_size: int, lengths: Sequence[int]) -> None:
+        """Allocate room for `step_size` rows and for batches with so many rows of each column."""
 
     # -- graph side ----------------------------------------------------------------------------------------------
 
-    def begin(self, positions, step_map, owned):
-        """Load the rows at `positions` (int32 [n]); return what `update` needs."""
+    def begin(self, positions, step_map, owned, inputs):
+        """Load the rows at `positions` (int32 [n]); return what `gradient` and `update` need."""
         packed = ops.gather(self.work, positions, 0)
         ops.assign(self.rows, packed[:, : self.dim])
         if self.indirect:
             ops.assign(self.step_map, step_map)
         return packed
 
-    def gradient(self, positions, gradient):
-        """Return the row gradients at `positions`, from the gradient of `differentiated`."""
-        return gradient
+    def gradient(self, positions, packed, gradients):
+        """Return the row gradients at `positions`, from the gradients of `differentiated`."""
+        return gradients[0]
 
     def update(self, positions, packed, gradient, lr):
         """Apply one optimizer step to the rows at `positions`."""

@@ -17,14 +17,15 @@ from ...mindspore_internals.cell_structure import cells_and_names, zeros_for_any
 from ...mindspore_internals.dict_networks import by_position
 from ...mindspore_internals.execution import await_operators, operator_by_operator
 from ...mindspore_internals.messages import gist
-from ..planning.layout import ColumnPart, Component, DenseField, FieldMap
+from ...mindspore_internals.traced_inputs import TracedInput, differs_in_training, noting_branches
+from ..planning.layout import ColumnElement, ColumnPart, Component, DenseField, FieldMap
 from ..tables.hashing import to_plain
 from .embedding import Embedding
 from .embedding_cells import embedding_cells, head_cells
 
 _logger = logging.getLogger(__name__)
 Readers = list[list[set[int]]]  # per column, per element of a row: the tables that read it
-Read = tuple[Embedding, np.ndarray]  # a cell and the ids it was called with
+Read = tuple[Embedding, np.ndarray, bool]  # a cell, the ids it was called with, whether nothing computed them
 _ROWS = 2
 _FIRST_MARKER = 1_000_000_007
 
@@ -58,8 +59,9 @@ def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence
             element.add(index_of[id(cell.spec)])
     # Without tracing, a cell with a `field` is assumed to read it once.
     traced = any(cell.field is None for cell in cells)
-    repeated = _trace(network, cells, columns, names, readers, index_of) if traced else set()
+    repeated, unchanged = _trace(network, cells, columns, names, readers, index_of) if traced else (set(), {})
     fields = _connect(heads, readers, names)
+    fields.unchanged = unchanged
     fields.names = tuple(names)
     fields.repeated = {index_of[id(cell.spec)] for cell in cells if id(cell) in repeated}
     return fields
@@ -72,8 +74,11 @@ def _trace(
     names: Sequence[str],
     readers: Readers,
     index_of: Mapping[int, int],
-) -> set[int]:
-    """Fill `readers` for cells without a field; return ids of cells that read twice."""
+) -> tuple[set[int], dict[int, ColumnElement]]:
+    """Fill `readers` for cells without a field.
+
+    Returns the ids of cells that read twice, and `FieldMap.unchanged`.
+    """
     traced = [cell for cell in cells if cell.field is None]
     sample = [np.resize(column, (_ROWS, *column.shape[1:])) for column in map(np.asarray, columns)]
     candidates = [i for i, column in enumerate(sample) if column.dtype.kind in "iuUSO"]
@@ -82,7 +87,8 @@ def _trace(
         raise ConfigurationError(f"the network has embedding cells, but no input column holds integers or text{hint}")
     marked = _mark(sample, candidates)
     starts = {i: int(marked[i].flat[0]) for i in candidates}
-    received, failure = run_traced(network, cells, marked)
+    with noting_branches() as branches:
+        received, failure = run_traced(network, cells, marked)
     runs = [received]
     if failure is not None:
         # A column of lengths or indices may not accept markers: then mark one column at a time.
@@ -93,7 +99,7 @@ def _trace(
             if error is not None:
                 _logger.debug("tracing ids of column %d failed: %s", candidate, error)
     reached: set[int] = set()
-    for cell, values in itertools.chain(*runs):
+    for cell, values, _ in itertools.chain(*runs):
         if cell.field is not None:
             continue
         hits = 0
@@ -113,8 +119,27 @@ def _trace(
         if id(cell) not in reached and not cell.is_dense:
             reason = "" if failure is None else f"; the trial run failed with: {gist(str(failure))}"
             raise ConfigurationError(_untraceable(cell, names) + hint + reason)
-    counts = (Counter(id(cell) for cell, _ in received) for received in runs)
-    return {cell for count in counts for cell in count if count[cell] > 1}
+    counts = (Counter(id(cell) for cell, *_ in received) for received in runs)
+    unchanged = {}
+    if failure is None and not branches and not differs_in_training(network):
+        unchanged = _unchanged(received, marked, starts)
+    return {cell for count in counts for cell in count if count[cell] > 1}, unchanged
+
+
+def _unchanged(
+    received: Sequence[Read], marked: Sequence[np.ndarray], starts: Mapping[int, int]
+) -> dict[int, ColumnElement]:
+    """Return the element of a column that each cell receives, of those that are called with one id per row."""
+    found = {}
+    for cell, values, is_input in received:
+        if not is_input or values.shape != (_ROWS,):
+            continue
+        for column, start in starts.items():
+            width = marked[column].size // _ROWS
+            first, second = (int(value) - start for value in values)
+            if 0 <= first < width and second == first + width:
+                found[id(cell)] = ColumnElement(column, first)
+    return found
 
 
 def _float_ids(columns: Sequence[np.ndarray], names: Sequence[str]) -> str:
@@ -153,7 +178,7 @@ def run_traced(
 ) -> tuple[list[Read], Exception | None]:
     """Run the network eagerly in inference mode.
 
-    Returns (cell, ids) for every call of an embedding cell before any failure, and the exception or None.
+    Returns a `Read` for every call of an embedding cell before any failure, and the exception or None.
     """
     received: list[Read] = []
     failure: Exception | None = None
@@ -170,7 +195,7 @@ def run_traced(
     network.set_train(False)
     try:
         with operator_by_operator(), zeros_for_any_id(cell for cell, _ in training):
-            outputs = by_position(network).construct(*(Tensor(column) for column in columns))
+            outputs = by_position(network).construct(*(TracedInput(column) for column in columns))
             for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
                 if isinstance(output, Tensor):
                     output.asnumpy()

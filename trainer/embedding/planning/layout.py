@@ -58,6 +58,14 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnElement:
+    """One element of every row of an input column."""
+
+    column: int
+    element: int  # flat index into a row
+
+
+@dataclass(frozen=True, slots=True)
 class DenseField:
     """Elements that index an ordinary dense embedding, for range checks."""
 
@@ -75,6 +83,8 @@ class FieldMap:
     dense: list[DenseField] = field(default_factory=list)
     repeated: set[int] = field(default_factory=set)  # tables with a cell that reads more than once per run
     names: tuple[str, ...] = ()  # names of the columns, if known
+    # by the id() of a cell: the one element of each row that it receives, unchanged whatever the data
+    unchanged: dict[int, ColumnElement] = field(default_factory=dict)
 
     def name_of(self, column: int) -> str:
         """Return a column's name for messages."""

@@ -93,7 +93,7 @@ class Planner:
         # Columns that hold only ids are replaced as a whole; text is hashed once.
         out = [column if index in self._replaced else to_plain(column) for index, column in enumerate(batched)]
         stacks = len(self.layout.stacks)
-        plan = SparsePlan(train, [0] * stacks, [0] * stacks)
+        plan = SparsePlan(train, [0] * stacks, [0] * stacks, lengths=[column.shape[1] for column in batched])
         updates = (np.arange(num_batches) + fill) // self.accumulate  # the optimizer update each batch belongs to
         for bundle in self.layout.bundles:
             components = [self.fields.components[index] for index in bundle.components]

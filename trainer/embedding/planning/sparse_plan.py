@@ -99,6 +99,7 @@ class SparsePlan:
     map_sizes: dict[int, int] = field(default_factory=dict)  # length of the position map of each table that has one
     inputs: list[np.ndarray] = field(default_factory=list)  # extra columns of the program, [K, ...] when it is stacked
     carry: Carry = field(default_factory=dict)  # rows of the accumulation that the chunk leaves open
+    lengths: list[int] = field(default_factory=list)  # rows of each column in a batch
     exchanges: list[StackExchange] = field(default_factory=list)  # exchange of each stack with other processes
 
     def by_stack(self) -> list[list[TablePlan]]:

@@ -1,0 +1,96 @@
+"""Vectors of cells that each read one column of the batch, given by one operator.
+
+A cell that gathers its vectors needs a slice of the batch, a gather, and an operator in the backward pass: with a cell
+for each of 26 columns these take longer than the network. Here one operator reads the step's rows and fills a parameter
+for each cell; the cell returns its parameter. The gradients of the parameters are those of the vectors, and one
+operator adds them up by row. Cells qualify that `tracing` has seen to receive a column unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ...mindspore_internals.cell_structure import hide
+from ...mindspore_internals.python_operators import operator_of_shapes
+from ...mindspore_internals.shared_memory import Mirror
+from ..planning.layout import ColumnElement
+from ..tables import kernels
+from .host_rows import HostRows
+
+
+class ColumnReads(nn.Cell):
+    """The vectors of a stack's cells in a training step."""
+
+    def __init__(self, name: str, rows: HostRows, dim: int, reads: Sequence[ColumnElement]) -> None:
+        super().__init__(auto_prefix=False)
+        self.inputs = tuple(sorted({read.column for read in reads}))
+        blank = Tensor(np.zeros((1, dim), np.float32))
+        names = [f"embedding.{name}.vectors.{number}" for number in range(len(reads))]
+        parameters = tuple(Parameter(blank.copy(), name=own, requires_grad=True) for own in names)
+        hide(self, "parameters", parameters)
+        hide(self, "_mirrors", [Mirror(parameter) for parameter in parameters])
+        hide(self, "_columns", [read.column for read in reads])
+        hide(self, "_rows", rows)
+        hide(self, "_gather", kernels.gather.ready())
+        hide(self, "_add", kernels.add_rows.ready())
+        cells_of = [[i for i, read in enumerate(reads) if read.column == column] for column in self.inputs]
+        hide(self, "_cells_of", cells_of)  # of each input
+        hide(self, "_elements_of", [[reads[cell].element for cell in cells] for cells in cells_of])
+        columns, count = len(self.inputs), len(reads)
+        hide(self, "dim", dim)
+        self.assign, self.map = ops.Assign(), ops.HyperMap()
+        self.read = operator_of_shapes(
+            self._read, 2 + columns, lambda *shapes: tuple((shapes[2][0], dim) for _ in range(count)), count
+        )
+        self.add_up = operator_of_shapes(self._add_up, 1 + columns + count, lambda *shapes: (shapes[0][0], dim))
+
+    def make_room(self, rows: Sequence[int]) -> None:
+        """Allocate the vectors of a batch with so many `rows` of each column."""
+        for mirror, column in zip(self._mirrors, self._columns, strict=True):
+            if mirror.parameter.shape[0] != rows[column]:
+                mirror.array(rows[column])
+
+    def _positions(self, ids: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the positions of all cells, int32 [cells, batch]."""
+        positions = np.empty((len(self.parameters), len(ids[0])), np.int32)
+        for column, cells, elements in zip(ids, self._cells_of, self._elements_of, strict=True):
+            positions[cells] = column.reshape(len(column), -1).T[elements]
+        return positions
+
+    def _read(self, positions: np.ndarray, token: np.ndarray, *ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        own = self._positions(ids)
+        vectors = np.empty((own.size, self.dim), np.float32)
+        self._gather(self._rows.read(positions), own.reshape(-1), vectors, 0)
+        return tuple(vectors.reshape(*own.shape, self.dim))
+
+    def _add_up(self, positions: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
+        columns = len(self.inputs)
+        sums = np.zeros((len(positions), self.dim), np.float32)
+        for own, gradients in zip(self._positions(arrays[:columns]), arrays[columns:], strict=True):
+            self._add(own, gradients, sums)
+        sums[0] = 0  # of padding, which is not trained
+        return sums
+
+    # -- graph side ----------------------------------------------------------------------------------------------
+
+    def ids_of(self, inputs):
+        """Return the columns, of the inputs of a step, that the cells read."""
+        ids = ()
+        for column in self.inputs:
+            ids += (inputs[column],)
+        return ids
+
+    def fill(self, positions, token, ids):
+        """Read the rows at `positions` and set the cells' vectors."""
+        self.map(self.assign, self.parameters, self.read(positions, token, *ids))
+
+    def sums(self, positions, ids, gradients):
+        """Return the row gradients at `positions`, [n, dim], from those of the vectors."""
+        return self.add_up(positions, *ids, *self.map(self._as_float, gradients))
+
+    def _as_float(self, gradient):
+        return ops.cast(gradient, mstype.float32)

@@ -1,0 +1,60 @@
+"""Follow an input through a network that runs operator by operator.
+
+Relied on: an eager network calls the methods of a subclass of Tensor, and operators return plain tensors. An `if` or
+`while` on a tensor calls `Tensor.__bool__`. A cell's own flag `training` is read by its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import CodeType, EllipsisType, FunctionType
+from typing import Any
+
+from mindspore import Tensor, nn
+
+from .cell_structure import cells_and_names
+
+_PACKAGES = ("mindspore", "trainer", "callbacks")  # their cells do not change ids in training
+
+
+class TracedInput(Tensor):
+    """An input, or a part of it chosen by constant indices."""
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return a part of the input."""
+        part = super().__getitem__(index)
+        indices = index if isinstance(index, tuple) else (index,)
+        # A bool is a mask.
+        constant = all(one is None or type(one) in (int, slice, EllipsisType) for one in indices)
+        return TracedInput(part) if constant else part
+
+
+@contextlib.contextmanager
+def noting_branches() -> Iterator[list[Tensor]]:
+    """Yield a list of the tensors that decide on a branch or a loop meanwhile."""
+    decided: list[Tensor] = []
+    original = Tensor.__bool__
+
+    def noted(tensor: Tensor) -> bool:
+        decided.append(tensor)
+        return bool(original(tensor))
+
+    Tensor.__bool__ = noted
+    try:
+        yield decided
+    finally:
+        Tensor.__bool__ = original
+
+
+def differs_in_training(network: nn.Cell) -> bool:
+    """Return whether the code of a user's cell reads a flag `training`."""
+    kinds = {kind for _, cell in cells_and_names(network) for kind in type(cell).__mro__}
+    own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in (*_PACKAGES, "builtins", "abc", "typing")]
+    methods = [value for kind in own for value in vars(kind).values() if isinstance(value, FunctionType)]
+    return any(_mentions_training(method.__code__) for method in methods)
+
+
+def _mentions_training(code: CodeType) -> bool:
+    inside = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return "training" in code.co_names or "training" in code.co_consts or any(map(_mentions_training, inside))
