@@ -15,6 +15,7 @@ DENSE, SMALL, LARGE, HUGE = (
 )
 ROWS = {DENSE: 10_000, SMALL: 100_000, LARGE: 5_000_000, HUGE: 10_000_000}
 FIT, TORCH = "fit, sparse table", "torch, SparseAdam"
+HALVES, HALVES_ADAGRAD = "fit, float16, row-wise RowAdam", "fit, float16, row-wise RowAdagrad"
 BATCH, MEGABYTE = 1024, "MB"
 
 
@@ -28,15 +29,15 @@ def groups(quick: bool) -> list[Group]:
         return Group("vocabulary", f"Wide & Deep, batch 1,024, {title}", "vocabulary", names, ids, ratios)
 
     return [
-        group("uniform ids", options, Ratio(LARGE, DENSE, 1.35)),
+        group("uniform ids", options, Ratio(LARGE, DENSE, 1.2)),
         group("Zipf(1.2) ids", zipf, Ratio(LARGE, DENSE, 1.1), Ratio(HUGE, SMALL, 1.1)),
         Group(
             "vocabulary",
             "peak memory, Wide & Deep, 5,000,000 uniform ids",
             "vocabulary",
-            {FIT: OURS, TORCH: PEERS},
+            {FIT: OURS, HALVES: OURS, HALVES_ADAGRAD: OURS, TORCH: PEERS},
             {**options, "steps": 8 if quick else 128},
-            (Ratio(FIT, TORCH, 1.1),),
+            (Ratio(FIT, TORCH, 1.2), Ratio(HALVES, TORCH, 0.7), Ratio(HALVES_ADAGRAD, TORCH, 0.7)),
             unit=MEGABYTE,
             windows=1,
         ),
@@ -46,8 +47,9 @@ def groups(quick: bool) -> list[Group]:
 def make(name: str, options: dict[str, Any]) -> Any:
     """Return a contender."""
     quick = options.pop("quick")
-    if name in (FIT, TORCH):
-        return {FIT: Memory, TORCH: TorchMemory}[name](BATCH, 50_000 if quick else ROWS[LARGE], **options)
+    kinds = {FIT: Memory, HALVES: HalvesMemory, HALVES_ADAGRAD: AdagradMemory, TORCH: TorchMemory}
+    if name in kinds:
+        return kinds[name](BATCH, 50_000 if quick else ROWS[LARGE], **options)
     rows = min(ROWS[name], 50_000) if quick else ROWS[name]
     return (wide_deep.Dense if name == DENSE else wide_deep.Sparse)(BATCH, rows, **options)
 
@@ -59,6 +61,20 @@ class Memory(wide_deep.Sparse):
         """Train and return it."""
         told = super().window()
         return {**told, "value": told.pop("peak_mb")}
+
+
+class HalvesMemory(wide_deep.Halves, Memory):
+    """The same of rows of float16 with one second moment for each row."""
+
+
+class AdagradMemory(Memory):
+    """The same of rows of float16 with one accumulator for each row."""
+
+    def options(self) -> dict[str, Any]:
+        """Return further arguments of the tables."""
+        from trainer.embedding import RowAdagrad
+
+        return {"dtype": "float16", "optimizer": RowAdagrad(row_wise=True)}
 
 
 class TorchMemory(wide_deep.TorchSparse):
