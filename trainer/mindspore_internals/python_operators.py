@@ -26,7 +26,10 @@ def operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[i
 def operator_of_shapes(
     method: Callable[..., Any], inputs: int, out_shape: Callable[..., Any], outputs: int | None = None
 ) -> ops.Custom:
-    """Return an operator of so many inputs; float32 results, a tuple of `outputs` if given, of `out_shape(*shapes)`."""
+    """Return an operator of so many inputs; float32 results of `out_shape(*shapes)`.
+
+    They are a tuple of so many `outputs` if that is given.
+    """
     dtype = mstype.float32 if outputs is None else (mstype.float32,) * outputs
     return _custom(method, _signature_of(inputs), out_shape, dtype)
 

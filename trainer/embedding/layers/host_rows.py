@@ -189,7 +189,7 @@ class HostStackProgram(StackProgram):
 
     @property
     def differentiated(self) -> list[Parameter]:
-        """The vectors of `columns`, or the token of the reader if the network reads through one."""
+        """The vectors of `columns`, the reader's token, or the rows."""
         if self.columns is not None:
             return list(self.columns.parameters)
         return [self.rows if self.reader is None else self.working_set.token]
@@ -212,7 +212,7 @@ class HostStackProgram(StackProgram):
         return None if self.columns is None else self.columns.parameters[self._number_of[id(cell)]]
 
     def make_room(self, step_size: int, lengths: Sequence[int]) -> None:
-        """Allocate room for `step_size` rows and for batches with so many rows of each column."""
+        """Allocate room for `step_size` rows and for columns of the given lengths."""
         if self.columns is not None:
             self.columns.make_room(lengths)
         if self.reader is not None:

@@ -99,12 +99,12 @@ class StackProgram(nn.Cell):
         return None
 
     def make_room(self, step_size: int, lengths: Sequence[int]) -> None:
-        """Allocate room for `step_size` rows and for batches with so many rows of each column."""
+        """Allocate room for `step_size` rows and for columns of the given lengths."""
 
     # -- graph side ----------------------------------------------------------------------------------------------
 
     def begin(self, positions, step_map, owned, inputs):
-        """Load the rows at `positions` (int32 [n]); return what `gradient` and `update` need."""
+        """Load the rows at `positions` (int32 [n]); return what an update needs."""
         packed = ops.gather(self.work, positions, 0)
         ops.assign(self.rows, packed[:, : self.dim])
         if self.indirect:

@@ -129,7 +129,7 @@ def _trace(
 def _unchanged(
     received: Sequence[Read], marked: Sequence[np.ndarray], starts: Mapping[int, int]
 ) -> dict[int, ColumnElement]:
-    """Return the element of a column that each cell receives, of those that are called with one id per row."""
+    """Return the column element of each cell that is called with one id per row."""
     found = {}
     for cell, values, is_input in received:
         if not is_input or values.shape != (_ROWS,):
