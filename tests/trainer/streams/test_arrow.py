@@ -1,12 +1,19 @@
 """Arrow IPC messages: damaged ones are bad rows, and decoded columns are memory of their own."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pyarrow
+import pyarrow.parquet
 import pytest
 
 from trainer.streams import Column, DeadLetter, Schema
 from trainer.streams.formats import arrow
 from trainer.streams.formats.decode import Decoder
+
+ROOT = Path(__file__).parents[3]
 
 
 def written(table, rows=None):
@@ -49,3 +56,30 @@ def test_nested_lists_of_another_shape_are_bad_rows_not_reshaped():
             decoded = arrow.convert(schema, pyarrow.table({"m": given}))
             assert len(decoded.bad) == (bad if given is rows else 3)
             assert decoded.columns["m"].tolist() == ([] if decoded.bad else rows)
+
+
+@pytest.mark.parametrize("values", [[True, None, False], [1, None, -3], [0.5, None, -2.5], ["a", None, "xyz"]])
+@pytest.mark.parametrize("nulls", [True, False])
+def test_columns_that_are_slices_keep_their_values_and_nulls(values, nulls):
+    values = [value for value in values * 5 if nulls or value is not None]
+    for start, stop in ((0, len(values)), (3, 4), (3, 10), (9, len(values)), (2, 2)):
+        column = pyarrow.array(values).slice(start, stop - start)
+        found = arrow.plain(column, Column("str" if isinstance(values[0], str) else "float64"))
+        assert found.tolist() == values[start:stop]
+
+
+def test_numbers_and_text_with_nulls_are_read_without_pandas(tmp_path):
+    """Importing pandas takes longer than everything else that opens the first file."""
+    pytest.importorskip("pandas")
+    table = {"n": [0.5, None], "i": [1, 2], "t": ["a", None], "b": [True, None], "label": [0.0, 1.0]}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "0.parquet")
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from trainer.features import Categorical, Features, Numeric\n"
+        "names = [Numeric('n', missing=0.0), Numeric('i'), Categorical('t'), Categorical('b')]\n"
+        f"Features(names, label='label').fit(Path({str(tmp_path)!r}))\n"
+        "sys.exit('pandas' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

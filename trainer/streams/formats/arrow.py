@@ -136,24 +136,55 @@ def plain(array: Any, column: Column) -> Any:
     found = _leaves(array)
     if found is None:
         return array.to_pylist()
-    return np.ma.MaskedArray(found, array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else found
+    return np.ma.MaskedArray(found, ~_bits(array, 0)) if array.null_count else found
 
 
 def _leaves(array: Any) -> np.ndarray | None:
     """Return single values exactly, as an array; None if NumPy cannot hold them."""
     types = require().types
     if types.is_string(array.type) or types.is_large_string(array.type):
-        return text(array.fill_null("") if array.null_count else array)
+        return text(array.fill_null(_empty_text(array.type)) if array.null_count else array)
     if types.is_date64(array.type):
         array = array.cast(require().date32())
     if types.is_date(array.type) or types.is_timestamp(array.type):
         times = array.to_numpy(zero_copy_only=False)
         return times.astype("datetime64[D]") if types.is_date(array.type) else times
     if types.is_boolean(array.type) or types.is_integer(array.type) or types.is_floating(array.type):
-        if array.null_count:
-            array = array.fill_null(require().scalar(False if types.is_boolean(array.type) else 0, array.type))
-        return array.to_numpy(zero_copy_only=False)
+        values = _numbers(array)
+        return np.where(_bits(array, 0), values, values.dtype.type(0)) if array.null_count else values
     return None
+
+
+# Pyarrow's `to_numpy`, `scalar`, `array` and `to_pandas_dtype` import pandas where it is installed: a second of
+# processor time in a new process.
+
+
+def _numbers(array: Any) -> np.ndarray:
+    """Return the values of a primitive array from its buffer; those of nulls are undefined."""
+    types = require().types
+    if types.is_boolean(array.type):
+        return _bits(array, 1)
+    kind = "f" if types.is_floating(array.type) else "i" if types.is_signed_integer(array.type) else "u"
+    dtype = np.dtype(f"{kind}{array.type.bit_width // 8}")
+    data = array.buffers()[1]
+    return np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize) if len(array) else np.empty(0, dtype)
+
+
+def _bits(array: Any, buffer: int) -> np.ndarray:
+    """Return a buffer of bits as booleans [rows].
+
+    Buffer 0 tells which rows are not null, 1 holds the values of booleans.
+    """
+    data = np.frombuffer(array.buffers()[buffer] or b"", np.uint8)
+    first, last = array.offset, array.offset + len(array)
+    bits = np.unpackbits(data[first // 8 : -(-last // 8)], bitorder="little")
+    return bits[first % 8 : first % 8 + len(array)].astype(bool)
+
+
+def _empty_text(kind: Any) -> Any:
+    """Return the scalar "" of a type of text."""
+    pyarrow = require()
+    return pyarrow.Array.from_buffers(kind, 1, [None, pyarrow.py_buffer(bytes(16)), pyarrow.py_buffer(b"")])[0]
 
 
 def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
