@@ -251,10 +251,10 @@ class Measured:
             return None
         middle, words, met = float(np.median(values)), [], True
         if name in group.goals:
-            words.append(f">= {group.goals[name]:,.0f}")
+            words.append(f">= {group.goals[name]:,.10g}")
             met = met and middle >= group.goals[name]
         if name in group.most:
-            words.append(f"<= {group.most[name]:,.0f}")
+            words.append(f"<= {group.most[name]:,.10g}")
             met = met and middle <= group.most[name]
         if name in group.programs:
             words.append(f"<= {group.programs[name]:,.0f} programs")

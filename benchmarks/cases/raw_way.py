@@ -8,6 +8,7 @@ given.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,14 @@ class Ours(criteo.Base):
 
     numbers = staticmethod(counts)
 
+    @classmethod
+    def of(cls, folder: Path) -> Ours:
+        """Return one that has learned from the files of `folder`, and is not trained."""
+        made = cls.__new__(cls)
+        made.folders = [folder]
+        made.build()
+        return made
+
     def build(self) -> None:
         from mindspore import nn, set_seed
 
@@ -73,12 +82,12 @@ class Ours(criteo.Base):
         optimizer = nn.Adam(network.trainable_params(), criteo.RATE)
         self.trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, features=features)
 
-    def train(self, folder: Path) -> None:
+    def train(self, folder: Path, callbacks: Sequence[Any] = ()) -> None:
         from trainer.streams import FileStream
 
         stream = FileStream(folder, end="at_last")
         try:
-            self.trainer.online_train(stream, [], batch_size=criteo.BATCH)
+            self.trainer.online_train(stream, list(callbacks), batch_size=criteo.BATCH)
         finally:
             stream.close()
 

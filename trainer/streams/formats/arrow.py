@@ -160,7 +160,7 @@ def _leaves(array: Any) -> np.ndarray | None:
 
 
 def _numbers(array: Any) -> np.ndarray:
-    """Return the values of a primitive array from its buffer; those of nulls are undefined."""
+    """Return the values of a primitive array; those of nulls are undefined."""
     types = require().types
     if types.is_boolean(array.type):
         return _bits(array, 1)
