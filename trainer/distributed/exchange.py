@@ -51,8 +51,9 @@ class Exchange(nn.Cell):
         self.combine = combine
         self.tasks = tasks
         self.count = 0 if tasks is None else len(tasks.tasks)
-        self.has_sums = tasks is not None and any(tasks.sums)
-        self.sums = Tensor(np.array(tasks.sums if self.has_sums else [0], np.float32))  # 1 for a task that is a sum
+        sums = [] if tasks is None else tasks.sums
+        self.has_sums = any(sums)
+        self.sums = Tensor(np.array(sums if self.has_sums else [0], np.float32))  # 1 for a task that is a sum
         self.on_host = device.current().runs_python
         self.sums_on_host = False
         if self.on_host:

@@ -180,7 +180,7 @@ class Supervisor:
         """Read output until all workers have ended; end them after a failure."""
         with selectors.DefaultSelector() as selector:
             for process in self._processes:
-                selector.register(process.popen.stdout, selectors.EVENT_READ, process)
+                selector.register(process.output, selectors.EVENT_READ, process)
             while running := [process for process in self._workers if process.popen.poll() is None]:
                 self._read(selector, 0.2)
                 self._check_failed()

@@ -39,12 +39,14 @@ class WatchedProcess:
         if cores:  # threads that it starts later inherit the cores
             with contextlib.suppress(OSError):  # it has ended, or the cores are unavailable
                 os.sched_setaffinity(self.popen.pid, cores)
-        os.set_blocking(self.popen.stdout.fileno(), False)
+        assert self.popen.stdout is not None
+        self.output = self.popen.stdout
+        os.set_blocking(self.output.fileno(), False)
 
     def read(self, printed: bool) -> bool:
         """Read the new output, and print it if `printed`; return False at its end."""
         try:
-            data = os.read(self.popen.stdout.fileno(), 1 << 16)
+            data = os.read(self.output.fileno(), 1 << 16)
         except BlockingIOError:
             return True
         lines = re.split(rb"\r\n|\n|\r", self._rest + data)
@@ -74,7 +76,7 @@ class WatchedProcess:
     def close(self) -> None:
         """Close its log and its pipe."""
         self._log.close()
-        self.popen.stdout.close()
+        self.output.close()
 
     @property
     def exit_code(self) -> int:

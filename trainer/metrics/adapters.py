@@ -63,7 +63,8 @@ class BySlice(RowMetric):
         name, empty = next(iter(metrics.items()), ("", None))
         if len(metrics) != 1 or not isinstance(empty, WindowMetric) or empty.parts or empty.group:
             refuse("BySlice(metric=...)", "one metric of trainer.metrics such as 'auc' or 'rmse'", metric)
-        self.name, self.group = f"{name}/{column}", column
+        self.name: str = f"{name}/{column}"
+        self.group = column
         self.higher_is_better = direction_of(empty)
         self.max_slices = whole("BySlice(max_slices=...)", max_slices)
         self._empty = empty

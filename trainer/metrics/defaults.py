@@ -64,7 +64,9 @@ def possible_targets(loss_fn: Any) -> tuple[str, ...]:
     target = meaning_of(loss_fn).target
     if target == CLASSES:
         return (CLASSES, BINARY)  # predictions of two columns
-    return {None: (BINARY, LABELS, REAL, CLASSES), BINARY: (BINARY, LABELS)}.get(target, (target,))
+    if target is None:
+        return (BINARY, LABELS, REAL, CLASSES)
+    return (BINARY, LABELS) if target == BINARY else (target,)
 
 
 def target_of(loss_fn: Any, predictions: np.ndarray, labels: np.ndarray) -> str:

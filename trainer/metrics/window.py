@@ -94,6 +94,7 @@ class WindowClock:
             self._mark = mark if self._mark is None else self._mark
         else:
             mark = wall if self.unit == "seconds" else rows_seen // self.n
+        assert self._mark is not None  # `start` has set it
         has_closed = mark - self._mark >= self.n if self.unit == "seconds" else not mark <= self._mark
         if has_closed:
             self._mark = mark

@@ -68,6 +68,7 @@ class AllItems:
         """Return the seen items by user, and where those of each user begin."""
         users, items = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for table in tables:
+            assert self.user is not None
             table = _checked("seen", table, [self.item, self.user])
             names = np.asarray(table[self.user])
             at = np.minimum(np.searchsorted(self.users, names), len(self.users) - 1)

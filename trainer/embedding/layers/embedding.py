@@ -172,8 +172,9 @@ class Embedding(nn.Cell):
         hide(self, "preset", None)
         hide(self, "host", SimpleNamespace(table=None, optimizer=None))  # shared by all cells of the table
         if self.is_dense:
+            assert capacity is not None
             seed = stable_seed(spec.seed, spec.name)
-            values = first_rows(np.arange(spec.capacity), spec.dim, seed, spec.initializer, spec.scale)
+            values = first_rows(np.arange(capacity), spec.dim, seed, spec.initializer, spec.scale)
             self.weight = Parameter(Tensor(values), name="weight")
         else:
             # A run may switch the cell to a working set shared with other tables; this one stays private.

@@ -58,6 +58,7 @@ class OwnerRows(HostRows):
     def exchange_weights(self, positions: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Send the weights that others read next; return the own ones, float32 [n, dim]."""
         exchange = self._exchange
+        assert exchange is not None  # `follow` sets it before each call
         self._step += 1
         stretch = exchange.stretches[self._step]
         if stretch == self._stretch:  # no update since the weights were read
@@ -74,6 +75,7 @@ class OwnerRows(HostRows):
     def exchange_gradients(self, gradients: np.ndarray, owned: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Send owners their rows' gradients; return sums for `owned`, float32 [n, dim]."""
         exchange, stretch = self._exchange, self._stretch
+        assert exchange is not None
         parts = [gradients[own] for own in exchange.sent[stretch]]
         sums = np.zeros((len(owned), self._dim), np.float32)
         start = 0

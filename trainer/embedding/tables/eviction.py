@@ -135,6 +135,7 @@ def undo(table: TableRows, record: UndoRecord) -> None:
         for name, old in evicted.meta.items():
             table.columns[name][evicted.rows] = old
     for cells in record.cells:
+        assert table.admission.sketch is not None
         forget(table.admission.sketch, cells)
     table.next_row, table.last_sweep = record.next_row, record.last_sweep
     table.step, table.numbering = record.step, record.numbering
