@@ -23,7 +23,10 @@ LISTS = [json_line(GOOD[first : first + 100]) for first in range(0, 1000, 100)]
 def found(payloads, in_blocks, schema=SCHEMA, **options):
     """What is read of messages: values and dtypes, places, bad rows."""
     decoded = Decoder(schema, DeadLetter(), "test", **options).decode(payloads, in_blocks)
-    columns = {name: (column.dtype.kind, [np.asarray(row).tolist() for row in column]) for name, column in decoded.columns.items()}
+    columns = {
+        name: (column.dtype.kind, [np.asarray(row).tolist() for row in column])
+        for name, column in decoded.columns.items()
+    }
     times = None if decoded.event_time is None else decoded.event_time.tolist()
     places = [part.tolist() for part in (decoded.message, decoded.row, decoded.counts)]
     return repr((columns, times, places, decoded.bad))
