@@ -17,6 +17,8 @@ from ..configuration.object_spec import ObjectSpec
 from ..configuration.problems import ConfigErrors, Problem, join
 from ..configuration.sections import make_features
 
+_HORIZONS = ("window_", "decayed_", "lifetime_")
+
 
 def run(config: ExperimentConfig) -> str:
     """Return the line about an experiment that can be trained.
@@ -26,7 +28,7 @@ def run(config: ExperimentConfig) -> str:
     """
     roles, wrong = declared_roles(config)
     problems = [*stream_problems(config), *missing_beginning(config), *wrong, *tower_problems(config)]
-    if problems := [*problems, *argument_problems(config), *column_problems(config)]:
+    if problems := [*problems, *argument_problems(config), *monitor_problems(config), *column_problems(config)]:
         raise ConfigErrors(problems)
     return f"nothing wrong with experiment {config.experiment!r}" + (f"\nroles: {roles}" if roles else "")
 
@@ -119,6 +121,44 @@ def argument_problems(config: ExperimentConfig) -> list[Problem]:
                 instantiate(spec)
             except ConfigErrors as errors:
                 problems += errors.problems
+    return problems
+
+
+def monitor_problems(config: ExperimentConfig) -> list[Problem]:
+    """Return monitored metrics that `fit` does not produce.
+
+    What metrics or losses of the user's own produce, and how many validation sets their functions return, shows only
+    when they run: then nothing is reported.
+    """
+    from ...metrics.registry import task_metrics
+    from ...run.monitors import check_monitors, produced_metrics
+
+    data, problems = config.data, []
+    objects = [*_objects(config.loss), *_objects(config.metrics), *_objects(data.valid)]
+    if not all(getattr(_target(spec), "__module__", "").startswith(("mindspore.", "trainer.")) for spec in objects):
+        return []
+    try:
+        loss = None if config.loss is None else instantiate(config.loss)
+        tasks = loss if hasattr(loss, "tasks") else None
+        named = [instantiate(metric) if isinstance(metric, ObjectSpec) else metric for metric in config.metrics]
+        metrics = task_metrics(named, () if tasks is None else tasks.tasks)
+    except (ConfigErrors, ConfigurationError):  # reported elsewhere, or when the Trainer is made
+        return []
+    validated = produced_metrics(metrics, tasks, ("",), None)
+    produced = produced_metrics(metrics, tasks, (), None) if data.train and not data.valid else validated
+    for spec in _objects(config.callbacks):
+        if not getattr(_target(spec), "__module__", "").startswith("callbacks."):
+            continue
+        try:
+            callback = instantiate(spec)
+            monitor = str(callback.monitor)
+            of_a_window = data.stream is not None and not monitor.startswith("val_")  # perhaps, for `online`
+            if not of_a_window or (did_you_mean(monitor, validated, 0.7) and not monitor.startswith(_HORIZONS)):
+                check_monitors([callback], produced, validated)
+        except ConfigErrors:  # `argument_problems` has them
+            continue
+        except ConfigurationError as error:
+            problems.append(Problem(spec.location, f"{spec.path}.init_args.monitor", str(error)))
     return problems
 
 
