@@ -17,6 +17,7 @@ from trainer.experiment.runs.run_folder import Run
 from trainer.features import Categorical, Features
 from trainer.features.feature_data import rows_of
 from trainer.models import MODELS
+from trainer.streams.formats.csv_format import CsvFormat
 
 ROWS = 400
 
@@ -274,15 +275,29 @@ def test_each_help_ends_with_two_examples_that_the_command_takes(capsys, tmp_pat
 
 @pytest.mark.parametrize("mark", ["?", "NA", "n/a", "null", "-", "NaN"])
 def test_a_word_where_a_number_is_missing_is_no_category(tmp_path, mark):
-    """Such a column would be a category of as many ids as numbers; few numbers stay categories."""
+    """Such a column would be a category of as many ids as numbers."""
     columns = {"spend": [mark if n % 5 == 0 else n / 7 for n in range(200)], "click": [0, 1] * 100}
     columns |= {"size": [mark if n % 5 == 0 else n % 4 for n in range(200)]}
-    proposal = propose(summarize(write(columns, tmp_path / "rows.csv")))
+    table = summarize(write(columns, tmp_path / "rows.csv"))
+    assert table.csv.missing == (mark,)
+    assert [(column.name, column.kind, column.missing) for column in table.columns] == [
+        ("spend", "number", 40),
+        ("click", "integer", 0),
+        ("size", "integer", 40),
+    ]
+
+
+def test_a_word_that_is_a_value_elsewhere_is_left_to_the_user(tmp_path):
+    columns = {"spend": ["none" if n % 5 == 0 else n / 7 for n in range(200)], "click": [0, 1] * 100}
+    columns |= {"garage": ["none", "one", "two", "two"] * 50, "age": ["k.A." if n % 9 == 0 else n for n in range(200)]}
+    path = write(columns, tmp_path / "rows.csv")
+    proposal = propose(summarize(path))
     about = {arguments["name"] if arguments else None: text for arguments, text in proposal.features}
-    assert about == {
-        None: f"spend: numbers, but {mark!r} in 40 rows where there is none; leave these empty",
-        "size": "5 distinct",
-    }
+    remedy = "leave these empty, or give --missing none"
+    assert about[None] == f"spend: numbers, but 'none' in 40 rows where there is none; {remedy}"
+    assert about["age"] == "178 distinct, numbers but for 'k.A.'; if there is none: --missing k.A."
+    table = summarize(path, given=CsvFormat(missing=("k.A.", "none")))
+    assert [table.column(name).missing for name in columns] == [40, 0, 50, 23]
 
 
 def test_few_times_divide_no_rows_and_numbers_that_count_rows_are_no_features(tmp_path):

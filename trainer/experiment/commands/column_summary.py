@@ -13,7 +13,7 @@ import numpy as np
 
 from ...streams.formats.coercion import MisfitError, as_text, in_plain_notation, is_missing
 from ...streams.formats.csv_format import CsvFormat
-from ...streams.formats.number_signs import problem_of
+from ...streams.formats.number_signs import problem_of, words_among_numbers
 from ...streams.formats.times import DATE_UNIT, UNITS, UnclearTimeError, seconds_of, seconds_of_number
 
 _SEPARATORS = ("|", ";", ",")
@@ -69,6 +69,7 @@ class ColumnSummary:
             words += [f"{self.width:.0f} numbers"]
         else:
             words += [f"{self.distinct:,} distinct"]
+            words += filter(None, [words_among_numbers(self.values)])
         return ", ".join(words)
 
 

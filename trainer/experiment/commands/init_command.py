@@ -62,7 +62,7 @@ def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
     )
     if table.csv is not None and (written := table.csv.declaration()):
         text = (
-            text.removesuffix("  columns:\n") + f"  csv: {dump_line(written)}  # how the file is written\n  columns:\n"
+            text.removesuffix("  columns:\n") + f"  csv: {dump_line(written)}  # how values are written\n  columns:\n"
         )
     for arguments, about in proposal.features:
         line = f"- {dump_line(arguments)}  # " if arguments else "# left out: "

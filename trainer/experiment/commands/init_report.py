@@ -50,6 +50,7 @@ def _written(table: TableSummary) -> str:
         "decimal": lambda sign: f"{sign!r} is the decimal sign",
         "thousands": lambda sign: f"{sign!r} between thousands",
         "strip": lambda _: "spaces around fields are dropped",
+        "missing": lambda words: f"{', '.join(map(repr, words))} where a value is missing",
     }
     return "".join(f"; {words[name](value)}" for name, value in declared.items())
 

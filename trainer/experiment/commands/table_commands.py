@@ -21,6 +21,7 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
         "[--leave-out COLUMN] [--user COLUMN] [--item COLUMN]\n                    "
         "[--day-first | --month-first] [--delimiter SIGN]\n                    "
         "[--encoding NAME] [--decimal SIGN] [--thousands SIGN]\n                    "
+        "[--missing WORD]\n                    "
         "[--output FILE] [--force] [MODEL] DATA"
     )
     add(
@@ -42,6 +43,7 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
     add("--encoding", metavar="NAME", default="utf-8", help="of a CSV file, as gb18030")
     add("--decimal", metavar="SIGN", default=".", help="of numbers, . or ,")
     add("--thousands", metavar="SIGN", help="between groups of three digits")
+    add("--missing", metavar="WORD", action="append", default=[], help="where a value is missing, as n/a")
     add("--output", metavar="FILE", type=Path, help="default: DATA's name with .yaml, in this folder")
     add("--force", action="store_true", help="replace the file if it exists")
 
@@ -68,7 +70,7 @@ def init(args: argparse.Namespace) -> None:
         sides=Sides(args.user, args.item, args.leave_out),
         output=args.output,
         overwrite=overwrite,
-        csv_format=CsvFormat(args.delimiter, args.encoding, args.decimal, args.thousands),
+        csv_format=CsvFormat(args.delimiter, args.encoding, args.decimal, args.thousands, missing=tuple(args.missing)),
         day_first=args.day_first,
     )
     print(described(table, proposal))

@@ -8,16 +8,16 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError, DataError, StreamError
-from ...streams.formats.coercion import is_missing
+from ...streams.formats.coercion import is_missing, without_words
 from ...streams.formats.csv_format import CsvFormat
 from ...streams.formats.csv_header import names_of_file
 from ...streams.formats.csv_sniffing import sniff
-from ...streams.formats.number_signs import with_signs
+from ...streams.formats.number_signs import with_signs, words_for_missing
 from ...streams.formats.schema import Schema
 from ...streams.sources.files import FileStream
 from ...streams.sources.folder_segments import kind_of
@@ -76,10 +76,18 @@ def summarize(
         if kind_of(first.name, None) == "csv":
             csv_format = CsvFormat.of(given) if declared else sniff(first, given)
             columns, complete, share, aside = _read_csv(first, sample, csv_format)
-            csv_format = csv_format if declared else with_signs(csv_format, columns)
+            columns = {name: without_words(values, csv_format.missing) for name, values in columns.items()}
+            if not declared:
+                words = (*csv_format.missing, *words_for_missing(columns))
+                csv_format = replace(csv_format, missing=words)
         else:
             read = _read_parquet if kind_of(first.name, None) == "parquet" else _read_json
             columns, complete, share = read(first, sample)
+            csv_format = CsvFormat(missing=given.missing) if given is not None and given.missing else None
+        if csv_format is not None and csv_format.missing:
+            columns = {name: without_words(values, csv_format.missing) for name, values in columns.items()}
+        if csv_format is not None and not declared:
+            csv_format = with_signs(csv_format, columns)
     except (OSError, ValueError, StreamError, csv.Error) as error:
         raise DataError(f"{first} cannot be read: {error}") from error
     rows = max(map(len, columns.values()), default=0)

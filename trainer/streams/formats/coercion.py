@@ -48,6 +48,24 @@ def is_missing(value: Any) -> bool:
     )
 
 
+def without_words(values: Any, words: tuple[str, ...]) -> Any:
+    """Return values, those texts among them that stand for a missing one as missing.
+
+    Args:
+        values: a list of Python values, or an array, shape [n], masked where values are missing.
+        words: the texts.
+    """
+    if isinstance(values, np.ndarray) and values.dtype.kind != "O":
+        found = np.isin(np.ma.getdata(values), words) if values.dtype.kind == "U" and values.ndim == 1 else None
+        if found is None or not found.any():
+            return values
+        return np.ma.MaskedArray(values, found | np.ma.getmaskarray(values))
+    if not isinstance(values, list | np.ndarray):  # lists of any length
+        return values
+    listed = values.tolist() if isinstance(values, np.ndarray) else values
+    return [MISSING if isinstance(value, str) and value in words else value for value in listed]
+
+
 def plain(value: Any) -> Any:
     """Return a NumPy scalar as the Python value of the same type."""
     if isinstance(value, np.ndarray) and not value.ndim:

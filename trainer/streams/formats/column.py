@@ -14,7 +14,7 @@ from ...errors import ConfigurationError, did_you_mean
 from . import coercion, conversion
 from .coercion import MISSING as MISSING
 from .conversion import Misfits
-from .csv_format import check_signs
+from .csv_format import check_signs, checked_missing
 from .ragged_column import Ragged
 from .times import TIME_UNITS
 
@@ -40,6 +40,7 @@ class Column:
         time_unit: of times given as numbers, "s", "ms", "us", "ns" or "yyyymmdd"; None: recognised by their size.
         day_first: whether the time "03/02/2024" is the third of February; None: such a row is bad.
         decimal, thousands: signs in numbers as text, see `trainer.streams.formats.csv_format.CsvFormat`.
+        missing: with `coerce`, texts that stand for a missing value, see `CsvFormat`.
         accepts: the only values accepted, texts or numbers; None: all.
         as_given: in a text column, numbers and truth values that come as such stay what they are, if all rows have the
             same type; a missing one is then None, in an array of objects.
@@ -63,6 +64,7 @@ class Column:
     day_first: bool | None = None
     decimal: str = "."
     thousands: str | None = None
+    missing: tuple[str, ...] = ()
     accepts: tuple[Any, ...] | None = None
     as_given: bool = False
 
@@ -86,6 +88,7 @@ class Column:
         object.__setattr__(self, "shape", shape)
         choice("time_unit", self.time_unit, TIME_UNITS, optional=True)
         check_signs(self.decimal, self.thousands)
+        object.__setattr__(self, "missing", checked_missing(self.missing))
         self.blank(0)
         if not self.ragged and (self.max_length is not None or self.per_octave != 1 or self.padding is not None):
             raise ConfigurationError(
@@ -113,7 +116,7 @@ class Column:
 
     def cells(self, cell: str, delimiter: str) -> Any:
         """Split a list written as text; "" is an empty list, or missing of a fixed shape."""
-        if not cell and (self.ragged or self.coerce):
+        if (not cell or (self.coerce and cell in self.missing)) and (self.ragged or self.coerce):
             return [] if self.ragged else MISSING
         return cell.split(delimiter)
 
@@ -129,6 +132,8 @@ class Column:
             An array, shape [n, *shape], of the column's dtype (`Ragged` for lists of any length), and why rows do not
             fit, by row.
         """
+        if self.missing and self.coerce:
+            values = coercion.without_words(values, self.missing)
         if self.as_given and (given := coercion.as_given(values)) is not None:
             return given, {}
         strict = refuse_bools and not self.coerce

@@ -32,9 +32,10 @@ class CsvFormat:
         decimal: the decimal sign of numbers, "." or ",".
         thousands: the sign between groups of three digits, ".", ",", " " or "'"; None: there is none.
         strip: whether spaces around fields are no part of them. Those around names of columns never are.
+        missing: texts that stand for a missing value in every column, such as "n/a"; an empty text always does.
 
     Raises:
-        ConfigurationError: an unknown encoding, or signs that contradict each other.
+        ConfigurationError: an unknown encoding, signs that contradict each other, or a `missing` that is no such text.
     """
 
     delimiter: str | None = None
@@ -42,6 +43,7 @@ class CsvFormat:
     decimal: str = "."
     thousands: str | None = None
     strip: bool = False
+    missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.delimiter is not None and (not isinstance(self.delimiter, str) or len(self.delimiter) != 1):
@@ -50,6 +52,7 @@ class CsvFormat:
         check_signs(self.decimal, self.thousands)
         if not isinstance(self.strip, bool) or (self.strip and self.delimiter == " "):
             refuse("csv: strip", "true or false, and false where spaces are delimiters", self.strip)
+        object.__setattr__(self, "missing", checked_missing(self.missing))
 
     @classmethod
     def of(cls, value: CsvFormat | Mapping[str, Any] | None) -> CsvFormat:
@@ -67,7 +70,8 @@ class CsvFormat:
     def declaration(self) -> dict[str, Any]:
         """Return the arguments that are not their defaults."""
         default = CsvFormat()
-        return {name: value for name, value in vars(self).items() if value != getattr(default, name)}
+        changed = {name: value for name, value in vars(self).items() if value != getattr(default, name)}
+        return {name: list(value) if name == "missing" else value for name, value in changed.items()}
 
     def for_file(self, path: Path) -> CsvFormat:
         """Return the format with the delimiter of a file."""
@@ -87,6 +91,23 @@ def checked_encoding(name: Any) -> str:
         f"csv: encoding takes {', '.join(accepted)} or another one of Python's; received {name!r}"
         + did_you_mean(str(name), accepted)
     )
+
+
+def checked_missing(words: Any) -> tuple[str, ...]:
+    """Return the texts for a missing value; ConfigurationError if one is not fit."""
+    if not isinstance(words, list | tuple):
+        refuse("csv: missing", "a list of texts, as in [n/a, '-']", words)
+    for word in words:
+        if not isinstance(word, str) or not word.strip() or word != word.strip() or _is_number(word):
+            refuse("csv: missing", "texts that are no numbers, in quotes where YAML reads another value", word)
+    return tuple(dict.fromkeys(words))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) == float(text)  # "nan" is a text for a missing number
+    except ValueError:
+        return False
 
 
 def check_signs(decimal: Any, thousands: Any) -> None:

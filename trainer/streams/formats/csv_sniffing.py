@@ -18,6 +18,7 @@ _HIGH = re.compile(rb"[\x80-\xff]+")
 # letters, and the signs that occur in prose: euro, quotation marks, dashes, degrees
 _WESTERN = bytes(range(0xC0, 0x100)) + bytes.fromhex("80 84 85 91 92 93 94 95 96 97 a0 a7 ab b0 b2 b3 b4 b5 bb bc bd")
 _ASKED = ("gb18030", "shift_jis", "big5", "cp949", "cp1250", "cp1251", "cp1252")
+_WITHIN_A_WORD = re.compile(rb"[A-Za-z][\xdf-\xff]{2}[a-z]")  # two small letters, as in the German word for size
 _SHOWN = 30  # characters of a line
 
 
@@ -87,11 +88,13 @@ def _encoding(path: Path) -> str:
 def _single_byte(path: Path, block: bytes) -> str:
     """Return cp1252 if the text looks like western European; else ask.
 
-    There, letters beyond ASCII mostly stand alone; elsewhere they come in runs, and several encodings fit.
+    There, letters beyond ASCII mostly stand alone, or two of them within a word; elsewhere they come in runs, and
+    several encodings fit.
     """
     runs = _HIGH.findall(block)
     high = b"".join(runs)
-    if len(high) < 1.7 * len(runs) and len(high.translate(None, _WESTERN)) < 0.05 * len(high):
+    count = len(runs) + len(_WITHIN_A_WORD.findall(block))
+    if len(high) < 1.7 * count and len(high.translate(None, _WESTERN)) < 0.05 * len(high):
         return "cp1252"
     line = next(line for line in block.split(b"\n") if _HIGH.search(line))
     readings = {name: line.decode(name, "replace").strip()[:_SHOWN] for name in _ASKED}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ _FORMS = {
     "quote thousands comma": re.compile(r"[+-]?[1-9]\d{0,2}('\d{3})+,\d*"),
 }
 _MISSING = ("?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "nil", "none", "null", "missing", "unknown")
+_FEW_WORDS = 3
 _FEW = 20  # values that are categories, among which such a word is one more
 _THOUSANDS = {"comma": ",", "point": ".", "space": " ", "quote": "'"}
 _SIGN = "([€$£¥₽₹%]|EUR|USD|GBP|CHF|CNY|RMB)"
@@ -56,8 +58,9 @@ def problem_of(values: Sequence[Any], csv_format: CsvFormat) -> str | None:
         units = {_UNIT.fullmatch(value.strip()) for value in _texts(values)}
         found = {"".join(filter(None, match.groups())) if match else "" for match in units}
         unit = found.pop() if len(found) == 1 else ""
-        if (marks := _marks_of_missing(values)) is not None:
-            return f"numbers, but {marks} where there is none; leave these empty"
+        if marks := marks_of_missing(values):
+            shown_marks = ", ".join(f"{text!r} in {count:,} rows" for text, count in marks.items())
+            return f"numbers, but {shown_marks} where there is none; leave these empty, or give {_options(marks)}"
         return f"numbers with {unit!r} behind or before them; write the numbers alone" if unit else None
     shown = {form: next(v for v in _texts(values) if _form(v.strip()) == form) for form in forms}
     if "unclear" in forms and (csv_format.decimal, csv_format.thousands) == (".", None):
@@ -73,14 +76,43 @@ def problem_of(values: Sequence[Any], csv_format: CsvFormat) -> str | None:
     return None
 
 
-def _marks_of_missing(values: Sequence[Any]) -> str | None:
-    """Return the words for missing values among numbers of many values."""
+def words_for_missing(columns: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
+    """Return the words that stand for missing numbers in a table, if in all columns.
+
+    Among other texts, as "none" in "none, one, many", a word is a value.
+    """
+    words = dict.fromkeys(word for values in columns.values() for word in marks_of_missing(values))
+    for values in columns.values() if words else ():
+        texts = {value.strip() for value in _texts(values)}
+        if any(text.lower() not in _MISSING and _form(text) is None for text in texts):
+            words = {word: None for word in words if word not in texts}
+    return tuple(words)
+
+
+def marks_of_missing(values: Sequence[Any], known: Container[str] = _MISSING) -> dict[str, int]:
+    """Return the words for missing values among many numbers, with their rows.
+
+    Args:
+        known: the words that are taken for such, in lower case.
+    """
     counts = Counter(value.strip() for value in _texts(values))
-    marks = [text for text in counts if text.lower() in _MISSING]
+    marks = {text: count for text, count in counts.items() if text.lower() in known}
     numbers = [text for text in counts if _form(text) is not None]
-    if not marks or len(marks) + len(numbers) < len(counts) or len(numbers) <= _FEW:
-        return None
-    return ", ".join(f"{text!r} in {counts[text]:,} rows" for text in marks)
+    if len(marks) + len(numbers) < len(counts) or len(numbers) <= _FEW:
+        return {}
+    return marks
+
+
+def words_among_numbers(counts: Mapping[str, int]) -> str:
+    """Return a remark about a few words among many numbers, or ""."""
+    words = [text for text in counts if _form(text.strip()) is None]
+    if not 0 < len(words) <= _FEW_WORDS or len(counts) - len(words) <= _FEW:
+        return ""
+    return f"numbers but for {', '.join(map(repr, words))}; if there is none: {_options(words)}"
+
+
+def _options(words: Iterable[str]) -> str:
+    return " ".join(f"--missing {shlex.quote(word)}" for word in words)
 
 
 def _texts(values: Sequence[Any]) -> Iterable[str]:

@@ -150,7 +150,8 @@ class Schema:
         aligned: columns of lists that describe one sequence: its name -> their names. A row where their lengths differ
             is bad. Of lists written as one text, a mapping from the columns' names to their separators.
         csv: how CSV files are written, and numbers that are text, a mapping of the arguments of
-            `trainer.streams.formats.csv_format.CsvFormat`; its signs are those of columns that declare none.
+            `trainer.streams.formats.csv_format.CsvFormat`; its signs are those of columns that declare none, as
+            are the words for missing values.
 
     Raises:
         ConfigurationError: no columns, or a name that is not among them.
@@ -191,6 +192,9 @@ class Schema:
                 name: replace(column, **signs) if (column.decimal, column.thousands) == (".", None) else column
                 for name, column in fields.items()
             }
+        if csv.missing:
+            own = {name: replace(column, missing=column.missing or csv.missing) for name, column in fields.items()}
+            fields = own
         object.__setattr__(self, "csv", csv)
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "sequences", as_aligned(self.aligned, fields))
