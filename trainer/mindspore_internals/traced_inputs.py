@@ -19,15 +19,15 @@ _PACKAGES = ("mindspore", "trainer", "callbacks")  # their cells do not change i
 
 
 class TracedInput(Tensor):
-    """An input, or a part of it chosen by constant indices."""
+    """An input, or a part of each of its rows chosen by constant indices."""
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return a part of the input."""
         part = super().__getitem__(index)
         indices = index if isinstance(index, tuple) else (index,)
-        # A bool is a mask.
+        # A bool is a mask; a slice of rows takes another share of a larger batch.
         constant = all(one is None or type(one) in (int, slice, EllipsisType) for one in indices)
-        return TracedInput(part) if constant else part
+        return TracedInput(part) if constant and indices[:1] in ((slice(None),), (Ellipsis,)) else part
 
 
 @contextlib.contextmanager

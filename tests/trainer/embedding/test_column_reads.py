@@ -118,7 +118,14 @@ class Computed(Cells):
         return super().construct(ops.select(ids > 0, ids, ops.zeros_like(ids)))
 
 
-@pytest.mark.parametrize("network", [Masked, Branching, Computed])
+class FirstRows(Cells):
+    """Cells that read the first rows of a batch only: all of them of a batch of two."""
+
+    def construct(self, ids):
+        return super().construct(ids[: BATCH // 2])
+
+
+@pytest.mark.parametrize("network", [Masked, Branching, Computed, FirstRows])
 def test_ids_that_may_differ_from_the_column_are_not_taken_for_it(network):
     assert len(find_fields(Cells(), [IDS]).unchanged) == FIELDS
     assert not find_fields(network(), [IDS]).unchanged
