@@ -89,7 +89,7 @@ class Callback:
         """Receive the monitored metric's direction before training; None: undeclared."""
 
     def without_monitor(self) -> Callback | None:
-        """Return what is left of this callback where its metric is not measured, or None.
+        """Return a replacement for runs that do not measure the metric, or None.
 
         An experiment's `online_train` has no validation, so `trainer online` drops monitors of its metrics.
         """
@@ -156,7 +156,7 @@ class Callback:
         """When an exception leaves the loop; `trainer.state.exception` is it."""
 
     def teardown(self, trainer: Any) -> None:
-        """Last of all, whatever happened."""
+        """Called last, also after an error."""
 
     def logged_values(self) -> dict[str, float]:
         """Return numbers, by name, that the run's loggers add to each of their points."""
@@ -241,7 +241,7 @@ class CallbackList:
             return False
         if id(callback) not in self._warned:
             self._warned.add(id(callback))
-            logger.warning("%s cannot report (%s); training goes on", type(callback).__name__, error)
+            logger.warning("%s cannot report (%s); training continues", type(callback).__name__, error)
         return True
 
     def call_all(self, hook: str, trainer: object) -> list[Exception]:

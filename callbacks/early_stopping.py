@@ -93,9 +93,9 @@ class EarlyStopping(Patience):
         super().on_train_begin(trainer)
         if self.restore_best and trainer.tables is not None:
             raise ConfigurationError(
-                "EarlyStopping(restore_best=True) keeps a copy of the network's weights, and rows of its sparse tables "
-                f"({', '.join(trainer.tables.tables.tables)}) would stay as they are at the end; leave it out, and "
-                f"add what restores them too: ModelCheckpoint(folder, monitor={self.monitor!r}, restore_best=True)"
+                "EarlyStopping(restore_best=True) would not restore the rows of sparse tables "
+                f"({', '.join(trainer.tables.tables.tables)}), only the network's weights; use "
+                f"ModelCheckpoint(folder, monitor={self.monitor!r}, restore_best=True), which restores both"
             )
 
     def measured(self, trainer: Trainer, value: float, improved: bool) -> None:

@@ -325,7 +325,7 @@ class AdaptedCallback(Callback):
 
 
 def _unreduced(value: Any, number: float | None) -> Any:
-    """Return what a metric returned; `number` is the trainer's reading of it."""
+    """Return a metric's own result; `number` is the scalar the trainer made of it."""
     return value if number is None or np.ndim(value) or isinstance(value, Mapping | tuple) else number
 
 

@@ -258,5 +258,5 @@ def _name_of(step: int) -> str:
 def _name(value: Any) -> str:
     # The name from a snapshot becomes part of a path: it must not leave the folder.
     if not isinstance(value, str) or not re.fullmatch(r"step_\d{8,18}", value):
-        raise ValueError(f"{value!r} is no name of a snapshot")
+        raise ValueError(f"{value!r} is not the name of a snapshot")
     return value

@@ -125,7 +125,7 @@ class Profiler(Callback):
         return self._operators is not None
 
     def _finish(self, trainer: Trainer) -> None:
-        """End the measurement; what was measured so far is the profile."""
+        """End the measurement; the profile holds the steps measured so far."""
         state, self._state = self._state, "done"
         measured, run = self._measured, trainer.run
         if state in ("done", "skipping") or measured is None:

@@ -110,7 +110,7 @@ class RunRecord(JSONLinesLogger):
             self._write_tables(trainer)
 
     def _take_preparing(self, trainer: Trainer) -> None:
-        """Take what the training thread prepared itself out of its waiting."""
+        """Count data preparation on the training thread separately from waiting."""
         if trainer.run is None:
             return
         seconds = trainer.run.seconds_preparing

@@ -43,7 +43,7 @@ class Phase:
 
 @dataclass
 class StepProfile:
-    """Where the time of training steps went.
+    """Time of training steps by part.
 
     Attributes:
         phase: steps measured without operators, from which the parts are.
@@ -58,7 +58,7 @@ class StepProfile:
     operators: list[tuple[str, str, bool, float, float]] = field(default_factory=list)
 
     def add_operators(self, times: Iterable[Any], clock: float) -> None:
-        """Add the operators of the training program, and not those of a validation.
+        """Add operators of the training program; skip those of a validation.
 
         Args:
             times: `trainer.mindspore_internals.operator_times.OperatorTimes` of each operator.

@@ -42,7 +42,7 @@ class Times:
         self._mark = time.perf_counter()
 
     def divide(self, preparing: Mapping[str, float]) -> None:
-        """Take what the training thread prepared itself out of its waiting."""
+        """Count data preparation on the training thread separately from waiting."""
         inline = min(preparing["preparing"], self.seconds["waiting for data"])
         self.seconds["waiting for data"] -= inline
         self.seconds["preparing data"] += inline

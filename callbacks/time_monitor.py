@@ -76,7 +76,7 @@ class TimeMonitor(Callback):
             )
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Record what the last, unfinished epoch or the whole stream took."""
+        """Record the time of the last, unfinished epoch or of the whole stream."""
         if self._started is not None and trainer.state.progress.global_step > self._steps:
             TimeMonitor.on_train_epoch_end(self, trainer)
         self._started = None

@@ -23,7 +23,7 @@ class TrainerError(Exception):
 
     @classmethod
     def of_rank(cls, rank: int, problem: str) -> Self:
-        """Return the error that all processes raise, given the problem of one of them."""
+        """Return the error that all processes raise for one process's problem."""
         error = cls(f"rank {rank}: {problem}")
         error.rank = rank
         return error

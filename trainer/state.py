@@ -274,7 +274,7 @@ class State:
         self.stop_reason = self.stop_reason or reason
 
     def begin(self, phase: Phase) -> None:
-        """Reset what the previous call left, except counters and the latest evaluation."""
+        """Reset the state, except counters and the latest evaluation."""
         self.phase, self.stop_reason, self.requested_stop, self.exception = phase, None, None, None
         self.warned_of_non_finite = False
         self.outputs = self.train_loss = self.window = self.drift = None

@@ -162,7 +162,7 @@ class Logger(Callback):
             self.log_metrics(values, trainer.state.progress.global_step)
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
-        """Bring what was logged up to the snapshot onto disk, and log the snapshot."""
+        """Flush all points up to the snapshot to disk, then log the snapshot."""
         path = trainer.state.snapshot
         if self._is_open and path is not None:
             step = snapshot_step(path)  # a background snapshot is older than the current step

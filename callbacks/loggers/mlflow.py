@@ -108,7 +108,7 @@ class MLflowLogger(Logger):
         self._sender.send(lambda: self._client.log_batch(self.run_id, points))
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """Log new parameters; MLflow does not let those of an earlier attempt change."""
+        """Log new parameters only: MLflow refuses to change logged ones."""
 
         def send() -> None:
             from mlflow.entities import Param

@@ -1,4 +1,4 @@
-"""`Sender`: sends log requests to a server from a thread of its own."""
+"""`Sender`: sends log requests to a server from a background thread."""
 
 from __future__ import annotations
 
@@ -85,6 +85,6 @@ class Sender:
         except Exception as error:
             if not self._warned:
                 self._warned = True
-                logger.warning("%s cannot report (%s); training goes on", self._name, error)
+                logger.warning("%s cannot report (%s); training continues", self._name, error)
             return error
         return None

@@ -164,7 +164,7 @@ def test_an_update_that_is_skipped_adds_nothing():
 
 
 def test_what_cannot_be_averaged_is_refused():
-    with pytest.raises(ConfigurationError, match="of EMA and SWA a run takes one"):
+    with pytest.raises(ConfigurationError, match="a run accepts EMA or SWA, not both"):
         fit(make(), EMA(), SWA(1))
     network = nn.Dense(4, 1)
     step = nn.TrainOneStepCell(

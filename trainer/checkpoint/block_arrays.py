@@ -96,7 +96,7 @@ class BlockArray:
 
 
 class StoredArray(BlockArray):
-    """An array with an axis at least, whose bytes begin at `begin` in a verified file."""
+    """An array of one or more axes, stored at offset `begin` of a verified file."""
 
     def __init__(self, file: VerifiedFile, dtype: np.dtype, shape: Sequence[int], begin: int) -> None:
         self._file, self._begin = file, begin

@@ -220,7 +220,7 @@ def part_states(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
     for link in snapshot.chain():
         parts = link.state.get("parts", {})
         if not isinstance(parts, Mapping):
-            raise CheckpointError(f"{link.path} holds no usable state of its parts: it is no mapping")
+            raise CheckpointError(f"{link.path} holds no usable state of its parts: it is not a mapping")
         if name in parts:
             states.append({"json": parts[name], "arrays": link.tensors(group) if group in link.groups else {}})
     return states

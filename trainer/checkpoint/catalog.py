@@ -130,7 +130,7 @@ def find(path: str | os.PathLike[str]) -> Snapshot:
         if path.name in POINTERS and path.is_file():
             name = read_pointer(path.parent, path.name)
             if name is None:
-                raise CheckpointDamagedError(f"the pointer {path} holds no name of a snapshot")
+                raise CheckpointDamagedError(f"the pointer {path} does not hold the name of a snapshot")
             path = locate(path.parent, name)
         if STEP_NAME.fullmatch(path.name) or (path / MANIFEST).exists():
             return _named_snapshot(path)
@@ -150,7 +150,7 @@ def _named_snapshot(path: Path) -> Snapshot:
     try:
         return read(folder)
     except CheckpointDamagedError as error:
-        hint = f"; beside it there are {others}" if others else ""
+        hint = f"; next to it there are {others}" if others else ""
         raise CheckpointDamagedError(f"snapshot {path} is damaged: {error}{hint}") from error
 
 
@@ -242,7 +242,7 @@ def unproven(path: Path) -> str | None:
         FileNotFoundError: `path` does not exist.
     """
     if not stat.S_ISDIR(os.lstat(path).st_mode):
-        return "it is no folder, or a link to one"
+        return "it is not a folder, or it is a link to one"
     try:
         strangers = foreign(path, Manifest.load(path).files)
     except CheckpointError as error:

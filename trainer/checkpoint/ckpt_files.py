@@ -84,7 +84,7 @@ def _array(path: Path, slices: Sequence[Piece]) -> np.ndarray:
     size = sum(len(piece.content) for piece in slices)
     if min(shape, default=1) <= 0 or len(shape) > _DIMENSIONS or math.prod(shape) * dtype.itemsize != size:
         raise CheckpointDamagedError(
-            f"{path}: parameter {name!r} holds {size:,} bytes, which are no {kind} of shape {list(shape)[:_LISTED]}"
+            f"{path}: parameter {name!r} holds {size:,} bytes, which is not a {kind} of shape {list(shape)[:_LISTED]}"
         )
     return np.frombuffer(b"".join(piece.content for piece in slices), dtype).reshape(shape).copy()
 

@@ -1,4 +1,4 @@
-"""Read and write manifests, which hold their own checksum and those of a folder.
+"""Manifests: a folder's checksums, with a checksum of the manifest itself.
 
 A document is ``{"crc32": "<sum of the body>", "<kind>": body}``. A folder's ``manifest.json`` is a document whose body
 has "format_version", "id" (unique to the write) and "files": name -> {"size", "crc32"}. It is written last, so a folder
@@ -67,7 +67,7 @@ def unseal(path: Path | str, kind: str, content: bytes | None = None) -> dict[st
         raise CheckpointDamagedError(f"{path} is damaged: it does not match its own checksum")
     version = body.get("format_version") if isinstance(body, dict) else None
     if type(version) is not int or version < 1:
-        raise CheckpointDamagedError(f"{path} is no {kind}: format_version is {version!r}")
+        raise CheckpointDamagedError(f"{path} is not a {kind}: format_version is {version!r}")
     if version > PARTS_VERSION:
         raise CheckpointError(f"{path} has format {version}; this package reads up to {PARTS_VERSION}: update it")
     return body
@@ -132,14 +132,14 @@ def named(pattern: re.Pattern[str], value: Any) -> str:
 def text(value: Any) -> str:
     """Return `value` if it is a string."""
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no string")
+        raise ValueError(f"{value!r} is not a string")
     return value
 
 
 def count(value: Any) -> int:
     """Return `value` if it is a whole number from 0 to 2**62 - 1."""
     if type(value) is not int or not 0 <= value < 2**62:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 

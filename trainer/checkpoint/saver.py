@@ -302,7 +302,7 @@ class Saver:
             return read(path)
         candidates = dict.fromkeys(map(durable.resolved, folders))
         if not candidates:
-            raise ConfigurationError("resume='auto' needs a run folder or a ModelCheckpoint to look into")
+            raise ConfigurationError("resume='auto' needs a run folder or a ModelCheckpoint to search")
         reasons = []
         for folder in candidates:
             try:

@@ -74,7 +74,7 @@ class Manifest:
                 manifest.digest(body),
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointDamagedError(f"{path} is no manifest of a snapshot: {error!r}") from None
+            raise CheckpointDamagedError(f"{path} is not a manifest of a snapshot: {error!r}") from None
 
 
 class Snapshot:
@@ -158,7 +158,7 @@ def _decoded(path: Path, content: bytes, decode: Callable[[bytes], Any]) -> Any:
 def _document(path: Path, content: bytes) -> dict[str, Any]:
     value = _decoded(path, content, strict_json.loads)
     if not isinstance(value, dict):
-        raise CheckpointDamagedError(f"{path} is damaged: it holds no mapping")
+        raise CheckpointDamagedError(f"{path} is damaged: it is not a mapping")
     return value
 
 

@@ -95,7 +95,7 @@ def prepare(
     name = step_name(step)
     for group in tensors:
         if not isinstance(group, str) or not FILE_NAME.fullmatch(group):
-            raise CheckpointError(f"tensor group {group!r} is no plain file name (letters, digits, '_', '-', '.')")
+            raise CheckpointError(f"tensor group {group!r} is not a plain file name (letters, digits, '_', '-', '.')")
     base_name = base[0] if isinstance(base, tuple) else base
     if base_name == name:
         raise CheckpointError(f"{name} cannot build on itself")

@@ -123,7 +123,7 @@ def _decode(value: dict[str, Any]) -> Any:
     if not tags:
         return {key.removeprefix("$"): item for key, item in value.items()}
     if len(value) > 1:
-        raise ValueError(f"the tag {tags[0]!r} stands beside other keys")
+        raise ValueError(f"the tag {tags[0]!r} must be the only key of its object")
     tag, content = tags[0], value[tags[0]]
     try:
         if tag == "$float":
@@ -137,8 +137,8 @@ def _decode(value: dict[str, Any]) -> Any:
         if tag == "$array" and isinstance(content, list):
             return _array(*content)
     except (TypeError, KeyError, ValueError, SyntaxError) as error:
-        raise ValueError(f"the content of the tag {tag!r} is not what it takes: {error}") from None
-    raise ValueError(f"the tag {tag!r} is unknown or its content is not what it takes")
+        raise ValueError(f"the content of the tag {tag!r} is invalid: {error}") from None
+    raise ValueError(f"the tag {tag!r} is unknown, or its content is invalid")
 
 
 def _array(dtype: str, shape: list[int], content: str) -> np.ndarray:

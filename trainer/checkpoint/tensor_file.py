@@ -135,13 +135,13 @@ def _layout(
     """Return dtype, shape, first and last byte of every tensor of the file `what`."""
     length = int.from_bytes(bytes(read(0, min(8, total))), "little")
     if total < 8 or length > min(total - 8, _MAX_HEADER):
-        raise CheckpointDamagedError(f"{what} is no safetensors file: {total:,} bytes cannot hold its header")
+        raise CheckpointDamagedError(f"{what} is not a safetensors file: {total:,} bytes cannot hold its header")
     try:
         header = strict_json.parse(bytes(read(8, 8 + length)))
     except ValueError as error:
-        raise CheckpointDamagedError(f"{what} is no safetensors file: its header is damaged ({error})") from None
+        raise CheckpointDamagedError(f"{what} is not a safetensors file: its header is damaged ({error})") from None
     if not isinstance(header, dict):
-        raise CheckpointDamagedError(f"{what} is no safetensors file: its header is no object")
+        raise CheckpointDamagedError(f"{what} is not a safetensors file: its header is not an object")
     header.pop(_METADATA, None)
     start = 8 + length
     spans = []

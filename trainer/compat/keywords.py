@@ -28,7 +28,7 @@ SAME_MEANING = {
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 HINTS = {
     "x": "and y go together into the first argument: fit((x, y), epochs, batch_size=...)",
-    "y": "goes with the inputs into the first argument: fit((x, y), epochs, batch_size=...)",
+    "y": "belongs in the first argument, with the inputs: fit((x, y), epochs, batch_size=...)",
     "validation_split": "is done by slicing: fit((x[n:], y[n:]), valid_dataset=(x[:n], y[:n]))",
     "validation_freq": "is valid_every=Every(epochs=n)",
     "val_check_interval": "is valid_every=n, in optimizer steps; a share of an epoch is that share of its steps",
@@ -106,21 +106,21 @@ def _translate(
     ours = same.get(name)
     if ours in known:
         if ours in given:
-            raise TypeError(f"{verb}: {name} is {ours}, and both are given")
+            raise TypeError(f"{verb}: {name} is another name of {ours}; give only one of them")
         given.add(ours)
         return ours, value
     if name in HINTS:
         raise TypeError(f"{verb}: {name} {HINTS[name]}")
     if ours is not None:
-        raise TypeError(f"{verb}: {name} is {ours}, an argument of {'Trainer' if ours == 'loss_scale' else 'fit'}")
+        raise TypeError(f"{verb}: pass {name} as {ours} to {'Trainer' if ours == 'loss_scale' else 'fit'}")
     raise TypeError(f"{verb} takes no {name!r}{did_you_mean(name, known - {'self'})}")
 
 
 def _verbose(verb: str, known: set[str], given: set[str], value: Any) -> tuple[str, Any]:
     if value not in (0, 1, "auto"):
         raise TypeError(
-            f"{verb}: verbose takes 0 (nothing is shown) or 1; received {value!r}. What is shown is a callback's "
-            "choice: callbacks=[LossMonitor()] prints lines"
+            f"{verb}: verbose takes 0 (nothing is shown) or 1; received {value!r}. Callbacks decide what is shown: "
+            "callbacks=[LossMonitor()] prints lines"
         )
     quiet = not value and "callbacks" in known and "callbacks" not in given
     return ("callbacks", []) if quiet else ("verbose", None)

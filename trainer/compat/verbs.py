@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class MindSporeVerbs(TrainerBase):
-    """Verbs and attributes of `mindspore.Model` beside those of a `Trainer`."""
+    """Verbs and attributes that `mindspore.Model` has and `Trainer` lacks."""
 
     def train(
         self,

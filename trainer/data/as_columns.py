@@ -72,7 +72,7 @@ def _check_missing(column: np.ndarray, name: str) -> None:
     for row, value in enumerate(column):
         if value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and math.isnan(value)):
             raise DataError(
-                f"column {name!r}: row {row} holds {value!r}; give missing values one of their own, an id such as 0 or "
+                f"column {name!r}: row {row} holds {value!r}; give missing values their own id, such as 0 or "
                 f"'missing': {name} = frame[{name!r}].fillna(0), or [0 if v is None else v for v in {name}]"
             )
 
@@ -120,7 +120,7 @@ def are_unnamed(names: Sequence[str]) -> bool:
 
 
 def dtype_of(column: Any) -> Any:
-    """Return the column's dtype; of text the type alone, without its length."""
+    """Return the column's dtype; for text without its length."""
     dtype = column.dtype
     return dtype.type if dtype.kind in _TEXT_KINDS else dtype
 
@@ -151,7 +151,7 @@ def describe_non_finite(
 
 
 def non_finite_rows(column: np.ndarray | Ragged, *, nan_allowed: bool = False) -> np.ndarray:
-    """Return the rows that hold NaN (unless allowed) or what is infinite in float32."""
+    """Return the rows with NaN (unless allowed) or values infinite in float32."""
     values = column[:].values if isinstance(column, Ragged) else column
     if values.dtype.kind != "f":
         return _NO_ROWS
@@ -212,6 +212,6 @@ def check_task_labels(labels: Sequence[str], names: Sequence[str]) -> None:
     hints = "".join(did_you_mean(label, names) for label in missing)
     raise DataError(
         f"the label columns of several tasks are chosen by name: no column {', '.join(map(repr, missing))} among "
-        f"{', '.join(names)}{hints}; rename the columns, or say which column "
-        "is whose label by MultiTaskLoss(labels={task: column})"
+        f"{', '.join(names)}{hints}; rename the columns, or map "
+        "tasks to columns by MultiTaskLoss(labels={task: column})"
     )

@@ -71,7 +71,7 @@ class Chunk:
 
 
 class InputBatch(NamedTuple):
-    """What the network is given of one batch."""
+    """The network's inputs from one batch."""
 
     names: tuple[str, ...]
     columns: tuple[np.ndarray, ...]  # rows on axis 0; of a ragged column with offsets, its values
@@ -79,7 +79,7 @@ class InputBatch(NamedTuple):
 
 
 class ChunkTransform:
-    """Turns the columns of a chunk into what the graph takes."""
+    """Converts the columns of a chunk to the graph's inputs."""
 
     on_graph_thread: bool = False  # whether it runs on the thread that runs graphs, not on one that prepares ahead
 
@@ -90,7 +90,7 @@ class ChunkTransform:
         """
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
-        """Return the graph's columns, and what the main thread needs (`Chunk.sparse`).
+        """Return the graph's columns, and data for the main thread (`Chunk.sparse`).
 
         Args:
             columns: arrays [B, ...], or [K, B, ...] when the chunk is stacked.

@@ -179,7 +179,7 @@ class Feed:
             self.source.go_back(position, trained)
 
     def _read_chunks(self, position: Position, max_steps: int | None, step: int, reading: int) -> Generator[Chunk]:
-        """Yield chunks without arrays; whatever depends on reading order is decided here."""
+        """Yield chunks without arrays; decides everything that depends on read order."""
         accumulate, opened = self.options.accumulate, position.micro_batches
         limit = None if max_steps is None else max_steps * accumulate - opened
 
@@ -269,7 +269,7 @@ class Feed:
             yield group, False
 
     def _is_odd(self, item: Item) -> bool:
-        """Return whether a batch may be padded with rows: it then has a call of its own."""
+        """Return whether a batch may be padded with rows, and so needs its own call."""
         filling = self.options.filling
         if (rows := self._conversion.rows(item.columns)) in filling.sizes:
             return False

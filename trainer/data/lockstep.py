@@ -133,7 +133,7 @@ class LockstepSource(WrappedSource):
         return not self._over and (len(self._ready) < self.ahead if self.whole_calls else not ready)
 
     def _more(self, ready: int) -> Sequence[int]:
-        """Return what the message has besides the fields of `Round`."""
+        """Return the numbers of the message after the fields of `Round`."""
         return ()
 
     def _received(self, rounds: list[Round]) -> None:

@@ -135,7 +135,7 @@ class RaggedColumns:
 
     @property
     def flat(self) -> list[str]:
-        """Columns whose values come one after another: their axis 0 does not count rows."""
+        """Columns of concatenated values: their axis 0 does not count rows."""
         return [name for name, wanted in self.inputs.items() if "_offsets" in wanted.suffixes]
 
     def __call__(

@@ -74,7 +74,7 @@ class Source:
         raise NotImplementedError
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns | None:
-        """Return the columns of a batch that `batches` delivers too; None without any."""
+        """Return the columns of one batch without consuming it; None if there is none."""
         for item in self.batches(self.first_epoch, 0):
             if item is not None:
                 return item.columns

@@ -1,4 +1,4 @@
-"""`UserData`: what a verb is given as data, recognised once and made a `Source`."""
+"""`UserData`: recognises the data given to a verb, and makes it a `Source`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RAW_BATCH_SIZE = 1024  # for raw rows without a given size
 
 
 class Form(Enum):
-    """What data can be."""
+    """Kinds of data."""
 
     RAW = "raw rows"
     ARRAYS = "arrays"
@@ -41,7 +41,7 @@ class Form(Enum):
 
 
 class UserData:
-    """What a user passed as data.
+    """Data as the user passed it.
 
     Args:
         data: a frame, a dict or tuple of arrays, a `mindspore.dataset` pipeline, an iterable of batches or a function
@@ -71,7 +71,7 @@ class UserData:
             raise ConfigurationError(f"{data}: raw rows need Trainer(features=...), the section features")
         elif self._drawn is not None:
             raise ConfigurationError(
-                "interactions(negatives=...) goes with Trainer(features=...), which draws negatives for each epoch; "
+                "interactions(negatives=...) needs Trainer(features=...), which draws negatives for each epoch; "
                 "other trainers take interactions without them"
             )
         elif is_frame(data):
@@ -201,7 +201,7 @@ class UserData:
             kinds = tuple | list | dict
             hint = "; columns are given as a tuple or dict of NumPy arrays" if isinstance(self.content, kinds) else ""
             raise ConfigurationError(
-                f"batch_size={batch_size!r} goes with arrays; a {type(self.content).__name__} is taken to deliver "
+                f"batch_size={batch_size!r} needs arrays; a {type(self.content).__name__} is expected to deliver "
                 f"batches{hint}"
             )
         if self.form is Form.PIPELINE:
@@ -289,6 +289,6 @@ def _is_part(data: Any) -> bool:
 def _check_is_no_stream(data: Any) -> None:
     if hasattr(data, "poll"):
         raise ConfigurationError(
-            f"stream: {type(data).__name__} has a poll method and is no trainer.streams.Stream; derive it from that "
+            f"stream: {type(data).__name__} has a poll method but is not a trainer.streams.Stream; derive it from that "
             "class, which declares what a stream may add and its defaults"
         )

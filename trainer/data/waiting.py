@@ -14,7 +14,7 @@ Observer = Callable[[str, float, float], None]  # (part of the work, its beginni
 
 
 class WaitClock:
-    """How much of a run's time is spent waiting for data.
+    """Measures how much of a run's time is spent waiting for data.
 
     A feed adds to the attributes directly: a call per chunk would cost time.
     """

@@ -81,6 +81,6 @@ def all_go_on(group: Group, hooks: StopHooks, ready: bool | None) -> bool:
     if states.any() and not states.all():
         raise DataError(
             f"the data of ranks {np.flatnonzero(states == 0).tolist()} ended before that of the others; give all "
-            "processes the same dataset, or say sharded=True where each has rows of its own"
+            "processes the same dataset, or say sharded=True if each has its own rows"
         )
     return bool(ready)

@@ -208,7 +208,7 @@ class AllToAll:
         where = "; ".join(f"ranks {there} are in {purpose}" for purpose, there in ranks.items())
         return (
             f"the processes do not do the same: {where}. All of them call the same verbs in the same order, on the "
-            "same data or on rows of their own (sharded=True)"
+            "same data or on their own rows (sharded=True)"
         )
 
     def _begin_sending(self, parts: Sequence[Any], peers: Sequence[int]) -> dict[int, list[Any]]:
@@ -276,7 +276,7 @@ class AllToAll:
             except BlockingIOError:
                 return pieces
             except OSError as error:
-                raise TrainerError(f"rank {peer} is gone ({error})") from error
+                raise TrainerError(f"rank {peer} has ended ({error})") from error
             while pieces and count >= len(pieces[0]):
                 count -= len(pieces[0])
                 pieces = pieces[1:]
@@ -292,9 +292,9 @@ class AllToAll:
             except BlockingIOError:
                 return False
             except OSError as error:
-                raise TrainerError(f"rank {peer} is gone ({error})") from error
+                raise TrainerError(f"rank {peer} has ended ({error})") from error
             if count == 0:
-                raise TrainerError(f"rank {peer} is gone: it has closed the connection")
+                raise TrainerError(f"rank {peer} has ended: it closed the connection")
             message.advance(count)
             if message.number is not None:
                 self._purposes[peer] = message.purpose

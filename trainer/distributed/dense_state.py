@@ -63,7 +63,7 @@ def check_training_step(group: Group, step: nn.Cell) -> None:
     if differing:
         raise TrainerError(
             f"{type(step).__name__}: {len(differing)} of {len(parameters)} parameters differ between the processes "
-            f"after a training step, the first is {differing[0]!r}: each process has used gradients of its own. Before "
+            f"after a training step, the first is {differing[0]!r}: each process has used its own gradients. Before "
             "the optimizer write gradients = self.grad_reducer(gradients), the reducer of nn.TrainOneStepCell, or give "
             "Trainer network, loss_fn and optimizer"
         )

@@ -87,7 +87,7 @@ class Exchange(nn.Cell):
         return total
 
     def denominator(self, rows):
-        """Return what the loss of all processes divides by, float32 [].
+        """Return the denominator of the loss over all processes, float32 [].
 
         Not for tasks that divide by different numbers.
         """

@@ -128,7 +128,7 @@ class Group:
         return [np.frombuffer(part, dtype).reshape(-1, *shape) for part in parts]
 
     def gather_known(self, array: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
-        """Return the 1-D arrays of all ranks, whose `lengths` every rank knows.
+        """Return the 1-D arrays of all ranks; every rank knows their `lengths`.
 
         See `all_to_all` for parts that single processes need.
         """
@@ -211,7 +211,7 @@ class World(Group):
 
 
 class Introduction:
-    """The only collective before the processes are connected: one of MindSpore's."""
+    """A collective of MindSpore's, for use before the processes are connected."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -58,9 +58,9 @@ def replace_reducers(step: nn.Cell, exchange: Exchange, rows: Parameter) -> None
         factor = _factor(getattr(cell, name), exchange.processes)
         if factor != 1.0 and exchange.is_main:
             logger.warning(
-                "%s.%s adds the gradients of %d processes up, so an update is %g times that of one process; its mean "
-                "is DistributedGradReducer(parameters, mean=True), or set_auto_parallel_context(gradients_mean=True) "
-                "before a TrainOneStepCell is created",
+                "%s.%s sums the gradients of %d processes, so an update is %g times as large as with one process; for "
+                "the mean use DistributedGradReducer(parameters, mean=True), or call "
+                "set_auto_parallel_context(gradients_mean=True) before a TrainOneStepCell is created",
                 type(cell).__name__,
                 name,
                 exchange.processes,

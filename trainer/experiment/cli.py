@@ -156,7 +156,7 @@ def _run(args: argparse.Namespace) -> int:
         return code
     reason = output.lost.strerror or output.lost
     if args.command in _REPORTING:
-        print(f"standard output cannot be written ({reason}); the run has all of it in its files", file=sys.stderr)
+        print(f"standard output cannot be written ({reason}); the files of the run are complete", file=sys.stderr)
         return code
     if not isinstance(output.lost, BrokenPipeError):  # the reader closed the pipe, as `head` does
         print(f"error: standard output cannot be written ({reason}): the result is not complete", file=sys.stderr)
@@ -167,7 +167,7 @@ def _compare(args: argparse.Namespace) -> None:
     from .runs.compare import compare
 
     if len(args.runs) < 2:
-        raise ConfigurationError(f"trainer compare takes two run folders or more; received {args.runs[0]!r} alone")
+        raise ConfigurationError(f"trainer compare takes two or more run folders; received only {args.runs[0]!r}")
     print(compare(*args.runs))
 
 

@@ -78,7 +78,7 @@ class Console(logging.StreamHandler):
 
 @contextlib.contextmanager
 def logging_to(handler: logging.Handler, verbose: bool = False) -> Iterator[None]:
-    """Show the package's log; silence MindSpore's, whose errors arrive as exceptions."""
+    """Show the package's log; hide MindSpore's: its errors arrive as exceptions."""
     loggers = [logging.getLogger(name) for name in ("trainer", "callbacks")]
     levels = [logger.level for logger in loggers]
     quiet = "GLOG_v" not in os.environ and "mindspore" not in sys.modules

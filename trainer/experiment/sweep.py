@@ -117,7 +117,7 @@ def _check(plan: Plan) -> None:
     choice("command", plan.command, ("fit", "online"))
     whole("trials", plan.trials, optional=True)
     if not plan.vary:
-        raise ConfigurationError("a sweep varies something; give --vary PATH=VALUES")
+        raise ConfigurationError("a sweep needs values to vary; give --vary PATH=VALUES")
     ranges = [path for path, values in plan.vary.items() if isinstance(values, Range)]
     if plan.search == "grid" and ranges:
         raise ConfigurationError(
@@ -139,7 +139,7 @@ def _check_first(plan: Plan) -> None:
 
 
 def _own_publications(config: str, settings: list[str], folder: Path) -> list[str]:
-    """Return settings for a trial to publish to its own folder, which has one writer."""
+    """Return settings that make a trial publish to its own folder."""
     from .configuration.loader import load_config
 
     root = dump_line(str(folder / "published"))

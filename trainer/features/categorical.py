@@ -30,7 +30,7 @@ def missing_ids(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class IdFeature(Feature):
-    """Base of features whose values are ids of a table.
+    """Base of features that turn values into ids of a table.
 
     Args:
         dtype: "str" or "int64": what the raw column holds.
@@ -70,7 +70,7 @@ class IdFeature(Feature):
                 f"{owner}(vocabulary=...)", '"learn", a list of values, or a file with one per line', self.vocabulary
             )
         if not self.learns and (self.min_count > 1 or self.max_size is not None):
-            raise ConfigurationError(f'{owner}: min_count and max_size go with vocabulary="learn"')
+            raise ConfigurationError(f'{owner}: min_count and max_size need vocabulary="learn"')
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
@@ -78,7 +78,7 @@ class IdFeature(Feature):
 
     @cached_property
     def given(self) -> KnownIds | None:
-        """The ids of a given vocabulary; None without one."""
+        """The ids of a given vocabulary; None if there is none."""
         if self.vocabulary is None or self.learns:
             return None
         ids, bad = id_column(self.dtype, required=True).convert(self._given_values())

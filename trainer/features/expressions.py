@@ -92,7 +92,7 @@ class _Compiler:
                 if name not in self.functions:
                     self._refuse(f"no function {name!r}{did_you_mean(name, self.functions)}")
                 return self._apply(self.functions[name], arguments)
-        self._refuse(f"{ast.unparse(node)!r:.60} is no arithmetic")
+        self._refuse(f"{ast.unparse(node)!r:.60} is not arithmetic")
         raise AssertionError
 
     def _apply(self, function: Callable[..., Any], arguments: list[ast.expr]) -> Callable[[Columns], Any]:

@@ -53,7 +53,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class NumberVector:
-    """How a number becomes a vector; see `NumberEmbedding`.
+    """Options to turn a number into a vector; see `NumberEmbedding`.
 
     Attributes:
         kind: "autodis" or "mlp".
@@ -105,7 +105,7 @@ class Inputs(dict):
 
 
 class Statistic:
-    """What one feature learns from the data; partial statistics can be merged."""
+    """Statistics that one feature learns from data; parts can be merged."""
 
     def add(self, values: Any) -> None:
         """Add the values of a batch."""
@@ -272,7 +272,7 @@ def id_problems(
                     table,
                     f"feature {name!r} is declared with {_shown(declared)}, and the rows of its table are of "
                     f"{those} with {_shown(saved[other])}: the same value would find another row, or "
-                    "none. Declare it as it was, or give it a table of its own, under another name",
+                    "none. Declare it as it was, or give it its own table, under another name",
                 )
     return problems
 
@@ -286,7 +286,7 @@ def check_numbers(features: Iterable[Feature], state: Mapping[str, Any]) -> None
             raise CheckpointMismatchError(
                 f"the snapshot is of other features: feature {feature.name!r} is declared with "
                 f"{_arguments(declared)}, and the network was trained on {_arguments(before)}: the same value would "
-                "be another number. Declare it as it was"
+                "become a different number. Declare it as before"
             )
 
 
@@ -312,10 +312,10 @@ def as_feature(value: Mapping[str, Any]) -> Feature:
 
 
 def check_unique(what: str, names: Sequence[str]) -> None:
-    """Check that names are unique and none is that of a network input."""
+    """Check that names are unique and differ from the network's inputs."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise ConfigurationError(f"two {what}s are named {twice[0]!r}; give each a name of its own")
+        raise ConfigurationError(f"two {what}s are named {twice[0]!r}; give each its own name")
     reserved = next((name for name in (NUMBERS, IDS) if name in names), None)
     if what == "output" and reserved is not None:
         raise ConfigurationError(f"the name {reserved!r} is that of an input of the network; choose another")

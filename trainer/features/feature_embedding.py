@@ -104,7 +104,7 @@ class FeatureEmbedding(nn.Cell):
     Args:
         features: the declared columns.
         dim: length of the vectors; every categorical feature has the same one here.
-        optimizer: `RowOptimizer` of all tables; None: the one that goes with the Trainer's optimizer.
+        optimizer: `RowOptimizer` of all tables; None: the one that matches the Trainer's optimizer.
         exclude: names of fields or sequences that are left out here.
         prefix: begins the names of its tables, and of their files; a network with two of these layers tells them apart
             by it. All vectors then have length `dim`, whatever a feature says.
@@ -274,7 +274,7 @@ def _check_dim(outputs: Sequence[Output], dim: int) -> None:
         if output.table.dim not in (None, dim):
             raise ConfigurationError(
                 f"feature {output.name!r} has dim={output.table.dim}; a FeatureEmbedding stacks vectors of one "
-                f"length, here {dim}: leave dim out of the feature, or give it a FeatureEmbedding of its own"
+                f"length, here {dim}: leave dim out of the feature, or give it its own FeatureEmbedding"
             )
 
 

@@ -1,4 +1,4 @@
-"""The declaration of features and what they learned, as two files of a folder."""
+"""Saves declared features and their learned state as two files of a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_state(state: Mapping[str, Any], folder: FolderWriter, name: str = NAME
 
 
 def described_state(features: Features) -> dict[str, Any]:
-    """Return what `write_state` takes: what was learned, and the declaration."""
+    """Return the arguments of `write_state`: learned state and declaration."""
     state = features.published_state()
     return {**state, "json": {"declaration": features.declaration(), "state": state["json"]}}
 

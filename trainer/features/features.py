@@ -354,7 +354,7 @@ class Features(Stateful):
         kinds = {kind: name for name, kind in KINDS.items()}
         for feature in self.features:
             if type(feature) not in kinds:
-                raise ConfigurationError(f"feature {feature.name!r} is of a kind of your own; use Custom instead")
+                raise ConfigurationError(f"feature {feature.name!r} is of a custom kind; use Custom instead")
         roles: dict[str, Any] = {"label": list(self.labels)}
         roles |= {name: getattr(self, name) for name in ("weight", "group", "event_time")}
         options = {name: getattr(self, name) for name in ("event_time_unit", "event_time_day_first")}
@@ -372,7 +372,7 @@ class Features(Stateful):
         return cls(**{**declaration, "label": declaration["label"] or None})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learned, and the recent values not merged into it yet."""
+        """Return the learned state, and recent values not merged into it yet."""
         state, recent = self.published_state(), self.recent.state_dict()
         return {"json": {**state["json"], **recent["json"]}, "arrays": {**state["arrays"], **recent["arrays"]}}
 

@@ -61,7 +61,7 @@ class _Aligned(_Lists):
         nonempty_text(f"{type(self).__name__}(sequence=...)", self.sequence, "the name of a sequence", optional=True)
 
     def aligned(self) -> dict[str, str | None]:
-        """Return the columns aligned with those of the sequence -> their separators."""
+        """Return {column aligned with the sequence: its separator}."""
         raise NotImplementedError
 
 

@@ -96,11 +96,11 @@ class RawFiles(RawData):
         if first and not kept_rows:
             raise DataError(
                 f"{self.path}: its {first:,} rows are too few for a part {self.part!r} (valid={self.valid}, "
-                f"test={self.test}); give more rows, larger shares, or a file of its own, {self.part}: other.csv"
+                f"test={self.test}); give more rows, larger shares, or a separate file, {self.part}: other.csv"
             )
 
     def rows_kept(self, features: Features) -> Callable[[Rows, int], Rows]:
-        """Return a function (rows, first index) -> those of the rows to read.
+        """Return a function (rows, first index) -> the rows to keep.
 
         Use it for a single pass over the files, from their start.
 

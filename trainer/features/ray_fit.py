@@ -1,4 +1,4 @@
-"""Fits features over a Parquet folder on Ray, whose tasks learn and merge."""
+"""Fits features over a Parquet folder in Ray tasks, and merges the results."""
 
 from __future__ import annotations
 

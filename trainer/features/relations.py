@@ -187,7 +187,7 @@ class Custom(Feature):
             name = self.function
         elif "<" in name or function.__module__ == "__main__":
             raise ConfigurationError(
-                f"feature {self.name!r}: a server has to import its function; put {name} into a module of its own"
+                f"feature {self.name!r}: a server has to import its function; put {name} into its own module"
             )
         return {**super().declaration(), "function": name}
 
@@ -262,7 +262,7 @@ class Cross(Feature):
         choice("Cross(pooling=...)", self.pooling, POOLINGS)
         whole("Cross(max_length=...)", self.max_length, optional=True)
         if self.elements is None and (self.separator is not None or self.max_length is not None):
-            raise ConfigurationError("Cross: separator and max_length go with elements, the column of lists")
+            raise ConfigurationError("Cross: separator and max_length need elements=, the column of lists")
         choice("Cross(elements=...)", self.elements, self.columns, optional=True)
         nonempty_text("Cross(separator=...)", self.separator, "a text", optional=True)
 

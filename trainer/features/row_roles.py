@@ -41,7 +41,7 @@ def checked_classes(classes: Any, labels: Sequence[str]) -> tuple[Any, ...]:
         )
     if len(labels) != 1:
         raise ConfigurationError(
-            f"Features(label_classes=...) goes with one label; received {', '.join(labels) or 'none'}"
+            f"Features(label_classes=...) needs exactly one label; received {', '.join(labels) or 'none'}"
         )
     return names
 
@@ -73,7 +73,7 @@ def weight_column(name: str, read: Column | None) -> Column:
     if read.shape or read.dtype.kind != "f":
         raise ConfigurationError(
             f"Features(weight={name!r}): a feature reads this column as {read.dtype} {list(read.shape)}, and weights "
-            "are numbers; give the weight a column of its own"
+            "are numbers; give the weight its own column"
         )
     return replace(read, default=None, minimum=0, allow_nan=False)
 

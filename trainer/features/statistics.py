@@ -179,7 +179,7 @@ class ValueCounts(Statistic):
         self.ids, self.counts, self.rows, self._vocabulary = merged, total, rows, None
 
     def merge(self, other: ValueCounts) -> None:
-        """Add what another has counted, without its rows."""
+        """Add the counts of another vocabulary, without its rows."""
         self._count(other.ids, other.counts)
 
     def finish(self) -> None:
@@ -217,7 +217,7 @@ class ValueCounts(Statistic):
 
 
 def _with_lower_truth(ids: np.ndarray) -> np.ndarray:
-    """Return ids with those of "True", "FALSE", ... as those of "true" and "false".
+    """Return ids with "True", "FALSE", ... mapped to the ids of "true" and "false".
 
     Vocabularies of older versions kept the spelling that their data had; see `trainer.streams.formats.coercion`.
     """

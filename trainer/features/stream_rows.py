@@ -52,7 +52,7 @@ class BatchTransform:
         self._ahead = features
 
     def begin(self) -> None:
-        """Start from what the trainer's features have learned."""
+        """Start from the learned state of the trainer's features."""
         self._versions.clear()
         self._ahead = self.features.copy() if self.features.learns_online else self.features
 
@@ -106,7 +106,7 @@ class BatchTransform:
         return () if self.drift is None else tuple(self.drift.columns)
 
     def trained_to(self, state: Any) -> None:
-        """Update the trainer's features to what was learned up to position `state`.
+        """Set the trainer's features to the learned state at position `state`.
 
         A known position, such as that of a placeholder batch, changes nothing.
         """

@@ -23,12 +23,12 @@ class OpenAccumulation:
 
     @property
     def count(self) -> Parameter | None:
-        """The number of waiting micro-batches, int32; None without accumulation."""
+        """The number of accumulated micro-batches, int32; None: no accumulation."""
         return None if self._step is None else self._step.micro_step
 
     @property
     def gradient_sums(self) -> tuple[Parameter, ...]:
-        """Sums of weighted gradients that all processes hold; those of row groups last."""
+        """Sums of weighted gradients held by all processes; row groups come last."""
         step = self._step
         if step is None:
             return ()

@@ -19,7 +19,7 @@ from ..state import Stateful
 
 @dataclass(frozen=True)
 class AverageRule:
-    """How each update enters the averages.
+    """Rule by which each update enters the averages.
 
     With a decay they are exponential, avg = d avg + (1 - d) w with d = min(decay, n / (9 + n)) after n updates, so that
     the first values soon lose their weight (TensorFlow's `ExponentialMovingAverage` with `num_updates`). Without, they

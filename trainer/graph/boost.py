@@ -184,7 +184,7 @@ def centralized_flags(network: nn.Cell, parameters: Sequence[Parameter]) -> tupl
 
 @dataclass(eq=False)
 class Freezing(Stateful):
-    """Choose how many leading parameters a call freezes, by seed and step alone.
+    """Choose how many leading parameters a call freezes, from seed and step only.
 
     A call of several steps is frozen as a whole. The depth of an open accumulation, which its later calls keep, is the
     only state.

@@ -1,4 +1,4 @@
-"""What a loss divides by, so that parts of a batch add up to the whole.
+"""Denominators of losses, so that parts of a batch add up to the whole.
 
 A mean loss is a total divided by a denominator: rows, weights of classes, labels that count. For parts of a batch (the
 rows of processes, the micro-batches of an update)
@@ -80,7 +80,7 @@ class ClassWeights(nn.Cell):
 
 
 class Declared(nn.Cell):
-    """What the method ``denominator`` of a user's loss returns for its label columns."""
+    """Calls the method ``denominator`` of a user's loss with its label columns."""
 
     kind = COUNTED
 
@@ -128,7 +128,7 @@ def denominator_of(loss_fn: Any) -> nn.Cell | None:
 
 
 def reduction_of(loss_fn: Any) -> str | None:
-    """Return the reduction that a loss names, such as "mean"; None without."""
+    """Return a loss's attribute `reduction`, such as "mean", or None."""
     reduction = getattr(loss_fn, "reduction", None)
     if isinstance(reduction, str):
         return reduction

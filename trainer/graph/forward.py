@@ -85,7 +85,7 @@ class Forward(nn.Cell):
         return self.loss_fn(prediction, *labels)
 
     def denominator(self, columns):
-        """Return what the loss divides by, float32 [] or of tasks [T]; graph code."""
+        """Return the loss's denominator, float32 [] or of tasks [T]; graph code."""
         labels = columns
         if self.has_loss_fn and self.labels > 0:
             labels = columns[-self.labels :]
@@ -143,7 +143,7 @@ def to_float32(value):
 
 
 class WeighedForward(Forward):
-    """A `Forward` whose last column, float32 [rows], weighs the rows in the loss.
+    """A `Forward` with a last column, float32 [rows], of row weights of the loss.
 
     These are declared weights, or 0 for padding. The loss is sum(w l) / sum(w) if it is a mean; `rows_loss` is None for
     several tasks, which weigh their own.
@@ -188,7 +188,7 @@ class WeighedForward(Forward):
         return self.rows_loss(prediction, labels, weights), prediction
 
     def denominator(self, columns):
-        """Return what the loss divides by, float32 [] or of tasks [T]; graph code."""
+        """Return the loss's denominator, float32 [] or of tasks [T]; graph code."""
         labels, weights = columns[-self.labels : -1], self._weights(columns)
         if self.several:
             return self.loss_fn.denominators_of(labels, weights)
@@ -257,7 +257,7 @@ class EvalStep(nn.Cell):
 
 
 class PredictStep(nn.Cell):
-    """The network alone: input columns in, float32 predictions out."""
+    """Only the network: input columns in, float32 predictions out."""
 
     def __init__(self, network: nn.Cell, *, cast: bool = False, table_inputs: int = 0) -> None:
         super().__init__(auto_prefix=False)

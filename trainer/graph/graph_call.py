@@ -186,7 +186,7 @@ def _integers(text: str, chunk: Chunk, shapes: Sequence[Sequence[int]]) -> str:
 
 
 def compile_for(chunk: Chunk, cell: nn.Cell, tensors: Sequence[Tensor], *, for_one_core: bool = False) -> None:
-    """Compile a cell for tensors like those of a chunk."""
+    """Compile a cell for the shapes and dtypes of a chunk."""
     try:
         with compiling(cell, for_one_core=for_one_core):
             cell.compile(*tensors)

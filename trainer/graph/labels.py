@@ -84,7 +84,7 @@ class LabelCast(nn.Cell):
         if not isinstance(prediction, Tensor):
             raise TypeError(
                 f"{self.loss} takes one prediction, and the network returns several outputs; return one, or pass "
-                "MultiTaskLoss or a loss cell of your own, which is given all of them"
+                "MultiTaskLoss or your own loss cell, which receives all of them"
             )
         dtypes, shapes = (label.dtype, prediction.dtype), (label.shape, prediction.shape)
         if self.values:
@@ -127,8 +127,8 @@ def _wanted_dtype(kind, number, loss, dtypes, shapes):
     if kind == VALUES or len(label) == len(prediction):
         if _casts[number].only_numbers:
             raise TypeError(
-                f"{loss} is given integers of the shape {list(label)} as probabilities of classes; give them as "
-                "float32, or give class numbers: rows of several processes or micro-batches are added up by them"
+                f"{loss} received integers of shape {list(label)} as probabilities of classes; give them as float32, "
+                "or give class numbers, which several processes or micro-batches need to count rows"
             )
         wanted = predicted
     else:

@@ -209,7 +209,7 @@ class MultiTaskLoss(nn.Cell):
         return ops.stack(losses), counts
 
     def denominator(self, *labels):
-        """Return what the loss of each task divides by, float32 [T]; graph code."""
+        """Return the denominator of each task's loss, float32 [T]; graph code."""
         return self.denominators_of(labels)
 
     def denominators_of(self, labels, weights=None):

@@ -47,13 +47,13 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
     if type(optimizer).__module__.startswith("mindspore.mint.optim") and not device.current().trains_with_mint:
         name = type(optimizer).__name__
         raise ConfigurationError(
-            f"optimizer: mint.optim.{name} updates nothing on {device.current().name}, and says so nowhere; use "
+            f"optimizer: mint.optim.{name} updates nothing on {device.current().name}, without an error; use "
             f"mindspore.experimental.optim.{name}, which takes the same arguments, or one of nn"
         )
     if isinstance(network, nn.TrainOneStepCell):
         raise ConfigurationError(
             f"optimizer: {type(network).__name__} already holds an optimizer; pass the inner network with loss_fn and "
-            "optimizer, or the training cell alone"
+            "optimizer, or only the training cell"
         )
     own = {id(parameter) for parameter in parameters_of(network)}
     own |= {id(parameter) for parameter in parameters_of(loss_fn)} if isinstance(loss_fn, nn.Cell) else set()
@@ -233,7 +233,7 @@ def check_denominator(
         raise ConfigurationError(
             f"{divided}: it is not known what {name_of(unknown[0])} divides by, so parts of a batch cannot be added "
             "up; give it an attribute denominator: 'rows' for a mean over rows, 1 for a sum, or a method that returns "
-            "it for a batch's label columns. MindSpore's losses need none, but RMSELoss and Dice losses are no means"
+            "it for a batch's label columns. MindSpore's losses need none, but RMSELoss and Dice losses are not means"
         )
     return tasks.kind if tasks is not None else kind
 
@@ -249,7 +249,7 @@ def check_eval_indexes(
     """
     if eval_network is None:
         if eval_indexes is not None:
-            raise ConfigurationError(f"eval_indexes={eval_indexes!r} goes with eval_network, which was not given")
+            raise ConfigurationError(f"eval_indexes={eval_indexes!r} needs eval_network, which was not given")
         return (0, 1, 2)
     if eval_indexes is None:
         reading = [

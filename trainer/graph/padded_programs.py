@@ -1,4 +1,4 @@
-"""Programs for padded batches, of networks whose rows are independent."""
+"""Programs for padded batches; need a network with independent rows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PaddedPrograms:
 
     @property
     def evaluation(self) -> RowFilling | None:
-        """Which evaluation batches are padded; None for a user's evaluation network.
+        """Rules for padding evaluation batches; None for a user's evaluation network.
 
         Also None without compilation, and with several processes, which would decide each by its own batches.
         """

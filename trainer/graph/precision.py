@@ -77,7 +77,7 @@ def resolve(
         )
     if keep_batchnorm_fp32 is False and level in ("O2", "O3") and not here.lowers_batch_norm:
         raise ConfigurationError(
-            f"keep_batchnorm_fp32=False: MindSpore's BatchNorm on {here.name} takes float32 alone; leave it out"
+            f"keep_batchnorm_fp32=False: MindSpore's BatchNorm on {here.name} accepts only float32; leave it out"
         )
     black = _cell_classes("black_list", black_list, BLACK_LIST)
     if level == "O3":

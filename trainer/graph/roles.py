@@ -1,4 +1,4 @@
-"""The declared labels and weight of rows against what the loss takes."""
+"""Matches declared labels and weight with the arguments of the loss."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LossColumns:
 
     @property
     def kind(self) -> str:
-        """What a weighed loss divides by: the kind of its denominator."""
+        """Kind of denominator of a weighted loss."""
         return COUNTED if self.rows_loss is None else self.rows_loss.kind
 
     @property

@@ -1,4 +1,4 @@
-"""Losses of one value per row: their weighted mean, and what it is divided by."""
+"""Losses with one value per row: weighted mean and its denominator."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class BySlice(RowMetric):
 class WindowOnly:
     """Adapts a metric with `clear`, `update` and `eval` to windows.
 
-    It cannot be merged or decayed: it has no decayed and lifetime values, and goes with one process. It reads
+    It cannot be merged or decayed: it has no decayed and lifetime values, and works in one process only. It reads
     predictions as the network returns them. Snapshots include its open window if it has `state_dict` and
     `load_state_dict`; otherwise a resumed run counts only the rows after the snapshot.
     """

@@ -50,7 +50,7 @@ class BinaryMetric(RowMetric):
         self.clear()
 
     def make_counts(self, labels: int) -> Any:
-        """Return empty counts for one of `labels` labels, see `CountsByName`."""
+        """Return empty counts for one label out of `labels`, see `CountsByName`."""
         raise NotImplementedError
 
     def _counts_of(self, labels: int) -> CountsByName:
@@ -62,7 +62,7 @@ class BinaryMetric(RowMetric):
 
     @property
     def link(self) -> str:
-        """How predictions become scores: the given link, else the loss's activation."""
+        """The function from predictions to scores: `link`, else the loss's activation."""
         activation = self.meaning.activation
         if self._link == "auto" and isinstance(activation, str) and activation in LINKS:
             return activation

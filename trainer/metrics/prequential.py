@@ -155,7 +155,7 @@ class PrequentialMetrics:
     def _drop_metric(self, name: str, error: Exception) -> None:
         self._failed.add(name)
         shown = self._name("window", name) if name else ", ".join(self._metrics[name]["window"].parts)
-        logger.warning("windows go on without %s, which cannot read these rows: %s", shown, error)
+        logger.warning("windows continue without %s, which cannot read these rows: %s", shown, error)
 
     def close_window(self) -> dict[str, float]:
         """Add the window to the past, start an empty one, and return all metrics.

@@ -80,7 +80,7 @@ def get_metrics(metrics: Any) -> dict[str, Any]:
     by_name: dict[str, Any] = {}
     for name, metric in map(_metric, _listed(metrics)):
         if name in by_name:
-            raise ConfigurationError(f"metric {name!r} is given twice; a dict of metrics gives each a name of its own")
+            raise ConfigurationError(f"metric {name!r} is given twice; a dict of metrics gives each its own name")
         by_name[name] = metric
     return by_name
 

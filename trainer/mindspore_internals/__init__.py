@@ -1,4 +1,4 @@
-"""Every private or undocumented use of MindSpore, each with what it relies on.
+"""All uses of private MindSpore code, with the behaviour they rely on.
 
 Where MindSpore differs, the public way is used and `fall_back` warns once.
 """
@@ -15,7 +15,7 @@ VARIABLE = "TRAINER_PUBLIC_MINDSPORE"
 
 
 def public_only() -> bool:
-    """Return whether the user has set `VARIABLE` to 1, for the public ways alone."""
+    """Return whether the user has set `VARIABLE` to 1: use public functions only."""
     return os.environ.get(VARIABLE, "0") not in ("", "0")
 
 

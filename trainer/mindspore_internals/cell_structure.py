@@ -68,7 +68,7 @@ def copy_cell(cell: nn.Cell) -> nn.Cell:
 
 
 def share_parameters(cell: nn.Cell, other: nn.Cell) -> None:
-    """Replace parameters of `cell` by those of `other` with the same attribute name."""
+    """Replace parameters of `cell` by equally named attributes of `other`."""
     own = vars(cell)["_params"]
     own.update({name: parameter for name, parameter in vars(other)["_params"].items() if name in own})
 

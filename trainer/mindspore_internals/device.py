@@ -34,7 +34,7 @@ _TOO_LATE = (
 
 @dataclass(frozen=True)
 class Device:
-    """What a kind of device can do."""
+    """Abilities of a kind of device."""
 
     name: str  # MindSpore's `device_target`
     auto_level: str  # the level that amp_level="auto" selects
@@ -180,9 +180,9 @@ def check_sparse_tables(names: Any) -> None:
     """
     if names and not current().keeps_programs_apart and not _unsafe():
         raise ConfigurationError(
-            f"device={current().name.lower()!r}: sparse tables ({', '.join(names)}) train to wrong values on this "
+            f"device={current().name.lower()!r}: sparse tables ({', '.join(names)}) get wrong values on this "
             "device with this MindSpore; use device='cpu', or give the tables a capacity and mode='dense'. "
-            f"{UNSAFE}=1 permits them, for those who search for the cause"
+            f"{UNSAFE}=1 allows them, to debug the cause"
         )
 
 
@@ -203,9 +203,9 @@ def claim_training(owner: object) -> None:
     if not any(other() is owner for other in _training):
         if _training and not _unsafe():
             raise ConfigurationError(
-                f"device={current().name.lower()!r}: a second training program of one process makes the values of both "
-                "wrong on this device with this MindSpore; train in a process of its own, or delete the first Trainer "
-                f"(del trainer; gc.collect()). {UNSAFE}=1 permits it, for those who search for the cause"
+                f"device={current().name.lower()!r}: two training programs in one process both get wrong values on "
+                "this device with this MindSpore; train in a separate process, or delete the first Trainer "
+                f"(del trainer; gc.collect()). {UNSAFE}=1 allows it, to debug the cause"
             )
         _training.append(weakref.ref(owner))
 

@@ -1,4 +1,4 @@
-"""What the MindSpore of this environment lacks, of all that the trainer uses.
+"""Finds which internals the trainer uses that this MindSpore lacks.
 
 Each ability is tried, not read off a version number.
 """
@@ -22,7 +22,7 @@ from .shared_memory import try_view
 def differences() -> list[str]:
     """Return a sentence for each ability that is missing; runs a graph and a pipeline."""
     if public_only():
-        return [f"{VARIABLE} is set: public functions of MindSpore alone are used"]
+        return [f"{VARIABLE} is set: only public functions of MindSpore are used"]
     abilities: dict[str, Callable[[], bool]] = {
         "`Trainer(deterministic=True)` is refused: its oneDNN has no setting of threads": can_plan_for_one_core,
         "convolutions on AVX-512 were not measured (`ONEDNN_MAX_CPU_ISA=AVX2` may be faster)": is_known_onednn,

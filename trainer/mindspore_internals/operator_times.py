@@ -31,7 +31,7 @@ class OperatorTimes:
 
     @property
     def kind(self) -> str:
-        """What the operator computes: "MatMul"."""
+        """Kind of operator: "MatMul"."""
         return re.sub(r"-op\d+$", "", self.name.rpartition("/")[2])
 
     @property

@@ -46,7 +46,7 @@ class AllItems:
     ) -> None:
         self.k, self.item, self.user = whole("AllItems(k=...)", k), item, user
         if seen is not None and user is None:
-            raise ConfigurationError("AllItems(seen=...) goes with user=..., the column that names the user")
+            raise ConfigurationError("AllItems(seen=...) needs user=..., the column that names the user")
         self.rows = _checked("rows", rows, [item] + ([user] if user else []))
         of_items = _checked("items", items, [item])
         self.ids, first = np.unique(np.asarray(of_items[item]), return_index=True)
@@ -65,7 +65,7 @@ class AllItems:
         return np.where(self.ids[at] == names, at, -1)
 
     def _pairs(self, tables: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the seen items by user, and where those of each user begin."""
+        """Return the seen items sorted by user, and the start of each user's items."""
         users, items = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for table in tables:
             assert self.user is not None

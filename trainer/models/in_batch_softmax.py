@@ -70,8 +70,8 @@ class InBatchSoftmax(nn.Cell):
     def construct(self, vectors, item):
         if self.is_running and isinstance(vectors, tuple):
             raise TypeError(
-                "InBatchSoftmax(correction='running') counts the items of labels, and the items of a history are "
-                "known by their places in the step alone: correction='batch' goes with sasrec and hstu"
+                "InBatchSoftmax(correction='running') counts item ids in the label, but sasrec and hstu give the items "
+                "of a history only as positions in the step: use correction='batch'"
             )
         vectors, item, rows = choices_of(vectors, item)
         users, items = vectors[:, : vectors.shape[1] // 2], vectors[:, vectors.shape[1] // 2 :]
@@ -111,7 +111,7 @@ def choices_of(vectors, item):
     if isinstance(vectors, tuple):
         of_places, items, kept = vectors
         if of_places.ndim == 2:
-            raise TypeError("this loss draws its negatives from the batch; BPR(negatives=...) goes with BPRLoss")
+            raise TypeError("this loss draws its negatives from the batch; BPR(negatives=...) needs BPRLoss")
         return ops.cast(of_places.reshape(-1, of_places.shape[2]), mstype.float32), items.reshape(-1), kept.reshape(-1)
     if item.dtype not in _INTEGERS:
         raise TypeError(

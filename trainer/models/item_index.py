@@ -16,7 +16,7 @@ _ROUNDING = 1e-5  # differences of float32 sums in another order
 
 
 class ItemIndex:
-    """Find the items whose vectors have the largest inner product with a user's.
+    """Finds the items with the largest inner product with a user's vector.
 
     Args:
         ids: [I], integers or text: the ids returned for the items.
@@ -52,7 +52,7 @@ class ItemIndex:
 
     @classmethod
     def of_graph(cls, ids: Any, vectors: Any, graph: Any) -> ItemIndex:
-        """Build the "hnsw" index whose `graph` was stored.
+        """Rebuild an "hnsw" index from its stored `graph`.
 
         ValueError: it is the graph of other items.
         """

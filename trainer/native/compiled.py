@@ -86,7 +86,7 @@ def prefetch_lines(address: int, size: int) -> None:
 
 
 def _reinterpreted(source: Any, target: Any) -> Any:
-    """Return an intrinsic: a number of `source` -> that of `target` with its bits."""
+    """Return an intrinsic that reinterprets the bits of `source` as `target`."""
 
     @intrinsic
     def reinterpreted(typing_context: Any, value: Any) -> Any:

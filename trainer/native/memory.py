@@ -85,7 +85,7 @@ class Memory:
 
 
 class Columns(dict[str, np.ndarray]):
-    """Arrays [rows] by name, each replaceable by one of equal length and dtype.
+    """Arrays [rows] by name; each can be replaced by one of equal length and dtype.
 
     Columns of eight bytes grow in place. Those of one byte are copied, because a snapshot keeps the array of changed
     rows that it received.
@@ -125,7 +125,7 @@ class Columns(dict[str, np.ndarray]):
 
 
 def bucket(count: int, per_octave: int = 1, *, least: int = 1, coarse: int = 0) -> int:
-    """Return `count` rounded up to a bucket: one of few sizes, so of few programs.
+    """Return `count` rounded up to one of few sizes, to compile few programs.
 
     Buckets are the powers of two, and above `coarse` also the sizes that divide the way from each to the next one into
     `per_octave` equal parts. All are multiples of `least`.

@@ -84,7 +84,7 @@ def _finish(plot: Any) -> Any:
 def lines(
     title: str, runs: Sequence[RunData], names: Sequence[str], by_time: bool = False, unless_flat: bool = False
 ) -> Any | None:
-    """Plot values of runs: a color per run, a dash per name; None without values.
+    """Plot values of runs: a color per run, a dash per name; None if no values.
 
     `names` are of `Record.series`, in which some may be missing. With `by_time` the x axis is the event time, for runs
     whose values have it. With `unless_flat` a figure of one value alone, as a constant learning rate, is left out.

@@ -72,7 +72,7 @@ def ids_of_chunk(calibrator: Calibrator, chunk: Chunk) -> np.ndarray | None:
     if calibrator.column is None:
         return None
     if calibrator.column not in chunk.names:
-        raise DataError(f"calibration: by={calibrator.by!r} is no column of the network: {', '.join(chunk.names)}")
+        raise DataError(f"calibration: by={calibrator.by!r} is not a column of the network: {', '.join(chunk.names)}")
     return ids_of_rows(calibrator.by or "", chunk.rows(chunk.names.index(calibrator.column)), calibrator.index)
 
 

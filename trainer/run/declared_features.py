@@ -93,7 +93,7 @@ def window_drift(transform: BatchTransform | None, callbacks: Iterable[Callback]
         return None
     if transform is None:
         raise ConfigurationError(
-            f"DriftMonitor(feature={next(iter(names))!r}) goes with declared features: Trainer(features=...)"
+            f"DriftMonitor(feature={next(iter(names))!r}) needs declared features: Trainer(features=...)"
         )
     transform.drift = WindowDrift(transform.features, names)
     return transform.drift

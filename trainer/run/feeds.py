@@ -63,7 +63,7 @@ def run_options(
     policies = {callback.non_finite for callback in callbacks} - {None}
     rules = [callback.weight_average for callback in callbacks if callback.weight_average is not None]
     if len(rules) > 1:
-        raise ConfigurationError("of EMA and SWA a run takes one; give one of them")
+        raise ConfigurationError("a run accepts EMA or SWA, not both")
     return dataclasses.replace(
         options,
         guard=bool(policies),
@@ -160,7 +160,7 @@ def _check_with_labels(trainer: TrainedNetwork) -> column_checks.ColumnCheck:
 
 
 def _labels_that_may_be_missing(trainer: TrainedNetwork, source: Source) -> tuple[str, ...]:
-    """Return the names of the label columns whose NaN the loss leaves out."""
+    """Return the names of label columns in which NaN means: no label."""
     if trainer.tasks is None:
         return ()
     labels, names = trainer.tasks.label_names, tuple(source.names or ())
@@ -213,7 +213,7 @@ def evaluation_feed(
 def prediction_feed(
     trainer: TrainedNetwork, source: Source, fill_up_to: Callable[[int], int | None] | None = None
 ) -> Feed:
-    """Return the feed of a prediction, with the input columns alone."""
+    """Return the feed of a prediction, with only the input columns."""
     check = column_checks.ColumnCheck(trainer.network, 0, extra=True, assumed=trainer.builder.list_types.assumed)
     source.warn_of_non_finite()
     options = FeedOptions(check=check, fill_up_to=fill_up_to)

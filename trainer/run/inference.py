@@ -136,7 +136,7 @@ def predict(
 
 def _check_keep(data: UserData) -> None:
     if data.form is not Form.RAW or data.features is None:
-        raise ConfigurationError("predict(keep=True) goes with Trainer(features=...) and one argument of raw rows")
+        raise ConfigurationError("predict(keep=True) needs Trainer(features=...) and one argument of raw rows")
     data.features.check_keep()
 
 

@@ -203,7 +203,7 @@ def _of_the_same_ids(
     mapping: Mapping[str, str | None],
     strict: bool,
 ) -> tuple[list[tuple[Any, Rows]], bool]:
-    """Return the tables whose ids mean the same rows, and whether all do."""
+    """Return the tables that map ids to the same rows, and whether all do."""
     assert learned.features is not None
     problems = id_problems(features.features, learned.features, lambda table: _source_of(table, mapping) or table)
     kept = tables

@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Trial:
-    """The bounds of a shortened `fit`; `Trainer.fit` says what they mean."""
+    """The limits of a shortened `fit`; see `Trainer.fit`."""
 
     fast_dev_run: bool | int = False
     overfit_batches: int | float | None = None

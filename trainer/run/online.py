@@ -288,7 +288,7 @@ def online_train(
 
 
 def _with_guard(callbacks: Any) -> Any:
-    """Return callbacks one of which handles updates that are not finite."""
+    """Return the callbacks, with one that handles non-finite updates."""
     given = make_callbacks(callbacks)[0]
     if any(callback.non_finite is not None for callback in given):
         return callbacks
@@ -304,7 +304,7 @@ def _make_scoring(trainer: TrainerBase, window: Window) -> Scoring | None:
     if trainer.calibrator is not None:
         raise ConfigurationError("calibration reads the label, which is not known without a loss_fn that takes it")
     if trainer.metrics:
-        logger.warning("windows count the loss alone: without a loss_fn that takes it the label is not known")
+        logger.warning("windows count only the loss: the label is not known without a loss_fn that takes it")
     return None
 
 

@@ -124,7 +124,7 @@ class Scoring:
             problem = "the network's output does not have the rows of the batch on axis 0"
             if self._chosen or self._calibrator is not None:
                 raise DataError(f"metrics need predictions row by row: {problem}")
-            logger.info("windows count the loss alone: %s", problem)
+            logger.info("windows count only the loss: %s", problem)
             return
         self._shapes = [prediction.shape[1:] for prediction in predictions]
         self._row_size = sum(math.prod(shape) for shape in self._shapes)
@@ -160,7 +160,7 @@ class Scoring:
             logger.info("windows count the metrics of a %s target%s", target, of)
         elif not chosen:
             logger.info(
-                "windows count the loss%s alone: %s are neither binary, nor real numbers, nor classes; "
+                "windows count only the loss%s: %s are neither binary, nor real numbers, nor classes; "
                 "Trainer(metrics=...) chooses metrics",
                 of,
                 described,

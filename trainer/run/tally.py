@@ -124,7 +124,7 @@ class Tally:
 def mean_losses(
     meter: LossMeter, tasks: MultiTaskLoss | None, *, keep: bool = False
 ) -> tuple[float | None, dict[str, float]]:
-    """Return the mean loss, and those of the tasks by ``<task>_loss``."""
+    """Return the mean loss, and the mean loss of each task as ``<task>_loss``."""
     loss = meter.value()
     if tasks is None:
         return loss, {}

@@ -1,4 +1,4 @@
-"""What a Trainer is made of: network, loss, optimizer, programs and tables."""
+"""The parts of a Trainer: network, loss, optimizer, programs and tables."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class TrainedNetwork:
 
     @property
     def loss_scale(self) -> float | None:
-        """Current loss scale, copied from the device; None without a scaler that has one."""
+        """Current loss scale, copied from the device; None if the scaler has none."""
         value = getattr(self.scaler, "scale_value", None)
         return None if value is None else float(value.asnumpy())
 

@@ -82,7 +82,7 @@ class TrainerBase(TrainedNetwork):
         return {task: table for task, table in tables.items() if table is not None}
 
     def fitted_calibration(self) -> CalibrationMap | None:
-        """Return the calibration by all rows scored so far; None without `calibration`.
+        """Return the calibration from all rows scored so far; None if not configured.
 
         DataError: these rows are too few.
         """

@@ -1,4 +1,4 @@
-"""What is published, exported or served holds finite numbers only."""
+"""Checks that published, exported or served values are finite."""
 
 from __future__ import annotations
 

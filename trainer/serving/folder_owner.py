@@ -1,4 +1,4 @@
-"""The run that a published folder belongs to: a run's versions are its own."""
+"""Ownership of published folders: each belongs to one run."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Network(NamedTuple):
 
 
 def onnx_graph(network: Network, inputs: Inputs, expected: Sequence[np.ndarray], allowed: float) -> OnnxGraph:
-    """Return a network as ONNX whose answers are the expected ones.
+    """Export a network to ONNX, and check its outputs against the expected ones.
 
     Args:
         network: the network to export.

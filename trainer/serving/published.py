@@ -132,7 +132,7 @@ def remove(path: Path) -> None:
 
 def _seconds(value: Any) -> float:
     if not is_number(value) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no time")
+        raise ValueError(f"{value!r} is not a time")
     return float(value)
 
 
@@ -163,7 +163,7 @@ class Folder:
             self.before = None if before is None else Part.of(VERSION, before)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointDamagedError(
-                f"{self.path / manifest.MANIFEST} is no manifest of a {kind}: {error!r}"
+                f"{self.path / manifest.MANIFEST} is not a manifest of a {kind}: {error!r}"
             ) from None
 
     def verify(self) -> None:

@@ -80,7 +80,7 @@ class ItemTable:
         for name, column in features.columns.items():
             if column.default is None:
                 raise ConfigurationError(
-                    f"column {name!r} is required, and rows of items lack the users' columns as rows of users do the "
+                    f"column {name!r} is required, but rows of items lack the users' columns, and rows of users the "
                     "items'; leave required=True out for models that recommend"
                 )
         source = local_files(self.source) if isinstance(self.source, str | Path) else self.source
@@ -195,7 +195,7 @@ class PublishedItems:
     def of_history(
         self, history: Sequence[Sequence[Any]], without: Sequence[Sequence[Any]] | None
     ) -> tuple[dict[str, Any], list[list[Any]]]:
-        """Return raw rows of histories, and of each the ids to leave out, its own too.
+        """Return raw rows of histories, and the ids to leave out: theirs and `without`.
 
         Raises:
             ConfigurationError: the version has no history, or `without` has another length.
@@ -203,11 +203,11 @@ class PublishedItems:
         """
         if self.history is None:
             raise ConfigurationError(
-                "recommend(history=...) goes with versions of sasrec and hstu of one history, whose item_id is the "
+                "recommend(history=...) needs a version of sasrec or hstu with one history, whose item_id is the "
                 f"column of its items; this version takes users with {', '.join(self.user_columns)}"
             )
         if without is not None and len(without) != len(history):
-            raise ConfigurationError(f"recommend: {len(without)} lists in without for {len(history)} histories")
+            raise ConfigurationError(f"recommend: {len(without)} lists in without=, but {len(history)} histories")
         hidden = [
             [*self._known(left), *self._known(chosen)]
             for left, chosen in zip(without or [[]] * len(history), history, strict=True)
@@ -300,7 +300,7 @@ class _Filter:
         return text if self._is_text else float(text)
 
     def __call__(self, wanted: Any) -> np.ndarray:
-        """Return which items have the value, or one of a list of values."""
+        """Return a mask of items with the value, or one of a list of values."""
         passes = np.zeros(self.count, np.bool_)
         for value in wanted if isinstance(wanted, list | tuple) else [wanted]:
             fits = isinstance(value, str) if self._is_text else isinstance(value, int | float)

@@ -112,7 +112,7 @@ class Publish(Callback):
     ) -> None:
         if items is None and (item_id is not None or item_filters or index_above is not None):
             raise ConfigurationError(
-                "Publish(item_id=..., item_filters=..., index_above=...) go with items=..., the table of items"
+                "Publish(item_id=..., item_filters=..., index_above=...) need items=..., the table of items"
             )
         self.items = None if items is None else ItemTable(items, item_id, item_filters, index_above)
         choice("Publish(rows=...)", rows, ROW_TYPES)
@@ -152,7 +152,7 @@ class Publish(Callback):
             check_publishable(trainer.features)
         if self.items is not None:
             if trainer.features is None or trainer.group.size > 1:
-                raise ConfigurationError("Publish(items=...) goes with Trainer(features=...), in one process")
+                raise ConfigurationError("Publish(items=...) needs Trainer(features=...) and one process")
             self.items.read(trainer.features)
         if self.published_in_run:
             if trainer.run_dir is None:

@@ -112,7 +112,7 @@ class _Program:
         return rows, [None if pair is None else pair[0].array(pair[1]) for pair in self._maps]
 
     def run(self, columns: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Return the outputs for `batch` rows, whose table rows are in the windows."""
+        """Return the outputs for `batch` rows; their table rows are in the windows."""
         for pair in (*self._rows, *self._maps):
             if pair is not None:
                 pair[0].push()

@@ -155,7 +155,7 @@ class ServedModel:
                 kept = batch.kept
             elif keep or set_aside:
                 option = "keep" if keep else "set_aside"
-                raise ConfigurationError(f"predict({option}=True) goes with raw rows of a model trained on features")
+                raise ConfigurationError(f"predict({option}=True) needs raw rows and a model trained on features")
             outputs = version.run(batch)
         if output != "network":
             probability = version.probability(outputs, batch)
@@ -205,7 +205,7 @@ class ServedModel:
             items, features = version.items, version.graph.features
             if items is None or features is None:
                 raise ConfigurationError(
-                    f"version {self.version} has no items to recommend; Publish(items=...) says which there are"
+                    f"version {self.version} has no items to recommend; set them by Publish(items=...)"
                 )
             if (users is None) == (history is None):
                 raise ConfigurationError("recommend takes users or history=..., one of the two")

@@ -1,4 +1,4 @@
-"""Store the rows of a version, on several processes each its own.
+"""Stores the rows of a version; several processes each store their own.
 
 Where tables are divided among processes, rank r writes ``rows.<r>.safetensors``, and in a version with all rows also
 ``full.<r>.safetensors``, into the version's folder on a background thread. `trainer.checkpoint.parts` says who waits
@@ -98,7 +98,7 @@ class RowSource:
         self._is_shared = True
 
     def start(self) -> None:
-        """Start a run, whose processes may all be able to write to the folder."""
+        """Start a run; assume that all its processes can write to the folder."""
         self._is_shared = True
 
     def take(self, trainer: Trainer, consumer: str, final: Path, *, full: bool, compact: bool) -> VersionRows:

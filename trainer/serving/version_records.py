@@ -147,8 +147,8 @@ class VersionRecords:
             return Current.of(body, tuple(chain[::-1]), link["full"])
         except KeyError as error:
             raise CheckpointError(
-                f"version {part.name} of {self.root} cannot be gone back to: an earlier version of this package "
-                f"published it, whose manifests do not say {error}"
+                f"cannot go back to version {part.name} of {self.root}: an earlier version of this package published "
+                f"it, and its manifests lack {error}"
             ) from None
         except (ValueError, TypeError) as error:
             raise CheckpointDamagedError(f"{self.root / part.name} does not describe a version: {error!r}") from None

@@ -1,4 +1,4 @@
-"""Read and verify what a published version changes of the served one."""
+"""Reads and verifies the changes of a published version to the served one."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _open_graph(root: Path, part: Part) -> ServedGraph:
 
 
 def _read(folder: Folder, kind: str, make: Callable[[Any], Any]) -> Any:
-    """Return what a version holds of a kind, or None."""
+    """Return a version's content of one kind, or None."""
     state = folder.state(kind)
     if state is None:
         return None

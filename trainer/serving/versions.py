@@ -181,7 +181,7 @@ class Versions:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Pins]:
-        """Lock the pins, and write what the ``with`` block changes in them."""
+        """Lock the pins, and write the changes of the ``with`` block."""
         with changing(self.root):
             pins = Pins.read(self.root)
             before = replace(pins)

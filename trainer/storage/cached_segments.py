@@ -73,7 +73,7 @@ class CachedSegments:
         return self._listed[name].size if name in self._listed else (self.folder / name).stat().st_size
 
     def listed(self, name: str) -> Entry | None:
-        """Return the last listing's entry of a segment; None without one."""
+        """Return a segment's entry in the last listing, or None."""
         return self._listed.get(name)
 
     def forget(self, name: str) -> None:
@@ -91,7 +91,7 @@ _fetched: dict[str, tuple[dict[str, Entry], Path]] = {}
 
 
 def local_files(path: str | Path) -> Path:
-    """Return the local path of finite files; for a URL, that of a downloaded copy.
+    """Return the local path of finite files; a URL is downloaded first.
 
     A copy is kept until the process ends, as it may be in use. Another is made when the store lists something else.
     """

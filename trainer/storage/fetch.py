@@ -81,7 +81,7 @@ def _manifest(source: Location, name: str) -> tuple[bytes, dict[str, Any], FileS
         body = read_manifest(content)[1]
         return content, body, manifest.files_of(body)
     except FileNotFoundError:
-        raise CheckpointNotFoundError(f"there is no {source.shown(name)}, or it is not whole") from None
+        raise CheckpointNotFoundError(f"there is no {source.shown(name)}, or it is incomplete") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointDamagedError(f"{source.shown(name)}/{MANIFEST} is damaged: {error}") from None
 
@@ -123,7 +123,7 @@ def _snapshots_in(source: Location) -> tuple[Location, str | None]:
         except FileNotFoundError:
             raise CheckpointNotFoundError(f"there is no {source.shown('')}") from None
         if len(names) != 1:
-            raise CheckpointDamagedError(f"the pointer {source.shown('')} holds no name of a snapshot")
+            raise CheckpointDamagedError(f"the pointer {source.shown('')} does not hold the name of a snapshot")
         return parent, names.pop()
     inner = source.child(CHECKPOINTS)
     return (inner, None) if inner.exists() else (source, None)
@@ -167,11 +167,11 @@ def fetch_run(url: str, run_dir: Path) -> Path:
     record = mirrored_run(source)
     if (run_dir / RECORD).is_file():
         if _is_copy(run_dir, record):
-            logger.info("%s is here as %s, and is gone on with from there", url, run_dir)
+            logger.info("%s is here as %s; the run continues from there", url, run_dir)
             return run_dir
         raise ConfigurationError(f"{run_dir} holds another run than {url}; move it away, or give another run_dir")
     if run_dir.is_dir() and any(run_dir.iterdir()):
-        raise ConfigurationError(f"{run_dir} is not empty and is no copy of {url}; move it away")
+        raise ConfigurationError(f"{run_dir} is not empty and is not a copy of {url}; move it away")
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     aside = durable.temporary_name(run_dir, "tmp")
     aside.mkdir()

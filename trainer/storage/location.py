@@ -215,10 +215,10 @@ def retried(action: Callable[[], Any], label: str, seconds: float = 60.0) -> Any
 
 
 def url_problem(url: str) -> str | None:
-    """Return what is wrong with the text of a URL, or None."""
+    """Return the problem of a URL's text, or None."""
     match, shown = _URL.match(url), mask_text(url)
     if match is None:
-        return f"{shown!r} is no URL; accepts for example s3://bucket/folder"
+        return f"{shown!r} is not a URL; accepts for example s3://bucket/folder"
     scheme, bucket = match[1].lower(), match[2].partition("?")[0].partition("/")[0]
     if scheme not in (*SCHEMES, *_ALIASES) and not scheme.startswith("fsspec+"):
         return f"{shown}: unknown scheme {scheme!r}; accepts {', '.join(SCHEMES)}{did_you_mean(scheme, SCHEMES)}"

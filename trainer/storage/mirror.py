@@ -215,4 +215,4 @@ def parsed_record(content: bytes, where: object) -> dict[str, Any]:
             return record
     except ValueError:
         pass
-    raise ConfigurationError(f"{where} is no record of a mirror; remove it where it is not this program's")
+    raise ConfigurationError(f"{where} is not a record of a mirror; remove it if this program did not write it")

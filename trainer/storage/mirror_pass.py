@@ -1,4 +1,4 @@
-"""One pass of a mirror: upload what is new locally, remove what is gone locally.
+"""One pass of a mirror: upload new local files, remove deleted ones.
 
 A *part* is a folder with a manifest: a snapshot, a published version or a published graph. Its files are uploaded
 before its manifest and removed after it, so a part with a manifest in the store is complete. A *pointer* (``last``,
@@ -109,7 +109,7 @@ def read_manifest(content: bytes) -> tuple[str, dict]:
     document = strict_json.parse(content)
     kinds = [key for key in document if key != "crc32"] if isinstance(document, dict) else []
     if len(kinds) != 1 or not isinstance(document[kinds[0]], dict):
-        raise ValueError("it is no manifest")
+        raise ValueError("it is not a manifest")
     return kinds[0], document[kinds[0]]
 
 

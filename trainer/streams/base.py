@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Sharing(enum.Enum):
-    """How the ranks of a group divide a stream.
+    """Ways to divide a stream among the ranks of a group.
 
     Attributes:
         ALONE: not at all; only a single process can read the stream.
@@ -80,7 +80,7 @@ class Stream:
         raise NotImplementedError
 
     def join(self, positions: Sequence[Position]) -> Position:
-        """Return the position of the whole stream from those of all ranks, in rank order."""
+        """Merge the positions of all ranks, in rank order, into the whole stream's."""
         return {name: value for position in positions for name, value in position.items()}
 
     @property

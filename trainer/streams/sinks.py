@@ -32,7 +32,7 @@ _KAFKA_SECONDS = 5.0  # timeout of one attempt
 
 
 class Sink:
-    """Where lines are written to.
+    """A destination for lines.
 
     Attributes:
         label: the target in messages, without credentials.
@@ -205,7 +205,7 @@ class KafkaSink(Sink):
         while self._left and (left := until - time.monotonic()) > 0:
             self._producer.poll(min(0.1, left))
         if self._left:
-            raise OSError(f"{self._left} messages were not taken within {_KAFKA_SECONDS:g} s")
+            raise OSError(f"{self._left} messages were not accepted within {_KAFKA_SECONDS:g} s")
         return self._refused
 
     def _produce(self, line: bytes) -> None:

@@ -57,9 +57,9 @@ FOUR = np.arange(4, dtype=np.float32).tobytes()
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ([("w", [1, 4], "Float32", FOUR[:-1])], r"'w' holds 15 bytes, which are no Float32 of shape \[1, 4\]"),
+        ([("w", [1, 4], "Float32", FOUR[:-1])], r"'w' holds 15 bytes, which is not a Float32 of shape \[1, 4\]"),
         ([("w", [1, 4], "Float32", 1000 * FOUR)], "'w' holds 16,000 bytes"),
-        ([("w", [1 << 62, 4], "Float32", FOUR)], "are no Float32 of shape"),
+        ([("w", [1 << 62, 4], "Float32", FOUR)], "is not a Float32 of shape"),
         ([("w", [-1, -4], "Float32", FOUR)], r"of shape \[-1, -4\]"),
         ([("w", [1] * 200, "Float32", FOUR[:4])], "holds 4 bytes"),
         ([("w", [4], "Flaot32", FOUR)], "unknown type 'Flaot32'; .* did you mean 'Float32'"),

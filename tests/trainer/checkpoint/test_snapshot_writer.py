@@ -116,7 +116,7 @@ class TestContents:
         [
             ({"state": {"callbacks": [{"x": object()}]}}, r"callbacks\[0\].x is a builtins.object"),
             ({"tensors": {"model": {"w": np.array(["a"])}}}, "tensor 'w' has dtype <U1"),
-            ({"tensors": {"../model": {}}}, "'../model' is no plain file name"),
+            ({"tensors": {"../model": {}}}, "'../model' is not a plain file name"),
             ({"config": "name: \ud800"}, "config of step_00000004 cannot be stored"),
             ({"step": -1}, "step takes a whole number >= 0; received -1"),
             ({"base": "step_00000003"}, "there is no such snapshot"),
@@ -181,7 +181,7 @@ class TestDamage:
         damage(tmp_path / "step_00000002")
         with pytest.raises(CheckpointDamagedError, match=message):
             checkpoint.read(tmp_path / "step_00000002")
-        with pytest.raises(CheckpointDamagedError, match=r"beside it there are .*step_00000001"):
+        with pytest.raises(CheckpointDamagedError, match=r"next to it there are .*step_00000001"):
             checkpoint.find(tmp_path / "last")
         with caplog.at_level(logging.WARNING):
             assert_holds(checkpoint.find(tmp_path), 1)

@@ -43,7 +43,7 @@ def test_words_that_mean_one_of_ours_are_taken(trainer, capfd):
         ({"class_weight": {0: 1.0}}, r"class_weight belongs to the loss: nn.CrossEntropyLoss\(weight="),
         ({"sample_weight": X}, r"sample_weight is a column: fit\(\(x, y, weight\)\)"),
         ({"verbose": 2}, r"verbose takes 0 .*received 2.*LossMonitor"),
-        ({"epochs": 1, "max_epochs": 1}, "max_epochs is epochs, and both are given"),
+        ({"epochs": 1, "max_epochs": 1}, "max_epochs is another name of epochs; give only one"),
         ({"batchsize": 4}, "fit takes no 'batchsize'; did you mean 'batch_size'"),
     ],
 )
@@ -53,7 +53,7 @@ def test_other_words_are_a_type_error_with_ours(trainer, keywords, answer):
 
 
 def test_arguments_of_a_verb_given_to_the_constructor_name_the_verb():
-    with pytest.raises(TypeError, match="Trainer: max_epochs is epochs, an argument of fit"):
+    with pytest.raises(TypeError, match="Trainer: pass max_epochs as epochs to fit"):
         Trainer(nn.Dense(3, 1), max_epochs=3)
 
 

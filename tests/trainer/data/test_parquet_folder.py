@@ -113,7 +113,7 @@ def test_mistakes_are_named(folder, tmp_path):
     with pytest.raises(DataError, match="holds no files"):
         ParquetFolder(tmp_path, 64)
     (tmp_path / "a.parquet").write_bytes(b"not Parquet")
-    with pytest.raises(DataError, match=r"a\.parquet is no Parquet file"):
+    with pytest.raises(DataError, match=r"a\.parquet is not a Parquet file"):
         ParquetFolder(tmp_path, 64)
     parquet.write_table(pa.table({"x": [1.0, None, 3.0]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="column 'x' lacks 1 values"):
@@ -186,6 +186,6 @@ def test_a_folder_with_num_shards_is_a_part_of_the_rows(folder):
 @pytest.mark.parametrize("verb", ["fit", "evaluate", "predict", "compile"])
 def test_a_batch_size_beside_a_folder_that_has_its_own_is_refused_by_name(folder, verb):
     trainer = Trainer(nn.Dense(2, 1), nn.MSELoss(), "sgd")
-    with pytest.raises(ConfigurationError, match="batch_size=7 goes with arrays; a ParquetFolder is taken to deliver"):
+    with pytest.raises(ConfigurationError, match="batch_size=7 needs arrays; a ParquetFolder is expected to deliver"):
         getattr(trainer, verb)(ParquetFolder(folder, 50), batch_size=7)
     assert trainer.builder.programs == 0

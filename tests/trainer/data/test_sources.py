@@ -163,7 +163,7 @@ class TestArrays:
                 [np.ones(4)],
                 2,
                 ConfigurationError,
-                "batch_size=2 goes with arrays; a list is taken to deliver .*tuple or dict of",
+                "batch_size=2 needs arrays; a list is expected to deliver .*tuple or dict of",
             ),
             (7, None, DataError, "received int; accepted are a mindspore.dataset pipeline, a dict or tuple"),
             ([], None, DataError, "empty"),

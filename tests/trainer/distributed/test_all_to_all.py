@@ -75,8 +75,8 @@ def test_a_process_that_is_gone_is_named(members):
         return str(error.value)
 
     messages = run(one)
-    assert any("rank 2 is gone" in message for message in messages)
-    assert all("is gone" in message for rank, message in enumerate(messages) if rank != 2)
+    assert any("rank 2 has ended" in message for message in messages)
+    assert all("has ended" in message for rank, message in enumerate(messages) if rank != 2)
 
 
 def test_a_process_that_does_not_come_is_named_at_the_deadline(members):

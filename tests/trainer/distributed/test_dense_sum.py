@@ -89,7 +89,7 @@ def test_a_process_that_is_gone_is_named(members):
         if member.rank == 1:
             member.connections.close()
             return
-        with pytest.raises(TrainerError, match="rank 1 is gone" if len(members) == 2 else r"rank \d is gone"):
+        with pytest.raises(TrainerError, match="rank 1 has ended" if len(members) == 2 else r"rank \d has ended"):
             add_often(member)
         member.connections.close()
 

@@ -49,7 +49,7 @@ def test_other_data_on_each_process_are_refused_on_all(two, verb):
     texts = [str(found[f"refused/{verb}"]) for found in two]
     assert texts[0] == texts[1]
     assert texts[0].startswith("ConfigurationError: rank 1 and rank 0 differ: ")
-    assert texts[0].endswith("rows of its own for each: sharded=True)")
+    assert texts[0].endswith("pass sharded=True")
 
 
 def test_a_loss_that_does_not_say_what_it_divides_by_is_refused(two):

@@ -39,4 +39,4 @@ def test_an_exchange_that_fails_inside_a_graph_call_keeps_its_type_and_names_the
     assert two[1]["cut off"] == ["TrainerError", "the cable of rank 1 is cut"]
     kind, text = two[0]["cut off"]
     assert kind == "TrainerError"
-    assert text.startswith("rank 1 is gone")
+    assert text.startswith("rank 1 has ended")

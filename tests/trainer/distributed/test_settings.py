@@ -32,5 +32,5 @@ def test_what_differs_is_named_on_all_ranks_before_anything_is_trained(job):
 def test_a_process_that_ends_well_in_the_middle_ends_the_job_and_is_named(job):
     code, output, _ = job
     assert code == 1
-    assert "rank 1 is gone" in output
+    assert "rank 1 has ended" in output
     assert "scheduler (pid" not in output

@@ -80,7 +80,7 @@ def test_one_process_loads_the_snapshot_of_two(folder, two):
 
 def test_a_reducer_that_adds_up_is_kept_and_warned_of_by_rank_0(two):
     (warning,) = two[0]["summed/warnings"]
-    assert "adds the gradients of 2 processes up, so an update is 2 times that of one process" in warning
+    assert "sums the gradients of 2 processes, so an update is 2 times as large as with one process" in warning
     assert not len(two[1]["summed/warnings"])
 
 

@@ -236,7 +236,7 @@ def test_a_process_that_has_gone_ends_the_waiting(scheduler):
 
     found = on_both(run)
     assert isinstance(found[0], TrainerError)
-    assert "is gone" in str(found[0])
+    assert "has ended" in str(found[0])
 
 
 def test_processes_that_do_not_meet_say_so_and_let_go_of_each_other(scheduler, monkeypatch):

@@ -454,7 +454,7 @@ def test_a_dense_table_takes_computed_numbers():
 
 
 def test_a_field_must_exist():
-    with pytest.raises(ConfigurationError, match=r"field 'usr' is no input column; .*did you mean 'user'"):
+    with pytest.raises(ConfigurationError, match=r"field 'usr' is not an input column; .*did you mean 'user'"):
         SparseTables(Deep(Embedding(DIM, field="usr")), [np.zeros((4, FIELDS), np.int64)], ("user",))
 
 

@@ -194,7 +194,7 @@ def test_runs_are_listed_and_any_number_of_them_compared(finished, capsys, monke
     for same in ("steps", "rows", "state"):
         assert not re.search(rf"^{same} ", table, re.MULTILINE)
     assert main(["compare", "runs/slow"]) == 2
-    assert "two run folders or more" in capsys.readouterr().err
+    assert "two or more run folders" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -68,7 +68,7 @@ def test_every_model_is_known_by_its_name(config):
             "accepts dim, hidden, mean, deviation; did you mean 'hidden'",
         ),
         ("hidden: [4]", "hidden: wide", 10, "network.hidden", "accepts a list of"),
-        ("hidden: [4]", "init_args: {hidden: [4]}", 10, "network.init_args", "beside its name"),
+        ("hidden: [4]", "init_args: {hidden: [4]}", 10, "network.init_args", "next to its name"),
         ("hidden: [4]", "features: city", 10, "network.features", "is filled in"),
         ("model: deepfm", "model: two_tower", 8, "network.item", "is missing; TwoTower needs it"),
     ],

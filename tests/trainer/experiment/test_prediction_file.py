@@ -141,7 +141,10 @@ def test_a_failure_while_the_file_is_written_shows_no_half_of_it(expected, proje
     ("arguments", "said"),
     [
         (["--output", "scores.txt"], "takes '.parquet', '.csv', '.jsonl'"),
-        (["--keep", "user"], "trainer predict --keep goes with --output FILE that ends .parquet, .csv, .jsonl"),
+        (
+            ["--keep", "user"],
+            "trainer predict --keep needs --output FILE with one of the endings .parquet, .csv, .jsonl",
+        ),
         (["--output", "scores.csv", "--keep", "city,age"], "has no column 'city,age'"),
         (["--output", "scores.csv", "--keep", "city", "--keep", "agee"], "no column 'agee'; did you mean 'age'"),
     ],
@@ -191,7 +194,7 @@ def test_rows_that_the_features_forbid_are_left_out_where_asked(project, expecte
     assert "line 6 of odd.csv" in message
     assert "trainer predict --output FILE --keep COLUMN --set-aside" in message
     assert main(["predict", "runs/table", *data, "--set-aside"]) == 2
-    assert "--set-aside goes with --output FILE" in capsys.readouterr().err
+    assert "--set-aside needs --output FILE" in capsys.readouterr().err
     assert main(["predict", "runs/table", *data, "--output", "good.jsonl", "--set-aside"]) == 0
     answered = read("good.jsonl")
     assert list(answered[0]) == ["user", "prediction"]

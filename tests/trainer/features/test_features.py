@@ -161,7 +161,7 @@ def test_only_what_is_forbidden_is_set_aside(caplog, tmp_path):
         (lambda: Categorical("a", min_count=3), 'vocabulary="learn"'),
         (lambda: ListFeature("a", pooling="max"), "mean"),
         (lambda: Expression("a", expression="__import__('os')"), "no function '__import__'"),
-        (lambda: Expression("a", expression="x.real + 1"), "is no arithmetic"),
+        (lambda: Expression("a", expression="x.real + 1"), "is not arithmetic"),
     ],
 )
 def test_a_mistake_is_named_at_construction(declare, message):

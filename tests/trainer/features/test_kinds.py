@@ -200,7 +200,7 @@ def test_a_weight_that_is_a_feature_too_has_the_same_value_for_both():
     for name, column in features.transform(rows).items():
         np.testing.assert_array_equal(trained[name], column)
     assert trained["w"].dtype == np.float32
-    with pytest.raises(ConfigurationError, match="weights are numbers; give the weight a column of its own"):
+    with pytest.raises(ConfigurationError, match="weights are numbers; give the weight its own column"):
         Features([Categorical("w")], label="y", weight="w")
 
 
@@ -225,7 +225,7 @@ def test_a_cross_with_a_list_has_a_combination_for_each_element():
     ("arguments", "message"),
     [
         ({"elements": "genre"}, r"elements=...\) takes 'user', 'genres' or None.*did you mean 'genres'"),
-        ({"separator": "|"}, "go with elements"),
+        ({"separator": "|"}, "need elements="),
         ({"elements": "genres", "pooling": None}, "sum"),
         ({"elements": "genres", "max_length": 0}, "max_length"),
     ],

@@ -107,5 +107,5 @@ def test_a_time_is_read_the_same_from_text_in_any_form(tmp_path, text, seconds):
 
 
 def test_what_is_no_time_is_set_aside_with_its_text():
-    with pytest.raises(DataError, match="column 'when' takes a time; received text that is no time: 'tomorrow'"):
+    with pytest.raises(DataError, match="column 'when' takes a time; received text that is not a time: 'tomorrow'"):
         Features([Time("when")]).transform({"when": ["2024-01-05", "tomorrow"]})

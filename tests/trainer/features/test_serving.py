@@ -110,7 +110,7 @@ def test_what_could_not_be_served_is_refused_before_training(tmp_path):
 
     for feature, message in (
         (ListFeature("c"), "max_length"),
-        (Custom("c", function=local, columns=["x"]), "module of its own"),
+        (Custom("c", function=local, columns=["x"]), "into its own module"),
     ):
         features = Features([Numeric("x"), Categorical("k"), feature], label="y")
         net = Net(features)
@@ -141,7 +141,7 @@ def test_bad_rows_are_left_out_where_asked_and_named_with_their_reasons(served):
             model.predict(one, set_aside=True)
     with pytest.raises(DataError, match=r"column '(age|user)' takes"):
         model.predict(rows)
-    with pytest.raises(ConfigurationError, match=r"set_aside=True\) goes with raw rows"):
+    with pytest.raises(ConfigurationError, match=r"set_aside=True\) needs raw rows"):
         model.predict(model.features.transform(good[:3]), set_aside=True)
     with pytest.raises(ConfigurationError, match="other than 'set_aside', that of why rows are left out"):
         Features([Numeric("x")], keep=["set_aside"])

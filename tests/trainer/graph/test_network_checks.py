@@ -20,7 +20,7 @@ from trainer.graph.network_checks import is_training_step
         ({"loss_fn": 3}, "loss_fn takes a Cell, a function or None; received int"),
         ({"optimizer": "adamm"}, "optimizer, by name, takes .*'adam'.*; received 'adamm'; did you mean 'adam'"),
         ({"eval_network": "net"}, "eval_network takes a Cell or None; received str"),
-        ({"eval_indexes": [0, 1, 2]}, r"eval_indexes=\[0, 1, 2\] goes with eval_network"),
+        ({"eval_indexes": [0, 1, 2]}, r"eval_indexes=\[0, 1, 2\] needs eval_network"),
         ({"eval_network": nn.Dense(2, 2), "eval_indexes": [0, 1]}, r"takes three whole numbers.*received \[0, 1\]"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps takes a whole number >= 1; received 0"),
         ({"gradient_accumulation_steps": 2.0}, "a whole number >= 1; received 2.0"),

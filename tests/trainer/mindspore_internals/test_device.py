@@ -97,7 +97,7 @@ def test_steps_per_call_are_chosen_by_the_device(like_gpu):
 def test_normalisation_stays_in_float32_where_the_device_asks_for_it(like_gpu):
     assert nn.BatchNorm2d in precision.resolve("O3").black_list
     assert precision.resolve("auto").level == "O2"
-    with pytest.raises(ConfigurationError, match=r"keep_batchnorm_fp32=False: .* float32 alone"):
+    with pytest.raises(ConfigurationError, match=r"keep_batchnorm_fp32=False: .* accepts only float32"):
         precision.resolve("O3", keep_batchnorm_fp32=False)
     with pytest.raises(ConfigurationError, match="bfloat16"):
         precision.resolve("O2", "bfloat16")

@@ -245,5 +245,5 @@ def test_negatives_that_nothing_would_draw_again_are_refused():
     rows = {"user": np.arange(12) % 3, "film": np.arange(12), "time": np.arange(12)}
     drawn = interactions(rows, "train", by="random", item="film", time="time", negatives=2)
     net = nn.Dense(1, 1)
-    with pytest.raises(ConfigurationError, match=r"negatives=\.\.\.\) goes with Trainer\(features"):
+    with pytest.raises(ConfigurationError, match=r"negatives=\.\.\.\) needs Trainer\(features"):
         Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params())).fit(drawn, batch_size=4)

@@ -254,7 +254,7 @@ def test_rows_that_an_iterator_cannot_give_again_are_warned_of(table, caplog):
         [{"features": table["features"][i : i + 16], "label": table["label"][i : i + 16]} for i in range(0, 800, 16)]
     )
     make().online_train(items, FirstFour(True), sink_size=1)
-    assert "rows were read ahead and not trained on, and a further call begins behind them" in caplog.text
+    assert "rows were read ahead but not trained on, and the next call starts after them" in caplog.text
 
 
 def test_a_signal_while_the_stream_is_silent_leaves_a_snapshot(table, tmp_path):

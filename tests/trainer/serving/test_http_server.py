@@ -116,7 +116,7 @@ def test_a_bad_row_is_named_and_its_neighbours_are_answered(server, expected):
 @pytest.mark.parametrize(
     ("body", "media", "status", "said"),
     [
-        (b"{", "application/json", 400, "no JSON"),
+        (b"{", "application/json", 400, "not JSON"),
         (b"[]", "application/json", 400, "no rows"),
         (b'{"rows": [{}], "logit": 1}', "application/json", 400, "'logit'"),
         (b'{"columns": {"age": [1, 2], "city": ["a"]}}', "application/json", 400, "one length"),

@@ -197,7 +197,7 @@ def test_what_cannot_be_asked_is_named(published, arguments, error, message):
         ([{"item": "1"}], {"item_filters": ["year"]}, "no column 'year'"),
         (7, {}, "received int"),
         ([{"item": "1"}], {"item_id": None}, "item_id takes the name"),
-        (None, {}, "go with items"),
+        (None, {}, "need items"),
     ],
 )
 def test_a_table_that_names_no_items_is_refused_before_the_first_step(tmp_path, films, options, message):
@@ -246,14 +246,14 @@ def test_a_user_is_answered_over_http_as_in_python_and_the_list_is_logged(server
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        (b"{", 400, "no JSON"),
+        (b"{", 400, "not JSON"),
         ([1], 400, "received list without user"),
         ({"user": {"user": "1"}, "top": 3}, 400, "received 'top'"),
         ({"user": {"user": "1"}, "k": "3"}, 400, "received k='3'"),
         ({"user": {"user": "1"}, "k": True}, 400, "received k=True"),
         ({"user": {"user": "1"}, "k": 0}, 400, "recommend(k=...)"),
         ({"user": ["1"]}, 400, "received user=['1']"),
-        ({"history": ["1"]}, 400, "goes with versions of sasrec and hstu"),
+        ({"history": ["1"]}, 400, "needs a version of sasrec or hstu"),
         ({"history": ["1"], "user": {"user": "1"}}, 400, "received dict with both"),
         ({"history": "1"}, 400, "received history='1'"),
         ({"user": {"usr": "1", "age": 3}}, 400, "did you mean 'user'"),
@@ -374,4 +374,4 @@ def test_a_run_and_its_exported_snapshot_recommend_the_same(tmp_path, monkeypatc
     assert answers[0] == answers[1]
     assert answers[0].count("\n") == 21
     assert main(["export", "runs/films", "--publish", "other", "--users", "users.csv"]) == 2
-    assert "--users goes without --publish" in capsys.readouterr().err
+    assert "--users cannot be combined with --publish" in capsys.readouterr().err

@@ -183,10 +183,13 @@ def test_what_cannot_be_logged_or_served_is_refused_by_name(published, tmp_path)
         ({"log_share": 0.0}, "log_share takes a share in"),
         ({"log_wait": 10.0}, "log_wait takes less than timeout=10 s"),
         ({"log": "redsi://x"}, "did you mean 'redis'"),
-        ({"log": None, "log_share": 0.5}, "go with log"),
-        ({"log_recommended": f"{tmp_path}/x/../log"}, "takes another target than log"),
-        ({"log": "redis://a/0", "log_recommended": "redis://a/0?key=served&maxlen=9"}, "takes another target than log"),
-        ({"log": "kafka://a/t", "log_recommended": "kafka://a/t?linger.ms=9"}, "takes another target than log"),
+        ({"log": None, "log_share": 0.5}, "need log"),
+        ({"log_recommended": f"{tmp_path}/x/../log"}, "needs a different target than log"),
+        (
+            {"log": "redis://a/0", "log_recommended": "redis://a/0?key=served&maxlen=9"},
+            "needs a different target than log",
+        ),
+        ({"log": "kafka://a/t", "log_recommended": "kafka://a/t?linger.ms=9"}, "needs a different target than log"),
     ):
         with pytest.raises(ConfigurationError, match=said):
             serving(published, None, **{"log": tmp_path / "log", **options})

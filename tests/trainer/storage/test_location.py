@@ -30,7 +30,7 @@ def lines(first, last):
     ("given", "message"),
     [
         ("s4://bucket/run", r"unknown scheme 's4'; accepts s3, gs, .*did you mean 's3'"),
-        ("runs/here", "is no URL; accepts for example s3://bucket/folder"),
+        ("runs/here", "is not a URL; accepts for example s3://bucket/folder"),
         ("s3://", "names no bucket"),
         ("s3://no-such-bucket/run", "there is no bucket 'no-such-bucket' at http"),
         ("s3://key-of-someone:their-secret-key@bucket/run", "credentials do not belong in a URL"),

@@ -144,7 +144,7 @@ def test_a_mirror_is_of_one_run(s3, url, run_dir, tmp_path):
     snapshot(other, 7)
     with pytest.raises(ConfigurationError, match="is the mirror of another run"):
         take_mirror(target, other)
-    with pytest.raises(ConfigurationError, match="is not empty and is no copy"):
+    with pytest.raises(ConfigurationError, match="is not empty and is not a copy"):
         fetch_run(url, other)
     fetched = fetch_run(url, tmp_path / "fetched")
     assert take_mirror(target, fetched) == json.loads((run_dir / "mirror.json").read_text()) | {

@@ -106,7 +106,7 @@ def test_numbers_as_text_are_the_same_from_every_way_in(tmp_path):
         ({"decimal": ","}, "1.5", "a number with '.', and its decimal sign is declared as ','"),
         ({"decimal": ",", "thousands": "."}, "1.5", "no number with groups of three digits between '.'"),
         ({"thousands": ","}, "12,34", "no number with groups of three digits between ','"),
-        ({"decimal": ","}, "1,2,3", "text that is no number"),
+        ({"decimal": ","}, "1,2,3", "text that is not a number"),
     ],
 )
 def test_a_number_with_other_signs_is_refused_by_name(declared, text, why):

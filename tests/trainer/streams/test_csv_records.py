@@ -116,7 +116,7 @@ def test_a_column_that_is_there_twice_is_refused_by_name(tmp_path):
     path.write_text("n,note,x,n\n1,a,2,3\n")
     with pytest.raises(StreamError, match="names column 'n' 2 times"):
         read(path)
-    with pytest.raises(DataError, match="column 'n' is there 2 times"):
+    with pytest.raises(DataError, match="column 'n' occurs 2 times"):
         summarize(path)
     features = Features([Numeric("n"), Numeric("x")])
     arrays = [pa.array([1]), pa.array([2]), pa.array([3])]

@@ -89,7 +89,7 @@ def test_only_the_rows_at_fault_are_set_aside(tmp_path):
     ("make", "message"),
     [
         (lambda: Column("int32", (2, None)), "the first None for lists of any length"),
-        (lambda: Column("int32", (3,), max_length=2), "go with lists of any length"),
+        (lambda: Column("int32", (3,), max_length=2), "need lists of any length"),
         (lambda: Column("int32", (None,), per_octave=3), "per_octave: takes 1, 2, 4, 8 or 16"),
         (lambda: Schema({"a": Column("int32", (None,))}, key="a"), "key takes a column of single values"),
     ],

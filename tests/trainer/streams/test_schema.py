@@ -73,7 +73,7 @@ def test_good_rows_keep_their_values_dtypes_and_shapes(make):
         ({"price": "much"}, "received text: 'much'"),
         ({"flag": 2}, "from 0 to 1"),
         ({"kind": 5}, "takes text; received int: 5"),
-        ({"ts": "now"}, "column 'ts' takes a time; received text that is no time: 'now'"),
+        ({"ts": "now"}, "column 'ts' takes a time; received text that is not a time: 'now'"),
     ],
 )
 def test_a_bad_row_is_set_aside_alone_with_its_place_and_reason(make, change, reason):

@@ -69,7 +69,7 @@ def test_what_is_declared_decides():
     assert hour_day_month(["03/02/2024 17:18", "13/02/2024"], day_first=True) == [[17, 2, 1], [0, 12, 1]]
     assert hour_day_month(["03/02/2024 17:18", "02/13/2024"], day_first=False) == [[17, 1, 2], [0, 12, 1]]
     for contrary, day_first in (("02/13/2024", True), ("13/02/2024", False)):
-        with pytest.raises(DataError, match="text that is no time"):
+        with pytest.raises(DataError, match="text that is not a time"):
             hour_day_month([contrary], day_first=day_first)
     assert hour_day_month([20240203, "20240203", np.datetime64("2024-02-03")], unit="yyyymmdd") == [[0, 2, 1]] * 3
     assert hour_day_month(["20240203"]) == [[0, 2, 1]]

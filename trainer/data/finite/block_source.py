@@ -15,7 +15,7 @@ SHUFFLED_ROWS = 1 << 18
 
 
 class BlockSource(Source):
-    """Base of sources whose rows lie in blocks that are read one after another.
+    """Base of sources that read their rows in consecutive blocks.
 
     Shuffled, the order of an epoch comes from (seed, epoch) alone: blocks in a random order, and rows at random within
     `shuffled_rows` rows of them or a little more, so a shuffle is the better the smaller the blocks are. A resumed run

@@ -1,4 +1,4 @@
-"""Who chose what, as parts to train, validate and test on, and as histories."""
+"""Splits user-item interactions into train, valid and test, with histories."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def interactions(
     whole("interactions(negatives=...)", negatives, 0)
     if negatives and history is not None:
         raise ConfigurationError(
-            "interactions(negatives=...) goes without history: with one, a row to train on has many choices, and the "
-            "losses take the other items of the batch"
+            "interactions(negatives=...) cannot be combined with history: such a training row has many choices, and "
+            "the losses use the other items of the batch as negatives"
         )
     shares = tuple(number("interactions(shares=...)", share, above=0, below=1) for share in shares)
     if len(shares) != 3 or abs(sum(shares) - 1) > 1e-6:

@@ -153,7 +153,7 @@ def _row_groups(path: Path | str, columns: Sequence[str] | None) -> tuple[list[_
         try:
             present, rows = _opened(file, lambda parquet: (parquet.schema_arrow.names, arrow.group_rows(parquet)))
         except arrow.errors() as error:
-            raise DataError(f"{file} is no Parquet file, or is damaged: {error}") from error
+            raise DataError(f"{file} is not a Parquet file, or is damaged: {error}") from error
         names = tuple(present) if names is None else names
         for name in names:
             if name not in present:

@@ -45,7 +45,7 @@ class ShardedArrays(ArraySource):
         self._lists = {name: (column, column.cut_lengths) for name, column in columns if isinstance(column, Ragged)}
 
     def describe(self) -> dict[str, Any]:
-        """Return what `ArraySource` does; the batch size is that of a whole step."""
+        """Return this process's rows as `ArraySource` does; `batch_size` is of all ranks."""
         return {**super().describe(), "batch_size": self.step_rows, "processes": self.shard.size}
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
@@ -67,7 +67,7 @@ class ShardedArrays(ArraySource):
             )
 
     def _lengths(self, order: np.ndarray | None, bounds: np.ndarray) -> dict[str, ListLengths]:
-        """Return how long the lists of a step are, whose rows are divided at `bounds`."""
+        """Return the list lengths of a step whose rows are divided at `bounds`."""
         rows = slice(bounds[0], bounds[-1]) if order is None else order[bounds[0] : bounds[-1]]
         lengths_of = {}
         for name, (column, lengths) in self._lists.items():
@@ -154,7 +154,7 @@ class DividedSource(LockstepSource):
         whole = [rank for rank, part in enumerate(parts) if "data: a part for each process" not in part]
         if whole:
             raise ConfigurationError(
-                f"rank {group.rank} has rows of its own (sharded=True or num_shards), and ranks {whole} are given the "
+                f"rank {group.rank} has its own rows (sharded=True or num_shards), but ranks {whole} are given the "
                 "whole dataset; divide it for all processes or for none"
             )
         sizes = [part["data: size"] for part in parts]
@@ -173,7 +173,7 @@ class DividedSource(LockstepSource):
         self._ahead = value
 
     def describe(self) -> dict[str, Any]:
-        """Return what all processes know; each has rows of its own."""
+        """Return the information gathered from all processes; each has its own rows."""
         return {"kind": "separate"}
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:

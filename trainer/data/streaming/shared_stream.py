@@ -41,7 +41,7 @@ class JobHooks(StopHooks):
 
 
 class _StreamPart(NamedTuple):
-    """What the message of a process says besides the fields of `Round`; all int64."""
+    """Numbers in a process's message after the fields of `Round`; all int64."""
 
     idle_ms: int  # since this process's last row
     event_time: int  # bits of a float64
@@ -152,7 +152,7 @@ class SharedStream(LockstepSource):
         if count == max(sent.ready for sent in rounds) and len({_part(sent).content for sent in rounds}) > 1:
             raise DataError(
                 "the processes read different rows, so their steps would differ; without partitions every "
-                "process must read the same rows in the same order (no shuffling of its own); a stream that has "
+                "process must read the same rows in the same order (without its own shuffling); a stream that has "
                 "partitions is divided by them"
             )
         return count

@@ -187,7 +187,7 @@ class StreamSource(Source):
         except (StreamError, NotImplementedError, OSError) as error:
             if self._read_rows > trained:
                 logger.warning(
-                    "%d rows were read ahead and not trained on, and a further call begins behind them: %s",
+                    "%d rows were read ahead but not trained on, and the next call starts after them: %s",
                     self._read_rows - trained,
                     error,
                 )
@@ -228,7 +228,7 @@ class StreamSource(Source):
         if not tail:
             label = self.label or ("label" if "label" in rest else rest[-1] if rest else None)
             if label is None:
-                raise DataError(f"the stream has no label beside the columns the network takes; it has {available}")
+                raise DataError(f"the stream has no label besides the network's columns; it has {available}")
             tail = (label, self.weight) if self.weight else (label,)
         return (*(taken or [name for name in rest if name not in tail]), *tail)
 

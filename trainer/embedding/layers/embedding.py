@@ -70,7 +70,7 @@ class Embedding(nn.Cell):
         name: unique name of the table in snapshots; by default the attribute path of the cell in the network.
         field: name of the input column that this cell reads, where tracing the network cannot find it.
         table: another `Embedding` whose table this cell shares; the other table arguments are then that one's.
-        optimizer: `RowOptimizer`; by default the one that goes with the Trainer's dense optimizer.
+        optimizer: `RowOptimizer`; by default the one that matches the Trainer's dense optimizer.
         initializer: "normal", "uniform" or "zeros".
         scale: standard deviation ("normal") or bound ("uniform") of first values.
         admission: `MinSightings`, `Probability`, or None: every new id gets a row.

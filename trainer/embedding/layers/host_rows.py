@@ -125,7 +125,7 @@ class RowGradients:
         self._lock = threading.Lock()
 
     def begin(self, rows: int) -> None:
-        """Allocate room for `rows` rows and drop what a failed step left."""
+        """Allocate room for `rows` rows; discard the remains of a failed step."""
         if self._used or len(self._sums) != rows:
             self._sums = np.zeros((rows, self._sums.shape[1]), np.float32)
             self._used = False
@@ -173,7 +173,7 @@ class ReadRows(nn.Cell):
 
 
 class HostStackProgram(StackProgram):
-    """A `StackProgram` whose rows stay in the host tables; see the module docstring."""
+    """A `StackProgram` that leaves rows in the host tables; see the module."""
 
     in_graph = False
 

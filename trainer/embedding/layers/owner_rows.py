@@ -48,7 +48,7 @@ class OwnerRows(HostRows):
         self._step = self._stretch = -1
 
     def follow(self, exchange: StackExchange) -> None:
-        """Set what the steps of the next call exchange."""
+        """Set the exchanges of the next call's steps."""
         self._exchange, self._step, self._stretch = exchange, -1, -1
         slots = np.array([self._slot[index] for index in exchange.tables[1:].tolist()], np.int64)
         codes = np.full(len(exchange.rows), -1, np.int64)

@@ -54,7 +54,9 @@ def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence
             continue
         if cell.field not in names:
             hint = did_you_mean(cell.field, names)
-            raise ConfigurationError(f"field {cell.field!r} is no input column; columns are {', '.join(names)}{hint}")
+            raise ConfigurationError(
+                f"field {cell.field!r} is not an input column; columns are {', '.join(names)}{hint}"
+            )
         for element in readers[list(names).index(cell.field)]:
             element.add(index_of[id(cell.spec)])
     # Without tracing, a cell with a `field` is assumed to read it once.

@@ -52,7 +52,7 @@ class FixedReads:
         self._maps = self._stores = np.zeros((0, 0), np.int64)
 
     def _reads_of(self, bundle: Bundle, fields: FieldMap, layout: Layout) -> Iterator[_Reads]:
-        """Yield what the bundle reads, one entry per column."""
+        """Yield the bundle's reads, one entry per column."""
         members: dict[int, list[tuple[int, np.ndarray | None]]] = {}
         for member, index in enumerate(bundle.components):
             for part in fields.components[index].parts:

@@ -51,8 +51,8 @@ class Component:
             return slice(None)
         if len(mask) != count:
             raise DataError(
-                f"tables share a column of which one of them reads a part: it was traced with {len(mask)} elements per "
-                f"row, this batch has {count}; pad its lists to one length"
+                f"a table reads some elements of a column that it shares: it was traced with {len(mask)} elements per "
+                f"row, this batch has {count}; pad the lists to one length"
             )
         return mask
 
@@ -77,7 +77,7 @@ class DenseField:
 
 @dataclass
 class FieldMap:
-    """Which elements feed the tables of a network."""
+    """Maps input elements to the tables that they feed."""
 
     components: list[Component] = field(default_factory=list)  # sparse tables with the elements they read
     dense: list[DenseField] = field(default_factory=list)
@@ -141,7 +141,7 @@ class Bundle:
 
     @property
     def sharing(self) -> list[list[int]]:
-        """The stacks, those together whose tables share positions."""
+        """The stacks, grouped by shared positions."""
         return [[stack] for stack in self.stacks] if self.indirect else [self.stacks]
 
 
@@ -154,7 +154,7 @@ class Layout:
     _bundle_of: dict[Hashable, Bundle] = field(default_factory=dict)
 
     def add(self, component: int, tables: Sequence[int], kind: Hashable = None, *, indirect: bool = False) -> None:
-        """Add a component to the bundle of its `kind`; None: to a bundle of its own.
+        """Add a component to the bundle of its `kind`; None: to a new bundle.
 
         A bundle has a stack for each of a component's `tables`, in this order.
         """
@@ -211,7 +211,7 @@ def read_layout(components: Sequence[Component], specs: Sequence[TableSpec]) -> 
 
 
 def _gives_each_id_one_row(component: Component, specs: Sequence[TableSpec]) -> bool:
-    """Return whether each table of the component gives every id a row of its own."""
+    """Return whether each table of the component gives every id its own row."""
     own = [specs[table] for table in component.specs]
     return all(
         spec.trainable and spec.keeps_every_id and spec.padding == own[0].padding and bool(np.all(reads))

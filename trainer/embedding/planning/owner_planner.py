@@ -39,7 +39,7 @@ _MORE, _LAST, _NONE = range(3)  # whether a process has ids, and may have more a
 
 
 class OwnerPlanner(ShardedPlanner):
-    """A `ShardedPlanner` that plans what its own process trains."""
+    """A `ShardedPlanner` for the rows that its own process trains."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -54,7 +54,7 @@ class OwnerPlanner(ShardedPlanner):
             table.keeps_seen = self._counts_sightings(index)
 
     def begin(self, connections: Group | Channel) -> None:
-        """Exchange what is planned to train over `connections` from now on."""
+        """Exchange training plans over `connections` from now on."""
         self._connections = connections
         self._follows = _MORE
 

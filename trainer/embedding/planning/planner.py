@@ -297,7 +297,7 @@ class Planner:
         plan: SparsePlan,
         now: float,
     ) -> np.ndarray:
-        """Number ids and let each table translate: not all give each id its own row."""
+        """Number ids and let each table translate; for tables where ids may share a row."""
         numbers = np.zeros(ids.shape, np.int32)
         for update in np.unique(updates):
             inside = updates == update
@@ -342,7 +342,7 @@ def _replace_ids(
 def step_rows(
     steps: Mapping[int, np.ndarray] | Sequence[np.ndarray], updates: np.ndarray, batches: int, size: int
 ) -> np.ndarray:
-    """Return each batch's positions, int32 [batches, size], from those of its update."""
+    """Return each batch's positions, int32 [batches, size], from its update's."""
     rows = np.zeros((batches, size), np.int32)
     for batch, update in enumerate(updates.tolist()):
         rows[batch, 1 : len(steps[update]) + 1] = steps[update]

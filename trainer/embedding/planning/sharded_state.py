@@ -73,7 +73,7 @@ def own_part(table: SparseTable, arrays: Mapping[str, Any], sketch_before: np.nd
 
 
 def joined_json(group: Group, json: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the JSON of whole tables from that of each process's rows.
+    """Merge the JSON of each process's rows into the JSON of whole tables.
 
     All processes call it together.
     """

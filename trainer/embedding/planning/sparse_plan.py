@@ -72,7 +72,7 @@ class TablePlan:
 
 @dataclass(slots=True)
 class StackExchange:
-    """What one stack's kernels send and receive in each stretch of a call.
+    """Rows that one stack's kernels send and receive in each stretch of a call.
 
     A stretch is a step where gradients are not accumulated. Rows owned here have positions of their own, from 1; those
     of the default rows of the tables come first. Lists have an entry for each stretch.
@@ -90,7 +90,7 @@ class StackExchange:
 
 @dataclass(slots=True)
 class SparsePlan:
-    """What `SparseTables.load` and `write_back` need for a chunk."""
+    """Plan of a chunk for `SparseTables.load` and `write_back`."""
 
     train: bool  # whether rows are trained or only read
     sizes: list[int]  # padded rows of every stack's working set (or read set) in the graph

@@ -62,7 +62,7 @@ class Buckets:
         return rows
 
     def insert(self, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Map unknown `ids` to `rows`; return the (ids, rows) whose buckets are full.
+        """Map unknown `ids` to `rows`; return the (ids, rows) that found full buckets.
 
         Buckets keep counting those as overflowed, so if there are any, the table should be replaced.
         """

@@ -207,7 +207,7 @@ def _leave(value, columns):
 
 @inlined
 def update_rows(rule, block):
-    """Apply a row optimizer's `rule` to every row, whose value is its gradient."""
+    """Apply a row optimizer's `rule` to every row; its value is the gradient."""
     return each_row(rule, _leave, block)
 
 

@@ -124,7 +124,7 @@ class RowStore:
             self._rows[first:last, self._words_of(columns) :] = slots
 
     def preserve(self, rows: np.ndarray) -> None:
-        """Let frozen views copy those of `rows` (int32 [n]) that an update would change."""
+        """Let frozen views copy `rows` (int32 [n]) before an update changes them."""
         with self.lock:
             for view in self._views:
                 view.preserve(rows)
@@ -176,7 +176,7 @@ class CopyOnWriteView:
             return self._rows
 
     def preserve(self, rows: np.ndarray) -> None:
-        """Copy those of `rows` not copied yet; called before the store overwrites them."""
+        """Copy `rows` not copied yet; called before the store overwrites them."""
         inside = rows[rows < len(self._waiting)]
         due = inside[self._waiting[inside]]
         if len(due):

@@ -16,7 +16,7 @@ PADDING = -1  # row number where there is no id
 
 @dataclass(frozen=True)
 class Eviction:
-    """How a table forgets; rows in use by a step under way are never touched.
+    """When a table evicts rows; rows in use by a running step are never evicted.
 
     Args:
         when_full: "lru", "lfu", or None: with None, ids that find the table full read and train the shared default row.
@@ -36,7 +36,7 @@ class Eviction:
 
 @dataclass
 class TableSpec:
-    """What defines a table apart from its contents."""
+    """The definition of a table, without its contents."""
 
     name: str  # unique; together with `seed` it determines all first values
     dim: int  # columns of a weight
@@ -53,7 +53,7 @@ class TableSpec:
 
     @property
     def keeps_every_id(self) -> bool:
-        """Whether every id gets a permanent row of its own."""
+        """Whether every id gets its own permanent row."""
         return self.capacity is None and self.admission is None and self.eviction is None
 
 

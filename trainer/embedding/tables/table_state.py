@@ -32,14 +32,14 @@ _MOST_HOLES = 10**7  # free rows accepted beyond 100 per saved row: bounds the m
 
 
 def arrays_of(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return one table's arrays from those of all, keyed by ``name/``."""
+    """Return one table's arrays out of all tables' arrays, keyed by ``name/``."""
     prefix = f"{name}/"
     return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
 
 
 @dataclass(eq=False)
 class _Capture:
-    """What `take` records of a table; columns are read late, or before they change."""
+    """A table's state as of `take`; columns are read later, or before they change."""
 
     _table: SparseTable
     _view: CopyOnWriteView
@@ -295,7 +295,7 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
 
 
 def _restore_sketch(sketch: np.ndarray, arrays: Arrays) -> None:
-    """Set the sketch to the saved one, or to the sum of those of several processes."""
+    """Set the sketch to the saved one; sum the sketches of several processes."""
     if len(arrays["sketch"].shape) <= sketch.ndim:
         sketch[...] = np.asarray(arrays["sketch"])
         return

@@ -113,7 +113,7 @@ def _objects(value: Any) -> Iterator[ObjectSpec]:
 
 
 def argument_problems(config: ExperimentConfig) -> list[Problem]:
-    """Return what the constructors of callbacks and raw files refuse."""
+    """Return the problems that constructors of callbacks and raw files find."""
     problems: list[Problem] = []
     for spec in [*_objects(config.callbacks), *_raw_files(config)]:
         if getattr(_target(spec), "__module__", "").startswith(("callbacks.", "trainer.")):
@@ -193,7 +193,7 @@ def column_problems(config: ExperimentConfig) -> list[Problem]:
 
 
 def tower_problems(config: ExperimentConfig) -> list[Problem]:
-    """Return the problem of two towers whose user knows what comes after the choice."""
+    """Return a problem if the user tower reads columns known only after the choice."""
     from ...models.two_tower import TwoTower, after_the_choice
 
     item = None if config.network is None else config.network.init_args.get("item")
@@ -244,7 +244,7 @@ def missing_beginning(config: ExperimentConfig) -> list[Problem]:
 
 
 def declared_roles(config: ExperimentConfig) -> tuple[str, list[Problem]]:
-    """Return what declared label and weight do, and what the loss cannot use.
+    """Return the use of declared label and weight, and any problem of the loss.
 
     Losses and networks of the user's own, which are code, are left to the verbs: then both are empty.
     """

@@ -1,4 +1,4 @@
-"""Summarizes a column: what its values are, how many, their range."""
+"""Summarizes a column: kind, number and range of its values."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ ROWS, BATCH, EPOCHS, RATE = 256, 32, 4, 0.05
 
 
 def main() -> None:
-    """Choose the device, run a probe and print what it returns."""
+    """Choose the device, run a probe and print its result."""
     name, probe = sys.argv[1:]
     try:
         device.choose(name)

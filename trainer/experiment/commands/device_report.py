@@ -44,7 +44,7 @@ def run(name: str | None, path: Path | None) -> int:
 
 
 def try_all(name: str) -> dict[str, Any]:
-    """Run each probe in a process of its own; return probe -> answer or failure.
+    """Run each probe in a separate process; return probe -> answer or failure.
 
     Raises:
         ConfigurationError: MindSpore has no such device here.
@@ -75,7 +75,7 @@ def _try(name: str, probe: str) -> Any:
 
 
 def table(name: str, results: dict[str, Any], assumed: dict[str, Any]) -> list[str]:
-    """Return the table in Markdown: what was seen, and what the trainer assumes."""
+    """Return the table in Markdown: observed and assumed behaviour."""
     of = results["versions"]
     lines = [
         f"# {of['device']}, {date.today()}",

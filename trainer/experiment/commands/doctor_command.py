@@ -137,7 +137,7 @@ def _job() -> Iterator[Finding]:
 
 
 def own_facts() -> dict[str, str | None]:
-    """Return what has to be the same on all processes, by name; and the host."""
+    """Return the settings that must be equal on all processes, and the host."""
     facts: dict[str, str | None] = {"host": socket.gethostname(), "python": platform.python_version()}
     facts |= {name: installed(name) for name in _SAME_DISTRIBUTIONS}
     package, code = Path(__file__).parents[2], 0
@@ -148,7 +148,7 @@ def own_facts() -> dict[str, str | None]:
 
 
 def compare_ranks(facts: Sequence[Mapping[str, str | None]]) -> Iterator[Finding]:
-    """Yield findings about differences between ranks, or one that there are none."""
+    """Yield a finding for each difference between ranks, or one if there is none."""
     differing = [name for name in facts[0] if len({of_rank[name] for of_rank in facts}) > 1]
     for name in differing:
         values = defaultdict(list)
@@ -352,7 +352,7 @@ def _shadow() -> Iterator[Finding]:
         hiding += [Path(folder or ".") / name / "__init__.py" for folder in ("", *sys.path)]
         others = dict.fromkeys(path.resolve() for path in hiding if path.is_file())
         first = [path for path in others if path.parent.parent != ours and path != ours / name / "__init__.py"]
-        advice = f"it hides the package {name!r} from scripts beside it: rename it, for example to my_{name}.py"
+        advice = f"it hides the package {name!r} from scripts in its folder: rename it, for example to my_{name}.py"
         for path in first:
             yield Finding(f"module {name}", str(path), NOTE, advice)
         if not first:

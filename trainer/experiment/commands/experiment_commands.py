@@ -158,7 +158,7 @@ def export(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Print what an experiment is, or all that is wrong with it."""
+    """Print a description of an experiment, or all its problems."""
     source = Path(args.config)
     with _loaded(source, args) as config:
         from . import check_command

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, config: ExperimentConfig, run_dir: Path, checkpoint: Path) -> None:
-    """Export and report what was written; raises what `export_model` raises."""
+    """Export, and print what was written; errors as for `export_model`."""
     from ...checkpoint import find
     from ...checkpoint.saver import snapshots_of
     from ...serving.exported_model import export_model
@@ -78,7 +78,7 @@ def _snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | Non
         features = trainer.features
         return trainer, features.apply({name: column.blank(2) for name, column in features.columns.items()})
     raise ConfigurationError(
-        f"{config.source}: data: has a stream alone, and the network's columns are not declared; name a dataset "
+        f"{config.source}: data: has only a stream, and the network's columns are not declared; name a dataset "
         "that shows them, by --set data.test.class_path=... --set data.test.init_args...=..."
     )
 
@@ -103,7 +103,9 @@ def _publish(trainer: Trainer, rows: Any, args: argparse.Namespace, step: int) -
 
     root, column = Path(args.publish), args.item_id
     if args.users is not None:
-        raise ConfigurationError("trainer export --users goes without --publish; trainer recommend answers users")
+        raise ConfigurationError(
+            "trainer export --users cannot be combined with --publish; use trainer recommend for users"
+        )
     if args.items is not None and column is None and trainer.features is not None:
         column = DeclaredRows(args.items, trainer.features.csv).names[0]
     publish = Publish(root, batch=args.batch, on_error="raise", items=args.items, item_id=column)

@@ -1,4 +1,4 @@
-"""What `trainer init` made of a table, as lines of a console."""
+"""Console report of `trainer init`: the columns and what they became."""
 
 from __future__ import annotations
 

@@ -54,7 +54,9 @@ def check_arguments(args: argparse.Namespace) -> None:
     choice("--output: the end of the file's name", suffix, (*WRITERS, ".npy", ".npz"))
     for option, given in (("--keep", args.keep), ("--set-aside", args.set_aside)):
         if given and suffix not in WRITERS:
-            raise ConfigurationError(f"trainer predict {option} goes with --output FILE that ends {', '.join(WRITERS)}")
+            raise ConfigurationError(
+                f"trainer predict {option} needs --output FILE with one of the endings {', '.join(WRITERS)}"
+            )
     if args.keep is not None:
         args.overrides.append(f"features.keep={json.dumps(args.keep)}")
 
@@ -62,7 +64,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 def predict(
     config: ExperimentConfig, checkpoint: Path, output: Path, split: str | None, *, set_aside: bool = False
 ) -> tuple[str, str]:
-    """Write the predictions of a dataset; return it, and what was written, in words.
+    """Write the predictions of a dataset; return it, and a description for print.
 
     Args:
         checkpoint: a snapshot, a pointer, a folder of snapshots, a run folder or a .ckpt file.
@@ -93,7 +95,7 @@ def predict(
 
 
 def _save(output: Path, experiment: Experiment, data: Any) -> str:
-    """Write what the network returns, in memory at once; say what was written.
+    """Write the network's outputs, all in memory; return a description for print.
 
     Several outputs, and a name that ends .npz, make an archive of arrays.
     """

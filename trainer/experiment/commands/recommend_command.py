@@ -70,7 +70,7 @@ def _answers(model: ServedModel, args: argparse.Namespace) -> Iterator[dict[str,
 
     features = model.features
     if features is None or model.items is None:
-        raise ConfigurationError(f"version {model.version} has no items to recommend; Publish(items=...) says which")
+        raise ConfigurationError(f"version {model.version} has no items to recommend; set them by Publish(items=...)")
     table = DeclaredRows(args.users, features.csv)
     model.items.check_user(table.names)
     name = table.names[0] if args.user_id is None else args.user_id

@@ -139,7 +139,7 @@ def _read_json(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, flo
         lines = iter(file.readline, "")
         records = [json.loads(line) for line in itertools.islice(lines, sample) if line.strip()]
         if not all(isinstance(record, dict) for record in records):
-            raise ValueError("a line is no JSON object")
+            raise ValueError("a line is not a JSON object")
         names = list(dict.fromkeys(name for record in records for name in record))
         columns = {name: [record.get(name) for record in records] for name in names}
         read, size = file.tell(), path.stat().st_size
@@ -149,7 +149,7 @@ def _read_json(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, flo
 def _check_names(names: Sequence[str]) -> None:
     for name, times in Counter(names).items():
         if times > 1:
-            raise ValueError(f"column {name!r} is there {times} times; give every column a name of its own")
+            raise ValueError(f"column {name!r} occurs {times} times; give every column its own name")
 
 
 def _read_parquet(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:

@@ -1,4 +1,4 @@
-"""Real signatures as pydantic models: what the parameters of a class accept.
+"""Pydantic models of class signatures: the values that parameters accept.
 
 MindSpore's optimizers show ``(*args, **kwargs)``; `real_signature` unwraps them. The type of a parameter is taken from
 its annotation, else from its docstring line ``name (TYPE): ...``, else from its default value; without any of these,
@@ -54,7 +54,7 @@ _PLAIN = (bool, int, float, str, list, dict, types.NoneType)
 
 
 def configured(annotation: Any) -> Any:
-    """Return the pydantic type of what a configuration may hold for an annotation."""
+    """Return the pydantic type of configuration values for an annotation."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in _UNIONS:
         parts = dict.fromkeys(map(configured, arguments))
@@ -156,7 +156,7 @@ _NAMES = {
 
 
 def words(schema: Mapping[str, Any]) -> str:
-    """Say what a JSON schema accepts."""
+    """Describe in words what a JSON schema accepts."""
     if "title" in schema:
         return str(schema["title"])
     if "anyOf" in schema:
@@ -181,7 +181,7 @@ class Accepted:
 
     @functools.cached_property
     def text(self) -> str:
-        """What is accepted, in words: "a number"."""
+        """The accepted values in words: "a number"."""
         return words(self._adapter.json_schema())
 
     @property

@@ -89,7 +89,7 @@ class _Builder:
         self.problems: list[Problem] = []
 
     def make(self, spec: Any, section: str, supplied: Mapping[str, Any] | None = None) -> Any:
-        """Return the object of `spec`, or those of several; record a problem as None."""
+        """Return the object(s) of `spec`; None after a problem, which is recorded."""
         if isinstance(spec, tuple):
             return [self.make(item, section) for item in spec]
         if not isinstance(spec, ObjectSpec):  # None, or the name of a metric

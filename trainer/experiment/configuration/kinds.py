@@ -1,4 +1,4 @@
-"""Which objects a section takes, and which of their arguments are filled in."""
+"""Kinds of objects in a section, and the arguments the trainer fills in."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Reader:
         self.above: Path = ()
 
     def add(self, path: Path, message: str, *, of_key: bool = False, at: SourceLocation | None = None) -> None:
-        """Note a problem, one of the first, with its value or its key."""
+        """Record a problem with its value or key, up to the limit."""
         if len(self.problems) < MOST_PROBLEMS:
             location = at or self.tree.location(path, of_key=of_key)
             self.problems.append(Problem(location, dotted(path), message))
@@ -114,7 +114,7 @@ class Reader:
         return None
 
     def _object_location(self, path: Path) -> SourceLocation:
-        """Return the location of the class whose arguments are at `path`, else of that."""
+        """Return the location of the class with arguments at `path`, else of `path`."""
         path = path[:-1] if path and path[-1] == "init_args" else path
         value = self.tree.get(path)
         key = next((key for key in ("class_path", "model") if isinstance(value, dict) and key in value), None)
@@ -131,7 +131,7 @@ class Reader:
             at = (*path, "class_path")
             self.model(_Object, value, path)
         else:
-            return self.refuse(path, "class_path and init_args, or a class path alone")
+            return self.refuse(path, "class_path and init_args, or only a class path")
         class_path, target = value.get("class_path"), None
         if isinstance(class_path, str):
             try:
@@ -166,7 +166,7 @@ class Reader:
             hint = did_you_mean(name, MODELS) if isinstance(name, str) else ""
             return self.refuse(at, f"{', '.join(MODELS)}; see `trainer models`", hint)
         if key := next((key for key in ("class_path", "init_args") if key in value), ""):
-            message = "goes without model; the options of a model stand beside its name"
+            message = "cannot be combined with model; give the options of a model next to its name"
             return self.add((*path, key), message, of_key=True)
         if not self.has_features:
             self.add(at, f"{name} reads declared columns; add the section features")
@@ -232,7 +232,7 @@ class Reader:
 
 
 def noted() -> PydanticCustomError:
-    """Return what a field raises whose problems are noted."""
+    """Return the error of a field whose problems are recorded already."""
     return PydanticCustomError("noted", "its problems are noted")
 
 

@@ -1,4 +1,4 @@
-"""Parts of the JSON schema: arguments with what their docstrings say of them."""
+"""Parts of the JSON schema: arguments with descriptions from docstrings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Untitled(GenerateJsonSchema):
 
 
 def when(key: str, value: str, then: Schema) -> Schema:
-    """Return the schema of a mapping whose `key` has a value."""
+    """Return the schema of a mapping in which `key` has the value."""
     return {"if": {"properties": {key: {"const": value}}, "required": [key]}, "then": then}
 
 

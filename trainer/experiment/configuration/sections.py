@@ -1,4 +1,4 @@
-"""What the sections of an experiment hold.
+"""Types of the sections of an experiment.
 
 Each reads values and knows its part of the JSON schema. It stands in the annotation of a field of
 `ExperimentConfig`; its methods get the path of the section.
@@ -33,7 +33,7 @@ _FEATURE_ARGUMENT = re.compile(r"\w+\((\w+)=")  # begins the errors of features
 
 
 class Content:
-    """What a section holds."""
+    """Type of a section."""
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Any:
         """Return the section's value; note its problems."""
@@ -214,7 +214,7 @@ class Keywords(Content):
 
 
 def out_of_range(section: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is wrong with values of the right types, by key."""
+    """Return the problems of values that have the right types, by key."""
     from ...graph import precision
     from ...metrics.calibrator import Calibrator
     from ...metrics.predictions import check_activation

@@ -1,4 +1,4 @@
-"""Tables of runs: side by side, or those of a folder."""
+"""Tables of runs: side by side, or all of a folder."""
 
 from __future__ import annotations
 

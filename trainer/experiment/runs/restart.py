@@ -40,7 +40,7 @@ def begun_run(config: ExperimentConfig) -> str | Path | None:
     if changed:
         raise ConfigurationError(
             f"{folder} was begun with other values: {'; '.join(changed[:5])}{'; ...' if len(changed) > 5 else ''}. "
-            "--resume auto goes on with the same configuration only: name another run_dir, or change the run with "
+            "--resume auto continues only with the same configuration: name another run_dir, or change the run with "
             f"`--resume {folder} --set A.B=C`"
         )
     return folder

@@ -169,7 +169,7 @@ def _train_in(
 
 
 def _without_validation(callback: Any) -> list[Any]:
-    """Return what is left of a callback for a stream, which is not validated."""
+    """Return a callback for use on a stream, which has no validation, or None."""
     monitor = getattr(callback, "monitor", None)  # MindSpore's own callbacks have none, or one of theirs
     if not isinstance(callback, Callback) or not str(monitor).startswith("val_"):
         return [callback]
@@ -279,7 +279,7 @@ def split_of(config: ExperimentConfig, split: str | None) -> str:
         return split
     if not splits and config.data.stream is not None:
         raise ConfigurationError(
-            f"{config.source}: data: has a stream alone, which has no end; give the dataset to evaluate, "
+            f"{config.source}: data: has only a stream, which has no end; give the dataset to evaluate, "
             "as data.test in the configuration or by --set data.test.class_path=... --set data.test.init_args...=..."
         )
     wanted = f"no dataset {split!r}" if split else "no dataset"

@@ -62,7 +62,7 @@ class _Job:
 
 
 class Engine:
-    """Runs a served model on a thread of its own, for batches of requests.
+    """Runs a served model on its own thread, for batches of requests.
 
     Another thread parses, checks and converts each request alone. A batch is what waits when the batch before is done,
     up to `batch_rows`; with `batch_delay` its first request waits that long for others. The requests of a batch that

@@ -29,13 +29,13 @@ def rows_of_infer(body: bytes) -> RequestRows:
     try:
         request = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise RefusalError(400, f"the body is no JSON: {error}; tensors as binary data are not taken") from None
+        raise RefusalError(400, f"the body is not JSON: {error}; tensors as binary data are not accepted") from None
     inputs = request.get("inputs") if isinstance(request, dict) else None
     if not isinstance(inputs, list) or not inputs or not all(isinstance(one, dict) for one in inputs):
         raise RefusalError(400, '"inputs" takes a list of tensors {"name", "shape", "datatype", "data"}')
     names = [one.get("name") for one in inputs]
     if any(names.count(name) > 1 or not isinstance(name, str) for name in names):
-        raise RefusalError(400, f"inputs have different names, which are strings; received {names}")
+        raise RefusalError(400, f"each input needs a different name, a string; received {names}")
     outputs = request.get("outputs") or []
     if not isinstance(outputs, list) or not all(
         isinstance(one, dict) and isinstance(one.get("name"), str) for one in outputs
@@ -44,7 +44,7 @@ def rows_of_infer(body: bytes) -> RequestRows:
     columns = {one["name"]: _tensor(one) for one in inputs}
     counts = {name: len(values) for name, values in columns.items()}
     if len(set(counts.values())) > 1 or 0 in counts.values():
-        raise RefusalError(400, f"inputs have one first dimension, at least 1; received {counts}")
+        raise RefusalError(400, f"inputs need the same first dimension, at least 1; received {counts}")
     wanted = tuple(one["name"] for one in outputs)
     return RequestRows(next(iter(counts.values())), table=columns, outputs=wanted, id=request.get("id"))
 

@@ -16,7 +16,7 @@ _TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "U": "s
 def description(
     options: ServeOptions, fields: Mapping[str, Column], items: PublishedItems | None = None
 ) -> dict[str, Any]:
-    """Return the OpenAPI document of a server whose rows have these columns.
+    """Return the OpenAPI document of a server for rows of these columns.
 
     `items` are those of the version, or None.
     """

@@ -52,7 +52,7 @@ def request_id(given: Any) -> str:
 
 
 def row_ids(request: str, rows: int) -> list[str]:
-    """Return the ids of a request's rows: its own for one row, else ID/0, ID/1 ..."""
+    """Return the ids of a request's rows: ID for one row, else ID/0, ID/1 ..."""
     return [request] if rows == 1 else [f"{request}/{row}" for row in range(rows)]
 
 
@@ -68,7 +68,7 @@ class _Answered:
 
 
 class RequestLog:
-    """Writes answered rows on a thread of its own; no answer waits for a disk.
+    """Writes answered rows on its own thread; no answer waits for a disk.
 
     What cannot be written is tried again until the server stops. Rows beyond `options.log_queue_rows` that wait then
     are left out. `trainer_serve_log_rows_total` counts all rows by outcome; of lists of recommended items it is

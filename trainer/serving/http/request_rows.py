@@ -49,7 +49,7 @@ def json_of(body: bytes, media: str) -> Any:
         value = orjson.loads(body)
         return json.loads(body) if has_long_number(body) else value
     except orjson.JSONDecodeError as error:
-        raise RefusalError(400, f"the body is no JSON: {error}") from None
+        raise RefusalError(400, f"the body is not JSON: {error}") from None
 
 
 def rows_of_body(body: bytes, media: str) -> RequestRows:

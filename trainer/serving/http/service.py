@@ -42,7 +42,7 @@ class Service:
         to = options.log_recommended
         if None not in (options.log, to) and address_of(options.log) == address_of(to):
             raise ConfigurationError(
-                "serve: log_recommended takes another target than log, whose rows are learned from"
+                "serve: log_recommended needs a different target than log: training reads the rows of log"
             )
         self._log = None if options.log is None else RequestLog(options.log, options, self._traffic)
         self._recommended = None if to is None else RequestLog(to, options, self._traffic, "recommended_log")

@@ -88,7 +88,7 @@ class ServeOptions:
             number(f"serve: {name}", getattr(self, name), least=0, below=math.inf, what="seconds")
         number("serve: log_share", self.log_share, above=0, most=1, what="a share")
         if self.log is None and self.log_recommended is None and (self.log_share != 1 or self.log_wait):
-            raise ConfigurationError("serve: log_share and log_wait go with log, which names where rows are written")
+            raise ConfigurationError("serve: log_share and log_wait need log, the place where rows are written")
         if self.log_wait >= self.timeout:
             raise ConfigurationError(
                 f"serve: log_wait takes less than timeout={self.timeout:g} s; got {self.log_wait:g}"
@@ -98,8 +98,8 @@ class ServeOptions:
             raise ConfigurationError("serve: the token takes visible ASCII characters; received others, or none")
         if self.host not in LOOPBACK and self.token is None and not self.insecure:
             raise ConfigurationError(
-                f"serve: host {self.host!r} lets other machines ask; set a token in the variable {TOKEN_VARIABLE}, or "
-                "give --insecure where something in front checks requests"
+                f"serve: host {self.host!r} accepts requests of other machines; set a token in the variable "
+                f"{TOKEN_VARIABLE}, or give --insecure if a proxy checks requests"
             )
         remember_secret(self.token)
 

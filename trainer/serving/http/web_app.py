@@ -74,7 +74,7 @@ def web_app(service: Service, options: ServeOptions) -> Starlette:
 
 
 class _Bounded:
-    """Gives an exchange up whose client does not take its answer in time."""
+    """Closes an exchange if the client does not read its answer in time."""
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:
         self._app, self._seconds = app, seconds
@@ -83,7 +83,7 @@ class _Bounded:
         try:
             await asyncio.wait_for(self._app(scope, receive, send), self._seconds)
         except asyncio.TimeoutError:
-            logger.warning("%s: the client has not taken its answer; its connection is closed", scope["path"])
+            logger.warning("%s: the client has not read its answer; its connection is closed", scope["path"])
 
 
 def _check_token(request: Request, options: ServeOptions) -> None:

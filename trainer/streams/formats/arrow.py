@@ -106,7 +106,7 @@ def convert(schema: Schema, table: Any, *, read_only: bool = False) -> Decoded:
     names = table.schema.names
     for name, column in schema.fields.items():
         if names.count(name) > 1:
-            raise ValueError(f"column {name!r} is there {names.count(name)} times")
+            raise ValueError(f"column {name!r} occurs {names.count(name)} times")
         if name in names:
             values[name] = plain(table.column(name), column)
 

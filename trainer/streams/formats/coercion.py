@@ -76,7 +76,7 @@ def plain(value: Any) -> Any:
 
 
 def as_given(values: Any) -> np.ndarray | None:
-    """Return numbers or truth values of one type, None where missing; else None."""
+    """Return numbers or booleans of one type, None where missing; None if mixed."""
     if isinstance(values, np.ndarray) and values.dtype.kind not in "biufO":
         return None
     listed = values.tolist() if isinstance(values, np.ndarray) else values  # None where masked
@@ -172,7 +172,7 @@ def as_seconds(value: Any, unit: str | None = None, day_first: bool | None = Non
         if isinstance(value, str):
             seconds = seconds_of(value, unit, day_first) if value.strip() else MISSING
             if seconds is None:
-                raise MisfitError("received text that is no time")
+                raise MisfitError("received text that is not a time")
             return seconds
         if isinstance(value, datetime.date):
             return seconds_of_datetime(value)
@@ -194,7 +194,7 @@ def in_plain_notation(text: str, decimal: str, thousands: str | None) -> str:
     text = text.strip(" \t\r\n").replace("\xa0", " ").replace("\u202f", " ")
     if thousands is not None and thousands in text:
         if not re.fullmatch(rf"[+-]?\d{{1,3}}(?:\{thousands}\d{{3}})+(?:\{decimal}\d*)?", text):
-            raise MisfitError(f"received text that is no number with groups of three digits between {thousands!r}")
+            raise MisfitError(f"received text that is not a number with groups of three digits between {thousands!r}")
         text = text.replace(thousands, "")
     if decimal == ".":
         if _COMMA.fullmatch(text):
@@ -288,7 +288,7 @@ def _of_text(text: str, convert: Callable[[str], Any]) -> Any:
             return convert(text if word is None else str(int(word == "true")))
     except ValueError:
         pass
-    raise MisfitError("received text that is no number")
+    raise MisfitError("received text that is not a number")
 
 
 def _integer_or_float(text: str) -> int | float:

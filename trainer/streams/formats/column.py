@@ -92,7 +92,7 @@ class Column:
         self.blank(0)
         if not self.ragged and (self.max_length is not None or self.per_octave != 1 or self.padding is not None):
             raise ConfigurationError(
-                "padding, max_length and per_octave go with lists of any length, shape=(None,); received "
+                "padding, max_length and per_octave need lists of any length, shape=(None,); received "
                 f"shape={self.shape!r}"
             )
         if self.default is not None:
@@ -167,7 +167,7 @@ class Column:
 
     @property
     def named(self) -> str:
-        """What the column takes, in words."""
+        """The column's accepted values, in words."""
         return "a time" if self.times else "text" if self.dtype.kind == "U" else str(self.dtype)
 
     def integer_range(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""How the text of a table is written: delimiter, encoding, signs within numbers."""
+"""Format of a text table: delimiter, encoding, signs within numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENCODINGS = re.compile(
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """How CSV files are written, and numbers as text wherever they come from.
+    """Format of CSV files, and of numbers written as text in any source.
 
     Args:
         delimiter: between fields, a character; None: a tab for ``.tsv``, else a comma.

@@ -14,7 +14,7 @@ _BLOCK = 1 << 16
 
 
 def read(file: EncodedFile) -> bytes | None:
-    """Return the first line, or what there is of it; None of an empty file."""
+    """Return the first line, perhaps incomplete; None if the file is empty."""
     size, more, text = _BLOCK, True, b""
     while more and b"\n" not in text:
         text, more = file.read(0, size)
@@ -45,7 +45,7 @@ def names(header: bytes, path: Path, csv_format: CsvFormat, declared: Collection
         if found.count(name) > 1:
             raise StreamError(
                 f"segment {path}: its first line names column {name!r} {found.count(name)} times; "
-                "give every column a name of its own"
+                "give every column its own name"
             )
     if not set(declared) & set(found):
         shown = ", ".join(map(repr, found[:5])) + (", ..." if len(found) > 5 else "")

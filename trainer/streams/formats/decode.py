@@ -74,7 +74,7 @@ def _loads(payload: bytes) -> Any:
 
 
 class Decoder:
-    """Decodes payloads to batches by a schema, or that of `declare`; reports bad rows."""
+    """Decodes payloads to batches by a schema; reports bad rows."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Decoder:
 
     @property
     def schema(self) -> Schema:
-        """The declared schema; ConfigurationError without one."""
+        """The declared schema; ConfigurationError if there is none."""
         if self.declared is None:
             raise ConfigurationError(
                 f"{self.source}: no schema says what the columns are; pass schema=, or train with Trainer(features=...)"
@@ -220,7 +220,7 @@ class Decoder:
         texts = lines.split(b"\n")
         again = self.schema.from_rows([self._loads(texts[bad.row]) for bad in decoded.bad], refuse_bools=True)
         if len(again.bad) != len(decoded.bad):
-            raise UnusualError("a row is read as another one alone than in a block")
+            raise UnusualError("a row on its own is read differently than in a block")
         bad = [replace(own, row=bad.row) for own, bad in zip(again.bad, decoded.bad, strict=True)]
         return replace(decoded, bad=bad)
 

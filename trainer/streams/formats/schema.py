@@ -20,7 +20,7 @@ from .times import TIME_UNITS, UNITS, seconds_of_array
 
 @dataclass(frozen=True)
 class AlignedLists:
-    """Columns whose lists have the same length in every row."""
+    """Columns of lists that have equal lengths in each row."""
 
     name: str
     columns: Mapping[str, str | None]  # with the separator of lists that are written as one text

@@ -149,7 +149,7 @@ class TextReader:
         lines = data.split(b"\n")
         again = self.decode([lines[bad.row] for bad in decoded.bad])
         if len(again.bad) != len(decoded.bad) or again.counts.sum() != len(decoded.bad):
-            raise UnusualError("a line is read as another row alone than in a block")
+            raise UnusualError("a line on its own is read differently than in a block")
         bad = [
             replace(own, message=0, row=bad.row, line=self._parsed + bad.row)
             for own, bad in zip(again.bad, decoded.bad, strict=True)
@@ -316,7 +316,7 @@ class CsvReader(TextReader):
         except UnicodeDecodeError:
             return f"takes {self.format.encoding} text, see encoding in docs/your-own-table.md; received other bytes"
         except (csv.Error, StopIteration) as error:
-            return f"takes a line of {len(self._names)} fields; received one that is no CSV: {error}"
+            return f"takes a line of {len(self._names)} fields; received one that is not CSV: {error}"
         if reader.line_num > len(lines):
             return "a quote is not closed: double the quotes inside of a quoted field, and quote whole fields only"
         if len(row) != len(self._names):

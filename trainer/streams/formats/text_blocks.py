@@ -59,7 +59,7 @@ def json_parser(schema: Schema) -> BlockParser:
         data = _lines(data)
         rows = data.count(b"\n")
         if not _objects(data, rows):
-            raise UnusualError("a line is no JSON object, or holds the end of another one in a text")
+            raise UnusualError("a line is not a JSON object, or holds the end of another one in a text")
         if b"\\u0000" in data:
             raise UnusualError("a text holds the character NUL")  # NumPy drops it at the end of a text
         try:
@@ -172,7 +172,7 @@ def quoted_fields(delimiter: bytes) -> re.Pattern[bytes]:
 
 
 def all_quoted(data: bytes, quoted: re.Pattern[bytes]) -> bool:
-    """Return whether all quotes are those of `quoted_fields`."""
+    """Return whether `quoted_fields` accounts for all quotes."""
     return sum(field.count(b'"') for field in quoted.findall(data)) == data.count(b'"')
 
 

@@ -169,7 +169,7 @@ def _packed(digits: str) -> float:
     try:
         time = datetime.datetime.strptime(digits, {8: "%Y%m%d", 14: "%Y%m%d%H%M%S"}.get(len(digits), ""))
     except ValueError:
-        raise UnclearTimeError("digits that are no date: declare the unit of such numbers") from None
+        raise UnclearTimeError("digits that are not a date: declare the unit of such numbers") from None
     return seconds_of_datetime(time)
 
 

@@ -177,7 +177,7 @@ class ReadMarks:
         raise StreamError(f"a position holds {_PREFIX + name!r} as [offset, checksum]; received {value!r}")
 
     def forget(self, partition: str) -> None:
-        """Drop the marks of a partition whose log was replaced."""
+        """Drop the marks of a partition after its log was replaced."""
         self._marks.pop(partition, None)
 
     def before(self, partition: str, cursor: Cursor) -> Mark | None:

@@ -334,7 +334,7 @@ class FileStream(BufferedStream):
         """Check that the segment of a position exists; without lanes, start there."""
         if not self._segments.takes(progress.name):
             raise StreamError(
-                f"the position is in {progress.name!r}, which is no segment of {self._where} (pattern="
+                f"the position is in {progress.name!r}, which is not a segment of {self._where} (pattern="
                 f"{self.pattern!r}, format={self.format!r})"
             )
         if self._lanes is None:

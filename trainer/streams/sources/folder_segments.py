@@ -121,7 +121,7 @@ class SegmentNames:
             self._warned.update(new)
             shown = ", ".join(new[:_SHOWN]) + (f" and {len(new) - _SHOWN} more" if len(new) > _SHOWN else "")
             hint = "; pattern= and format= choose what else is read" if self.pattern is None else ""
-            logger.warning("ignored in %s, being no segments: %s%s", self.folder, shown, hint)
+            logger.warning("ignored in %sbecause they are not segments: %s%s", self.folder, shown, hint)
 
     def takes(self, name: str) -> bool:
         """Return whether a file of this name is a segment."""
@@ -188,7 +188,7 @@ class Lanes:
         return kept
 
     def _begin_everywhere(self, progress: Progress, kept: Position) -> None:
-        """Continue from a process that read the whole folder alone."""
+        """Continue from a single process that read the whole folder."""
         self._floor = Progress(progress.name, done=True)
         kept[PARTITION] = self._floor.to_json()
         lane = lane_of(progress.name)

@@ -174,7 +174,7 @@ class DelayedLabelJoin(BufferedStream):
                     side.poll(min(left, _SLICE_SECONDS))
 
     def _merge(self) -> bool:
-        """Merge the rows whose order is final; return whether there were any."""
+        """Merge rows that have their final order; return whether there were any."""
         impressions, outcomes = self._sides
         if all(side.head is None and side.stream.exhausted for side in self._sides):
             return self._flush()

@@ -180,7 +180,7 @@ class RoundRobinMerger:
         return chosen is not None and bool(self._buffers[chosen])
 
     def take(self) -> list[Any]:
-        """Return the next messages of the partition whose turn it is; none if empty."""
+        """Return the next messages, partitions in turn; none if empty."""
         taken: list[Any] = []
         if not self.in_turns:
             for partition, buffer in self._buffers.items():

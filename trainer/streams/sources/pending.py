@@ -202,7 +202,7 @@ class WaitingImpressions:
         return [number for _, number in matches]
 
     def expire(self, now: float, within: float) -> list[int]:
-        """Remove those whose limit has passed; return their numbers."""
+        """Remove impressions whose limit has passed; return their numbers."""
         left = []
         while self._by_time and self._by_time[0][0] + within < now:
             left += self._remove_oldest()
@@ -359,7 +359,7 @@ def keep_share(keys: np.ndarray, seed: int) -> np.ndarray:
 
 
 def unpack_rows(columns: Any, times: Any, *labels: Any) -> list[Any]:
-    """Return what `PendingRows.pack` wrote; None without rows."""
+    """Return the output of `PendingRows.pack`; None if there are no rows."""
     if times is None:
         return [None, None, *labels]
     return [{name: unpack(own) for name, own in columns.items()}, unpack(times), *map(unpack, labels)]

@@ -221,7 +221,7 @@ class RedisStream(BrokerStream):
         self._deliver()
 
     def _replaced(self, key: str, at: Offset, info: Mapping[str, Any]) -> None:
-        """Restart a key whose entry `at` differs from the one read, or raise."""
+        """Restart a key if its entry `at` differs from the one read, or raise."""
         self._lost(
             f"stream {key!r} holds another entry {at} than the one that was read there: it was deleted and created "
             f"again, or is another one; it holds {info['length']} entries, of which none was read"

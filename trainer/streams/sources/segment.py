@@ -95,7 +95,7 @@ class Fingerprint:
         """Parse a fingerprint formatted by `str`; ValueError for other text."""
         size, colon, digest = text.partition(":")
         if not (colon and len(digest) == 16 and int(digest, 16) >= 0 and int(size) > 0):
-            raise ValueError(f"{text!r} is no fingerprint")
+            raise ValueError(f"{text!r} is not a fingerprint")
         return cls(int(size), digest)
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a folder, or a lane of it, has been read.
+    """Read progress of a folder, or of a lane of it.
 
     All segments before `name` have been read, and that one to its end if `done`, else up to row `row` from `address`.
     """

@@ -1,4 +1,4 @@
-"""What a server answered, labelled by the outcomes that come later."""
+"""Rows that a server answered, labelled by outcomes that come later."""
 
 from __future__ import annotations
 
