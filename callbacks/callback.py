@@ -7,7 +7,7 @@ your annotation may be that class or `trainer.Trainer`. A callback reads ``train
     setup
     on_load_checkpoint                         when a snapshot has been restored
     on_train_begin
-    validation and on_checkpoint               where fit(valid_on_start=True) begins anew
+    validation and on_checkpoint               if fit(valid_on_start=True) starts afresh
     while not done:
         on_train_epoch_begin
         for chunk in feed:

@@ -106,7 +106,7 @@ class Trainer(Protocol):
     def load(
         self, path: str | Path, strict: bool = True, weights_only: bool = False, *, averaged: bool = False
     ) -> None:
-        """Restore a snapshot, or weights alone."""
+        """Restore a snapshot, or only weights."""
 
     def rollback(self) -> None:
         """Reset weights and optimizer to the latest snapshot of this run."""

@@ -38,7 +38,7 @@ class ModelCheckpoint(Callback):
         keep_best: ranked snapshots to keep (with `monitor`); the best one is what the pointer ``best`` names.
         keep_last: newest snapshots to keep besides, or None for all.
         background: write on a thread; training is held only while tensors are copied.
-        save_on_exit: take a snapshot when the run ends for whatever reason but an exception (SIGTERM included).
+        save_on_exit: take a snapshot when the run ends, unless by an exception (SIGTERM included).
         restore_best: load the weights of the best snapshot, sparse tables included, when a limit or a callback ends the
             run: they are then tested and published. The last snapshot holds the weights that training ended with, so a
             longer run continues from those.

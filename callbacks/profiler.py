@@ -17,7 +17,7 @@ from .step_profile import Span, StepProfile
 
 logger = logging.getLogger(__name__)
 
-LEAST_CALLS = 2  # the first call of a program compiles it, the second checks it
+MIN_CALLS = 2  # the first call of a program compiles it, the second checks it
 
 
 class Profiler(Callback):
@@ -87,7 +87,7 @@ class Profiler(Callback):
         self._calls += 1
         step = trainer.state.progress.global_step
         if self._state == "skipping":
-            if step - self._first_step >= self.skip and self._calls >= LEAST_CALLS:
+            if step - self._first_step >= self.skip and self._calls >= MIN_CALLS:
                 self._measured = StepProfile(training_thread=threading.get_ident())
                 self._validation: float | None = None
                 self._validated = 0.0  # end of the latest validation
@@ -145,7 +145,7 @@ class Profiler(Callback):
             self.profile = measured
 
     def _record(self, part: str, began: float, ended: float) -> None:
-        # The hook that ended a validation began within it: as a span of its own it would cross the validation's end.
+        # The hook that ended a validation began within it: a separate span would cross the validation's end.
         if self._validation is None and self._measured is not None and began >= self._validated:
             self._measured.spans.append(Span(part, began, ended, threading.get_ident()))
 

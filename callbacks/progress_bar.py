@@ -24,11 +24,11 @@ from .output import (
     terminal_columns,
 )
 
-LEAST_SHOWN_WAIT = 0.1
-LEAST_BAR = 4  # columns
+MIN_SHOWN_WAIT = 0.1
+MIN_BAR = 4  # columns
 NOTEBOOK_COLUMNS = 120
 LINE_COLUMNS = 80  # width of a log line; metrics may exceed it
-LEAST_COLUMNS_FOR_WORDS = 60  # below, "epoch 2/5" is "2/5"
+MIN_COLUMNS_FOR_WORDS = 60  # below, "epoch 2/5" is "2/5"
 # The window metrics most informative on one line.
 _SHOWN = ("window_auc", "lifetime_auc", "window_log_loss", "window_loss", "window_calibration", "lag", "staleness")
 
@@ -197,7 +197,7 @@ class ProgressBar(Callback):
             values = {name: window[name] for name in _SHOWN if name in window and not math.isnan(window[name])}
         parts = [(1, format_metrics(loss)), (2, f"{rate:,.0f} samples/s")]
         waited = trainer.state.data_wait or 0.0
-        if waited >= LEAST_SHOWN_WAIT:
+        if waited >= MIN_SHOWN_WAIT:
             parts.append((4, f"{waited:.0%} waiting for data"))
         main = _main_metric(monitored_metric(trainer), values)
         parts += [(0 if name == main else 3, format_metrics({name: value})) for name, value in values.items()]
@@ -226,8 +226,8 @@ class ProgressBar(Callback):
         if total is None:
             line = _escaped(f"{title}: {fit_parts(parts, columns - len(title) - 3)}")
         else:
-            title = title if columns >= LEAST_COLUMNS_FOR_WORDS else title.removeprefix("epoch ")
-            text = fit_parts(parts, columns - len(f"{title} 100%|| ") - LEAST_BAR - 1)
+            title = title if columns >= MIN_COLUMNS_FOR_WORDS else title.removeprefix("epoch ")
+            text = fit_parts(parts, columns - len(f"{title} 100%|| ") - MIN_BAR - 1)
             line = f"{_escaped(title)} {min(done / total, 1):4.0%}|{{bar}}| {_escaped(text)}"
         if self._bar is None:
             from tqdm import tqdm

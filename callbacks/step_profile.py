@@ -12,7 +12,7 @@ from .summary import table_html
 
 PREPARING = ("reading", "preparing")
 Table = tuple[str, tuple[str, ...], list[list[str]]]  # title, heads, rows of text
-MOST_PARTS = 8  # callbacks named one by one
+MAX_PARTS = 8  # callbacks named one by one
 
 
 class Span(NamedTuple):
@@ -91,7 +91,7 @@ class StepProfile:
         return {part: 1000 * value / max(phase.steps, 1) for part, value in seconds.items()}
 
     def parts_ahead(self) -> dict[str, float]:
-        """Return milliseconds per step that the reading thread works beside the training."""
+        """Return milliseconds per step of work on the reading thread, during training."""
         seconds: dict[str, float] = defaultdict(float)
         for span in self._of(self.phase):
             if span.thread != self.training_thread:
@@ -143,8 +143,8 @@ class StepProfile:
             f"{whole:.3f} ms per step"
         )
         parts = sorted(self.parts().items(), key=lambda part: -part[1])
-        rows = [[part, f"{value:.3f}", f"{value / whole:.0%}"] for part, value in parts[:MOST_PARTS]]
-        rest = sum(value for _, value in parts[MOST_PARTS:])
+        rows = [[part, f"{value:.3f}", f"{value / whole:.0%}"] for part, value in parts[:MAX_PARTS]]
+        rest = sum(value for _, value in parts[MAX_PARTS:])
         rows += [["other callbacks", f"{rest:.3f}", f"{rest / whole:.0%}"]] if rest else []
         rows += [[f"{part} (reading thread)", f"{value:.3f}", ""] for part, value in self.parts_ahead().items()]
         tables: list[Table] = [(title, ("part", "ms per step", "share"), rows)]

@@ -23,7 +23,7 @@ PARTS = ("setting up", "waiting for data", "preparing data", "training", "evalua
 class Times:
     """Seconds of a run by part; the rest is callbacks.
 
-    Data that a thread prepares beside the training takes no time of the run; it is counted apart.
+    Data prepared on a background thread takes no time of the run; it is counted separately.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Times:
         text = f"{whole:,.1f} s: " + ", ".join(
             f"{s / whole:.0%} {part}" for part, s in shares.items() if s >= whole / 100
         )
-        return text + (f"; {self.ahead:,.1f} s of preparing data beside it" if self.ahead >= whole / 100 else "")
+        return text + (f"; {self.ahead:,.1f} s of preparing data in parallel" if self.ahead >= whole / 100 else "")
 
 
 def results(history: History) -> list[tuple[str, float, float | None, int | None, str | None]]:

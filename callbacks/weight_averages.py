@@ -22,7 +22,7 @@ class WeightAveraging(Callback):
 
     Args:
         replace_at_end: leave the averages in the network when the run has ended, after its last snapshot. A training
-            that goes on from there begins with them.
+            that continues from there starts with them.
 
     Raises:
         ConfigurationError: an argument is invalid; before training, the network is a whole training step, layers are

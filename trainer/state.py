@@ -144,7 +144,7 @@ class StepOutputs:
 
     @property
     def numbers_per_loss(self) -> int:
-        """2 where `losses_device` has denominators beside the losses, else 1."""
+        """2 if `losses_device` has denominators with the losses, else 1."""
         return 2 if self.weighed else 1
 
     @property

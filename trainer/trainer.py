@@ -35,7 +35,7 @@ class Trainer(MindSporeVerbs):
             `trainer.graph.multi_task.MultiTaskLoss`, with one label column per task.
         optimizer: a MindSpore optimizer over the network's parameters; a list of them, each over some; a name, alone or
             with arguments, as ("adam", {"learning_rate": 1e-3}); a function of the trainable parameters that returns an
-            optimizer; for a network of sparse tables alone a row optimizer.
+            optimizer; for a network of only sparse tables, a row optimizer.
         metrics: names, `mindspore.train.Metric` objects, or a dict of them; see `trainer.metrics.get_metrics`. They are
             counted by `evaluate`, validation and the windows of `online_train`, which without them counts what suits
             the target.
@@ -68,12 +68,12 @@ class Trainer(MindSporeVerbs):
             "identity", "sigmoid", "softmax", "exp", or a function of a NumPy array; a dict by task. None: as the loss
             says, by its class (`BCEWithLogitsLoss`, `CrossEntropyLoss`, `PoissonNLLLoss`) or by an attribute
             ``prediction_activation`` of your own. It changes neither training nor `predict`; MindSpore's metrics and
-            those with `clear`, `update` and `eval` alone read the output itself.
+            those with only `clear`, `update` and `eval` read the output itself.
         deterministic: compile programs whose bits do not depend on the number of cores, so that they are the same in
             every run on one kind of processor (docs/resuming.md has the price). Networks with `nn.Dropout` need
             `exact_resume` too; refused off the CPU, in a lower precision, and with ``compile=False``.
         device: "cpu", "gpu" or "ascend": where this process computes; "auto": where MindSpore says. None: as
-            `mindspore.set_device` was told, else on the CPU; a device that MindSpore has taken by itself is refused.
+            `mindspore.set_device` was told, else on the CPU; a device that MindSpore has taken unasked is refused.
         calibration: turns scores of a binary label into probabilities: "platt", "isotonic", a mapping of the arguments
             of `trainer.metrics.Calibrator`, or one; see there for what it learns from. Versions, exports and
             ``predict(output="probability")`` then hold calibrated probabilities, and none before it has learned.
@@ -136,7 +136,7 @@ class Trainer(MindSporeVerbs):
             sink_size: steps per call; -1 chooses (up to 32, by size). Hooks run once per call.
             batch_size: rows per batch, for arrays.
             shuffle: whether arrays are shuffled, differently each epoch, from the seed alone.
-            sharded: whether the dataset holds the rows of this process alone, of several; None: as the pipeline's
+            sharded: whether the dataset holds only the rows of this process; None: as the pipeline's
                 num_shards says. Parts may differ in length. Otherwise every process is given the whole dataset and
                 takes its part of each step.
             valid_sharded: the same of `valid_dataset`.

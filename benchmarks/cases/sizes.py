@@ -15,9 +15,9 @@ from benchmarks.nets import mindspore_table_mlp
 
 FIELDS, DIM, HIDDEN, ROWS, MOST = 8, 16, 64, 100_000, 100
 PREDICT, EVALUATE, SERVED, MICRO = "predict", "evaluate", "ServedModel", "online_train"
-MICRO_BATCHES, FEWEST_ROWS, MOST_ROWS = 227, 20, 60
+MICRO_BATCHES, FEWEST_ROWS, MAX_ROWS = 227, 20, 60
 # two sizes as they are, 32 and 64 rows, one for windows; and distinct ids of another size
-MOST_PROGRAMS = 8
+MAX_PROGRAMS = 8
 
 
 def groups(quick: bool) -> list[Group]:
@@ -26,10 +26,10 @@ def groups(quick: bool) -> list[Group]:
     names = dict.fromkeys((PREDICT, EVALUATE, SERVED), OURS)
     ratios = (Ratio(PREDICT, SERVED), Ratio(EVALUATE, SERVED))
     title = f"calls of 1 to {MOST} rows, each another number, 8 ids a row"
-    micro = f"{MICRO_BATCHES} batches of {FEWEST_ROWS} to {MOST_ROWS} rows of a stream, compiling included"
+    micro = f"{MICRO_BATCHES} batches of {FEWEST_ROWS} to {MAX_ROWS} rows of a stream, compiling included"
     return [
         Group("sizes", title, "sizes", names, options, ratios, windows=3),
-        Group("sizes", micro, "sizes", {MICRO: OURS}, options, unit="s", windows=2, programs={MICRO: MOST_PROGRAMS}),
+        Group("sizes", micro, "sizes", {MICRO: OURS}, options, unit="s", windows=2, programs={MICRO: MAX_PROGRAMS}),
     ]
 
 
@@ -98,7 +98,7 @@ class MicroBatches(Base):
 
     def window(self) -> dict[str, float]:
         """Train on a stream of small batches."""
-        sizes = self.rng.integers(FEWEST_ROWS, MOST_ROWS + 1, 20 if self.quick else MICRO_BATCHES)
+        sizes = self.rng.integers(FEWEST_ROWS, MAX_ROWS + 1, 20 if self.quick else MICRO_BATCHES)
         batches = [dict(zip(("ids", "label"), self.rows(int(n)), strict=True)) for n in sizes]
         began = time.perf_counter()
         self.build()

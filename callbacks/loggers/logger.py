@@ -17,7 +17,7 @@ from trainer.masking import mask_value
 from ..callback import Callback, Trainer
 from ..output import snapshot_step, window_numbers
 
-LEAST_POINTS = 200
+MIN_POINTS = 200
 
 
 class Logger(Callback):
@@ -82,7 +82,7 @@ class Logger(Callback):
             self.every.start(progress)
         total, limits = trainer.state.total_steps, trainer.state.limits
         ends = () if limits is None else (limits.steps, total and limits.epochs and total * limits.epochs)
-        self._stride = max(1, min(filter(None, ends), default=0) // LEAST_POINTS)
+        self._stride = max(1, min(filter(None, ends), default=0) // MIN_POINTS)
         self._strided_from = progress.global_step
         self._mark = (time.perf_counter(), progress.samples_seen)
 
@@ -112,7 +112,7 @@ class Logger(Callback):
             return [last] if self.every.unit != "epochs" and self.every.due(progress) else []
         stride = self._stride if self.every is None else int(self.every.n)
         due = [step for step in range(last - steps + 1, last + 1) if step % stride == 0]
-        if self.every is None and last - self._strided_from >= 2 * LEAST_POINTS * stride:
+        if self.every is None and last - self._strided_from >= 2 * MIN_POINTS * stride:
             self._stride *= 2  # open-ended run: space points farther apart over time
             self._strided_from = last
         return due

@@ -35,7 +35,7 @@ class MLflowLogger(Logger):
     A resumed run continues the same MLflow run. MLflow cannot delete points: those after the snapshot stay, followed by
     the new ones of the same steps. MLflow's global state is not changed.
 
-    A thread of its own sends; training waits for it at snapshots only, 5 s at most. While the server is away the points
+    A background thread sends; training waits for it at snapshots only, 5 s at most. While the server is away the points
     wait (10,000 requests at most) and a warning says so once.
 
     Args:

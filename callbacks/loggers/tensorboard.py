@@ -128,7 +128,7 @@ class TensorBoard(Logger):
             raise
         except Exception as error:  # any exception of matplotlib or tensorboardX
             self._curves_failed = True
-            logger.warning("TensorBoard: no more curves are drawn: %s: %s", type(error).__name__, error)
+            logger.warning("TensorBoard: drawing curves has stopped: %s: %s", type(error).__name__, error)
 
     def _draw_curves(self, trainer: Trainer, group: str) -> None:
         step = trainer.state.progress.global_step

@@ -47,7 +47,7 @@ class _FileLogger(Logger):
         self._replace(self._kept(step) if step and self.path.is_file() else "")
 
     def _replace(self, text: str) -> None:
-        """Replace the file's text, and go on writing at its end."""
+        """Replace the file's text, then append to it."""
         replace_text(self.path, text)
         self._failed = False
         self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)

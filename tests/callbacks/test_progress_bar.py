@@ -144,7 +144,7 @@ def test_the_end_tells_preparing_from_waiting_for_data(fit, cancer, monkeypatch)
     with real_terminal(140) as (file, read):  # read ahead by a thread
         fit(bar := ProgressBar(file=file), data=lambda: iter(batches), batch_size=None, epochs=1, valid=False)
         words = " ".join(read().split())
-    assert re.search(r"; [\d.]+ s of preparing data beside it", words)
+    assert re.search(r"; [\d.]+ s of preparing data in parallel", words)
     assert bar._times.seconds["preparing data"] == 0
     assert bar._times.ahead >= 8 * 0.02
 

@@ -350,7 +350,7 @@ class TestWaitingForData:
     def run(self, linear, cancer, seconds, monkeypatch):
         import time
 
-        monkeypatch.setattr("trainer.run.run.LEAST_WAIT_SECONDS", 0.1)
+        monkeypatch.setattr("trainer.run.run.MIN_WAIT_SECONDS", 0.1)
         network = linear()
 
         def slow():

@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Entry:
-    """A listed snapshot, of which manifest, file names and sizes were checked.
+    """A listed snapshot; its manifest, file names and sizes were checked.
 
     Attributes:
         name: of the folder `path`, for example "step_00001000", after `step` optimizer steps.

@@ -32,6 +32,6 @@ class Content:
     accumulation: Accumulation  # gradients of an unfinished accumulation
     state: State  # holder of the saved counters and metrics
     callbacks: CallbackList  # callbacks of the current or the last run
-    parts: Mapping[str, Stateful]  # name -> object with a state of its own
+    parts: Mapping[str, Stateful]  # name -> object with its own state
     tables: Tables | None  # the part that is saved as deltas, or None
     cursor: Cursor | None  # position of the current run in its data, or None

@@ -186,7 +186,7 @@ def _host() -> str:
 
 
 def temporary_name(path: Path, kind: str) -> Path:
-    """Return a hidden, unique name beside `path`: ``.name.host.pid.uuid.kind``."""
+    """Return a hidden, unique name next to `path`: ``.name.host.pid.uuid.kind``."""
     return path.parent / f".{path.name}.{_host()}.{os.getpid()}.{uuid.uuid4().hex[:12]}.{kind}"
 
 

@@ -42,7 +42,7 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 
 _CRC = re.compile("[0-9a-f]{8}")
 _MAX_DOCUMENT = 1 << 26
-MOST_IN_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+MAX_IN_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 FileSums = Mapping[str, tuple[int, int]]
 """File name -> (bytes, CRC-32)."""
@@ -200,8 +200,8 @@ def _read_ahead(file: io.FileIO, content: memoryview) -> Iterator[int]:
 
 
 def _room(size: int) -> memoryview:
-    """Return a buffer; above `MOST_IN_MEMORY`, map an unnamed file."""
-    if size <= MOST_IN_MEMORY:
+    """Return a buffer; above `MAX_IN_MEMORY`, map an unnamed file."""
+    if size <= MAX_IN_MEMORY:
         return np.empty(size, np.uint8).data
     with tempfile.TemporaryFile() as file:  # the mapping outlives the file, which no other process can open
         os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a signal later
@@ -219,7 +219,7 @@ def check_size(path: Path, size: int) -> None:
 
 
 class FolderWriter:
-    """Writer of a folder under a hidden name beside `final`.
+    """Writer of a folder under a hidden name next to `final`.
 
     A ``with`` block removes the folder at its end unless it was renamed. All methods may raise OSError.
     """

@@ -172,7 +172,7 @@ class Saver:
     def check(self) -> None:
         """Report durable background snapshots; raise the error of a background write.
 
-        With several processes `wait` raises it, because rank 0 alone would leave the others in a collective.
+        With several processes `wait` raises it, because an error on rank 0 only would leave the others in a collective.
         """
         if self._writer.has_news and not (self._group.size > 1 and self._writer.failure):
             self._report()

@@ -20,7 +20,7 @@ VERSIONS = "versions.json"
 RESERVED = (MANIFEST, STATE, CONFIG, VERSIONS)
 KIND = "snapshot"
 TABLES_GROUP = "part.tables"  # the rows of sparse tables
-LARGE_FILE = 64 << 20  # bytes of a file of rows from which on it is read in blocks
+LARGE_FILE = 64 << 20  # files of rows with at least this many bytes are read in blocks
 STEP_NAME = re.compile(r"step_(\d{8,18})")
 
 
@@ -42,7 +42,7 @@ class Manifest:
     """Manifest of a snapshot."""
 
     step: int  # optimizer steps done when it was taken
-    sequence: int  # order of writing within its root; larger is newer, whatever the step
+    sequence: int  # order of writing within its root; larger is newer, even if its step is lower
     id: str  # unique to this write, to detect a replaced base
     base: Base | None  # the snapshot this one builds on, or None
     files: FileSums  # file name -> (bytes, CRC-32)

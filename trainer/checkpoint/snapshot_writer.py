@@ -175,7 +175,7 @@ def _install(aside: Path, final: Path, entries: list[Entry]) -> None:
     if os.path.lexists(final):
         dependents = [entry.name for entry in entries if entry.base == final.name]
         if dependents:
-            _logger.warning("%s is being replaced; %s built on it and cannot be used any more", final, dependents)
+            _logger.warning("%s is being replaced; %s built on it and can no longer be used", final, dependents)
         replaced = _move_away(final)
     try:
         os.rename(aside, final)

@@ -153,7 +153,7 @@ def fit(
 ) -> History:
     """Train and validate up to `epoch`, as `mindspore.Model.fit` does.
 
-    Where a callback of MindSpore's kind watches steps, each step is a call, whatever the sink size, as in MindSpore on
+    If a MindSpore callback watches steps, each step is a separate call, for any sink size, as in MindSpore on
     CPU. Evaluation takes one batch at a time. `options` are the other keywords of `Trainer.fit`.
 
     Raises:

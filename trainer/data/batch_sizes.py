@@ -99,7 +99,7 @@ class RowFilling:
     """Decides which batches are padded for a program with a loss: from size three on.
 
     The first two are compiled as they are: most data have one size, and a last batch of another. The size that a batch
-    is padded to follows from its rows alone.
+    is padded to depends only on its number of rows.
     """
 
     def __init__(self, reason: str = "", *, few: bool = False) -> None:
@@ -151,7 +151,7 @@ class RowFilling:
 
 
 class BatchShapes:
-    """The shapes of a feed's batches, each of which needs a program."""
+    """The shapes of a feed's batches; each needs a program."""
 
     def __init__(self) -> None:
         self.seen: set[Any] = set()

@@ -157,7 +157,7 @@ def arguments_of(network: nn.Cell | type[nn.Cell]) -> tuple[int, int | None, lis
     return least, most, list(names)
 
 
-@functools.lru_cache(maxsize=256)  # looked up with every call of a verb; a construct of its own is another function
+@functools.lru_cache(maxsize=256)  # looked up in every call of a verb; a network's own construct is another key
 def _arguments_of(construct: Callable[..., Any]) -> tuple[int, int | None, tuple[str, ...]]:
     parameters = list(inspect.signature(construct).parameters.values())[1:]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -169,7 +169,7 @@ def _arguments_of(construct: Callable[..., Any]) -> tuple[int, int | None, tuple
 def label_columns(loss_fn: nn.Cell | None) -> int:
     """Return how many columns the loss takes after the prediction.
 
-    That is 1, the label, unless it requires more; 0 for a loss of the network's outputs alone (self-supervision).
+    That is 1, the label, unless it requires more; 0 for a loss of only the network's outputs (self-supervision).
     """
     if loss_fn is None:
         return 0
@@ -196,7 +196,7 @@ class BatchConversion:
         self._unchanged: Any = None  # form of the batches that need no conversion
 
     def __call__(self, item: Item, number: int, epoch: int) -> None:
-        """Check a batch and replace its columns by the program's, in memory of their own."""
+        """Check a batch and replace its columns by the program's, in their own memory."""
         form = item.form or form_of(item.columns)
         if form == self._unchanged and item.lengths is None:
             item.form = form

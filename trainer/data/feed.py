@@ -118,7 +118,7 @@ class Feed:
                 transform.release()
 
     def _ahead(self, chunks: Iterator[Chunk], far: bool, should_stop: Callable[[], bool]) -> Generator[Chunk]:
-        """Yield chunks that a thread of their own has read."""
+        """Yield chunks read by a background thread."""
         self._worker = worker = Prefetch(chunks, MAX_QUEUED if far else MIN_QUEUED)
         try:
             while True:
@@ -376,4 +376,4 @@ class Feed:
             self._signature = signature
         chunk.signature = self._signature
         chunk.tensors = tuple([to_tensor(column) for column in columns])
-        chunk.items = []  # their columns would be kept beside the stacked ones
+        chunk.items = []  # would keep their columns in memory with the stacked ones

@@ -1,4 +1,4 @@
-"""Data of which each process reads a part, while all take the same steps.
+"""Data divided among processes that all take the same steps.
 
 Before every call each process sends one message, a `Round`, with the number of batches that it has ready. From these
 all derive the same step: how many batches, whose rows count, whether to wait, whether the data have ended. A process
@@ -248,8 +248,7 @@ class LockstepSource(WrappedSource):
         message = self.group.gather_bytes(message)[giver]
         if not message:
             raise DataError(
-                "a process has no rows of its own, and rows of objects cannot be made up for it; give every process "
-                "some rows"
+                "a process has no rows, and placeholder rows cannot be made of objects; give every process some rows"
             )
         if self._template is None:
             (names, lists, given), arrays = unpack(message)

@@ -5,7 +5,7 @@ called "history":
 
 - ``history``: padded rows, [batch, length]; also ``history_mask`` (bool, [batch, length]) and ``history_lengths``
   (int32, [batch]) where it takes them;
-- ``history_offsets`` (int32, [batch]) beside ``history``: all values one after another, [n], for `EmbeddingBag`.
+- ``history_offsets`` (int32, [batch]) with ``history``: all values one after another, [n], for `EmbeddingBag`.
 
 Lengths are rounded up to buckets, so that few programs are compiled. Lists that are never long have one length, their
 longest: the lengths of several list columns multiply, and a program costs more than the padding saves.

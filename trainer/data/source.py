@@ -40,7 +40,7 @@ class Source:
     described: tuple[str, ...] = ()  # names of the attributes that a saved position depends on
     names: tuple[str, ...] | None = None  # column names, known after the first batch at the latest
     size: int | None = None  # batches of one epoch, or None when unknown
-    in_memory: bool = False  # whether reading is no more than cutting arrays; `size` is known then
+    in_memory: bool = False  # whether reading only slices arrays; `size` is known then
     any_size: bool = False  # whether the number of rows may change from batch to batch
     # whether it must be read by the thread that made it: MindSpore crashes the process when a pipeline fails under any
     # other thread than the first one that ran a pipeline

@@ -55,7 +55,7 @@ class DeltaPolicy:
     """
 
     CONSUMER = "snapshot"
-    MOST_DELTAS, MOST_ROWS = 8, 0.5  # the second as a share of all rows
+    MAX_DELTAS, MAX_ROWS = 8, 0.5  # the second as a share of all rows
 
     def __init__(self, tables: SparseTables) -> None:
         self.tables = tables
@@ -83,8 +83,8 @@ class DeltaPolicy:
             and newest.parent == path.parent
             and newest.name != path.name
             and newest.is_dir()
-            and self._deltas < self.MOST_DELTAS
-            and self._rows + self._changed <= self.MOST_ROWS * rows
+            and self._deltas < self.MAX_DELTAS
+            and self._rows + self._changed <= self.MAX_ROWS * rows
         )
 
     def written(self, path: Path) -> None:
@@ -112,7 +112,7 @@ class TableFeed(ChunkTransform, Stateful):
         network: nn.Cell,
         sample: Columns,  # one batch of the columns that the network takes
         names: tuple[str, ...],
-        optimizer: nn.Cell | None,  # decides the row optimizer of tables that have none of their own
+        optimizer: nn.Cell | None,  # decides the row optimizer of tables that have none
         accumulate: int,
         group: Group = SINGLE,
     ) -> TableFeed | None:
@@ -149,7 +149,7 @@ class TableFeed(ChunkTransform, Stateful):
 
         Args:
             own_rows: every process returns the arrays of its own rows instead, to be joined in the order of ranks;
-                rank 0 alone returns the accumulation.
+                only rank 0 returns the accumulation.
         """
         policy = self.delta_policy
         options: dict[str, Any] = {"own_rows": True} if own_rows else {"folder": policy.folder}

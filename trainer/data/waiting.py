@@ -53,7 +53,7 @@ class ReadingTimes:
 
     read: float = 0.0  # taking batches from the source, waiting for a stream included
     prepared: float = 0.0  # stacking, planning rows of sparse tables and making tensors, on the training thread
-    prepared_ahead: float = 0.0  # the same on the reading thread, beside the training
+    prepared_ahead: float = 0.0  # the same on the reading thread, during training
 
 
 class Interrupted(BaseException):

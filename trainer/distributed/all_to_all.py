@@ -28,7 +28,7 @@ _RANK_BYTES = 8  # a connection begins with the rank, in this many bytes
 _PURPOSE_BYTES = 48
 _HEAD = struct.Struct(f"<2Q{_PURPOSE_BYTES}s")  # number of the exchange, bytes of the message, purpose of the exchange
 _MISMATCH_SECONDS = 5.0  # time to learn where the other processes are, once one has diverged
-_MOST_PIECES = 1000  # buffers per system call, whose limit is 1,024
+_MAX_PIECES = 1000  # buffers per system call, whose limit is 1,024
 _HANDSHAKE_SECONDS = 5.0
 _KEEPALIVE_PROBES = 4
 _LONGEST_SELECT = 3600.0  # seconds; a deadline may be infinite
@@ -74,7 +74,7 @@ def _own_address() -> str:
 class AllToAll:
     """Exchange of messages between all processes, which call it equally often.
 
-    One thread at a time may exchange. Threads that run beside each other need connections of their own.
+    One thread at a time may exchange. Threads that run in parallel need their own connections.
 
     Args:
         group: the processes; all of them create the exchange together, on the thread that runs graphs.
@@ -272,7 +272,7 @@ class AllToAll:
         """Send without blocking; return the unsent pieces."""
         while pieces:
             try:
-                count = self._connections[peer].sendmsg(pieces[:_MOST_PIECES])
+                count = self._connections[peer].sendmsg(pieces[:_MAX_PIECES])
             except BlockingIOError:
                 return pieces
             except OSError as error:

@@ -266,5 +266,5 @@ def _cannot_meet(count: int, reason: object) -> ConfigurationError:
     """Return the error for launched processes that cannot connect."""
     return ConfigurationError(
         f"this process is one of {count} started by a launcher, and they cannot meet ({reason}), so each would train a "
-        "network of its own; start them with `trainer launch` or msrun"
+        "its own network; start them with `trainer launch` or msrun"
     )

@@ -45,7 +45,7 @@ class Job:
     max_restarts: int = 0  # restarts of all processes after a failure
     logs: Path | None = None  # folder for one log per process; None: ``logs`` in the run folder, if there is one
     grace_seconds: float = 120.0  # time for processes to end after a signal, snapshots included; then they are killed
-    all_output: bool = False  # print the lines of all processes, not of rank 0 alone, as "[rank N] ..."
+    all_output: bool = False  # print the lines of all processes, not only of rank 0, as "[rank N] ..."
     bind_cores: bool = True  # give each process its share of the machine's cores (Linux), if there are enough
 
     def __post_init__(self) -> None:

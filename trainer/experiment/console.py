@@ -17,7 +17,7 @@ from ..masking import mask_text
 if TYPE_CHECKING:
     from .runs.run_folder import Run
 
-LEAST_COLUMNS = 20
+MIN_COLUMNS = 20
 
 
 def wrapped(text: str, stream: TextIO | None) -> str:
@@ -26,7 +26,7 @@ def wrapped(text: str, stream: TextIO | None) -> str:
         columns = os.get_terminal_size(stream.fileno()).columns if stream is not None and stream.isatty() else 0
     except (OSError, ValueError):  # a stream without a file descriptor
         columns = 0
-    if columns < LEAST_COLUMNS:
+    if columns < MIN_COLUMNS:
         return text
     lines: list[str] = []
     for line in text.split("\n"):

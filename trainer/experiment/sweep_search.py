@@ -52,7 +52,7 @@ class Optuna(Grid):
         optuna = require("optuna", "search 'optuna' needs Optuna", "sweep")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         pruner = optuna.pruners.MedianPruner(n_startup_trials=2) if plan.prune else optuna.pruners.NopPruner()
-        # with the seed alone, a resumed sweep would draw the values of its first trials again
+        # with only the seed, a resumed sweep would draw the values of its first trials again
         sampler = optuna.samplers.TPESampler(seed=plan.seed + len(trials))
         self.study = optuna.create_study(sampler=sampler, pruner=pruner)
         self.distributions = {path: _distribution(values) for path, values in plan.vary.items()}

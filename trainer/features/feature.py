@@ -19,10 +19,10 @@ from ..streams.formats.column import Column
 RawColumns = Mapping[str, Any]  # name -> array [N] or `Ragged`, as returned by `Schema.convert`
 NO_ID = MISSING_NUMBER  # a missing integer id
 PADDING = NO_ID + 1  # the id that pads lists
-LEAST_ID = NO_ID + 2  # the least integer that is an id; the two below it are refused as values
+MIN_ID = NO_ID + 2  # the least integer that is an id; the two below it are refused as values
 
 NUMBERS, IDS = "numbers", "ids"  # inputs of the network
-PREDICTION, SET_ASIDE = "prediction", "set_aside"  # names beside the columns kept for output
+PREDICTION, SET_ASIDE = "prediction", "set_aside"  # names of added columns, next to those kept for output
 MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2  # rows of tables with a vocabulary
 
 
@@ -134,7 +134,7 @@ class Feature:
     Args:
         name: name of the feature, and of the raw column unless `column` names it.
         column: name of the raw column.
-        required: whether a row without a value is set aside; otherwise missing is a value of its own.
+        required: whether a row without a value is set aside; otherwise missing counts as a separate value.
 
     Raises:
         ConfigurationError: an argument that cannot work.
@@ -228,7 +228,7 @@ def id_column(dtype: str, required: bool) -> Column:
     """Return a raw column of ids, "str" or "int64"; "" or `NO_ID` if optional."""
     if dtype == "str":
         return text_column(required)
-    return Column(np.int64, default=None if required else NO_ID, minimum=LEAST_ID, coerce=True)
+    return Column(np.int64, default=None if required else NO_ID, minimum=MIN_ID, coerce=True)
 
 
 def list_column(dtype: str, required: bool = False) -> Column:
@@ -238,7 +238,7 @@ def list_column(dtype: str, required: bool = False) -> Column:
         (None,),
         default=None if required else [],
         allow_nan=dtype == "float64",
-        minimum=LEAST_ID if dtype == "int64" else None,
+        minimum=MIN_ID if dtype == "int64" else None,
         coerce=True,
     )
 

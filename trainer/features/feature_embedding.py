@@ -107,7 +107,7 @@ class FeatureEmbedding(nn.Cell):
         optimizer: `RowOptimizer` of all tables; None: the one that matches the Trainer's optimizer.
         exclude: names of fields or sequences that are left out here.
         prefix: begins the names of its tables, and of their files; a network with two of these layers tells them apart
-            by it. All vectors then have length `dim`, whatever a feature says.
+            by it. All vectors then have length `dim`, even if a feature has another `dim`.
         options: further arguments of every `Embedding`; those of a feature come first.
 
     Inputs:

@@ -79,7 +79,7 @@ class Features(Stateful):
         fitted: a folder that `trainer features CONFIG --fit --to FOLDER` wrote, whose statistics are taken over; None:
             the features learn from the first data of `fit`.
         max_bad_share: largest share of rows set aside, 0 to 1, in finite data; a larger one is an error in `fit` and
-            `evaluate`, where more than 10 rows are bad. Streams have a `max_bad_share` of their own.
+            `evaluate`, where more than 10 rows are bad. Streams have their own `max_bad_share`.
 
     Attributes:
         learned: the statistics in use.

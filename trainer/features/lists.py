@@ -15,7 +15,7 @@ from ..streams.formats.coercion import MISSING, MisfitError, as_integer, lower_t
 from ..streams.formats.column import Column
 from ..streams.formats.ragged_column import Ragged
 from .categorical import IdFeature, missing_ids
-from .feature import LEAST_ID, NO_ID, PADDING, Feature, Kind, Output, RawColumns, list_column, text_column, to_float32
+from .feature import MIN_ID, NO_ID, PADDING, Feature, Kind, Output, RawColumns, list_column, text_column, to_float32
 
 POOLINGS = ("mean", "sum", "sqrtn")
 
@@ -154,8 +154,8 @@ class Text(_Lists):
     Words are sequences of letters and digits, lowercased.
 
     Args:
-        ngrams: longest run of words that counts as one, 1 for single words alone.
-        hash_buckets: number of buckets; None: every word is an id of its own.
+        ngrams: longest run of words that counts as one; 1: only single words.
+        hash_buckets: number of buckets; None: every word is its own id.
         max_length, pooling: see `ListFeature`.
         vocabulary, min_count, max_size, dim, table, options: see `trainer.features.categorical.IdFeature`.
     """
@@ -212,7 +212,7 @@ def _whole(text: str) -> int:
         number = as_integer(text)
     except MisfitError:
         return NO_ID
-    return number if number is not MISSING and LEAST_ID <= number < 2**63 else NO_ID
+    return number if number is not MISSING and MIN_ID <= number < 2**63 else NO_ID
 
 
 def without(lists: Ragged, left_out: np.ndarray) -> Ragged:

@@ -133,7 +133,7 @@ def _number_vector(embedding: Any) -> NumberVector | None:
 
 @dataclass(frozen=True)
 class Bucketized(Feature):
-    """A number as the id of its bucket; missing values have a bucket of their own.
+    """A number as the id of its bucket; missing values have their own bucket.
 
     Args:
         boundaries: ascending boundaries, or a number of buckets of equally many values, learned from the data (to 1 %

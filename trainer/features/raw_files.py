@@ -127,7 +127,7 @@ class RawFiles(RawData):
         schema = Schema({column: features.schema.fields[column]}, csv=features.csv)
         times = [rows.columns[column] for rows in read_files(self.path, schema, SetAside())]
         if not times:
-            raise DataError(f"{self.path}: no row has a time in column {column!r}, by which it would be divided")
+            raise DataError(f"{self.path}: no row has a time in column {column!r}, which the split needs")
         ordered = np.sort(np.concatenate(times))
         begins = np.ceil(np.array([1 - self.valid - self.test, 1 - self.test]) * len(ordered) - 1e-9).astype(np.int64)
         return np.append(ordered, np.inf)[begins]

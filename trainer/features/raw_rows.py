@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SAMPLE = 100  # rows whose names are looked at, of rows that have their own
-TOLERATED_ROWS = 10  # bad rows that are no error, whatever their share
+TOLERATED_ROWS = 10  # number of bad rows that is never an error
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def is_table(data: Any) -> bool:
 
 
 def _is_single(value: Any, column: Column) -> bool | None:
-    """Return whether a value is that of one row; None if it cannot be told."""
+    """Return whether a value belongs to one row; None if it may be either."""
     if value is None or np.isscalar(value) or isinstance(value, Mapping) or not hasattr(value, "__len__"):
         return True
     if not column.shape or not isinstance(value, list | tuple | np.ndarray):

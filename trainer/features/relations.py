@@ -233,7 +233,7 @@ class Cross(Feature):
     Args:
         columns: names of the raw columns.
         dtype: what they hold, "str" or "int64"; or one for each.
-        hash_buckets: number of buckets that combinations are hashed to; None: every combination is an id of its own.
+        hash_buckets: number of buckets that combinations are hashed to; None: every combination is its own id.
         dim: length of a vector; None: that of the `FeatureEmbedding`.
         elements: name of the one of `columns` that holds lists; None: none of them does.
         separator: for lists that are written as one text, as "Action|Comedy".

@@ -46,7 +46,7 @@ class BatchTransform:
         # Rows that the features' own schema has decoded are not converted again.
         own, read = features.schema.fields, {} if stream.decoded is None else stream.decoded.fields
         self._decoded = stream.counts_rows and read == own
-        # Times that another schema has read are seconds, whatever unit the features declare.
+        # Times that another schema has read are seconds, not in the unit of the features.
         self._times = [name for name, column in own.items() if column.times and name in read and read[name].times]
         self._versions: deque[tuple[Any, Learned, Recent, Keys | None]] = deque()
         self._ahead = features

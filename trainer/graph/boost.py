@@ -1,7 +1,7 @@
 """Boost levels O1 and O2, made of plain operators that every device has.
 
 O1 centralizes gradients (Yong et al. 2020) and freezes the leading layers in a share of the calls, when the backward
-pass ends at them and the optimizer leaves them alone. O2 also combines the gradients of several processes by Adasum
+pass ends at them and the optimizer does not change them. O2 also combines the gradients of several processes by Adasum
 (Maleki et al. 2021); with one process it equals O1.
 """
 

@@ -57,7 +57,7 @@ class LabelCast(nn.Cell):
 
     A label [N] with a prediction [N, 1], or the reverse, gets the prediction's shape if the loss compares values:
     MindSpore would broadcast both to [N, N]. A custom loss is tried on two rows: it broadcasts if swapping their
-    labels changes nothing, or if it fails for these shapes alone.
+    labels changes nothing, or if it fails only for these shapes.
     """
 
     def __init__(self, loss_fn: Any) -> None:

@@ -215,7 +215,7 @@ def check_denominator(
             "and accumulated batches are not compared with each other, so the update is not that of one large batch; "
             "use a larger batch_size with gradient_accumulation_steps=1"
         )
-        shared = "of which each process has a part; train it in one process"
+        shared = "and each process has a part of it; train in one process"
         raise ConfigurationError(
             f"{divided}: {name_of(loss_fn)} compares each row with the others of its batch, "
             f"{accumulated if accumulate > 1 else shared}"
@@ -229,7 +229,7 @@ def check_denominator(
                 "sums, which are known at the end of an update only; use a larger batch_size with "
                 "gradient_accumulation_steps=1"
             )
-    if unknown and (loss_fn is not None or optimizer is not None):  # a training step reduces by itself
+    if unknown and (loss_fn is not None or optimizer is not None):  # a training step reduces the loss itself
         raise ConfigurationError(
             f"{divided}: it is not known what {name_of(unknown[0])} divides by, so parts of a batch cannot be added "
             "up; give it an attribute denominator: 'rows' for a mean over rows, 1 for a sum, or a method that returns "

@@ -247,7 +247,7 @@ class TrainStep(nn.Cell):
         return self._with_denominator(loss, columns, rows_of_all), kept_output(prediction, self.output)
 
     def _with_denominator(self, loss, columns, rows_of_all):
-        """Return the loss, or [loss, denominator] where that is told."""
+        """Return the loss, or [loss, denominator] if the loss gives one."""
         if not self.tells_denominator:
             return loss
         denominator = self.forward.denominator(columns)
@@ -322,7 +322,7 @@ class TrainStep(nn.Cell):
         if self.halt:
             apply = ops.logical_and(finite, self.fatal == 0)
         self._apply_or_restore(apply, gradients, table_rows)
-        # With a scaler, an overflow of the gradients alone is not fatal: the scaler lowers its scale.
+        # With a scaler, an overflow of only the gradients is not fatal: the scaler lowers its scale.
         self._count(finite, finite if self.scaler is None else loss_is_finite)
 
     def _apply_or_restore(self, apply, gradients, table_rows):

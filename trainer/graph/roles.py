@@ -117,7 +117,7 @@ def _check_arguments(network: nn.Cell | type[nn.Cell], names: Sequence[str]) -> 
 def _refuse_number(loss_fn: Any, labels: Sequence[str], takes: int, weight: str | None) -> None:
     name, declared = name_of(loss_fn), ", ".join(map(repr, labels))
     if takes == 0:
-        cure = "a loss of the network's outputs alone uses none: leave label= and weight= out, or let it take them"
+        cure = "a loss of only the network's outputs uses none: leave label= and weight= out, or let it take them"
     elif takes < len(labels):
         tasks = ", ".join(f"{label!r}: {name}()" for label in labels)
         cure = f"give one label, MultiTaskLoss({{{tasks}}}), or a loss of (prediction, {', '.join(labels)})"

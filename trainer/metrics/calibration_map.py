@@ -1,6 +1,6 @@
 """Apply a calibration: plain numbers in, probabilities out.
 
-`trainer export` copies this file into the folder of a model, so it needs NumPy alone.
+`trainer export` copies this file into the folder of a model, so it needs only NumPy.
 """
 
 from __future__ import annotations

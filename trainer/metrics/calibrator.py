@@ -101,7 +101,7 @@ class Calibrator(Stateful):
 
         Args:
             id_names: the declared features whose value is one id, in the order of the network's input `ids_input`;
-                None: the network's inputs have names of their own.
+                None: the network's inputs have their own names.
 
         Raises:
             ConfigurationError: the label is not one binary label, or there is no such column.

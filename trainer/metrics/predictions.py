@@ -50,7 +50,7 @@ def group_column(groups: Any, rows: int) -> np.ndarray:
 def named_values(name: str, value: Any) -> dict[str, float]:
     """Convert a metric's result to floats by name.
 
-    Each part of a dict is named name_part; an empty part gives the name alone, and a part that begins with "/" gives
+    Each part of a dict is named name_part; an empty part gives only the name, and a part that begins with "/" gives
     name/part. A vector of one value per class, such as MindSpore's precision, gives the mean under the name and the
     values under name_0, name_1, ...
     """

@@ -41,7 +41,7 @@ class GroupMetric(RowMetric):
     """Base of metrics by group: rows of the open window, sums of past ones.
 
     If a window has more than `capacity` rows, whole groups are dropped by a hash of the group, with a warning. The
-    value is then that of a random sample of groups, independent of row order. Where one group alone is too large,
+    value is then that of a random sample of groups, independent of row order. If a single group is too large,
     `Gauc` keeps a random half of the rows, again and again; metrics of the first k have no value (NaN), because the
     first k of some rows are not those of all.
 

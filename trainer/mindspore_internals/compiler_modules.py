@@ -1,4 +1,4 @@
-"""MindSpore's compiler modules, wherever this version keeps them.
+"""MindSpore's compiler modules; their location depends on the version.
 
 Relied on: `api` holds `_cell_graph_executor`, which compiles and runs the programs of cells, and `parser` reads their
 sources. Both are in `mindspore.graph` since 2.9; before, in `mindspore.common` and `mindspore._extends`.

@@ -6,14 +6,14 @@ Convolutions: with AVX-512, MindSpore's build of oneDNN runs its reference code.
 MindSpore's `lib` folder, loaded with MindSpore, and two functions of oneDNN's public C interface,
 `dnnl_set_max_cpu_isa` and `dnnl_get_effective_cpu_isa`. Setting fails once oneDNN has run anything. Measured on
 2.10.0 (oneDNN 3.10.1): a forward of 64 channels 3x3 on [64, 64, 16, 16] takes 1,260 to 2,100 ms with AVX-512 and 17 to
-19 ms with AVX2. An older oneDNN, `libdnnl.so.2`, was not measured and is left alone.
+19 ms with AVX2. An older oneDNN, `libdnnl.so.2`, was not measured and is not changed.
 
 Max pooling: with AVX2, `MaxPool` and its gradient take 10.6 ms for 64 images of 16 channels of 28 x 28, nine of them
 the gradient; 5.0 ms with AVX-512. MindSpore's `AdaptiveMaxPool2D` takes 3.4 to 4.6 ms with either, nearly all of it
 for the maxima, so it is used in training only. It gives the same maxima where windows neither overlap nor leave a
 remainder. Relied on: an `nn.MaxPool2d` has its operator in `max_pool`.
 
-Sums: oneDNN divides the sum of a convolution's weight gradient among the threads it is told of when the operator is
+Sums: oneDNN divides the sum of a convolution's weight gradient among the number of threads given when the operator is
 made. Relied on: MindSpore makes operators while it compiles, on the thread that compiles, and oneDNN's public
 `dnnl_threadpool_interop_set_max_concurrency`, which holds for the calling thread. Seen on one
 and two cores: of 20 layers and operators with their gradients (Dense, convolutions, recurrent layers, normalizations,
@@ -140,7 +140,7 @@ def _library_path() -> Path:
 
 def _library() -> ctypes.CDLL | None:
     try:
-        # NOLOAD: a second copy of the library would have a setting of its own
+        # NOLOAD: a second copy of the library would have its own setting
         library = ctypes.CDLL(str(_library_path()), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         library.dnnl_get_effective_cpu_isa.restype = ctypes.c_uint
         library.dnnl_set_max_cpu_isa.restype = ctypes.c_int

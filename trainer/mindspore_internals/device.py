@@ -4,7 +4,7 @@ No other module asks MindSpore which device it is: code asks `current()` for an 
 table, with the date on which each device was last seen.
 
 Relied on:
-- `get_context("device_target")` names the device. MindSpore takes a GPU or an Ascend by itself if the plugin loads.
+- `get_context("device_target")` names the device. MindSpore takes a GPU or an Ascend unasked if the plugin loads.
 - `mindspore.set_device` changes the device until the first operator runs, and leaves a trace in `DeviceManagerConf`;
   `set_context(device_target=...)` leaves none.
 """
@@ -48,8 +48,8 @@ class Device:
     fast_max_pooling: bool  # the gradient of MaxPool needs no replacement
     uses_onednn: bool  # convolutions run in oneDNN
     times_operators: bool  # MindSpore's profiler gives the time of each operator
-    keeps_programs_apart: bool  # a second live training program leaves the values of the first alone
-    repeats_sums: bool  # two equal trainings give the same bits: no operator adds in an order of its own
+    keeps_programs_apart: bool  # a second live training program does not change values of the first
+    repeats_sums: bool  # two equal trainings give the same bits: every operator adds in a fixed order
     automatic_steps: int  # the most steps per call that sink_size=-1 chooses
 
 
@@ -123,7 +123,7 @@ def choose(name: str | None) -> Device:
             set by `mindspore.set_device`, else the CPU if MindSpore has taken no other.
 
     Raises:
-        ConfigurationError: `name` is None and MindSpore took the device by itself, the device does not exist here, or
+        ConfigurationError: `name` is None and MindSpore took the device unasked, the device does not exist here, or
             another device has already run operators.
     """
     found = current()

@@ -62,7 +62,7 @@ def failed_assertion(message: str) -> str | None:
     return (
         f"an assertion failed on the GPU (error 710), reported by {operator}; usually an index, such as an id of an "
         "embedding or a class number, is out of range. The GPU computes nothing more in this process: start it again, "
-        "with device='cpu' to be told the value"
+        "with device='cpu' to see the value"
     )
 
 

@@ -49,7 +49,7 @@ def _custom(method: Callable[..., Any], signature: inspect.Signature, out_shape:
     owner, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
 
     def call(*arrays):
-        return function(owner(), *arrays)  # whoever runs the graph keeps the owner alive
+        return function(owner(), *arrays)  # the caller of the graph keeps the owner alive
 
     vars(call)["__signature__"] = signature  # the operator takes its number of inputs from it
     return ops.Custom(call, out_shape=out_shape, out_dtype=out_dtype, func_type="pyfunc")

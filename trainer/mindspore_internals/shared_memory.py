@@ -48,7 +48,7 @@ class Mirror:
 
     Args:
         in_branch: whether programs use it in a branch, which keeps the memory that it was compiled with: each size then
-            has memory of its own, for as long as the programs of that size.
+            has its own memory, for as long as the programs of that size.
     """
 
     def __init__(self, parameter: Parameter, *, in_branch: bool = False) -> None:

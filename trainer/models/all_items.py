@@ -32,7 +32,7 @@ class AllItems:
         rows: columns by name of the rows to rank, lists and arrays: those of the users' features, `item`, `user`.
         items: columns by name of all items; those of a later row with the same `item` are not read.
         item: the column of `rows`, `items` and `seen` that names the item.
-        user: the column of `rows` and `seen` that names the user; None: every row is a user of its own.
+        user: the column of `rows` and `seen` that names the user; None: every row is a separate user.
         seen: columns by name with `user` and `item`, or several such, as the rows trained on; None: none is left out.
         k: number of items that count as found.
 

@@ -59,7 +59,7 @@ class _WeightedValues(nn.Cell):
 
     def construct(self, query, key, value, kept):
         query, key, value = self._split(query), self._split(key), self._split(value)
-        # Scaling the query costs less than scaling the scores, of which there are L / head_dim times as many.
+        # Scaling the query costs less than scaling the scores: there are L / head_dim times as many.
         scores = ops.cast(self.product_with_transposed(self._scaled(query), key), mstype.float32)
         if self.masked:
             scores = scores - 1e9 * (1 - ops.cast(kept, mstype.float32).reshape(kept.shape[0], 1, 1, kept.shape[1]))

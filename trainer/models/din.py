@@ -70,7 +70,7 @@ class ActivationUnit(nn.Cell):
         if self.training:
             kernel, bias = ops.cast(first.weight, history.dtype), ops.cast(first.bias, history.dtype)
             x = self.pairs(history, candidate, kernel, bias)
-        else:  # ONNX takes any number of rows of this form alone
+        else:  # only this form takes any number of rows in ONNX
             candidates = ops.broadcast_to(ops.expand_dims(candidate, 1), history.shape)
             pairs = ops.concat((history, candidates, history - candidates, history * candidates), 2)
             x = first(pairs.reshape(batch * length, 4 * dim))

@@ -97,7 +97,7 @@ class ItemIndex:
             users: float [U, width], see `user_vectors`.
             count: items per user.
             exclude: for each user, the ids to leave out, such as those seen already; unknown ids are ignored.
-            among: indices of the only items to search, int64 [n]; they are compared exactly, whatever the method.
+            among: indices of the only items to search, int64 [n]; they are compared exactly, with any method.
 
         Returns:
             ids [U, count], best first, and scores float32 [U, count]; fewer columns where there are fewer items. If

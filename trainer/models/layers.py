@@ -108,7 +108,7 @@ class Linear(nn.Cell):
 class LabelUnits(nn.Cell):
     """Outputs of deviation about 1 in the label's units: deviation * output + mean.
 
-    Adam changes a weight by about its learning rate in each step whatever the label's unit, so a network would spend
+    Adam changes a weight by about its learning rate in each step, in any unit of the label, so a network would spend
     its first epochs growing to a label of thousands.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 from ..features import Features
 from ..features.feature import IDS, NUMBERS, Kind, Output
 
-_MOST_ITERATIONS = 1000
+_MAX_ITERATIONS = 1000
 _GRADIENT = 1e-5  # stop when the gradient of the mean loss is this small
 
 
@@ -133,7 +133,7 @@ def _regression(x: Any, labels: np.ndarray, weight: np.ndarray, classes: int) ->
         gradient = [(transposed @ slope + weights).ravel(), slope.sum(0)]
         return (weight @ each + 0.5 * (weights**2).sum()) / total, np.concatenate(gradient) / total
 
-    options = {"maxiter": _MOST_ITERATIONS, "gtol": _GRADIENT, "ftol": 0.0}
+    options = {"maxiter": _MAX_ITERATIONS, "gtol": _GRADIENT, "ftol": 0.0}
     with np.errstate(over="ignore"):  # exp(-z) of a far logit is inf, and its chance 0
         best = minimize(loss, np.zeros((width + 1) * outputs), jac=True, method="L-BFGS-B", options=options).x * unit
     return best[:-outputs].reshape(width, outputs), best[-outputs:] + mean

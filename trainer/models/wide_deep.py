@@ -17,7 +17,7 @@ from .layers import Linear, Perceptron, flat, flat_width, pooled_embedding
 class WideDeep(nn.Cell):
     """A linear model of categories, crosses and numbers, and a perceptron.
 
-    Crosses belong to the linear model alone, as in the paper's figure 1: vectors for every combination would let the
+    Crosses belong only to the linear model, as in the paper's figure 1: vectors for every combination would let the
     perceptron memorize the training rows.
 
     Maps the columns of `Features.inputs` to logits, float32 [N], or [N, classes] for a label of several classes.

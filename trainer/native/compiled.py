@@ -27,7 +27,7 @@ def kept(compiler: Callable[..., Any], signature: Any, **options: Any) -> Callab
 class Kernel:
     """A function compiled for fixed argument types when it is first needed.
 
-    Numba caches the machine code beside the source, in the user's cache folder or in ``NUMBA_CACHE_DIR``. Where none
+    Numba caches the machine code next to the source, in the user's cache folder or in ``NUMBA_CACHE_DIR``. Where none
     of them can be written, it lives as long as the process. NaN and infinities keep their
     meaning: no fast arithmetic.
 

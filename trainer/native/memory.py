@@ -38,7 +38,7 @@ class Memory:
         """Make room for at least `size` bytes and return how many there are.
 
         Drop the arrays from `array` first: while one is in use the content is copied to a new mapping instead, and
-        that array goes on showing the old one.
+        that array keeps showing the old one.
         """
         # only mappings of whole huge pages begin at the start of one
         page = HUGE_PAGE if size >= HUGE_PAGE and self._file is None else mmap.PAGESIZE

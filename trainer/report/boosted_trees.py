@@ -10,7 +10,7 @@ import numpy as np
 from ..features import Features
 from ..features.feature import IDS, NUMBERS, Kind
 
-_MOST_CATEGORIES = 254  # the most that scikit-learn's trees accept in a column, besides "other"
+_MAX_CATEGORIES = 254  # the most that scikit-learn's trees accept in a column, besides "other"
 _LISTED = 32
 
 
@@ -34,7 +34,7 @@ class BoostedTrees:
 
         self._has_numbers, self._is_number = bool(features.of_kind(Kind.NUMBERS)), classes == 1
         columns = range(len(features.of_kind(Kind.IDS)))
-        self._known = [_frequent(inputs[IDS][:, column], _MOST_CATEGORIES) for column in columns]
+        self._known = [_frequent(inputs[IDS][:, column], _MAX_CATEGORIES) for column in columns]
         lists = [output.name for output in features.of_kind(Kind.LIST)]
         self._listed = {name: _frequent(inputs[name].values, _LISTED) for name in lists}
         labels = np.asarray(inputs[features.labels[0]]).reshape(-1)

@@ -11,7 +11,7 @@ from .headline import place_of
 from .run_data import RunData, Series, SweepData
 
 COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#14b8a6", "#ec4899", "#84cc16")
-MOST_TABLE_CURVES = 12
+MAX_TABLE_CURVES = 12
 DASHES = ("solid", "dashed", "dotted", "dotdash")
 HEIGHT = 300
 LEGEND_ROW = 30
@@ -87,7 +87,7 @@ def lines(
     """Plot values of runs: a color per run, a dash per name; None if no values.
 
     `names` are of `Record.series`, in which some may be missing. With `by_time` the x axis is the event time, for runs
-    whose values have it. With `unless_flat` a figure of one value alone, as a constant learning rate, is left out.
+    whose values have it. With `unless_flat` a constant figure, such as a constant learning rate, is left out.
     """
     names = [name for name in names if any(name in run.record.series for run in runs)]
     drawn = [
@@ -184,7 +184,7 @@ def distribution(runs: Sequence[RunData], task: str) -> Any | None:
 def tables(title: str, runs: Sequence[RunData], field: str, unit: float = 1) -> Any | None:
     """Plot a number of each sparse table over steps, in units: "rows", "admitted", ...
 
-    More than `MOST_TABLE_CURVES` curves would be a legend without a figure: then each run has one, the sum of its
+    More than `MAX_TABLE_CURVES` curves would be a legend without a figure: then each run has one, the sum of its
     tables. None if no number changed over the run: the table below has it.
     """
     curves: dict[tuple[int, str], list[float]] = {}
@@ -195,7 +195,7 @@ def tables(title: str, runs: Sequence[RunData], field: str, unit: float = 1) -> 
     if all(len(set(values)) == 1 for values in curves.values()):
         return None
     names = [list(run.record.tables[-1][1]) if run.record.tables else [] for run in runs]
-    summed = sum(map(len, names)) > MOST_TABLE_CURVES
+    summed = sum(map(len, names)) > MAX_TABLE_CURVES
     plot = _figure(f"{title}: all together" if summed else title, "step")
     for index, run in enumerate(runs):
         groups = {f"{len(names[index])} tables": names[index]} if summed else {name: [name] for name in names[index]}

@@ -1,4 +1,4 @@
-"""The first card of a run: its result beside the plain model's, names in words."""
+"""The first card of a run: its result next to the plain model's, names in words."""
 
 from __future__ import annotations
 

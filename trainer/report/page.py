@@ -187,7 +187,7 @@ def _results(runs: Sequence[RunData]) -> list[Any]:
 
 
 def _baseline(run: RunData) -> str:
-    """Return a table of the run beside the plain models."""
+    """Return a table of the run and the plain models."""
     results = {"this run": run.baseline.get("model", {}), **run.baseline.get("plain", {})}
     names = list(results["this run"])
     rows = [[model, *(values.get(name) for name in names)] for model, values in results.items()] if names else []
@@ -281,7 +281,7 @@ def _speed(runs: Sequence[RunData]) -> list[Any]:
         ),
         figures.bars("Where the time went", "seconds", {run.name: run.record.seconds for run in runs}, runs),
         figures.bars(
-            "The reading thread, beside the training",
+            "The reading thread, parallel to training",
             "seconds",
             {run.name: run.record.seconds_beside for run in runs if any(run.record.seconds_beside.values())},
             runs,

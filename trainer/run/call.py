@@ -136,7 +136,7 @@ def make_callbacks(callbacks: Any, *, main: bool = True) -> tuple[CallbackList, 
     """Return the callbacks of a call as a `CallbackList`, and its `History`.
 
     None gives a progress bar; MindSpore's own callbacks are adapted. Processes other than the `main` one leave out
-    callbacks that belong to it alone.
+    callbacks that only it uses.
     """
     callbacks = ProgressBar() if callbacks is None else callbacks
     given = callbacks if isinstance(callbacks, Iterable) else [callbacks]

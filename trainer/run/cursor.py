@@ -31,7 +31,7 @@ class Cursor:
         valid_every: Every | None = None,
         filling: RowFilling | None = None,
         *,
-        any_seed: bool = False,  # whether a resumed run goes on with the seed of its snapshot
+        any_seed: bool = False,  # whether a resumed run keeps the seed of its snapshot
     ) -> None:
         self.source, self.valid_every, self.filling, self._any_seed = source, valid_every, filling, any_seed
         self.position = Position() if source.endless else Position(progress.epoch)  # after the last row trained on

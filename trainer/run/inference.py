@@ -77,7 +77,7 @@ def evaluate_feed(
 def try_metrics(trainer: TrainerBase, feeds: Iterable[Feed]) -> None:
     """Check the metrics on the first batch of all validation arrays.
 
-    Other data are left alone: reading their first batch twice may change what they deliver.
+    Other data are not peeked at: reading their first batch twice may change what they deliver.
     """
     if trainer.group.size > 1 or all(isinstance(metric, Loss) for metric in trainer.metrics.values()):
         return

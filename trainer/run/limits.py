@@ -20,7 +20,7 @@ class Limits:
     """The bounds of a run; None means unbounded. The first bound reached ends the run.
 
     Args:
-        epochs: total number of epochs, counted from the very first, so a resumed run ends where it would have.
+        epochs: total number of epochs, counted from the first run, so a resumed run ends where it would have.
         steps: total number of optimizer steps (`Progress.global_step`).
         seconds: wall time of this call.
     """

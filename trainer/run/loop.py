@@ -48,7 +48,7 @@ def train(run: Run) -> None:
                     run.begin_epoch()
                     call("on_train_epoch_begin", trainer)
                 if not _train_epoch(run) and not run.stopped():
-                    trainer.stop("the stream gave no more rows", kind=run.feed.source.ended or "stream_end")
+                    trainer.stop("the stream ended", kind=run.feed.source.ended or "stream_end")
         end(run)
     finally:
         run.ended = True

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_WINDOW = Window(rows=10_000)
-MOST_NON_FINITE = 20  # updates in a row that are left out before the run ends
+MAX_NON_FINITE = 20  # updates in a row that are left out before the run ends
 _DRIFT = "@drift."  # prefix of the names of drift arrays
 
 
@@ -56,11 +56,11 @@ class OnlineMetrics(Stateful):
 
     feed: Feed
     window: Window
-    scoring: Scoring | None  # None counts the loss alone
+    scoring: Scoring | None  # None counts only the loss
     tasks: MultiTaskLoss | None  # the means of its task losses go into the windows
     group: Group  # shares one window and its results
     drift: WindowDrift | None
-    divided: bool  # whether each process reads rows of its own
+    divided: bool  # whether each process reads its own rows
 
     def __post_init__(self) -> None:
         self._drift_divided = self.drift is not None and self.divided and self.group.size > 1
@@ -292,7 +292,7 @@ def _with_guard(callbacks: Any) -> Any:
     given = make_callbacks(callbacks)[0]
     if any(callback.non_finite is not None for callback in given):
         return callbacks
-    return [*given, SkipNonFinite(MOST_NON_FINITE, rollback=False)]
+    return [*given, SkipNonFinite(MAX_NON_FINITE, rollback=False)]
 
 
 def _make_scoring(trainer: TrainerBase, window: Window) -> Scoring | None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LONG_WAIT = 1 / 3  # share of the time
-LEAST_WAIT_SECONDS = 2.0
+MIN_WAIT_SECONDS = 2.0
 
 
 @dataclass(eq=False)
@@ -321,7 +321,7 @@ def train(
 
 
 def _is_long(share: float, waited: float) -> bool:
-    return share > LONG_WAIT and waited >= LEAST_WAIT_SECONDS
+    return share > LONG_WAIT and waited >= MIN_WAIT_SECONDS
 
 
 def stop_hooks(trainer: TrainerBase) -> StopHooks:

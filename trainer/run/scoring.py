@@ -36,7 +36,7 @@ class Scoring:
     """Metrics of the windows, over the forward that trained on each row.
 
     The chosen metrics, and those of the target, which loss function and first rows tell before the first step: binary,
-    real numbers or classes; other targets have none. If the loss alone is chosen, windows count nothing else. The last
+    real numbers or classes; other targets have none. If only the loss is chosen, windows count nothing else. The last
     `label_count` columns go to the loss; the first of them is the label. An empty name is the only task's.
     """
 
@@ -69,7 +69,7 @@ class Scoring:
         groups = map(group_of, self._chosen.values())
         self.groups = tuple(dict.fromkeys(filter(None, groups)))  # names of the columns that metrics read as groups
         self._windows: dict[str, PrequentialMetrics] = {}
-        self._decided = bool(chosen) and not self._chosen and calibrator is None  # "loss" alone was asked for
+        self._decided = bool(chosen) and not self._chosen and calibrator is None  # only "loss" was chosen
         self._restored: Mapping[str, Any] | None = None
         self._leave_open = False  # the restored state belongs to rank 0
         self._label_indexes: list[int] = []

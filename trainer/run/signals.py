@@ -4,7 +4,7 @@ The first signal requests a clean stop, the second ends the process at once.
 
 Python runs a signal's handler when the main thread is back in Python. It may be inside a graph, or wait in MindSpore's
 C++ for a pipeline, without end. So signals are also written through `signal.set_wakeup_fd` to a thread, which ends the
-process at the second one whatever the main thread does, and ends the run by itself when the main thread does not return
+process at the second one even if the main thread hangs, and ends the run when the main thread does not return
 from a wait for data.
 """
 
@@ -46,7 +46,7 @@ class StopOnSignal:
     Args:
         stop: asks the run to end after the current step.
         wind_up: ends the run for a main thread that never returns from its wait; called on another thread.
-        alone: whether this process is the only one. One of several never leaves a wait by itself, because the others
+        alone: whether this process is the only one. One of several never leaves a wait on its own, because the others
             would wait for it: it stops with them, at their next agreement.
     """
 

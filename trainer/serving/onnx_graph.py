@@ -271,6 +271,6 @@ def _differences(
                 scale = max(1.0, float(np.abs(reference).max(initial=0)))
                 gap = np.abs(answer.astype(np.float64) - reference[:size]) / scale
                 largest = max(largest, float(gap.max(initial=0)) if not np.isnan(gap).any() else np.inf)
-    except Exception as error:  # onnx and onnxruntime have exceptions of their own, without a common base
+    except Exception as error:  # onnx and onnxruntime define exceptions without a common base
         return error
     return largest

@@ -71,7 +71,7 @@ class Publish(Callback):
             last bits of its answer among many: a processor's matrix products differ with the number of rows.
         compact: versions of changes after which all rows are written once more.
         keep: newest versions that servers can be sent back to (see `Versions`), with the full versions they build on;
-            default: `compact`. Pinned and kept versions stay whatever their age.
+            default: `compact`. Pinned and kept versions stay regardless of age.
         on_error: "warn" logs a version that cannot be written and continues; "raise" ends the run.
         items: of two towers, raw rows of the items, or the path of a table of them, which is read for every version:
             each version has the vectors of these items, for `ServedModel.recommend`. The training waits while they are

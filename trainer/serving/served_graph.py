@@ -34,7 +34,7 @@ from .published_items import PublishedItems
 class ServedGraph:
     """An exported network with empty tables: ``network.mindir``, ``graph.json``.
 
-    One thread at a time calls it, and changes no table meanwhile. Callers fill `tables`, which are by name, and set
+    One thread at a time calls it; tables must not change during a call. Callers fill `tables`, by name, and set
     `weights`, the parameters of the network without its tables.
     """
 

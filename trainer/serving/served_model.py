@@ -188,7 +188,7 @@ class ServedModel:
             history: in place of `users`, of `sasrec` and `hstu`: for each user the ids that were chosen before, the
                 newest last, which are left out of the answer. In a column of `users` they are not left out.
             without: for each user, ids to leave out, such as those seen already; ids of no item are ignored.
-            filter: column of `Publish(item_filters=...)` -> a value, or several of which an item has one; a list has a
+            filter: column of `Publish(item_filters=...)` -> a value, or several, one of which an item has; a list has a
                 value if one of its parts is it. All columns have to fit.
 
         Returns:

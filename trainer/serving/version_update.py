@@ -65,7 +65,7 @@ class VersionUpdate:
         files = [now.full if self.has_own_graph else ROWS, *[ROWS] * (len(folders) - 1)]
         dims = {name: table.spec.dim for name, table in self.graph.tables.items()}
         self._rows = [
-            table_rows(arrays, dims, where)  # parts have no id in common: each is a step of its own
+            table_rows(arrays, dims, where)  # parts have no id in common: each is its own step
             for folder, file in zip(folders, files, strict=True)
             for where, arrays in folder.pieces(file)
         ]

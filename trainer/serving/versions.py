@@ -78,7 +78,7 @@ class Versions:
             marks = tuple(name for name, holds in states.items() if holds)
             try:
                 size = sum(path.stat().st_size for path in (self.root / version_name(number)).iterdir())
-            except FileNotFoundError:  # removed meanwhile
+            except FileNotFoundError:  # removed in the meantime
                 continue
             try:
                 release = self._records.release(number)

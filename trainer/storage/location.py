@@ -2,7 +2,7 @@
 
 It uses PyArrow's file systems: PyArrow is already there for Parquet and Arrow, needs no further package for S3, Google
 Cloud Storage, Azure and HDFS, and transfers bytes without holding the GIL. `fsspec` with `s3fs` would add eleven
-packages and an event loop in a thread of its own; where it is installed, URLs such as ``fsspec+memory://`` work too.
+packages and an event loop in its own thread; where it is installed, URLs such as ``fsspec+memory://`` work too.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class Mirror(Callback):
         with self._running:
             try:
                 complete = self._pass.run(final=final)
-            except Exception as error:  # whatever it is, training goes on
+            except Exception as error:  # training continues after any error
                 text = mask_text(str(error)) or repr(error)
                 if self.problem is None:
                     logger.warning("the mirror is behind and will be tried again: %s", text)
@@ -186,7 +186,7 @@ def take_mirror(location: Location, run_dir: Path) -> dict[str, Any]:
     if owner is not None and (own is None or own["run"] != owner["run"]):
         raise ConfigurationError(
             f"{location.url} is the mirror of another run ({owner.get('folder')} on {owner.get('host')}, started "
-            f"{owner.get('started')}); give this run another URL, or go on with that one: --resume {location.url}"
+            f"{owner.get('started')}); give this run another URL, or continue that one: --resume {location.url}"
         )
     record = own or {
         "run": uuid.uuid4().hex,

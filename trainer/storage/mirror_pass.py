@@ -51,7 +51,7 @@ class Scan:
 def scan(folders: Mapping[str, Path]) -> Scan:
     """Scan local folders, given as prefix in the mirror -> folder.
 
-    Pointers are read before parts are listed, so every part they name is listed unless it was removed meanwhile.
+    Pointers are read before parts are listed, so every part they name is listed unless it was removed in the meantime.
     """
     result = Scan()
     for prefix, folder in folders.items():
@@ -99,7 +99,7 @@ def _part(name: str, folder: Path) -> Part | None:
         kind, body = read_manifest(content)
         files = manifest.files_of(body)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None  # removed meanwhile or damaged: not complete, so not mirrored
+        return None  # removed in the meantime or damaged: not complete, so not mirrored
     order = manifest.count(body.get("sequence", 0)) if kind == "snapshot" else 0
     return Part(name, folder, content, files, (order, ("" if kind == "graph" else name)))
 
@@ -192,7 +192,7 @@ class MirrorPass:
                 self.target.write(pointer, content)
                 self._pointers[pointer] = content
             else:
-                complete = False  # removed here meanwhile: the next pass finds a newer pointer
+                complete = False  # removed here in the meantime: the next pass finds a newer pointer
         complete &= self._upload_parts([scanned.parts[name] for name in missing])
         for name, (path, size, mtime_ns) in scanned.plain.items():
             last = self._plain.get(name, (0, 0))[0]
@@ -205,7 +205,7 @@ class MirrorPass:
         return all(uploaded)
 
     def _upload_part(self, part: Part) -> bool:
-        """Upload a part; return False if it was removed or replaced meanwhile."""
+        """Upload a part; return False if it was removed or replaced during it."""
         if part.name in self._manifests:  # a different part of the same name: readers must not mix the two
             self.target.delete(f"{part.name}/{MANIFEST}")
             del self._manifests[part.name]
@@ -248,7 +248,7 @@ class MirrorPass:
         """Remove the parts gone locally, unless a pointer in the store names them."""
         roots = {name.rpartition("/")[0] for name in scanned.parts}
         named = {name for pointer, content in self._pointers.items() for name in _named_beside(pointer, content)}
-        # a version needs no more than its pointer names
+        # a version needs only the parts that its pointer names
         snapshots = {name: own for name, own in self._manifests.items() if Path(name).name.startswith("step_")}
         kept = self._spared | scanned.parts.keys() | _with_bases(named, snapshots)
         for name in sorted((self._manifests.keys() | self._strays) - kept, reverse=True):

@@ -45,7 +45,7 @@ class Stream:
         reads_pipeline: whether `poll` reads a `mindspore.dataset` pipeline, which stays on the thread that created it.
         sharing: how several processes divide the stream.
         dead_letter: keeps rows that cannot be trained on; None: they are counted and the first is logged.
-        allow_nan: names of the columns that may hold NaN and infinite values, or True for all, beside those whose
+        allow_nan: names of the columns that may hold NaN and infinite values, or True for all; also those whose
             schema allows it; elsewhere a row with one is bad.
         counts_rows: whether `poll` checks rows against the schema, and counts them with `dead_letter`.
     """
@@ -124,7 +124,7 @@ class Stream:
         return None
 
     def counts(self) -> dict[str, int]:
-        """Return what windows show of the stream beside lag and late rows, by name.
+        """Return figures of the stream to show in windows, besides lag and late rows.
 
         The names are the same in each call; in a window they begin with ``stream_``.
         """

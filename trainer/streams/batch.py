@@ -54,7 +54,7 @@ class Span(NamedTuple):
         offset: number of the message in it.
         first_row: number of the first row within the message.
         last_row: number of the last row, itself included.
-        next_offset: offset at which to go on when the message holds no good row after `last_row`; None when the span
+        next_offset: offset at which to continue when the message holds no good row after `last_row`; None when the span
             ends in the middle of its message.
     """
 

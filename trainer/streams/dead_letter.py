@@ -20,7 +20,7 @@ from .batch import Span
 logger = logging.getLogger(__name__)
 
 _MAX_RAW = 65_536
-_MOST_REASONS = 1000  # counted one by one; further reasons are counted as "other"
+_MAX_REASONS = 1000  # counted one by one; further reasons are counted as "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class DeadLetter:
         """Count reasons of bad rows for `report`; remember the first one's location."""
         for bad in rows:
             reason = _short(bad.reason)
-            self.reasons[reason if reason in self.reasons or len(self.reasons) < _MOST_REASONS else "other"] += 1
+            self.reasons[reason if reason in self.reasons or len(self.reasons) < _MAX_REASONS else "other"] += 1
         if rows and not self.first:
             first = rows[0]
             at = f"row {first.row}" if first.line is None else f"line {first.line}"

@@ -218,7 +218,7 @@ class KafkaSink(Sink):
 
     def _delivered(self, error: Any, message: Any) -> None:
         self._left -= 1
-        if error is not None:  # final, for the client tries again by itself
+        if error is not None:  # final: the client has retried already
             self._refused += 1
             logger.warning("%s refuses a row: %s", self.label, error)
 

@@ -246,7 +246,7 @@ def test_any_text_is_decoded_or_refused(text):
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_what_was_read_stays_when_its_files_are_overwritten_and_cut(tmp_path, monkeypatch, in_memory):
     if not in_memory:
-        monkeypatch.setattr(manifest, "MOST_IN_MEMORY", 0)
+        monkeypatch.setattr(manifest, "MAX_IN_MEMORY", 0)
     weights = np.random.default_rng(0).random((50_000, 20))  # of several blocks
     path = checkpoint.write(tmp_path, 1, {"model": {"w": weights}}, STATE)
     snapshot = checkpoint.read(path)

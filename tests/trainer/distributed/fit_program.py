@@ -91,7 +91,7 @@ def slow_rank(trainer, x, y):
             yield x[first : first + 32], y[first : first + 32]
 
     logger = logging.getLogger("trainer.run.run")
-    training_run.LEAST_WAIT_SECONDS = 0.2
+    training_run.MIN_WAIT_SECONDS = 0.2
     logger.addHandler(handler)
     trainer.fit(batches, 2, callbacks=[], sharded=True)
     logger.removeHandler(handler)

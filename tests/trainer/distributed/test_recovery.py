@@ -23,7 +23,7 @@ from tests.trainer.distributed.table_program import clicks
 from trainer.data.table_feed import DeltaPolicy
 from trainer.distributed.group import join
 
-DeltaPolicy.MOST_DELTAS = 0  # which snapshots are deltas depends on the one that a restarted job begins with
+DeltaPolicy.MAX_DELTAS = 0  # which snapshots are deltas depends on the one that a restarted job begins with
 
 
 def rows():

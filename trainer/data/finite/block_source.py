@@ -17,7 +17,7 @@ SHUFFLED_ROWS = 1 << 18
 class BlockSource(Source):
     """Base of sources that read their rows in consecutive blocks.
 
-    Shuffled, the order of an epoch comes from (seed, epoch) alone: blocks in a random order, and rows at random within
+    Shuffled, the order of an epoch depends only on (seed, epoch): blocks in a random order, and rows at random within
     `shuffled_rows` rows of them or a little more, so a shuffle is the better the smaller the blocks are. A resumed run
     reads only the blocks of its position and those after it.
     """
@@ -32,7 +32,7 @@ class BlockSource(Source):
         shuffle: bool = True,
         seed: int = 0,
         shuffled_rows: int | None = None,  # shuffled together; None: `SHUFFLED_ROWS`
-        ahead: bool = False,  # whether a thread reads the next blocks beside the training; twice the memory
+        ahead: bool = False,  # whether a thread reads the next blocks during training; twice the memory
     ) -> None:
         self.block_rows, self.batch_size = list(block_rows), batch_size
         self.shuffle, self.seed = shuffle, seed

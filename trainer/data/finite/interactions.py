@@ -90,7 +90,7 @@ def interactions(
             or folder, or the URL of one, whose columns are read as texts, `time` as numbers.
         part: "train", "valid" or "test".
         by: "leave_one_out": the newest interaction of each user is tested on, the one before it validated on, and users
-            of two or fewer are trained on alone. "time": the oldest share of all rows is trained on, the newest tested
+            of two or fewer are only trained on. "time": the oldest share of all rows is trained on, the newest tested
             on. "random": the same shares of each user's rows, drawn with `seed`; a user whose share is below one row
             gives one to each part while it has two or more to train on.
         user, item, time: names of the columns; rows of the same time keep their order.

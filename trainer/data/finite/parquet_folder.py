@@ -28,7 +28,7 @@ class _RowGroup:
 class ParquetFolder(BlockSource):
     """Batches from Parquet files larger than memory; needs pyarrow (extra ``arrow``).
 
-    Rows are read ahead on a thread of their own. Shuffled, the order of an epoch comes from (seed, epoch) alone: row
+    Rows are read ahead on their own thread. Shuffled, the order of an epoch depends only on (seed, epoch): row
     groups in a random order, and rows at random within blocks of about `SHUFFLED_ROWS` rows of them, so a shuffle is
     the better the smaller the row groups are. A resumed run reads only the block of its position and those after it.
 

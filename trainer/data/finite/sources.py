@@ -21,8 +21,8 @@ from ..source import Item, Source
 logger = logging.getLogger(__name__)
 
 INSPECTED_BYTES = 1 << 28  # larger arrays may be memory-mapped: looking for NaN would read them all from disk
-_MOST_ROWS, _MOST_BYTES = 4096, 1 << 20  # limits of a batch without a given size
-_READ = "read"  # key of a state: batches since the beginning, for data that goes on from epoch to epoch
+_MAX_ROWS, _MAX_BYTES = 4096, 1 << 20  # limits of a batch without a given size
+_READ = "read"  # key of a state: batches since the beginning, for data that continues from epoch to epoch
 _MANY_EPOCHS = 1_000_000  # set_init_step wants a total that the position lies within; -1 is refused
 
 
@@ -37,7 +37,7 @@ def _checksum(columns: Columns) -> int:
 
 
 class ArraySource(Source):
-    """Equally long arrays cut into batches; shuffled by (seed, epoch) alone."""
+    """Equally long arrays cut into batches; (seed, epoch) decides the order."""
 
     kind = "ArraySource"
     described: tuple[str, ...] = ("rows", "batch_size", "shuffle", "seed")
@@ -68,7 +68,7 @@ class ArraySource(Source):
         if self.rows == 0:
             raise DataError(f"the dataset is empty: column {self.names[0]!r} has 0 rows")
         nbytes = sum(column.nbytes for column in self._columns)
-        self.batch_size = batch_size or max(1, min(_MOST_ROWS, _MOST_BYTES * self.rows // max(1, nbytes)))
+        self.batch_size = batch_size or max(1, min(_MAX_ROWS, _MAX_BYTES * self.rows // max(1, nbytes)))
         self.shuffle = shuffle
         self.seed = seed
         self.set_aside = arrays.set_aside if isinstance(arrays, Inputs) else None
@@ -123,7 +123,7 @@ class PipelineSource(Source):
     """A `mindspore.dataset` pipeline.
 
     One iterator serves all epochs, because a new one would repeat the first epoch's shuffle. A position is reached
-    by `set_init_step`, which skips without loading rows. The pipeline reads ahead on threads of its own.
+    by `set_init_step`, which skips without loading rows. The pipeline reads ahead on its own threads.
     """
 
     described = ("size", "seed")
@@ -263,7 +263,7 @@ class IterableSource(Source):
     def _sought(self, epoch: int, start: int, state: Any, continues_epochs: bool) -> int:
         """Bring the data to a position if they can do so; return the batches to skip."""
         skip = start
-        if self.one_shot and not self._stateful:  # an earlier run may have gone on where this one does not
+        if self.one_shot and not self._stateful:  # an earlier run may have advanced it
             skip = _read_before(state, start)
         elif (start or continues_epochs) and state is not None and self._stateful:
             self.data.load_state_dict(state)

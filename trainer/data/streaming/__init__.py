@@ -1,1 +1,1 @@
-"""A stream as batches for the feed, alone or shared by several processes."""
+"""A stream as batches for the feed, in one process or shared by several."""

@@ -64,7 +64,7 @@ class Embedding(nn.Cell):
 
     Args:
         dim: length of a vector.
-        capacity: most ids with a row of their own; None grows on demand. At most 10**6 without admission and eviction
+        capacity: most ids with their own row; None grows on demand. At most 10**6 without admission and eviction
             (measured: below that updating every row costs less), mode "auto" takes an ordinary dense parameter
             [capacity, dim] of float32 indexed by ids 0 to capacity - 1.
         name: unique name of the table in snapshots; by default the attribute path of the cell in the network.

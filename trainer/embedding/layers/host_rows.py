@@ -68,7 +68,7 @@ class HostRows:
         if self._halves:
             self._keys = np.zeros(len(codes), np.uint64)
             slots = (codes >> ROW_BITS).astype(np.int16)
-            order = np.argsort(slots, kind="stable")  # once for all tables, of which there may be hundreds
+            order = np.argsort(slots, kind="stable")  # once for all tables: there may be hundreds
             ends = np.searchsorted(slots[order], np.arange(len(self._tables)), side="right")
             first = int(np.searchsorted(slots[order], 0))
             for table, begin, end in zip(self._tables, (first, *ends[:-1]), ends, strict=True):

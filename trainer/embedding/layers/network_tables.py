@@ -124,7 +124,7 @@ class SparseTables(nn.Cell):
         programs = []
         for stack in layout.stacks:
             head = heads[stack.tables[0]]
-            # A table alone in its stack keeps its own working set.
+            # A table that is alone in its stack keeps its own working set.
             working_set = head.own_working_set if len(stack.tables) == 1 else WorkingSet(head.spec.name, head.dim)
             indirect = layout.bundles[stack.bundle].indirect
             optimizer = optimizers[stack.tables[0]] or RowSGD()

@@ -107,7 +107,7 @@ class OwnerRows(HostRows):
 class OwnerStackProgram(HostStackProgram):
     """A `HostStackProgram` whose rows are exchanged with their owners in every step."""
 
-    in_graph = True  # the owned rows of a step are an input of their own
+    in_graph = True  # the owned rows of a step are a separate input
 
     def __init__(self, *arguments: Any, group: Group, token: Parameter) -> None:
         super().__init__(*arguments)
@@ -163,7 +163,7 @@ class OwnerStackProgram(HostStackProgram):
         return sums
 
     def squares(self, owned, sums):
-        """Return the sum of squares of `sums`; rank 0 alone counts a shared default row."""
+        """Return the sum of squares of `sums`; only rank 0 counts a shared default row."""
         rows = ops.sum(sums * sums, 1)
         if not self.is_main:
             rows = ops.select(owned > self.members, rows, ops.zeros_like(rows))

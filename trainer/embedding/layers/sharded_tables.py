@@ -1,7 +1,7 @@
 """The tables of a network, sharded over processes.
 
 In every step each process receives the weights of its own rows from their owners and sends their gradients back; the
-owners alone apply the row optimizer (`owner_rows`, `planning.owner_planner`). Operators written in Python do this; a
+only owners apply the row optimizer (`owner_rows`, `planning.owner_planner`). Operators written in Python do this; a
 device that has none (`Device.runs_python`) trains sparse tables in one process.
 
 Ids are planned and exchanged on the thread that prepares chunks, over a `Channel`; all else runs on the thread of the

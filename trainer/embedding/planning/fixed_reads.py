@@ -58,7 +58,7 @@ class FixedReads:
             for part in fields.components[index].parts:
                 members.setdefault(part.column, []).append((member, part.elements))
         for column, parts in members.items():
-            # a component that reads whole rows is alone in its column
+            # a component that reads whole rows shares its column with no other
             elements = None if parts[0][1] is None else np.concatenate([own for _, own in parts if own is not None])
             counts = [1 if own is None else len(own) for _, own in parts]
             owners = np.repeat([member for member, _ in parts], counts)

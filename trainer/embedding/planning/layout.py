@@ -197,8 +197,8 @@ def separate_tables(components: Sequence[Component]) -> Layout:
 def read_layout(components: Sequence[Component], specs: Sequence[TableSpec]) -> Layout:
     """Return the layout of a read-only program: a position for every id of a batch.
 
-    Tables of equal width share a stack, whatever trains them. Tables that read the same elements with different
-    paddings translate positions, each in a stack of its own.
+    Tables of equal width share a stack, even with different optimizers. Tables that read the same elements with other
+    paddings translate positions, each in its own stack.
     """
     layout = Layout()
     for number, component in enumerate(components):

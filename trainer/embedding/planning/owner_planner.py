@@ -11,7 +11,7 @@ A step then sends no ids. Owners send the weights of the listed rows and receive
 With accumulation the unit is not a step but a stretch: the micro-batches of one optimizer update in a call, whose
 distinct rows are listed once. What an open accumulation has read in earlier calls is listed again in the next one.
 
-The messages are exchanged on connections of their own (`begin`), so the preparing thread plans calls while others are
+The messages are exchanged on their own connections (`begin`), so the preparing thread plans calls while others are
 trained. What it sends tells the others whether more follows: they do not wait for a process whose data has ended.
 
 A refused id has the default row, of which every process has the same copy: it is listed for all owners, and each of

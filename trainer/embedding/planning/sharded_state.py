@@ -51,7 +51,7 @@ def gather_table(group: Group, part: Mapping[str, Any], folder: Path | None) -> 
 def own_part(table: SparseTable, arrays: Mapping[str, Any], sketch_before: np.ndarray | None) -> dict[str, Any]:
     """Return the arrays of this process's part of a snapshot.
 
-    Joined in the order of ranks they are those of the whole table. Rows have their global numbers, and rank 0 alone has
+    Joined in the order of ranks they are those of the whole table. Rows have their global numbers, and only rank 0 has
     the default row. A sketch is [1, depth, width], and the sum over ranks is what the group has counted. Nothing is
     copied until a writer reads the arrays. All processes started with the admission sketch `sketch_before`.
     """

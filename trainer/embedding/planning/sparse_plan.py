@@ -74,7 +74,7 @@ class TablePlan:
 class StackExchange:
     """Rows that one stack's kernels send and receive in each stretch of a call.
 
-    A stretch is a step where gradients are not accumulated. Rows owned here have positions of their own, from 1; those
+    A stretch is a step where gradients are not accumulated. Rows owned here have their own positions, from 1; those
     of the default rows of the tables come first. Lists have an entry for each stretch.
     """
 
@@ -121,11 +121,11 @@ def marker(batches: int, size: int) -> np.ndarray:
 
 
 # Batches up to this size share a read set, so that requests of different sizes do not replace it.
-_LEAST_ROWS, _LEAST_ENTRIES = 1 << 13, 1 << 18
+_MIN_ROWS, _MIN_ENTRIES = 1 << 13, 1 << 18
 
 
 class ReadSets:
-    """Assigns read-set positions to ids; sizes depend on the batch's shape alone."""
+    """Assigns read-set positions to ids; sizes depend only on the batch's shape."""
 
     def __init__(self, tables: Sequence[SparseTable], layout: Layout) -> None:
         self.tables = tables
@@ -181,7 +181,7 @@ class ReadSets:
 
     def _size(self, stack: int, needed: int) -> int:
         first = self.stacks[stack].tables[0]
-        least = min(_LEAST_ROWS, _LEAST_ENTRIES // self.tables[first].spec.dim)
+        least = min(_MIN_ROWS, _MIN_ENTRIES // self.tables[first].spec.dim)
         return _rounded(max(needed, least))
 
 

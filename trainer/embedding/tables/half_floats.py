@@ -3,7 +3,7 @@
 A weight between two neighbouring float16 values becomes one of them, each with the probability that makes the mean
 exact: updates smaller than half the distance, which rounding to nearest would drop, still add up. Source: S. Gupta et
 al., "Deep learning with limited numerical precision", ICML 2015, section 3. What is drawn is a hash of the table's
-seed, the id, the update's number and the column: a replay draws the same, whatever else is in the batch.
+seed, the id, the update's number and the column: a replay draws the same, regardless of the rest of the batch.
 
 The conversions are integer arithmetic: neither the processor's rounding mode nor its treatment of subnormal numbers
 changes them, and loops over them become vector instructions.
@@ -17,7 +17,7 @@ import numpy as np
 from ...native.compiled import bits_of, float_of, inlined, pointer_to
 
 _LARGEST_VALUE = 65504.0  # the largest finite float16; weights beyond it, infinities included, become it
-# Optimized alone, where a caller's loop is too large for vector instructions.
+# Optimized separately: a caller's loop may be too large for vector instructions.
 _separate = numba.njit(nogil=True, error_model="numpy")
 _uint16s = pointer_to(numba.types.uint16)
 _SIGN, _MAGNITUDE = np.uint32(0x8000), np.uint32(0x7FFF)

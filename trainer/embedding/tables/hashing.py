@@ -93,7 +93,7 @@ def ids_of_rows(name: str, column: np.ndarray, index: int | None = None) -> np.n
 
     Args:
         name: what the column is called in an error.
-        column: integers or texts, [n] or [n, 1]; with `index` [n, F], of which one is read.
+        column: integers or texts, [n] or [n, 1]; with `index` [n, F], and column `index` is read.
 
     Raises:
         DataError: it has several values a row, or others.
@@ -111,7 +111,7 @@ def float_ids_hint(values: np.ndarray) -> str:
         return ""
     index = np.argwhere(np.isnan(values))[0]
     row = index[1] if values.ndim > 1 else index[0]  # several batches have the shape [batch, row, ...]
-    return f", NaN in row {row} of the batch: give missing ids one of their own, column.fillna(0).astype('int64')"
+    return f", NaN in row {row} of the batch: give missing ids their own id, column.fillna(0).astype('int64')"
 
 
 def to_plain(column: np.ndarray) -> np.ndarray:
@@ -164,7 +164,7 @@ _SHIFT = np.uint64(40)
 class Shards:
     """One process's part of the rows of every table.
 
-    An id belongs to one of 1,024 virtual shards by its hash alone, and shard s to process s % `size`. A process numbers
+    An id belongs to one of 1,024 virtual shards by its hash, and shard s to process s % `size`. A process numbers
     its rows from 1; the global number of row r of process p is (r - 1) * size + p + 1. Every process has row 0, the
     default row, with the same values, because all train it identically.
     """

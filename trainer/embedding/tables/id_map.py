@@ -102,7 +102,7 @@ _BLOCK = 1 << 15  # buckets that are moved at once
 class IdMap:
     """Maps int64 ids to int32 row numbers, without collisions.
 
-    Lookups change nothing, so any number of threads may run them at once, beside one that adds ids. There is room for
+    Lookups change nothing, so any number of threads may run them at once, while one other adds ids. There is room for
     the `expected` ids; the table doubles when it gets too full.
     """
 

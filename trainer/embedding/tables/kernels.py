@@ -11,7 +11,7 @@ without libgomp it aborts the process when operators of a graph read two stacks 
 A rule is a function for one row, `rule(row, value, columns, numbers)`: pointers to the packed row and to its value, the
 columns of that value, and a pointer to the kernel's parameters. Numba recompiles a kernel when its own file changes,
 not when a loop in another file does, so `RowKernel` asks cached ones for the `SOURCES` that they are made of. After a
-change of `half_floats` alone delete the `*.nbi` files of this module in `__pycache__`.
+change of only `half_floats` delete the `*.nbi` files of this module in `__pycache__`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .half_floats import mixed, narrow, widen
 AHEAD = 32  # rows prefetched ahead
 ROW_BITS = 40  # a code holds the table in the upper bits and the row in the lower ones; -1 is no row
 _ROW = (1 << ROW_BITS) - 1
-_LEAST_BYTES = 1 << 19  # least size of a part: starting a thread takes 0.1 to 0.2 ms
+_MIN_BYTES = 1 << 19  # least size of a part: starting a thread takes 0.1 to 0.2 ms
 _BLOCK_LENGTH = 14
 # Checksum of this module and half_floats.py: both are part of every row kernel's code.
 SOURCES = zlib.crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in ("kernels.py", "half_floats.py")))
@@ -270,7 +270,7 @@ class RowKernel:
         step: int = 0,  # number of the update, which it is drawn from, too
     ) -> None:
         """Run the kernel over all positions."""
-        parts = min(self._most, len(positions) * touched * 4 // _LEAST_BYTES) or 1
+        parts = min(self._most, len(positions) * touched * 4 // _MIN_BYTES) or 1
         blocks = np.empty((parts, _BLOCK_LENGTH), np.int64)
         scratch = np.empty((parts, width + halves), np.float32)  # a row as the rule sees it, for each part
         about = (bases, codes, positions, width, values, touched, numbers, halves, keys, step, scratch)

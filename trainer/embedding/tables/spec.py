@@ -10,7 +10,7 @@ from ...checks import choice, number, whole
 from .hashing import mix64, uniform64
 
 DTYPES = ("float32", "float16")
-DEFAULT_ROW = 0  # read by ids without a row of their own
+DEFAULT_ROW = 0  # read by ids without their own row
 PADDING = -1  # row number where there is no id
 
 
@@ -40,7 +40,7 @@ class TableSpec:
 
     name: str  # unique; together with `seed` it determines all first values
     dim: int  # columns of a weight
-    capacity: int | None = None  # most ids with a row of their own
+    capacity: int | None = None  # most ids with their own row
     initializer: str = "normal"  # or "uniform", "zeros"
     scale: float = 0.01  # standard deviation or bound of the first values
     seed: int = 0

@@ -64,7 +64,7 @@ class TableRows:
         self.reset_default_row()
 
     def __len__(self) -> int:
-        """Return the number of ids that have a row of their own."""
+        """Return the number of ids that have their own row."""
         return len(self.map)
 
     @property

@@ -28,7 +28,7 @@ from .table_rows import dirty_column
 
 Arrays = Mapping[str, Any]  # values: arrays in memory, `Frozen`, or `BlockArray`
 Columns = tuple[np.ndarray, np.ndarray]  # rows, their ids
-_MOST_HOLES = 10**7  # free rows accepted beyond 100 per saved row: bounds the memory of a forged state
+_MAX_HOLES = 10**7  # free rows accepted beyond 100 per saved row: bounds the memory of a forged state
 
 
 def arrays_of(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str
                 _check_json(table, json, first=link == 0)
                 owned.append(_check_arrays(table, arrays, json))
             _check_chain(chain, owned)
-            most = _MOST_HOLES + 100 * sum(arrays["rows"].shape[0] for arrays, _ in chain)
+            most = _MAX_HOLES + 100 * sum(arrays["rows"].shape[0] for arrays, _ in chain)
             rows = max((whole("next_row", json["next_row"], most=most) for _, json in chain), default=0)
             if table.shards.size == 1:  # each of several processes takes a part, which has no holes
                 table.reserve(rows)

@@ -2,7 +2,7 @@
 
     python -m trainer.experiment.commands.device_probes DEVICE PROBE
 
-prints the answer as JSON. `device_report` runs each in a process of its own and writes the table.
+prints the answer as JSON. `device_report` runs each in its own process and writes the table.
 """
 
 from __future__ import annotations

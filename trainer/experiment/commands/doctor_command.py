@@ -284,7 +284,7 @@ def _devices() -> Iterator[Finding]:
         except RuntimeError:  # raised by MindSpore if there is no such device
             continue
     used = device.current()
-    yield Finding("devices", f"{', '.join(findings) or 'not told'}; MindSpore uses {used.name} where nothing is chosen")
+    yield Finding("devices", f"{', '.join(findings) or 'unknown'}; MindSpore uses {used.name} by default")
     lowest = "bfloat16" if used.has_bfloat16 else f"MindSpore has no bfloat16 on {used.name}"
     yield Finding("precision", f"float32, float16{' (emulated, slower)' if used.uses_onednn else ''}; {lowest}")
 
@@ -299,7 +299,7 @@ def _gpu() -> Iterator[Finding]:
     for library, package in gpu_libraries.missing().items():
         advice = f"pip install '{_OWN}[gpu]' brings {package}, which has it"
         yield Finding("gpu library", f"{library} cannot be loaded, which {plugin.name} needs", NOTE, advice)
-    yield Finding("gpu driver", f"supports CUDA {gpu_libraries.driver_version() or '(not told)'}")
+    yield Finding("gpu driver", f"supports CUDA {gpu_libraries.driver_version() or '(unknown)'}")
     for card in gpu_libraries.cards():
         capability = "{}.{}".format(*card.capability)
         slow = card.compiles_at_first_use

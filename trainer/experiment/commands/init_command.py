@@ -35,7 +35,7 @@ _COMMANDS = (
 )
 _COLUMNS = 80
 _BASELINE = """
-# plain models of the same rows, beside the result{start}
+# plain models of the same rows, to compare with{start}
 baseline: {{start: {starts}}}
 """
 _START = "; the network begins as the regression"

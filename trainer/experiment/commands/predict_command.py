@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN",
         nargs="+",
         action="extend",
-        help="raw columns beside the answers; default: features.keep",
+        help="raw columns to write with the answers; default: features.keep",
     )
     add(
         "--set-aside",

@@ -31,7 +31,7 @@ _USERS = re.compile(r"user|customer|member|visitor|client|person|session|(^|_)ui
 _NEGATIVE = ("no", "n", "nein", "non", "nee", "nej", "nie", "не", "нет", "否", "不", "false", "off", "none", "negative")
 _LABEL_KINDS = ("number", "integer", "bool", "text")
 _FEWEST_TIMES = 10  # distinct times needed to split the rows into three parts
-_FEW, _SMALL_VOCABULARY, _LONGEST_LIST, _MOST_CLASSES = 20, 1000, 50, 100
+_FEW, _SMALL_VOCABULARY, _LONGEST_LIST, _MAX_CLASSES = 20, 1000, 50, 100
 
 
 @dataclass
@@ -162,10 +162,10 @@ def _classes(table: TableSummary, labels: Sequence[str]) -> tuple[Any, ...]:
             )
         if column.problem is not None:
             raise ConfigurationError(f"label {column.name!r}: {column.problem}")
-        if column.kind not in _LABEL_KINDS or (text and not 2 <= column.distinct <= _MOST_CLASSES):
+        if column.kind not in _LABEL_KINDS or (text and not 2 <= column.distinct <= _MAX_CLASSES):
             raise ConfigurationError(
                 f"label {column.name!r} is {column.kind}, {column.describe()}; a label is a number, 0 and 1, or one of "
-                f"2 to {_MOST_CLASSES} texts. Name another column: --label NAME, one of {', '.join(table.names)}"
+                f"2 to {_MAX_CLASSES} texts. Name another column: --label NAME, one of {', '.join(table.names)}"
             )
         if text:
             return tuple(sorted(column.values, key=lambda text: (text.lower() not in _NEGATIVE, text)))

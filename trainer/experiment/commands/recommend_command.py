@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN=VALUE",
         action="append",
         default=[],
-        help="recommend items with this value alone; of a column that is given again, any of its values",
+        help="recommend only items with this value; give a column several times to allow several values",
     )
     add("-k", type=int, default=10, help="items per user; default: 10")
     add("--output", metavar="FILE", type=Path, required=True, help=".csv, .jsonl or .parquet: a row per user and item")

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     add = parser.add_argument
     add("config", metavar="CONFIG", nargs="?", help="experiment file (YAML)")
-    add("--resume", metavar="FOLDER", type=Path, help="go on with the sweep of this folder")
+    add("--resume", metavar="FOLDER", type=Path, help="continue the sweep of this folder")
     add(
         "--vary",
         metavar="A.B=VALUES",

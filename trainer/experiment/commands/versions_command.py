@@ -15,9 +15,9 @@ _ACTIONS = {
     "list": "the versions, and which of them servers answer with",
     "pin": "servers stay with a version (default: the one served now)",
     "roll-back": "servers go back to an older version (default: the one before)",
-    "promote": "servers go on to a newer version (default: the newest)",
+    "promote": "move servers on to a newer version (default: the newest)",
     "follow": "servers follow the newest version again",
-    "keep": "a version is not removed, whatever its age",
+    "keep": "keep a version, regardless of its age",
     "release": "undo keep",
 }
 

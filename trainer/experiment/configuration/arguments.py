@@ -41,7 +41,7 @@ from ...mindspore_internals.decorated_functions import names_read, undecorated
 from .class_paths import DOTTED, UnresolvedError, resolve
 from .object_spec import ObjectSpec
 
-OBJECT = {"$ref": "https://object"}  # pydantic leaves references alone that are URLs; `experiment_schema` fills it in
+OBJECT = {"$ref": "https://object"}  # pydantic leaves URLs as references; `experiment_schema` fills it in
 _REFERENCE = {"type": "string", "pattern": r"\$\{env:"}
 _LISTS = tuple(getattr(collections.abc, name) for name in ("Sequence", "MutableSequence", "Iterable", "Collection"))
 _SETS = (set, frozenset, collections.abc.Set)

@@ -122,7 +122,7 @@ class ExperimentConfig(Section):
     callbacks: Annotated[tuple[ObjectSpec, ...], Callbacks("callbacks")] = ()
     """The callbacks, in order."""
     baseline: Annotated[Mapping[str, Any] | None, _BASELINE] = None
-    """Arguments of `trainer.report.baseline.Baseline`: plain models beside the result of `fit`; None: none."""
+    """Arguments of `trainer.report.baseline.Baseline`: plain models to compare `fit` with; None: none."""
     report: Annotated[ObjectSpec | None, Made("report")] = None
     """An object called as ``report(trainer, run_dir)`` after `fit`."""
 

@@ -20,7 +20,7 @@ from .problems import Problem, SourceLocation, format_value
 from .yaml_tree import Tree, dotted
 
 ENV_HINT = "or name it as ${env:NAME} in the configuration from the start"
-MOST_PROBLEMS = 200
+MAX_PROBLEMS = 200
 Path = tuple[Any, ...]
 
 
@@ -64,11 +64,11 @@ class Reader:
 
     def add(self, path: Path, message: str, *, of_key: bool = False, at: SourceLocation | None = None) -> None:
         """Record a problem with its value or key, up to the limit."""
-        if len(self.problems) < MOST_PROBLEMS:
+        if len(self.problems) < MAX_PROBLEMS:
             location = at or self.tree.location(path, of_key=of_key)
             self.problems.append(Problem(location, dotted(path), message))
-        elif len(self.problems) == MOST_PROBLEMS:
-            message = f"there may be more that is wrong; these are the first {MOST_PROBLEMS} problems"
+        elif len(self.problems) == MAX_PROBLEMS:
+            message = f"there may be more that is wrong; these are the first {MAX_PROBLEMS} problems"
             self.problems.append(Problem(SourceLocation("configuration"), "", message))
 
     def refuse(self, path: Path, accepts: str, hint: str = "") -> None:

@@ -60,7 +60,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Made(Content):
-    """An object, or its class path alone; `takes` names its kind in `kinds`."""
+    """An object, or only its class path; `takes` names its kind in `kinds`."""
 
     takes: str
 
@@ -168,7 +168,7 @@ class Keywords(Content):
         method: the method, or the class's path; "" for `Trainer` itself.
         elsewhere: arguments that are given elsewhere, and where.
         filled: whether defaults are filled in.
-        alone: the argument that a text alone stands for.
+        alone: the argument that a plain text stands for.
     """
 
     method: str = ""

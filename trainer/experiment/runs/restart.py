@@ -109,7 +109,7 @@ def published_by(run_dir: Path) -> Path | None:
 
 
 def fetch_published(url: str, config: ExperimentConfig) -> None:
-    """Fetch a mirror's published versions if there are none here, whose numbers go on."""
+    """Fetch a mirror's published versions if there are none here; numbering continues."""
     try:
         fetch.fetch_published(Location(url), Path(config.run_dir), published_roots(config, Path(config.run_dir)))
     except OSError as error:

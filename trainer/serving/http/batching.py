@@ -64,9 +64,9 @@ class _Job:
 class Engine:
     """Runs a served model on its own thread, for batches of requests.
 
-    Another thread parses, checks and converts each request alone. A batch is what waits when the batch before is done,
-    up to `batch_rows`; with `batch_delay` its first request waits that long for others. The requests of a batch that
-    fails are retried separately. Callers use the event `loop`.
+    Another thread parses, checks and converts each request separately. A batch takes the rows that wait when the batch
+    before is done, up to `batch_rows`; with `batch_delay` its first request waits that long for others. If a batch
+    fails, its requests are retried separately. Callers use the event `loop`.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ def _recommend(user: Mapping[str, Any], of_history: bool) -> dict[str, Any]:
         **({"history": history} if of_history else {}),
         "k": {"type": "integer", "minimum": 1, "default": 10},
         "without": {"type": "array", "items": _ID, "description": "ids to leave out"},
-        "filter": {"type": "object", "description": "column of the items -> a value, or several of which one fits"},
+        "filter": {"type": "object", "description": "column of the items -> a value, or several: one must match"},
     }
     needed: dict[str, Any] = {"required": ["user"]}
     if of_history:

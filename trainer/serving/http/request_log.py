@@ -108,7 +108,7 @@ class RequestLog:
         if taken := [name for name in LOG_COLUMNS if name in names]:
             raise ConfigurationError(
                 f"serve: the log of served rows has the columns {', '.join(LOG_COLUMNS)}; the model reads a column "
-                f"{taken[0]!r} of its own, which must have another name"
+                f"{taken[0]!r} of its own; rename that column"
             )
 
     def add(self, request: str, scored: Scored, recommended: Mapping[str, Any] | None = None) -> asyncio.Future | None:

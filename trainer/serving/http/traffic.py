@@ -1,4 +1,4 @@
-"""A server's counters for Prometheus, in a registry of their own."""
+"""A server's counters for Prometheus, in their own registry."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _is_number(text: str) -> bool:
 
 
 def check_signs(decimal: Any, thousands: Any) -> None:
-    """Check the signs within numbers; ConfigurationError if they cannot be told apart."""
+    """Check the signs within numbers; ConfigurationError if they are ambiguous."""
     if decimal not in DECIMALS:
         refuse("decimal", " or ".join(map(repr, DECIMALS)), decimal)
     if thousands is not None and thousands not in THOUSANDS:
@@ -132,7 +132,7 @@ class EncodedFile:
         self._raw = self._text = b""
 
     def read(self, address: int, size: int) -> tuple[bytes, bool]:
-        """Return text of up to `size` bytes of the file, and whether the file may go on."""
+        """Return text of up to `size` bytes of the file, and whether more may follow."""
         self._file.seek(address)
         self._raw = self._file.read(size)
         more = len(self._raw) == size

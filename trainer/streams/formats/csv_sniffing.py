@@ -25,13 +25,13 @@ _SHOWN = 30  # characters of a line
 def sniff(path: Path, given: CsvFormat | None = None) -> CsvFormat:
     """Return how a CSV file is written, as far as its text shows.
 
-    The signs within numbers are told from whole columns, not here.
+    The signs within numbers are detected from whole columns, not here.
 
     Args:
         given: what is known: values other than the defaults are kept.
 
     Raises:
-        DataError: its encoding cannot be told; the message says what to give.
+        DataError: its encoding cannot be detected; the message says what to pass.
     """
     given = given or CsvFormat()
     encoding = _encoding(path) if given.encoding == "utf-8" else given.encoding

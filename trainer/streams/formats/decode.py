@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 MAX_RECORD_BYTES = 16 << 20
 _SHOWN = 1 << 16  # bytes of a record that dead letters show
-_LEAST_BLOCK = 1 << 16  # bytes of JSON messages that are faster read as a block
-_LEAST_NAMED = 1 << 18  # bytes of JSON messages worth a warning if they are read one by one
+_MIN_BLOCK = 1 << 16  # bytes of JSON messages that are faster read as a block
+_MIN_NAMED = 1 << 18  # bytes of JSON messages worth a warning if they are read one by one
 FORMATS = ("auto", "json", "arrow")
 _ARROW = b"\xff\xff\xff\xff"  # first bytes of an Arrow IPC stream
 
@@ -169,24 +169,24 @@ class Decoder:
             logger.warning("%s is read line by line, several times slower than in blocks: %s", what, reason)
 
     def too_long(self, size: int, head: bytes) -> Decoded:
-        """Return one message of one bad row, of which the first bytes are `head`."""
+        """Return one message of one bad row that begins with the bytes `head`."""
         bad = [BadRow(0, 0, self.reason(size), head[:_SHOWN])]
         return self.schema.convert({}, 0).as_rows_of([], [], np.ones(1, np.int64), bad)
 
     def _json_messages(self, messages: _Messages, numbers: list[int], in_blocks: bool) -> None:
         """Read JSON messages, as a block if there are enough."""
         size = sum(len(messages.payloads[number]) for number in numbers)
-        if not in_blocks or size < _LEAST_BLOCK:
+        if not in_blocks or size < _MIN_BLOCK:
             for number in numbers:
                 self._json(messages, number, messages.payloads[number])
             return
         if not self._prepared:
             self._prepared = True
-            with contextlib.suppress(ConfigurationError):  # without pyarrow each message is read alone
+            with contextlib.suppress(ConfigurationError):  # without pyarrow each message is read separately
                 self._parser = json_parser(self.schema)
         by_line, reason = self._json_block(messages, numbers, self._halves)
         self._halves = 2 * by_line <= size
-        if size >= _LEAST_NAMED and not self._halves and self._parser:
+        if size >= _MIN_NAMED and not self._halves and self._parser:
             self.reads_lines(self.source, reason)
 
     def _json_block(self, messages: _Messages, numbers: list[int], halves: bool) -> tuple[int, str]:
@@ -205,7 +205,7 @@ class Decoder:
             except arrow.errors() as error:
                 reason = str(error)
         half = len(numbers) // 2
-        if halves and half and size >= 2 * _LEAST_BLOCK and self._parser is not None:
+        if halves and half and size >= 2 * _MIN_BLOCK and self._parser is not None:
             first, why = self._json_block(messages, numbers[:half], True)
             second, reason = self._json_block(messages, numbers[half:], True)
             return first + second, reason or why

@@ -17,7 +17,7 @@ _FORMS = {
     "whole": re.compile(r"[+-]?\d+([eE][+-]?\d+)?"),
     "unclear": re.compile(r"[+-]?[1-9]\d{0,2},\d{3}"),  # 1,234: thousands, or a decimal comma
     "comma": re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?"),
-    "three": re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}"),  # 1.234: a decimal point, or thousands beside decimal commas
+    "three": re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}"),  # 1.234: a decimal point, or thousands if commas are decimal
     "point": re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?"),
     "comma thousands": re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3}){2,}|[+-]?[1-9]\d{0,2}(,\d{3})+\.\d*"),
     "point thousands": re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3}){2,}|[+-]?[1-9]\d{0,2}(\.\d{3})+,\d*"),

@@ -26,10 +26,10 @@ from .text_blocks import BlockParser, UnusualError
 
 BLOCK_BYTES = 1 << 20
 _LONGEST_RECORD = 1 << 18  # bytes of a record with line ends inside; Python's csv module rejects fields of half of that
-_MOST_LINES = 1_000  # most lines of such a record
+_MAX_LINES = 1_000  # most lines of such a record
 _TABLE_ROWS = 65_536
-_LEAST_NAMED = 1 << 18  # bytes of a block worth a warning if it is read line by line
-_LEAST_BYTES = 1 << 13  # minimum size of a piece to parse as a block
+_MIN_NAMED = 1 << 18  # bytes of a block worth a warning if it is read line by line
+_MIN_BYTES = 1 << 13  # minimum size of a piece to parse as a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class TextReader:
         limit, want, data, end = self.decoder.max_record_bytes, BLOCK_BYTES, b"", 0
         while not end:
             data, more = self._file.read(address, want)
-            # A line that is longer than a block is read alone.
+            # A line that is longer than a block is read on its own.
             end = (data.rfind(b"\n") if want == BLOCK_BYTES else data.find(b"\n")) + 1
             if not end and len(data) > limit:
                 return self._too_long(address, data, finished)
@@ -82,7 +82,7 @@ class TextReader:
         self._parsed, self._by_line = 0, 0  # records of the block, bytes of those read line by line
         self._parse(data, parts, self._halves)
         self._halves = 2 * self._by_line <= len(data)
-        if len(data) >= _LEAST_NAMED and not self._halves:
+        if len(data) >= _MIN_NAMED and not self._halves:
             self.decoder.reads_lines(self.path, self._reason)
         decoded = joined(parts)
         if decoded.bad:
@@ -135,7 +135,7 @@ class TextReader:
             except arrow.errors() as error:
                 self._reason = str(error)
         cut = data.rfind(b"\n", 0, len(data) // 2) + 1
-        if not (halves and cut and len(data) >= _LEAST_BYTES and self._parser):
+        if not (halves and cut and len(data) >= _MIN_BYTES and self._parser):
             self._by_line += len(data)
             parts.append(self._decode_records(data.split(b"\n")))
             return
@@ -192,8 +192,8 @@ def _longest_line(data: bytes) -> int:
 class CsvReader(TextReader):
     """Reads CSV records: a line each, or several if a quoted field holds line ends.
 
-    A quote that is not closed within `_LONGEST_RECORD` bytes and `_MOST_LINES` lines, or before the end of the segment,
-    or only by a stray one, costs its line alone.
+    A quote that is not closed within `_LONGEST_RECORD` bytes and `_MAX_LINES` lines, or before the end of the segment,
+    or only by a stray one, costs only its line.
 
     Args:
         names: field names; None: from the first line of each segment.
@@ -234,7 +234,7 @@ class CsvReader(TextReader):
         records, first, taken = [], 0, 0
         while first < len(lines):
             count = self._lines_of_record(lines, first)
-            waits = not last and end - taken <= _LONGEST_RECORD and len(lines) - first <= _MOST_LINES
+            waits = not last and end - taken <= _LONGEST_RECORD and len(lines) - first <= _MAX_LINES
             if count == 0 and waits:
                 break  # the rest of the record follows
             records.append(b"\n".join(lines[first : first + max(1, count)]))
@@ -257,7 +257,7 @@ class CsvReader(TextReader):
         def following() -> Iterator[str]:
             nonlocal closed
             size = 0
-            for line in lines[first : first + _MOST_LINES]:
+            for line in lines[first : first + _MAX_LINES]:
                 size += len(line) + 1
                 if size > _LONGEST_RECORD:
                     break

@@ -31,7 +31,7 @@ from .schema import Decoded, Schema
 BlockParser = Callable[[bytes], Decoded]
 _LONGEST_FIELD = 131_072  # bytes; Python's csv module rejects longer fields
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_LEAST_THREADED = 1 << 18  # bytes; smaller blocks are parsed by one thread
+_MIN_THREADED = 1 << 18  # bytes; smaller blocks are parsed by one thread
 _SEEN_LINES = 64  # lines of a block that show how its values are written
 _MINUS_0 = re.compile(rb"-0[^.eE]")
 _BLANK_LINE = re.compile(rb"(?:^|\n)[ \t\r\x0b\x0c]*\n")
@@ -51,7 +51,7 @@ def json_parser(schema: Schema) -> BlockParser:
 
     def read(data: bytes, rows: int, types: Mapping[str, Any]) -> Any:
         options = pa_json.ParseOptions(explicit_schema=pa.schema(types), unexpected_field_behavior="ignore")
-        threaded = len(data) > _LEAST_THREADED and rows > 1
+        threaded = len(data) > _MIN_THREADED and rows > 1
         reading = pa_json.ReadOptions(threaded, len(data) // 2 + 1 if threaded else len(data) + 1)
         return pa_json.read_json(pa.BufferReader(data), reading, options)
 
@@ -118,7 +118,7 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
             true_values=["true", "True", "TRUE", "1"],
             false_values=["false", "False", "FALSE", "0"],
         )
-        threaded = len(data) > _LEAST_THREADED
+        threaded = len(data) > _MIN_THREADED
         reading = pa_csv.ReadOptions(
             use_threads=threaded, block_size=len(data) // 2 + 1 if threaded else len(data) + 1, column_names=columns
         )

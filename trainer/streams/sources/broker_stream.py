@@ -111,8 +111,8 @@ class BrokerStream(BufferedStream):
     def _lost(self, message: str) -> None:
         """Warn of messages removed unread, or raise if `on_missing` is "error"."""
         if self.on_missing == "error":
-            raise StreamError(f"{message}. Seek there, or pass on_missing='skip', to go on without them")
-        logger.warning("%s; going on there", message)
+            raise StreamError(f"{message}. Seek there, or pass on_missing='skip', to continue without them")
+        logger.warning("%s; continuing there", message)
 
     def close(self) -> None:
         already = self._closed

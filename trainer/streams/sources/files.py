@@ -48,7 +48,7 @@ class FileStream(BufferedStream):
     exists; deleting an unread segment raises StreamError. Rows added to it later are not read: `late_rows` counts them,
     and a warning names the segment.
 
-    A segment ``NAME`` with a file ``NAME.sha256`` beside it (`trainer.streams.write_checksum`) is verified before its
+    A segment ``NAME`` with a file ``NAME.sha256`` next to it (`trainer.streams.write_checksum`) is verified before its
     first row is read and again on resume; a mismatch raises StreamError.
 
     Several processes divide a folder by segments (`streams.sources.folder_segments`): consecutive numbers in the names
@@ -357,9 +357,9 @@ class FileStream(BufferedStream):
             )
             if self.on_missing == "error":
                 raise StreamError(
-                    f"{message}; rows after that may be lost. Put it back, or pass on_missing='skip' to go on"
+                    f"{message}; rows after that may be lost. Put it back, or pass on_missing='skip' to continue"
                 )
-            logger.warning("%s; going on with the next one", message)
+            logger.warning("%s; continuing with the next one", message)
 
     def resolve(self, position: Position) -> Position:
         resolved = {**position, **self._finished.position()}

@@ -26,7 +26,7 @@ _SUFFIXES = {
 }  # fmt: skip
 _SHOWN = 5
 _PAUSE = 50  # a folder that seems unchanged is listed again after this many times the duration of the listing
-_LEAST_PAUSE = 0.1  # seconds
+_MIN_PAUSE = 0.1  # seconds
 _FINE, _COARSE = 50_000_000, 3_000_000_000  # nanoseconds in which two changes may have the same modification time
 
 
@@ -105,7 +105,7 @@ class SegmentNames:
         self.entries = present.keys()
         if not self.single:
             self._warn_of_others(present.keys() - segments)
-        self._due = monotonic() + max(_LEAST_PAUSE, _PAUSE * (monotonic() - began))
+        self._due = monotonic() + max(_MIN_PAUSE, _PAUSE * (monotonic() - began))
 
     def _modified(self) -> int | None:
         """Return the folder's modification time; None if it is too recent to tell."""

@@ -59,7 +59,7 @@ class DelayedLabelJoin(BufferedStream):
         negative_sampling_rate: share of negatives kept, above 0 and up to 1.
         seed: of the sampling.
         lateness: seconds of event time by which outcomes may come out of order.
-        idle_timeout: seconds to wait for the stream that is behind before going on without it; None: for ever. A
+        idle_timeout: seconds to wait for the stream that is behind before continuing without it; None: for ever. A
             stream whose source fails is waited for until it is back.
         at_end: label of impressions that still wait when both streams have ended: "negative", or "drop" them.
         expired: likewise of those without an outcome after the limit.

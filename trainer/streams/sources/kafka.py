@@ -60,7 +60,7 @@ class KafkaStream(BrokerStream):
         turn_timeout: seconds to wait for a partition whose turn it is, or None.
         config: further client settings, such as those for TLS; they come after the stream's own.
         on_missing: when unread messages are gone, by retention or because the topic was deleted and created again:
-            "error", or "skip" to warn and go on with the first available.
+            "error", or "skip" to warn and continue with the first available.
         dead_letter: file for records that do not fit, or a `DeadLetter`.
         max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
         max_record_bytes: bytes of the longest message; a longer one is a bad row.
@@ -393,5 +393,5 @@ class KafkaStream(BrokerStream):
 def _another_log(low: int, high: int) -> str:
     return (
         "the topic was deleted and created again, or is another one; it holds "
-        f"{high - low} messages from offset {low} on, of which none was read"
+        f"{high - low} messages from offset {low} on, none of which was read"
     )

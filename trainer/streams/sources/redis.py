@@ -51,7 +51,7 @@ class RedisStream(BrokerStream):
         list_delimiter: between the values of a list, where fields are columns.
         start: where to begin without a position: "0" (the oldest entry), "$" (after the newest) or an id.
         count: entries fetched in one call per key.
-        on_missing: when unread entries are gone: "error", or "skip" to warn and go on with the first available (in a
+        on_missing: when unread entries are gone: "error", or "skip" to warn and continue with the first available (in a
             key created again, its first).
         dead_letter: file for records that do not fit, or a `DeadLetter`.
         max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
@@ -224,7 +224,7 @@ class RedisStream(BrokerStream):
         """Restart a key if its entry `at` differs from the one read, or raise."""
         self._lost(
             f"stream {key!r} holds another entry {at} than the one that was read there: it was deleted and created "
-            f"again, or is another one; it holds {info['length']} entries, of which none was read"
+            f"again, or is another one; it holds {info['length']} entries, none of which was read"
         )
         self._marks.forget(key)
         self._buffers[key].clear()

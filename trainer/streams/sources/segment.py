@@ -25,7 +25,7 @@ _END = "end"
 
 
 def write_checksum(segment: str | Path, target: str | Path | None = None) -> Path:
-    """Write the checksum file of a finished segment beside it; return its path.
+    """Write the checksum file of a finished segment next to it; return its path.
 
     Readers do not verify a segment without a checksum file, so write the checksum first: write the segment under a name
     that ends in ``.tmp``, call this with its final `target`, then rename the segment.
@@ -44,7 +44,7 @@ def write_checksum(segment: str | Path, target: str | Path | None = None) -> Pat
 
 
 def verify_checksum(segment: Path) -> None:
-    """Verify a segment against the checksum file beside it, if there is one."""
+    """Verify a segment against its checksum file, if there is one."""
     path = segment.with_name(segment.name + CHECKSUM_SUFFIX)
     try:
         with path.open("rb") as file:
@@ -233,7 +233,7 @@ class OpenSegment:
 
     def _changed(self) -> None:
         message = (
-            f"segment {self.name} in {self.folder} is not the one of which {self._read_so_far()} were read: "
+            f"segment {self.name} in {self.folder} is not the one from which {self._read_so_far()} were read: "
             "it was replaced or written again"
         )
         if not self._restart:

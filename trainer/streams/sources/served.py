@@ -23,7 +23,7 @@ from .kafka import KafkaStream
 from .redis import RedisStream
 
 SERVED_AT, SHARE = "served_at", "share"
-LOG_COLUMNS = ("request_id", SERVED_AT, "version", "score", SHARE)  # beside the raw columns
+LOG_COLUMNS = ("request_id", SERVED_AT, "version", "score", SHARE)  # in addition to the raw columns
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 
