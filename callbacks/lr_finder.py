@@ -31,7 +31,7 @@ class LRFinder(Callback):
 
     Args:
         least, most: first and last learning rate.
-        steps: calls from one to the other.
+        steps: number of calls from `least` to `most`.
 
     Attributes:
         rates, losses: learning rate and smoothed loss of each call.
@@ -39,8 +39,8 @@ class LRFinder(Callback):
             end, or if the loss never falls.
 
     Raises:
-        ConfigurationError: an argument is not of the kind named; at `setup`, the optimizer's learning rate cannot be
-            set, or the network has sparse tables.
+        ConfigurationError: an argument is invalid; at `setup`, the optimizer's learning rate cannot be set, or the
+            network has sparse tables.
     """
 
     def __init__(self, least: float = 1e-7, most: float = 1.0, steps: int = 100) -> None:
@@ -54,7 +54,7 @@ class LRFinder(Callback):
     def setup(self, trainer: Trainer) -> None:
         if trainer.tables is not None:
             raise ConfigurationError(
-                "LRFinder puts back weights, not rows of sparse tables; try the rates on dense ones"
+                "LRFinder cannot restore rows of sparse tables; run it with dense tables (mode='dense')"
             )
         require_settable_rate("LRFinder", trainer)
 

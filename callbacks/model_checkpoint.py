@@ -33,15 +33,15 @@ class ModelCheckpoint(Callback):
         every: cadence, or number of optimizer steps; "window" for the end of each online window; None for the end
             of each epoch.
         monitor: metric that ranks snapshots ("val_*", "window_*", or "loss": the epoch's mean, which ranks only
-            those of epoch ends), or None.
-        mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
-        keep_best: ranked snapshots to keep (with `monitor`); the best one is what the pointer ``best`` names.
-        keep_last: newest snapshots to keep besides, or None for all.
+            snapshots at epoch ends), or None.
+        mode: "min", "max", or "auto": from the metric's ``higher_is_better``.
+        keep_best: ranked snapshots to keep (with `monitor`); the pointer ``best`` names the best one.
+        keep_last: newest snapshots to keep in addition, or None for all.
         background: write on a thread; training is held only while tensors are copied.
-        save_on_exit: take a snapshot when the run ends, unless by an exception (SIGTERM included).
+        save_on_exit: take a snapshot when the run ends, also after SIGTERM, but not after an exception.
         restore_best: load the weights of the best snapshot, sparse tables included, when a limit or a callback ends the
-            run: they are then tested and published. The last snapshot holds the weights that training ended with, so a
-            longer run continues from those.
+            run, so that they are tested and published. The last snapshot holds the weights that training ended with, so
+            a longer run continues from those.
 
     Attributes:
         root: folder of the snapshots, known from `setup` on.
@@ -89,7 +89,7 @@ class ModelCheckpoint(Callback):
 
     @property
     def snapshot_root(self) -> Path | None:  # type: ignore[override]
-        """The given folder, or from `setup` on the run's."""
+        """The given folder; after `setup` also the run's, if none was given."""
         return self.root or self.dirpath
 
     def setup(self, trainer: Trainer) -> None:
@@ -105,14 +105,14 @@ class ModelCheckpoint(Callback):
         self.watched.use_direction(higher_is_better)
 
     def without_monitor(self) -> ModelCheckpoint:
-        """Take the same snapshots, and rank none."""
+        """Return a copy that takes the same snapshots without ranking them."""
         other = copy.copy(self)
         other.watched = other.monitor = None
         other.restore_best = False
         return other
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Count from here: a snapshot of the beginning is taken only where it ranks."""
+        """Start the cadence; the initial state is saved only if it is among the best."""
         self._due, self._measured = False, None
         self._saved_step = trainer.state.progress.global_step
         if isinstance(self.every, Every):
@@ -123,7 +123,7 @@ class ModelCheckpoint(Callback):
             self._measure("on_eval_end", trainer)
 
     def on_window_end(self, trainer: Trainer) -> None:
-        """Measure a window metric, and note that each window is to have a snapshot."""
+        """Measure a window metric; if every="window", a snapshot is due."""
         self._measure("on_window_end", trainer)
         self._due = self._due or self.every == "window"
 
@@ -131,7 +131,7 @@ class ModelCheckpoint(Callback):
         self._measure("on_train_epoch_end", trainer)
 
     def on_checkpoint(self, trainer: Trainer) -> None:
-        """Take a snapshot when due, or when what was just measured is among the best."""
+        """Take a snapshot when due, or if the latest value is among the best."""
         if isinstance(self.every, Every):
             due = self.every.due(trainer.state.progress)
             # Clocks differ between processes, and all of them take part in a snapshot.
@@ -154,7 +154,7 @@ class ModelCheckpoint(Callback):
         elif best[0]["name"] != _name_of(trainer.state.progress.global_step):
             trainer.load(self.root / best[0]["name"], weights_only=True, averaged=True)
             value = f"{self.watched.name} {best[0]['value']:.6g}"
-            logger.info("ModelCheckpoint: the weights of the best snapshot, %s (%s)", best[0]["name"], value)
+            logger.info("ModelCheckpoint: restored the weights of the best snapshot, %s (%s)", best[0]["name"], value)
 
     def _measure(self, hook: str, trainer: Trainer) -> None:
         if self.watched is not None and self.watched.hook(trainer) == hook:
@@ -227,8 +227,8 @@ class ModelCheckpoint(Callback):
         if all(record["name"] != name for record in self._records):
             self._records.append({"name": name, "value": None, "durable": True})
         ModelCheckpoint.on_train_begin(self, trainer)
-        # Some have been removed since, and some that were being written when this one was taken have been finished: a
-        # folder has its name when it is durable.
+        # Other snapshots may have been removed or finished since this one was taken. A folder with its final name is
+        # durable.
         for record in self._records:
             record["durable"] = (self.root / record["name"]).is_dir()
         self._records = [record for record in self._records if record["durable"]]

@@ -17,8 +17,8 @@ class WeightAveraging(Callback):
     The averages are updated inside the training program, after every optimizer update, even if a call trains many
     steps. They are float32, one value for each weight and each moving statistic of normalisation; rows of sparse tables
     are not averaged. Snapshots hold them, so that a resumed run has the same ones. After training,
-    ``with trainer.averaged_weights():`` puts them in place for `evaluate`, `predict` or an export; in another process
-    ``trainer.load(path, weights_only=True, averaged=True)`` does, as the commands on a run's snapshots do.
+    ``with trainer.averaged_weights():`` puts them in place for `evaluate`, `predict` or an export. In another process
+    call ``trainer.load(path, weights_only=True, averaged=True)``; commands such as `trainer evaluate` do so.
 
     Args:
         replace_at_end: leave the averages in the network when the run has ended, after its last snapshot. A training
@@ -63,12 +63,12 @@ class WeightAveraging(Callback):
 class EMA(WeightAveraging):
     """Keeps an exponential moving average of the weights.
 
-    After every optimizer update, avg = d avg + (1 - d) w. After n updates d is min(decay, n / (9 + n)), so that a short
-    run has an average of its own weights too.
+    After every optimizer update, avg = d avg + (1 - d) w. After n updates d is min(decay, n / (9 + n)), so that in a
+    short run the initial weights do not dominate the average.
 
     Args:
         decay: above 0 and below 1. An average looks back over about 1 / (1 - decay) steps.
-        start: optimizer updates before the average begins; it is the weights themselves until then.
+        start: optimizer updates before averaging begins; until then the average equals the weights.
         replace_at_end: see `WeightAveraging`.
 
     Raises:
@@ -89,8 +89,8 @@ class SWA(WeightAveraging):
     high: constant, or cyclical with one cycle per `every` steps.
 
     Args:
-        start: optimizer updates before the first weights that count; until then the average is the weights themselves.
-        every: updates from weights that count to the next, an epoch's for example.
+        start: optimizer updates before the first weights are averaged; until then the average equals the weights.
+        every: optimizer updates between weights that are averaged, for example the updates of an epoch.
         replace_at_end: see `WeightAveraging`.
 
     Raises:

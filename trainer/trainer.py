@@ -30,59 +30,60 @@ class Trainer(MindSporeVerbs):
     Args:
         network: the network; with `loss_fn=None` it receives every column and returns the loss (or a tuple that starts
             with loss and prediction); with `optimizer=None` it is a whole training step such as `nn.TrainOneStepCell`.
-            Its `construct` takes columns by position, or one dict of those that its attribute ``batch_keys`` names.
-        loss_fn: loss of (prediction, label); the label is the last column. Of several tasks: a
+            Its `construct` takes columns by position, or one dict of the columns named in its attribute ``batch_keys``.
+        loss_fn: loss of (prediction, label); the label is the last column. For several tasks a
             `trainer.graph.multi_task.MultiTaskLoss`, with one label column per task.
-        optimizer: a MindSpore optimizer over the network's parameters; a list of them, each over some; a name, alone or
-            with arguments, as ("adam", {"learning_rate": 1e-3}); a function of the trainable parameters that returns an
-            optimizer; for a network of only sparse tables, a row optimizer.
+        optimizer: one of: a MindSpore optimizer over the network's parameters; a list of optimizers for different
+            parameters; a name such as "adam", or ("adam", {"learning_rate": 1e-3}); a function of the trainable
+            parameters that returns an optimizer; for a network of only sparse tables, a row optimizer.
         metrics: names, `mindspore.train.Metric` objects, or a dict of them; see `trainer.metrics.get_metrics`. They are
-            counted by `evaluate`, validation and the windows of `online_train`, which without them counts what suits
-            the target.
-        eval_network: cell returning what is evaluated; None builds one from network and loss.
+            computed by `evaluate`, validation and the windows of `online_train`; for windows the default depends on
+            the label: binary, classes or numbers.
+        eval_network: cell that returns the outputs to evaluate; None builds one from network and loss.
         eval_indexes: positions of loss (-1: none), prediction and label in the outputs of `eval_network`.
         amp_level: "O0", "O1", "O2", "O3" or "auto"; see `trainer.graph.precision`.
         boost_level: "O0", "O1" or "O2"; see `trainer.graph.boost`.
         amp_dtype: "float16" or "bfloat16".
         loss_scale: number, `amp.LossScaler` or MindSpore loss scale manager; None: dynamic at O2, else none. Also taken
             as `loss_scale_manager`, its name in `mindspore.Model`.
-        keep_batchnorm_fp32: whether BatchNorm stays float32; None: as the level says.
+        keep_batchnorm_fp32: whether BatchNorm stays float32; None: the default of the level.
         boost_config: `trainer.graph.boost.BoostConfig` or a dict of its fields.
         gradient_accumulation_steps: micro-batches per optimizer update; k of them equal one batch of k times the size.
-            A `loss_fn` of your own, or a network that returns its loss, names what the loss divides by: an attribute
-            ``denominator``, "rows" for a mean over rows, 1 for a sum, or a method that returns it for the label columns
-            of a batch (all columns without `loss_fn`). Several processes need it too.
+            A custom `loss_fn`, or a network that returns its loss, must tell what the loss divides by: its attribute
+            ``denominator`` is "rows" for a mean over rows, 1 for a sum, or a method that returns it for the label
+            columns of a batch (all columns without `loss_fn`). Several processes need it too.
         clip_norm: bound of the global 2-norm of the gradients (Pascanu et al. 2013).
         clip_value: bound of each gradient entry.
-        seed: seed of shuffling and of everything the trainer draws. None: that of `mindspore.set_seed` or
-            `mindspore.dataset.config.set_seed`, when a call begins for the order of rows, which is then that of
-            `mindspore.Model`; 0 if none is set, where MindSpore draws one.
-        run_dir: folder for checkpoints and logs; None: only callbacks with a folder of their own write files.
+        seed: seed of shuffling and of everything the trainer draws. None: the seed of `mindspore.set_seed` or
+            `mindspore.dataset.config.set_seed`, read when a call begins, so rows have the same order as in
+            `mindspore.Model`; if none is set, 0 (MindSpore would draw one).
+        run_dir: folder for checkpoints and logs; None: only callbacks with their own folder write files.
         amp_white_list, amp_black_list: Cell classes lowered at O1, kept in float32 at O2.
         exact_resume: replace `nn.Dropout`, whose masks MindSpore cannot restore, by stateless dropout.
         features: the declared columns of raw data (`trainer.features.Features`); every verb then takes raw rows:
             frames, mappings, lists of mappings, paths of files, streams.
         compile: False for a network that MindSpore cannot compile but runs operator by operator: one step per call,
             many times slower.
-        prediction_activation: what turns the network's output into the quantity that metrics compare with the label:
-            "identity", "sigmoid", "softmax", "exp", or a function of a NumPy array; a dict by task. None: as the loss
-            says, by its class (`BCEWithLogitsLoss`, `CrossEntropyLoss`, `PoissonNLLLoss`) or by an attribute
-            ``prediction_activation`` of your own. It changes neither training nor `predict`; MindSpore's metrics and
-            those with only `clear`, `update` and `eval` read the output itself.
+        prediction_activation: function from the network's output to the quantity that metrics compare with the label:
+            "identity", "sigmoid", "softmax", "exp", or a function of a NumPy array; a dict by task. None: from the
+            class of the loss (`BCEWithLogitsLoss`, `CrossEntropyLoss`, `PoissonNLLLoss`) or its attribute
+            ``prediction_activation``. It changes neither training nor `predict`; MindSpore's metrics and those with
+            only `clear`, `update` and `eval` read the output itself.
         deterministic: compile programs whose bits do not depend on the number of cores, so that they are the same in
             every run on one kind of processor (docs/resuming.md has the price). Networks with `nn.Dropout` need
             `exact_resume` too; refused off the CPU, in a lower precision, and with ``compile=False``.
-        device: "cpu", "gpu" or "ascend": where this process computes; "auto": where MindSpore says. None: as
-            `mindspore.set_device` was told, else on the CPU; a device that MindSpore has taken unasked is refused.
-        calibration: turns scores of a binary label into probabilities: "platt", "isotonic", a mapping of the arguments
-            of `trainer.metrics.Calibrator`, or one; see there for what it learns from. Versions, exports and
-            ``predict(output="probability")`` then hold calibrated probabilities, and none before it has learned.
-        weighted_metrics: whether metrics count rows by the weight that `features` declares, as the loss does; a metric
-            that takes none is then refused.
+        device: "cpu", "gpu" or "ascend": where this process computes; "auto": MindSpore's choice. None: the device of
+            `mindspore.set_device`, else the CPU; a device that MindSpore has taken unasked is refused.
+        calibration: turns scores of a binary label into probabilities: "platt", "isotonic", a
+            `trainer.metrics.Calibrator` or a mapping of its arguments; see there for the rows it learns from. Versions,
+            exports and ``predict(output="probability")`` then give calibrated probabilities, but only once it has
+            learned.
+        weighted_metrics: whether metrics weight rows by the weight that `features` declares, as the loss does; a metric
+            that accepts no weights is then refused.
 
     Attributes:
-        device: what the device can do (`trainer.mindspore_internals.device.Device`).
-        group: the processes that train together (`trainer.distributed.group.Group`); one without a launcher.
+        device: the device and its abilities (`trainer.mindspore_internals.device.Device`).
+        group: the processes that train together (`trainer.distributed.group.Group`); only this one without a launcher.
         state: progress, latest outputs and metrics, why the run ended.
         callbacks, history: those of the current run, or of the last training.
         run: the current training (`trainer.run.run.Run`), or None.
@@ -139,9 +140,9 @@ class Trainer(MindSporeVerbs):
             sharded: whether the dataset holds only the rows of this process; None: as the pipeline's
                 num_shards says. Parts may differ in length. Otherwise every process is given the whole dataset and
                 takes its part of each step.
-            valid_sharded: the same of `valid_dataset`.
-            valid_on_start: whether to validate before the first step too, but for a resumed run. What the network
-                begins with then counts for `EarlyStopping`, and `ModelCheckpoint(monitor=...)` keeps it if it is best.
+            valid_sharded: the same for `valid_dataset`.
+            valid_on_start: whether to validate before the first step too, except in a resumed run. The initial weights
+                then count for `EarlyStopping`, and `ModelCheckpoint(monitor=...)` keeps them if they are best.
             max_steps: bound of the optimizer steps of this call.
             resume: a snapshot, a folder of snapshots or a run folder to continue, or the URL of a mirrored one;
                 "auto" continues if there is a snapshot.
@@ -151,8 +152,8 @@ class Trainer(MindSporeVerbs):
             limit_valid_batches: batches of a validation set, likewise; 0 for no validation.
             overfit_batches: train on the same first batches in every epoch, to see whether the network can learn them
                 by heart: a number of batches, or a share.
-            fast_dev_run: train one batch (or that many) and validate on as many, to find mistakes soon; callbacks that
-                leave files behind are left out, and `resume` is not used.
+            fast_dev_run: train one batch (or that many) and validate on as many, to find mistakes early; callbacks that
+                write files are skipped, and so is `resume`.
 
         Raises:
             ConfigurationError, DataError, CheckpointError: see these classes; SystemExit(128 + number) or
@@ -191,8 +192,8 @@ class Trainer(MindSporeVerbs):
         """Compile the training program for data like `sample`; trains nothing.
 
         Args:
-            sample: data as for `fit`; its first batches are read for their shapes. Of a generator pass a function that
-                returns one, because it would lose them.
+            sample: data as for `fit`; its first batches are read for their shapes. Pass a function that returns a
+                generator, not the generator: its first batches would be lost.
             callbacks: those of the later run; some (`TerminateOnNaN`, `SkipNonFinite`) change the program.
             dataset_sink_mode, sink_size, batch_size: as in the later `fit`.
 
@@ -221,9 +222,9 @@ class Trainer(MindSporeVerbs):
     ) -> History:
         """Train on a stream; metrics use each batch's predictions before its update.
 
-        With several processes, all call it and divide the stream: partitions, keys and segments are distributed; of a
-        stream that reads the same everywhere, each process takes every N-th batch. Steps, windows and snapshots are
-        global.
+        With several processes, all call it and divide the stream: partitions, keys and segments are distributed; if the
+        stream gives every process the same rows, each of N processes trains on every N-th batch. Steps, windows and
+        snapshots are global.
 
         Args:
             stream: a `trainer.streams` stream, a `mindspore.dataset` (endless or not), an iterable of batches, or a
@@ -235,8 +236,8 @@ class Trainer(MindSporeVerbs):
             window: when metric windows close: a `Window`, or a number of rows. None: every 10,000 rows.
             max_steps: bound of the optimizer steps of this call.
             idle_timeout: end after this many seconds without a row.
-            flush_after: seconds without a row after which complete batches are trained though the call is not full; of
-                several processes, how long the others wait for a process without a batch.
+            flush_after: after this many seconds without a row, complete batches are trained without waiting for a full
+                call; with several processes, also how long they wait for a process without a batch.
             skip_non_finite: leave out updates whose loss or gradient norm is not finite, name their rows in the log and
                 end the run after 20 in a row, unless `callbacks` say otherwise (`SkipNonFinite`, `TerminateOnNaN`).
             resume: as in `fit`; the stream continues at the row after the last trained row.
@@ -288,7 +289,7 @@ class Trainer(MindSporeVerbs):
             sharded: as in `fit`; the results are those of the rows of all processes.
 
         Raises:
-            ConfigurationError: the processes are given different data, and `sharded` does not say so.
+            ConfigurationError: the processes have different data without ``sharded=True``.
             DataError, GraphError: see these classes; TypeError: `dataset_sink_mode` is not a bool.
         """
         checks.boolean("dataset_sink_mode", dataset_sink_mode)
@@ -312,16 +313,16 @@ class Trainer(MindSporeVerbs):
         Args:
             data: the input arrays themselves (one call, as `mindspore.Model.predict`), or one dataset, or one dict or
                 tuple of arrays. A label column after the inputs is dropped.
-            batch_size: rows per batch, for arrays; None: as `evaluate` does for a dict or a tuple. Up to 256 rows at
-                once are padded to 128 or 256 if the network declares `rows_are_independent = True`, and so have the
-                bits of a served model's answers.
+            batch_size: rows per batch, for arrays; None: as in `evaluate` for a dict or a tuple. Up to 256 rows at once
+                are padded to 128 or 256 if the network declares `rows_are_independent = True`, so the predictions are
+                bit-identical to those of a served model.
             stream: return an iterator over the batches' predictions instead of one array.
-            keep: of raw rows, return a dict with the columns of `Features(keep=...)` behind the "prediction".
-            set_aside: of raw rows, leave those out that the declaration forbids, and log how many, why and which is the
-                first; otherwise one such row is a `DataError`.
+            keep: for raw rows, return a dict of "prediction" and the columns of `Features(keep=...)`.
+            set_aside: for raw rows, leave out rows that violate the declaration, and log how many, why, and the first;
+                otherwise one such row is a `DataError`.
             sharded: as in `fit`; each process gets the predictions of its own rows.
-            output: "network" for its output itself; "probability" for what the loss compares with the label, calibrated
-                where `calibration` is given, as `ServedModel.predict` does.
+            output: "network" for the network's own output; "probability" for the quantity that the loss compares with
+                the label, calibrated if `calibration` is given, as in `ServedModel.predict`.
 
         Returns:
             The network's output itself (logits stay logits), float32 arrays with the rows on axis 0; a tuple or a

@@ -121,7 +121,7 @@ class TableFeed(ChunkTransform, Stateful):
         Raises:
             ConfigurationError: a cell's ids do not come unchanged from a column.
         """
-        from ..embedding.layers.sharded_tables import ShardedTables  # brings Numba along
+        from ..embedding.layers.sharded_tables import ShardedTables  # imports Numba
 
         kind = SparseTables if group.size == 1 else ShardedTables
         tables = kind(network, sample, names, optimizer, accumulate, group)

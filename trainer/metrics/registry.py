@@ -1,4 +1,4 @@
-"""Metrics by name: those of this folder by their attribute ``name``, MindSpore's.
+"""Metrics by name: those of this folder (attribute ``name``), and MindSpore's.
 
 The protocol is that of `mindspore.train.Metric`: ``clear()``, ``update(*inputs)``, ``eval()``. Every MindSpore metric
 works by name or as an instance, and the metrics here work in `mindspore.Model`.
@@ -51,7 +51,7 @@ def metric_names() -> list[str]:
 
 
 def shown_name(name: str, kind: type[Any]) -> str:
-    """Return a metric's name with the places of its arguments."""
+    """Return a metric's name with placeholders for its arguments."""
     k = "@<k>" if issubclass(kind, FirstK) else ""
     return f"{name}{k}/<column>" if issubclass(kind, GroupMetric) else name
 
@@ -104,12 +104,11 @@ def update_metrics(
     Args:
         metrics: metrics from `get_metrics`.
         outputs: Tensors or arrays.
-        eval_indexes: positions of loss, prediction and label in `outputs`, as in `mindspore.Model`. None gives `Loss`
-            the first output and every other metric all of them, from which its own indexes (`Metric.set_indexes`)
-            choose.
-        num_samples: rows in the batch, by which the loss is weighted; of weighted rows the sum of their weights.
+        eval_indexes: positions of loss, prediction and label in `outputs`, as in `mindspore.Model`. None: `Loss` gets
+            the first output, every other metric gets all outputs and selects its own (`Metric.set_indexes`).
+        num_samples: weight of the batch in the mean loss: its number of rows, or the sum of their weights.
         columns: host columns of the batch by name, for metrics that read the group of each row.
-        weights: weight of each row, [rows], which the metrics take (`check_weighted`); None for none.
+        weights: weight of each row, [rows]; the metrics must accept weights (`check_weighted`). None: no weights.
 
     Raises:
         DataError: a column that a metric reads is missing.
@@ -137,7 +136,7 @@ def check_weighted(metrics: Mapping[str, Any], weight: str) -> None:
     """Check that every metric can count rows by their weight.
 
     Raises:
-        ConfigurationError: the `update` of one takes no `weights`.
+        ConfigurationError: the `update` of a metric has no argument `weights`.
     """
     for name, metric in metrics.items():
         if isinstance(metric, Loss | RowMetric) or "weights" in inspect.signature(metric.update).parameters:
@@ -176,7 +175,7 @@ def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_numbers(own_values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return floats as `read_metrics` does, for what each metric has returned."""
+    """Convert the results of metrics to floats, as `read_metrics` does."""
     values: dict[str, Any] = {}
     for name, value in own_values.items():
         try:

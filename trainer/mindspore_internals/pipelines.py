@@ -2,13 +2,13 @@
 
 An endless pipeline is never asked for its size: the call would not return.
 
-Relied on:
+MindSpore internals that this module relies on:
 - A pipeline keeps its inputs in `children`, `.repeat()` without a count is a `RepeatDataset` whose `count` is -1, and
-  a `GeneratorDataset` keeps the user's object in `source`. Where that changes, `tests/trainer/data/test_sources.py`
+  a `GeneratorDataset` keeps the user's object in `source`. If that changes, `tests/trainer/data/test_sources.py`
   hangs.
 - `RandomSampler` shuffles, for epoch e, the order of the previous epoch by GNU's `std::shuffle` with an
   `std::mt19937` (M. Matsumoto, T. Nishimura, "Mersenne Twister", 1998; NumPy has the same) that was seeded with the
-  pipeline's seed + e. `is_known` detects a MindSpore built with another C++ library; pipelines are then read as such.
+  pipeline's seed + e. `is_known` detects a MindSpore built with another C++ library; pipelines then shuffle themselves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def seeded(seed: int) -> Iterator[None]:
     import mindspore.dataset as ms_dataset
 
     before = ms_dataset.config.get_seed()
-    if before == seed:  # operations in Python may already draw from the global generators: those stay as they are
+    if before == seed:  # Python operations may be drawing from the global generators already: keep their state
         yield
         return
     generators = random.getstate(), np.random.get_state()
@@ -57,7 +57,7 @@ _USED = ("create_tuple_iterator", "get_col_names", "get_dataset_size", "set_init
 
 
 def is_pipeline(data: Any) -> bool:
-    """Return whether `data` has what is used of a `mindspore.dataset` pipeline."""
+    """Return whether `data` has the methods that the trainer uses of a pipeline."""
     return all(hasattr(data, name) for name in _USED)
 
 
@@ -72,15 +72,15 @@ def is_bounded(dataset: Any) -> bool:
     return source is None or hasattr(source, "__len__")
 
 
-_LARGEST = (1 << 32) - 1  # of the generator's numbers
+_LARGEST = (1 << 32) - 1  # largest number of the generator
 _BLOCK = 1 << 16
 _TRIED_ROWS, _TRIED_EPOCHS = 300, 2  # enough rows to distinguish the draws of older and newer C++ libraries
 
 
 def reshuffled(order: np.ndarray, seed: int) -> np.ndarray:
-    """Return the order of the epoch after one of this `order`, int64 [n].
+    """Return the order of the next epoch, int64 [n], from the `order` of the last one.
 
-    0 to n - 1 precedes the first epoch. `seed` is the pipeline's seed + the number of the next epoch, from 0.
+    The order before the first epoch is 0 to n - 1. `seed` is the pipeline's seed + the next epoch's number.
     """
     rows, shuffled, state = len(order), order.tolist(), np.random.RandomState(seed & _LARGEST)
     if rows <= _LARGEST // max(rows, 1):  # one generated number serves two swaps of the shuffle
@@ -134,6 +134,6 @@ def is_known() -> bool:
     for epoch in range(_TRIED_EPOCHS):
         order = reshuffled(order, epoch)
         if not all(np.array_equal(batch[0], order) for batch in iterator):
-            fall_back("the order of shuffled pipelines is another", "shuffled arrays are read row by row")
+            fall_back("pipelines shuffle in a different order", "shuffled arrays are read row by row")
             return False
     return True

@@ -1,4 +1,4 @@
-"""The next item of a history: what models of sequences of items share."""
+"""`NextItem`: base of models that predict the next item of a history."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from .two_tower import normalized
 class NextItem(nn.Cell):
     """Base of models that read a history up to each item and predict the next one.
 
-    Maps the columns of `Features.inputs` to float32 [N, 2 * width], as `TwoTower` does: the user's vector, from the
-    history alone, and the item's, the vector of its table; their inner product is the score. A user without a history
-    has a vector of zeros. While it trains, the row's item follows the whole history and each item of the history those
-    before it: the outputs are (float32 [N, L, 2 * width], the items' rows of their table int32 [N, L], 1 where there is
-    an item and 0 at padding float32 [N, L]), which `InBatchSoftmax`, `GBCE` and `BPRLoss` take.
+    Maps the columns of `Features.inputs` to float32 [N, 2 * width], as `TwoTower` does: the user's vector, computed
+    from the history only, and the item's vector in its table; their inner product is the score. A user without a
+    history has a vector of zeros. In training every position is a prediction: the target of the whole history is the
+    row's item, the target of an earlier part is the next item of the history. The outputs are then (user and item
+    vectors float32 [N, L, 2 * width], table rows of the targets int32 [N, L], mask of targets float32 [N, L]), for
+    `InBatchSoftmax`, `GBCE` and `BPRLoss`.
 
     Args:
-        features: the columns: a list without pooling, the history, and a category that shares its table, the item; or
-            several of each, the aligned columns of one sequence (`sequence=`).
+        features: the columns: the history (a list without pooling) and the item (a category that shares the history's
+            table); or several of each, aligned in one sequence (`sequence=`).
         candidate: see `DIN`.
         dim: length of the vectors of a table; the width is their sum.
         positions: number of learned positions, counted back from the newest item; earlier items share the last.
@@ -61,12 +62,12 @@ class NextItem(nn.Cell):
         unread = [output.name for output in features.outputs if output.name not in (*candidates, *histories)]
         if unread:
             raise ConfigurationError(
-                f"{model} reads the history ({', '.join(histories)}) and the item ({', '.join(candidates)}) alone; "
+                f"{model} reads only the history ({', '.join(histories)}) and the item ({', '.join(candidates)}); "
                 f"feature {unread[0]!r} would be unused: leave it out, or take two_tower"
             )
         read = {output.name: feature for feature in features.features for output in feature.outputs()}
         history, item = read[histories[0]], read[candidates[0]]
-        # raw columns of the history and of the item, for a server that is asked with a list of items; or None
+        # Raw columns of history and item, if a server can take a request with a list of item ids; else None.
         self.raw_columns: tuple[str, str] | None = None
         if len(histories) == 1 and isinstance(history, ListFeature) and history.separator is None:
             self.raw_columns = history.source, item.source

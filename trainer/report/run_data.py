@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Series:
-    """The values of one name."""
+    """Values of one metric or other recorded number."""
 
     steps: list[int] = field(default_factory=list)  # optimizer step of each value, ascending
     values: list[float | None] = field(default_factory=list)  # None: not finite
@@ -25,10 +25,10 @@ class Record:
 
     series: dict[str, Series] = field(default_factory=dict)  # "train/loss", "val/auc", "window/decayed_auc", ...
     scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # task -> latest `binary.score_table`
-    # step, and table -> rows, bytes and counters, over the run
+    # (step, {table: its rows, bytes and counters}) over the run
     tables: list[tuple[int, Mapping[str, Mapping[str, int]]]] = field(default_factory=list)
     seconds: Counter[str] = field(default_factory=Counter)  # by activity, over the attempts of a resumed run
-    seconds_beside: Counter[str] = field(default_factory=Counter)  # of the thread that reads and prepares data
+    seconds_beside: Counter[str] = field(default_factory=Counter)  # by activity, on the reading thread
     set_aside: list[str] = field(default_factory=list)  # how many raw rows each attempt set aside, and why
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     directions: Mapping[str, bool | None] = field(default_factory=dict)  # whether higher is better, None: not declared
@@ -117,7 +117,7 @@ def _add(record: Record, step: int, line: Mapping[str, Any]) -> None:
 
 
 def series_of_history(history: Mapping[str, Any]) -> dict[str, Series]:
-    """Return values of a ``history.json`` by the record's names."""
+    """Return the series of a ``history.json``, named as in a record."""
     records = {}
     curve = history.get("curve", {})
     if curve.get("steps"):

@@ -1,4 +1,4 @@
-"""The calibration of a Trainer's scores in its verbs."""
+"""Calibrates a Trainer's scores in `fit`, `evaluate`, `online_train`, `predict`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .trained_network import TrainedNetwork
     from .trainer_base import TrainerBase
 
-CALIBRATED = "calibrated"  # begins the names of metrics of calibrated probabilities
+CALIBRATED = "calibrated"  # prefix of the names of metrics of calibrated probabilities
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -43,23 +43,23 @@ def bound_calibrator(value: Any, trainer: TrainedNetwork) -> Calibrator | None:
 
 
 def check_online(trainer: TrainerBase, window: Window, options: StepOptions) -> None:
-    """Refuse a calibration whose scores in `online_train` are not those of a version.
+    """Check that `online_train` gives the calibration the scores of a published model.
 
     Raises:
-        ConfigurationError: as said, or the window has another rate of sampling.
+        ConfigurationError: the scores differ, or the window has another `negative_sampling_rate`.
     """
     calibrator = trainer.calibrator
     if calibrator is None:
         return
     own, rate = calibrator.negative_sampling_rate, window.negative_sampling_rate
     if (own or 1.0) != (rate or 1.0):
-        raise ConfigurationError(f"calibration: negative_sampling_rate={own} and Window(negative_sampling_rate={rate})")
+        raise ConfigurationError(f"calibration: negative_sampling_rate={own} differs from that of Window, {rate}")
     cells = [type(cell).__name__ for _, cell in cells_and_names(trainer.network) if _differs(cell)]
     differs = cells[0] if cells else "EMA or SWA" if options.average is not None else ""
     if differs:
         raise ConfigurationError(
-            f"calibration: with {differs} the scores of online_train are not those of a published version; leave it "
-            "out, or learn the calibration with fit(valid_dataset=...)"
+            f"calibration: with {differs} the scores of online_train differ from a published version's; leave it out, "
+            "or learn the calibration with fit(valid_dataset=...)"
         )
 
 
@@ -86,7 +86,7 @@ class CalibratedRows:
     """Rows of an evaluation: the calibration learns from them, or is measured on them.
 
     Args:
-        calibrator: of the Trainer.
+        calibrator: the Trainer's calibrator.
         learns: whether they are validation rows of `fit`.
     """
 

@@ -25,8 +25,8 @@ class ExportedModel:
         if "calibration" in self.about:
             self._calibration = runpy.run_path(str(folder / "calibration_map.py"))["CalibrationMap"].of
         self.session = onnxruntime.InferenceSession(folder / "network.onnx")
-        self._rows: dict[str, np.ndarray] = {}  # of each table: zeros for no id, the row of unknown ids, those of ids
-        self._numbers: dict[str, dict[int | None, int]] = {}  # of each table: id -> row number
+        self._rows: dict[str, np.ndarray] = {}  # per table: zeros for padding, the row of unknown ids, rows of ids
+        self._numbers: dict[str, dict[int | None, int]] = {}  # per table: id -> row number
         for name, table in self.about["tables"].items():
             from pyarrow import parquet
 

@@ -51,10 +51,10 @@ def export_network(
     """Write ``network.mindir``; return the description for `ServedGraph`, as JSON.
 
     Args:
-        network: network to export, in inference mode afterwards as before.
+        network: network to export; its training mode is restored afterwards.
         tables: its sparse tables, or None.
-        columns: one batch of its inputs as raw columns of the shapes and dtypes it takes, [batch, ...]; a column that
-            is handed over with offsets [values].
+        columns: one batch of its inputs as raw columns of the shapes and dtypes it takes, [batch, ...]; for lists
+            passed with offsets, the concatenated values [values].
         folder: an existing folder.
         batch: rows of a batch.
         cast: whether outputs are cast to float32.
@@ -87,18 +87,18 @@ def exportable(
     cast: bool = False,
     stacked: bool = False,
 ) -> Iterator[tuple[nn.Cell, list[Tensor], list[dict[str, Any]]]]:
-    """Give a cell that `mindspore.export` takes; its embeddings read from parameters.
+    """Yield a cell for `mindspore.export`; its embeddings read from parameters.
 
     Inside, the network is in inference mode. Arguments as of `export_network`, and:
 
     Args:
-        stacked: tables of one width read from one parameter (`layout.read_layout`), many of them in one operator;
-            else each from its own.
+        stacked: tables of one width share a parameter (`layout.read_layout`), so one operator can read many of them;
+            False: one parameter per table.
 
     Yields:
-        The cell; its inputs, ids as positions in the parameters, int32; and for each parameter of rows, a stack, its
-        "name", "dim" and "tables" with the sizes: "size" of ``embedding.<name>.rows`` and "map_size" of
-        ``embedding.<name>.places``. A stack has the name of its first table.
+        The cell; its inputs, with int32 positions in the parameters instead of ids; and a description of each parameter
+        of rows (a stack): "name" (of its first table), "dim", "tables", "size" of ``embedding.<name>.rows`` and
+        "map_size" of ``embedding.<name>.places``.
     """
     fields = fields_of(tables)
     sizes = _sizes(tables, fields, columns, stacked) if tables is not None else []
@@ -113,7 +113,7 @@ def exportable(
             yield step, list(map(Tensor, inputs)), sizes
     finally:
         network.set_train(training)
-        ms.set_context(jit_syntax_level=syntax)  # an export that fails, as on a full disk, leaves it changed
+        ms.set_context(jit_syntax_level=syntax)  # MindSpore does not restore it if an export fails
 
 
 def fields_of(tables: SparseTables | None) -> FieldMap:
@@ -125,7 +125,7 @@ def fields_of(tables: SparseTables | None) -> FieldMap:
 def plain_folder(folder: Path) -> Iterator[str]:
     """Create a temporary folder whose path `mindspore.export` accepts.
 
-    It is in `folder` if that path is plain, without spaces or letters outside ASCII. ConfigurationError: there is none.
+    It is in `folder` if that path is plain ASCII without spaces. ConfigurationError: no such folder can be written.
     """
     folders = dict.fromkeys([str(folder.resolve()), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", os.getcwd()])
     plain = [parent for parent in folders if _PLAIN.fullmatch(parent)]
@@ -138,8 +138,8 @@ def plain_folder(folder: Path) -> Iterator[str]:
             yield temporary.name
         return
     raise ConfigurationError(
-        f"MindSpore exports to paths of letters, digits and . _ - @ / only, which {folder} is not; no such folder for "
-        f"temporary files can be written ({', '.join(folders)}): set TMPDIR to one"
+        f"MindSpore exports only to paths of letters, digits and . _ - @ /, unlike {folder}; and none of "
+        f"{', '.join(folders)} is such a path that can be written: set TMPDIR to one"
     )
 
 
@@ -189,7 +189,7 @@ def _windows_of_fixed_size(
         for cell in cells:
             rows, row_map = window_of[cell.spec.name]
             cell.reading, cell.indirect = True, row_map is not None
-            hide(cell, "working_set", rows)  # groups compare it
+            hide(cell, "working_set", rows)  # `EmbeddingGroup.refresh` compares it
             hide(cell, "working_reading", rows)
             if row_map is not None:
                 hide(cell, "working_reading_map", row_map)
@@ -207,6 +207,6 @@ def _windows_of_fixed_size(
 
 
 def write_features(features: Features, folder: FolderWriter) -> None:
-    """Write the declaration of the features and what they learned."""
+    """Write the declaration and the learned state of the features."""
     check_state(features.published_state())
     write_state(described_state(features), folder)

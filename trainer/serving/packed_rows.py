@@ -1,4 +1,4 @@
-"""Rows of tables as published versions hold them."""
+"""Packs table rows for published versions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def unpack_rows(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def pack_tables(saved: Mapping[str, Any], rows: str) -> dict[str, Frozen]:
-    """Return the arrays of a file of rows, by "<table>/<key>", computed when read.
+    """Return {"<table>/<key>": array} for a file of rows, computed when read.
 
     Args:
         saved: the result of `Tables.take`.
@@ -60,16 +60,16 @@ def _pack_table(name: str, saved: Mapping[str, Any], dim: int, rows: str) -> dic
     def packed() -> dict[str, np.ndarray]:
         own = np.asarray(saved["rows"]) > 0
         weights = np.asarray(saved["values"])[:, :dim]
-        # Only the default row has number 0, and rows are ascending: mostly a view, not a copy.
+        # Only the default row has number 0, and rows ascend, so a slice (a view, not a copy) usually suffices.
         chosen: Any = slice(int(len(own) > 0 and not own[0]), None)
         if not own[chosen].all():
             chosen = own
         columns = {"ids": np.asarray(saved["ids"])[chosen], "removed": np.asarray(saved["removed"])}
         columns |= {"default": np.asarray(weights[~own], np.float32), **pack_rows(weights[chosen], rows)}
-        check_finite(columns, f"the table {name!r}, of whose rows")
+        check_finite(columns, f"the table {name!r}, in whose rows")
         return columns
 
     kinds: dict[str, Any] = {"ids": np.int64, "removed": np.int64, "default": np.float32}
     kinds |= {"weights": saved["values"].dtype} if rows == "float32" else {"weights": np.int8, "scale": np.float32}
-    # each drops its function once computed, and the last of them what is not stored
+    # Each `Frozen` drops its function once computed, so the last one frees the cached arrays.
     return {key: Frozen(functools.partial(lambda name: packed()[name], key), kind) for key, kind in kinds.items()}

@@ -31,7 +31,7 @@ _LONGEST_PAUSE = 60.0
 
 
 class Mirror(Callback):
-    """Copies a run's snapshots, versions and records to an object store on a thread.
+    """Copies a run's snapshots, versions and records to an object store, on a thread.
 
     Only data that is durable on the local disk is copied, its manifest last, so the mirror never shows half a snapshot
     or version. Data pruned locally is removed from the mirror. A store failure is logged once and retried after pauses
@@ -44,7 +44,7 @@ class Mirror(Callback):
     Args:
         url: where to, for example ``s3://bucket/run``; see `trainer.storage.location.Location`.
         every: seconds between looks at the local folders; a snapshot that becomes durable is copied at once.
-        wait: seconds that the end of a run waits for what is missing.
+        wait: longest time in seconds that the end of a run waits for missing copies.
 
     Attributes:
         problem: why the mirror is behind, or None.
@@ -140,7 +140,7 @@ class Mirror(Callback):
             pause = min(2 * pause, 10.0)
 
     def remove_started(self) -> None:
-        """Empty a new mirror of a run that was refused before its first step."""
+        """Empty a new mirror if its run failed before its first step."""
         if self._pass is not None and self._is_new:
             self._pass.remove_started()
             self.location.delete(RECORD)
@@ -208,7 +208,7 @@ def take_mirror(location: Location, run_dir: Path) -> dict[str, Any]:
 
 
 def parsed_record(content: bytes, where: object) -> dict[str, Any]:
-    """Return the record of a mirror; ConfigurationError if it is none."""
+    """Parse the record of a mirror; ConfigurationError if it is invalid."""
     try:
         record = json.loads(content)
         if isinstance(record, dict) and isinstance(record.get("run"), str):

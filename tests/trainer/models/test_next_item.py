@@ -220,7 +220,7 @@ def test_the_losses_are_those_of_their_formulas_for_rows_and_for_places(name, lo
     [
         (
             lambda: SASRec(make_features(pooling=None)),
-            r"reads the history \(history\) and the item \(item\) alone; feature 'age'",
+            r"reads only the history \(history\) and the item \(item\); feature 'age'",
         ),
         (lambda: HSTU(make_features()), "HSTU needs a history"),
         (lambda: SASRec(declared(), dim=6, heads=4), r"heads=4\) does not divide the width 6"),

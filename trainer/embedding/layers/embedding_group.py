@@ -23,8 +23,8 @@ class EmbeddingGroup(nn.Cell):
 
     Args:
         dim: length of a vector.
-        tables: names of the tables, in the order of the columns; or name -> arguments of that `Embedding` that differ,
-            of which `table` may be the name of an earlier column whose table this one shares.
+        tables: names of the tables, in the order of the columns; or {name: arguments of this `Embedding` that override
+            `options`}. `table` may name an earlier column: both then share its table.
         options: arguments of every `Embedding`.
 
     Inputs:

@@ -49,7 +49,7 @@ class SparseTables(nn.Cell):
         self,
         network: nn.Cell,
         columns: Sequence[np.ndarray],  # a sample batch of its inputs (without labels), [batch, ...] each
-        names: Sequence[str] = (),  # of the columns
+        names: Sequence[str] = (),  # names of the columns
         dense_optimizer: nn.Cell | None = None,  # decides the default row optimizer
         accumulate: int = 1,  # batches of one optimizer update
         group: Group = SINGLE,
@@ -73,7 +73,7 @@ class SparseTables(nn.Cell):
         for cell in heads:
             optimizer = cell.row_optimizer or cell.host.optimizer
             if optimizer is None and dense_optimizer is not None:
-                from .row_optimizers import row_optimizer_like  # brings Numba along
+                from .row_optimizers import row_optimizer_like  # imports Numba
 
                 optimizer = row_optimizer_like(dense_optimizer)
             self.tables[cell.spec.name] = cell.host_table(optimizer, Shards(group.rank, group.size))
@@ -96,13 +96,13 @@ class SparseTables(nn.Cell):
         _logger.debug("%d sparse tables, read and updated as %d: %s", len(self.tables), len(layout.stacks), rows)
 
     def _check_dtype(self, spec: TableSpec, optimizer: RowOptimizer | None) -> None:
-        """Check that a kernel trains rows that are not float32."""
+        """Check that a CPU kernel trains the rows if they are not float32."""
         trained = spec.trainable and optimizer is not None
         if spec.dtype != "float32" and trained and not self._has_kernel(optimizer):
             where = "" if device.current().runs_python else f" on {device.current().name}"
             raise ConfigurationError(
-                f"table {spec.name!r} has dtype={spec.dtype!r}, whose rows a kernel on CPU trains: optimizer takes "
-                "RowAdam, RowAdagrad, RowFTRL, RowSGD or one with a kernel() and construct() of its own; received "
+                f"table {spec.name!r} has dtype={spec.dtype!r}, which only CPU kernels train: optimizer takes RowAdam, "
+                "RowAdagrad, RowFTRL, RowSGD or a row optimizer that defines kernel() and construct(); received "
                 f"{type(optimizer).__name__}{where}; dtype='float32' takes any"
             )
 
@@ -119,7 +119,7 @@ class SparseTables(nn.Cell):
     def _make_programs(
         self, layout: Layout, heads: Sequence[Embedding], optimizers: Sequence[RowOptimizer | None]
     ) -> None:
-        from .row_optimizers import RowSGD  # brings Numba along
+        from .row_optimizers import RowSGD  # imports Numba
 
         programs = []
         for stack in layout.stacks:
@@ -154,7 +154,7 @@ class SparseTables(nn.Cell):
         for parameter in (*self.params, *(program.working_set.reading for program in trained)):
             parameter.requires_grad = True
         hide(self, "read_params", [program.working_set.reading for program in trained])
-        hide(self, "carried", {})  # rows of the accumulation that the last trained chunk left open, see `OpenRows`
+        hide(self, "carried", {})  # rows of an unfinished accumulation after the last chunk, see `OpenRows`
         hide(self, "gradient_sums", [])
         hide(self, "_sums", [None] * len(self.programs))
         for index, program in enumerate(self.programs):
@@ -185,16 +185,16 @@ class SparseTables(nn.Cell):
             first += count
 
     def _program_for(self, optimizer: RowOptimizer) -> Callable[..., StackProgram]:
-        from .host_rows import HostStackProgram  # brings Numba along
+        from .host_rows import HostStackProgram  # imports Numba
 
         return HostStackProgram if self._has_kernel(optimizer) else StackProgram
 
     def _has_kernel(self, optimizer: RowOptimizer | None) -> bool:
-        """Return whether kernels train an optimizer's rows on the host; None: read.
+        """Return whether CPU kernels handle an optimizer's rows; None: rows only read.
 
         Otherwise the graph holds a chunk's rows while they are trained.
         """
-        from .host_rows import find_kernel  # brings Numba along
+        from .host_rows import find_kernel  # imports Numba
 
         return device.current().runs_python and (optimizer is None or find_kernel(optimizer) is not None)
 
@@ -221,7 +221,7 @@ class SparseTables(nn.Cell):
         program.make_room(step_size, plan.lengths)
         mirror = self._sums[index]
         if mirror is not None and mirror.parameter.shape[0] != step_size:
-            old = np.array(mirror.parameter.asnumpy())[:step_size]  # rows beyond are zeros
+            old = np.array(mirror.parameter.asnumpy())[:step_size]  # all further rows are zeros
             array = mirror.array(step_size)
             array[:] = 0.0
             array[: len(old)] = old
@@ -341,7 +341,7 @@ class SparseTables(nn.Cell):
         self._set_update_counts(states[-1]["json"])
 
     def _update_counts(self) -> dict[int, int]:
-        """Return each table's update count; a model update counts for all tables."""
+        """Return each table's update count; each model update adds one for all tables."""
         return {index: int(program.step.asnumpy()[0]) for program in self.programs for index in program.tables}
 
     def _set_update_counts(self, json: Mapping[str, Any]) -> None:
@@ -365,9 +365,9 @@ class SparseTables(nn.Cell):
         return work
 
     def gradients(self, work, gradients):
-        """Replace the gradients of `params`, the last ones, by row gradients [n, dim].
+        """Replace the last gradients, those of `params`, by row gradients [n, dim].
 
-        Call it only if `has_readers`; otherwise they are the same.
+        Call it only if `has_readers`; otherwise they are equal.
         """
         rows = ()
         for program in self.programs:
@@ -377,14 +377,14 @@ class SparseTables(nn.Cell):
         return gradients + rows
 
     def update(self, work, gradients, lr):
-        """Update the step's rows by the gradients at the end; `lr` is a float32 scalar."""
+        """Update the step's rows by the last gradients; `lr` is a float32 scalar."""
         for program in self.programs:
             if program.trainable:
                 program.update(*work[program.kept_at], gradients[program.gradient_at], lr)
 
 
 def _kinds(heads: Sequence[Embedding], optimizers: Sequence[RowOptimizer | None]) -> list[Hashable]:
-    """Return each table's kind; tables of one width and row optimizer share a stack."""
+    """Return each table's kind; tables of equal kind share a stack."""
     first = {id(optimizer): number for number, optimizer in reversed(list(enumerate(optimizers)))}
     kinds: list[Hashable] = []
     for cell, optimizer in zip(heads, optimizers, strict=True):

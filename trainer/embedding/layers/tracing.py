@@ -1,4 +1,4 @@
-"""Finds which input elements feed which table by a run on marked ids."""
+"""Finds which input elements feed which table: runs the network on marked ids."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def _trace(
     if failure is not None:
         # A column of lengths or indices may not accept markers: then mark one column at a time.
         for candidate in candidates:
-            alone = [marked[i] if i == candidate else to_plain(sample[i]) for i in range(len(sample))]
-            received, error = run_traced(network, cells, alone)
+            one_marked = [marked[i] if i == candidate else to_plain(sample[i]) for i in range(len(sample))]
+            received, error = run_traced(network, cells, one_marked)
             runs.append(received)
             if error is not None:
                 _logger.debug("tracing ids of column %d failed: %s", candidate, error)
@@ -145,14 +145,14 @@ def _unchanged(
 
 
 def _float_ids(columns: Sequence[np.ndarray], names: Sequence[str]) -> str:
-    """Name the id columns that are floats, as frames with gaps have; else ""."""
+    """Describe an id column that NaN has made float, as in a DataFrame; else ""."""
     for column, name in zip(columns, names, strict=False):
         values = np.asarray(column)
         missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(1, bool)
         if missing.any() and (missing | (values == values.round())).all():
             return (
                 f"; column {name!r} is {values.dtype} with NaN in row {np.argwhere(missing)[0][0]} of the batch: give "
-                f"missing ids one of their own, frame[{name!r}].fillna(0).astype('int64')"
+                f"missing ids their own id, frame[{name!r}].fillna(0).astype('int64')"
             )
     return ""
 
@@ -185,8 +185,8 @@ def run_traced(
     received: list[Read] = []
     failure: Exception | None = None
     training = [(cell, cell.training) for _, cell in cells_and_names(network)]
-    # After a low-precision cell fails, MindSpore keeps casting everything that runs eagerly.
-    # `trainer.graph.precision.CastOutput` has a `cast_dtype`.
+    # Run in float32: if a low-precision cell fails, MindSpore keeps casting everything that runs eagerly. `cast_dtype`
+    # is an attribute of `trainer.graph.precision.CastOutput`.
     plain = {"mixed_precision_type": None, "cast_dtype": mstype.float32}
     kept = [(cell, name, getattr(cell, name)) for cell, _ in training for name in plain if name in vars(cell)]
     mode = network.training

@@ -81,10 +81,10 @@ def train(args: argparse.Namespace) -> None:
 
 def _resume_begun(args: argparse.Namespace) -> None:
     """Replace --resume auto by --resume RUN if the run was begun."""
-    from ..runs.restart import begun_run
+    from ..runs.restart import existing_run
 
     with _loaded(Path(args.config), args) as config:
-        args.resume = begun_run(config)
+        args.resume = existing_run(config)
     if args.resume is not None:  # the run's own configuration contains the overrides
         args.config, args.overrides = None, []
 

@@ -13,7 +13,7 @@ from ...errors import CheckpointNotFoundError, ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-SERVED = "served"  # folder in a run that does not publish: its snapshot as a version
+SERVED = "served"  # name of a run's folder with its snapshot as a version, if the run does not publish
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,18 +25,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen on; default: this machine only")
     add("--port", type=int, default=8080, help="0 takes a free one; default: 8080")
     add("--name", help="the model's name; default: the folder's")
-    add("--batch-rows", type=int, default=1024, metavar="ROWS", help="of one batch; default: 1024")
+    add("--batch-rows", type=int, default=1024, metavar="ROWS", help="most rows of a batch; default: 1024")
     add("--batch-delay", type=float, default=0.0, metavar="S", help="a batch waits for more requests; default: 0")
-    add("--request-rows", type=int, default=10_000, metavar="ROWS", help="of a request (413)")
-    add("--body-bytes", type=int, default=16 << 20, metavar="BYTES", help="of a request (413)")
-    add("--queue-rows", type=int, default=20_000, metavar="ROWS", help="that wait (429)")
-    add("--timeout", type=float, default=10.0, metavar="S", help="for an answer (504); default: 10")
-    add("--drain", type=float, default=30.0, metavar="S", help="for open requests to end; default: 30")
-    add("--max-age", type=float, metavar="S", help="of a version, for /readyz; default: any")
+    add("--request-rows", type=int, default=10_000, metavar="ROWS", help="most rows of a request (413)")
+    add("--body-bytes", type=int, default=16 << 20, metavar="BYTES", help="largest request (413)")
+    add("--queue-rows", type=int, default=20_000, metavar="ROWS", help="most rows that may wait (429)")
+    add("--timeout", type=float, default=10.0, metavar="S", help="longest time for an answer (504); default: 10")
+    add("--drain", type=float, default=30.0, metavar="S", help="time for open requests to end; default: 30")
+    add("--max-age", type=float, metavar="S", help="/readyz fails for older versions; default: never")
     add("--wait", action="store_true", help="start before anything is published")
     add("--log", metavar="TARGET", help="folder, redis://... or kafka://HOST/TOPIC to write answered rows to")
-    add("--log-recommended", metavar="TARGET", help="another one, to write the lists of recommended items to")
-    add("--log-share", type=float, default=1.0, metavar="SHARE", help="of the requests that are logged; default: 1")
+    add("--log-recommended", metavar="TARGET", help="another target, to write lists of recommended items to")
+    add("--log-share", type=float, default=1.0, metavar="SHARE", help="share of requests to log; default: 1")
     add(
         "--log-wait",
         type=float,
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="an answer waits for its rows to be durable; default: 0",
     )
-    add("--log-queue-rows", type=int, default=100_000, metavar="ROWS", help="that wait to be logged; more are left out")
+    add("--log-queue-rows", type=int, default=100_000, metavar="ROWS", help="most rows that may wait to be logged")
     add(
         "--token-variable",
         default="TRAINER_SERVE_TOKEN",
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def published_folder(source: Path, wait: bool = False) -> Path:
-    """Return the folder of a published model: `source` or its run's.
+    """Return the folder of a published model: `source`, or where its run publishes.
 
     If the run does not publish, its snapshot is exported as a version to the run's folder "served".
     ConfigurationError: the folder belongs to another run.
@@ -94,7 +94,7 @@ def published_folder(source: Path, wait: bool = False) -> Path:
     if (source / "current.json").is_file() or wait:
         return source
     if not source.is_dir():
-        raise ConfigurationError(f"trainer serve: there is no folder {source}; give what Publish writes to, or a run")
+        raise ConfigurationError(f"trainer serve: there is no folder {source}; give a run or a folder of Publish")
     raise CheckpointNotFoundError(
         f"no model has been published at {source}: the callback Publish of a training writes there; --wait "
         "starts the server before there is one"

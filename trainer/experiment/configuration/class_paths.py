@@ -82,7 +82,7 @@ def _import(name: str) -> ModuleType | None:
 
 
 def _hidden(package: str) -> str:
-    """Return what to rename where a user's file has the name of our package."""
+    """Return advice to rename a user's file that is named like a package of ours."""
     file = Path(f"{package}.py")
     if package not in ("trainer", "callbacks") or not file.is_file():
         return ""
@@ -90,7 +90,7 @@ def _hidden(package: str) -> str:
 
 
 def _names_in(owner: Any, fits: Callable[[Any], bool]) -> list[str]:
-    """Return the public names whose values fit; for `_has_names` also submodules."""
+    """Return the public names with values that fit; for `_has_names` also submodules."""
     names = []
     for name in dir(owner):
         with contextlib.suppress(Exception):
@@ -156,8 +156,8 @@ def expand(text: str, name: object = "") -> str:
         value = os.environ.get(variable, default if comma else None)
         if value is None:
             raise ConfigurationError(
-                f"the environment variable {variable} is not set, which {match[0]} stands for; set it, or give a "
-                f"default: ${{env:{variable},default}}"
+                f"{match[0]}: the environment variable {variable} is not set; set it, or give a default: "
+                f"${{env:{variable},default}}"
             )
         if is_secret(variable) or is_secret(name):
             remember_secret(value)

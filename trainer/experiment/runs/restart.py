@@ -23,13 +23,13 @@ from . import run_folder
 _ABSENT = object()
 
 
-def begun_run(config: ExperimentConfig) -> str | Path | None:
+def existing_run(config: ExperimentConfig) -> str | Path | None:
     """Return the newest run of a configuration, here or in its mirror (a URL).
 
     None if there is none yet.
 
     Raises:
-        ConfigurationError: that run was begun with other values; the message names them.
+        ConfigurationError: that run was started with other values; the message names them.
         CheckpointError: the mirror cannot be read.
     """
     folder = run_folder.newest_run(config.run_dir)
@@ -39,7 +39,7 @@ def begun_run(config: ExperimentConfig) -> str | Path | None:
     changed = _changed(run.config, run.versions.get("defaults", ()), config)
     if changed:
         raise ConfigurationError(
-            f"{folder} was begun with other values: {'; '.join(changed[:5])}{'; ...' if len(changed) > 5 else ''}. "
+            f"{folder} was started with other values: {'; '.join(changed[:5])}{'; ...' if len(changed) > 5 else ''}. "
             "--resume auto continues only with the same configuration: name another run_dir, or change the run with "
             f"`--resume {folder} --set A.B=C`"
         )

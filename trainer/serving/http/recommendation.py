@@ -22,17 +22,17 @@ _FORM = (
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What one request asks for."""
+    """A parsed request for recommendations."""
 
     user: Mapping[str, Any] | None = None
-    history: list[Any] | None = None  # in place of the user: ids of items, which are left out
+    history: list[Any] | None = None  # instead of the user: ids of items, which are not recommended
     k: int = 10
     without: list[Any] = field(default_factory=list)  # ids of items
     filter: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_body(cls, body: bytes, media: str) -> Recommendation:
-        """Return what a body asks for; RefusalError: as of `json_of`, or 400."""
+        """Parse a request's body; RefusalError 400 or an error of `json_of`."""
         value = json_of(body, media)
         if not isinstance(value, dict) or ("user" in value) == ("history" in value):
             both = "with both" if isinstance(value, dict) and "user" in value else "without user or history"
@@ -46,7 +46,7 @@ class Recommendation:
         return cls(**value)
 
     def rows(self, items: PublishedItems | None) -> RequestRows:
-        """Return the row of the user; RefusalError 400 for columns of others."""
+        """Return the user's row; RefusalError 400 for a column that users do not have."""
         items = _of_version(items)
         if self.user is None:
             return RequestRows(1, rows=[self._row_and_hidden(items)[0]])
@@ -84,5 +84,5 @@ class Recommendation:
 
 def _of_version(items: PublishedItems | None) -> PublishedItems:
     if items is None:
-        raise RefusalError(404, "this version has no items to recommend; Publish(items=...) says which there are")
+        raise RefusalError(404, "this version has no items to recommend; set them by Publish(items=...)")
     return items
