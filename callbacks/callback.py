@@ -117,7 +117,7 @@ class Callback:
         """After a drift detector has fired; `trainer.state.drift` tells which and where."""
 
     def on_eval_begin(self, trainer: Any) -> None:
-        """Before an evaluation, called for by validation or by `evaluate`."""
+        """Before an evaluation: a validation or a call of `evaluate`."""
 
     def on_eval_step_begin(self, trainer: Any) -> None:
         """Before each evaluation batch."""
@@ -153,7 +153,7 @@ class Callback:
         """After a snapshot has been restored."""
 
     def on_exception(self, trainer: Any) -> None:
-        """When an exception leaves the loop; `trainer.state.exception` is it."""
+        """When an exception leaves the loop; see `trainer.state.exception`."""
 
     def teardown(self, trainer: Any) -> None:
         """Called last, also after an error."""
@@ -201,7 +201,7 @@ class CallbackList:
         self._warned: set[int] = set()
 
     def observe(self, observer: Callable[[str, float, float], None] | None) -> None:
-        """Report each hook's times to `observer`; None ends that.
+        """Report each hook's times to `observer`; None stops it.
 
         It is called with "<callback>.<hook>" and two readings of `time.perf_counter()`.
         """

@@ -50,7 +50,7 @@ class RisesAbove:
 
 
 class DriftMonitor(Callback):
-    """Feeds a metric of every closed window to a detector of drift.
+    """Feeds a metric of every closed window to a drift detector.
 
     When the detector fires, the hook `on_drift` of every callback is called, and may set `trainer.learning_rate`. With
     `feature`, the metric is "drift_<feature>": the population stability index of that declared feature's raw values in

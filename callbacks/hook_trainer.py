@@ -1,4 +1,4 @@
-"""`Trainer`: what callbacks may read and do of the trainer in their hooks.
+"""`Trainer`: the part of the trainer that callbacks may use in their hooks.
 
 Whatever is not in this class may change without notice. `trainer.state` holds the counters, the latest outputs and
 metrics, the validation under way, windows, snapshots and the reason of a stop (`trainer.state.State`).

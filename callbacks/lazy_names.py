@@ -56,7 +56,7 @@ def declared_imports(file: str) -> dict[str, str]:
 
 
 def hint(name: str, names: Iterable[str]) -> str:
-    """Return what to write in place of a name that is gone, or the nearest of `names`."""
+    """Return a hint for a missing name: its replacement, or the nearest of `names`."""
     did_you_mean = importlib.import_module("trainer.errors").did_you_mean
     return f"; it is gone: {GONE[name]}" if name in GONE else did_you_mean(name, names)
 

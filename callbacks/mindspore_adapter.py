@@ -117,7 +117,7 @@ class _OwnTrainNetwork(_WithGraph, nn.Cell):
 
 
 class _LossScale:
-    """The loss scale as MindSpore's callbacks read it of a manager."""
+    """Gives the loss scale the interface of MindSpore's loss scale managers."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

@@ -81,7 +81,7 @@ class Profiler(Callback):
         self._first_step = trainer.state.progress.global_step
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Begin or end a measurement: both lie between the ends of two calls."""
+        """Begin or end a measurement; it lasts from the end of one call to another's."""
         if self._state == "done":
             return
         self._calls += 1

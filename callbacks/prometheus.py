@@ -63,7 +63,7 @@ class PrometheusMonitor(Callback):
 
         class Quiet(WSGIRequestHandler):
             def log_message(self, *args: Any) -> None:
-                """Leave scrapes out of the terminal."""
+                """Do not print scrapes to the terminal."""
 
         self.teardown(trainer)
         self._registry = client.CollectorRegistry()

@@ -26,7 +26,7 @@ def window_value(window: Mapping[str, float] | None, name: str) -> float | None:
 
 
 def require_settable_rate(owner: str, trainer: Trainer) -> None:
-    """Refuse a learning rate that cannot be set, now and not in the middle of a run."""
+    """Check before the run that the learning rate can be set."""
     if trainer.learning_rate is None:
         raise ConfigurationError(f"{owner} needs an optimizer with a constant learning rate; this run has none")
     trainer.learning_rate = trainer.learning_rate  # raises for a schedule
@@ -79,7 +79,7 @@ class Watched:
         return None if value is None else float(value)
 
     def better(self, value: float, best: float | None) -> bool:
-        """Return whether `value` beats `best` by `min_delta`; NaN never, None loses."""
+        """Return whether `value` beats `best` by `min_delta`; NaN never does, and any value beats None."""
         if math.isnan(value) or best is None:
             return not math.isnan(value)
         return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta

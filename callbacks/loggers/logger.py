@@ -118,7 +118,7 @@ class Logger(Callback):
         return due
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Log the epoch's mean loss; with a cadence in epochs the rest of train/*."""
+        """Log the epoch's mean loss; with a cadence in epochs also the rest of train/*."""
         if not self._is_open:
             return
         state = trainer.state

@@ -70,7 +70,7 @@ def writing(what: str, path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise a CheckpointError for an OSError, by whether the file itself is at fault."""
+    """Turn an OSError into a CheckpointError; its class tells if the file is at fault."""
     try:
         yield
     except OSError as error:

@@ -80,7 +80,7 @@ class FolderLock:
         return None
 
     def _take_over(self) -> int | None:
-        """Remove the lock of a dead writer; always return None, for no lock is held yet."""
+        """Remove the lock of a dead writer; return None, as no lock is held yet."""
         try:
             descriptor = os.open(self._path, os.O_RDWR)
         except FileNotFoundError:

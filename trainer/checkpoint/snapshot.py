@@ -33,7 +33,7 @@ class Base:
     digest: str | None = None
 
     def matches(self, manifest: Manifest) -> bool:
-        """Return whether a manifest is that of the base, not of a replacement."""
+        """Return whether a manifest is the referenced one, not its replacement."""
         return self.id == manifest.id and self.digest in (None, manifest.digest)
 
 

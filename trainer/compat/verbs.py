@@ -88,7 +88,7 @@ class MindSporeVerbs(TrainerBase):
 
     @property
     def eval_network(self) -> nn.Cell | None:
-        """The evaluation cell: the given one, or with metrics one of network and loss."""
+        """The evaluation cell: the given one, else (with metrics) one of network and loss."""
         given = self.own_eval_network
         if given is not None or not self.metrics or self.loss_fn is None:
             return given
@@ -197,7 +197,7 @@ class _EpochsOfCall(Every):
         self._base = progress.epoch - self._initial
 
     def due(self, progress: Any) -> bool:
-        """Return whether an epoch that is wanted has just ended."""
+        """Return whether one of the wanted epochs has just ended."""
         if not super().due(progress):
             return False
         epoch = progress.epoch - self._base

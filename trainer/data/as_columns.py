@@ -110,7 +110,7 @@ def as_columns(item: Any, names: tuple[str, ...] | None) -> tuple[Columns, tuple
 
 
 def default_names(count: int) -> tuple[str, ...]:
-    """Return the names of columns that were given without any."""
+    """Return names for columns that were given without names."""
     return tuple(f"column_{index}" for index in range(count))
 
 
@@ -131,7 +131,7 @@ def form_of(columns: Any) -> tuple[Any, ...]:
 
 
 def common_dtype(columns: Any) -> np.dtype:
-    """Return the dtype for the values of `columns` of one `dtype_of`; the widest text."""
+    """Return a common dtype for `columns` of equal `dtype_of`: the widest text."""
     first = columns[0].dtype
     return np.result_type(*[column.dtype for column in columns]) if first.kind in _TEXT_KINDS else first
 

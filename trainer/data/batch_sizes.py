@@ -41,7 +41,7 @@ def undeclared(network: Any) -> str:
 
 
 def warn_of_sizes(verb: str, sizes: Any, reason: str) -> None:
-    """Say once that each number of rows is compiled, and how that ends."""
+    """Warn once that each number of rows is compiled, and how to avoid it."""
     logger.warning(
         "%s: every number of rows is compiled separately, %s so far, because %s. Or make batches equally large: give "
         "batch_size=..., which also gathers the rows of a stream",
@@ -76,7 +76,7 @@ class RowPadding:
         self._sizes: dict[int, None] = {}
 
     def compiled(self, rows: int) -> None:
-        """Note a size that is run; warn at the third where each is compiled."""
+        """Record a size that is run; warn at the third one if each is compiled."""
         if rows not in self._sizes:
             self._sizes[rows] = None
             if len(self._sizes) == MANY_SIZES and not self.allowed:
@@ -96,7 +96,7 @@ class RowPadding:
 
 
 class RowFilling:
-    """Decides which batches are padded for a program with a loss: from size three on.
+    """Decides which batches of a program with a loss are padded: from the third size.
 
     The first two are compiled as they are: most data have one size, and a last batch of another. The size that a batch
     is padded to depends only on its number of rows.
@@ -109,11 +109,11 @@ class RowFilling:
         self._unpadded: list[int] = []
 
     def restart(self) -> None:
-        """Begin with other data: its first two sizes are compiled as they are."""
+        """Start with other data: its first two sizes are not padded."""
         self.sizes = []
 
     def keep(self, rows: int) -> None:
-        """Compute batches of so many rows as they are."""
+        """Do not pad batches of this many rows."""
         if rows not in self.sizes:
             self.sizes.append(rows)
 
@@ -142,7 +142,7 @@ class RowFilling:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sizes that are compiled as they are."""
+        """Return the sizes that are not padded."""
         return {"sizes": list(self.sizes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

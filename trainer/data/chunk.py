@@ -105,7 +105,7 @@ class ChunkTransform:
         """Tell other processes, on the preparing thread, that no chunk follows."""
 
     def interrupt(self) -> None:
-        """End a wait for other processes on the preparing thread, which is to stop."""
+        """End the preparing thread's wait for other processes, so that it can stop."""
 
     def release(self) -> None:
         """Release untrained chunks; called after the preparing thread has stopped."""

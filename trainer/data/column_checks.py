@@ -133,7 +133,7 @@ class ColumnCheck:
 
 
 def rows_instead_of_batches(columns: Columns, names: Sequence[str]) -> str:
-    """Return the remedy where a column is a single value, as in a row; else ""."""
+    """Return a hint if a column is a single value, not a batch; else ""."""
     name = next((name for name, column in zip(names, columns, strict=True) if column.ndim == 0), None)
     if name is None:
         return ""

@@ -289,7 +289,7 @@ def _packed(names: tuple[str, ...], columns: Columns) -> bytes:
 
 
 class AgreedLists:
-    """Knowledge of the lists in a step that all processes share.
+    """List lengths of a step, known to all processes.
 
     Lists that are equally long by chance come as an array, so one process's batches do not show where lists are.
     """

@@ -37,7 +37,7 @@ class Position:
         return dataclasses.replace(self, state=join(states), dealt=dealt)
 
     def part(self, rank: int) -> Position:
-        """Return, of a merged position, the partitions that process `rank` reads."""
+        """Return the partitions that process `rank` reads, from a merged position."""
         assert self.dealt is not None
         return self.with_state({name: self.state[name] for name in self.dealt[rank]})
 

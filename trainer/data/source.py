@@ -121,7 +121,7 @@ class Source:
         """Acknowledge the rows before `position`, which are in a durable snapshot."""
 
     def interrupt(self) -> None:
-        """Make `batches` on another thread end soon, where it may wait long."""
+        """Make `batches`, which may be waiting on another thread, end soon."""
 
     def close(self) -> None:
         """Release threads and files."""

@@ -88,7 +88,7 @@ class DeltaPolicy:
         )
 
     def written(self, path: Path) -> None:
-        """Note that the snapshot `base_of` decided about is being written to `path`."""
+        """Record that the snapshot of the latest `base_of` is being written to `path`."""
         self._newest = path
         self._deltas = self._deltas + 1 if self.delta else 0
         self._rows = self._rows + self._changed if self.delta else 0
@@ -193,7 +193,7 @@ class TableFeed(ChunkTransform, Stateful):
             open_accumulation.restore(self.tables, newest)
 
     def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Reset all rows to the values of such states during a run; ids keep their rows."""
+        """Reset all rows to a state and its deltas during a run; ids keep their rows."""
         self.delta_policy.broken()
         self.tables.rewind(states)
 

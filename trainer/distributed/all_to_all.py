@@ -36,7 +36,7 @@ _LONGEST_SELECT = 3600.0  # seconds; a deadline may be infinite
 
 @dataclass(slots=True)
 class Sent:
-    """Bytes, with the heads of messages, and messages that connections have sent."""
+    """Counts the bytes (headers included) and messages sent by connections."""
 
     bytes: int = 0
     messages: int = 0
@@ -173,7 +173,7 @@ class AllToAll:
         return received
 
     def interrupt(self) -> None:
-        """End the exchange that another thread is in, or begins; no exchange follows.
+        """End another thread's current or next exchange; no exchange follows.
 
         The connections stay open until `close`, so that the other processes do not fail before they stop as well.
         """
@@ -199,7 +199,7 @@ class AllToAll:
         return received
 
     def _apart(self) -> str:
-        """Describe who exchanges for which purpose; empty if all do for the same."""
+        """Describe which ranks exchange for which purpose; empty if all agree."""
         if all(purpose == self._purpose for purpose in self._purposes.values()):
             return ""
         ranks: dict[str, list[int]] = {}

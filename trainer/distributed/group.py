@@ -40,7 +40,7 @@ class Group:
 
     @contextlib.contextmanager
     def inside(self, verb: str) -> Iterator[None]:
-        """Name the verb that collectives are for, in errors about different ones."""
+        """Name the verb of the collectives, for errors about different verbs."""
         before, self.verb = self.verb, verb
         try:
             yield

@@ -278,7 +278,7 @@ class _Sweep:
         self.search.ended(trial, None if trial.value is None else -trial.value if higher else trial.value)
 
     def _check_monitor(self, trial: Trial) -> None:
-        """Check that a finished trial recorded the monitored metric, if only as NaN."""
+        """Check that a finished trial recorded the monitored metric, even as NaN."""
         if trial.state != "done" or trial.value is not None:
             return
         names = recorded_names(trial.folder)

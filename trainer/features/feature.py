@@ -176,7 +176,7 @@ class Feature:
         raise NotImplementedError
 
     def id_sources(self) -> dict[str, dict[str, Any]]:
-        """Return by table what decides which id a value gets, as JSON: kind, arguments.
+        """Return {table: kind and arguments that decide which id a value gets}, as JSON.
 
         A table can be taken over by features with equal sources. Arguments that only decide which ids occur are left
         out, such as `min_count`. A feature of a kind that does not say is never compared.
@@ -244,7 +244,7 @@ def list_column(dtype: str, required: bool = False) -> Column:
 
 
 def id_sources(features: Iterable[Feature]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return table -> feature -> what decides its ids in that table, as JSON."""
+    """Return {table: {feature: settings that decide its ids there}}, as JSON."""
     sources: dict[str, dict[str, dict[str, Any]]] = {}
     for feature in features:
         for table, source in feature.id_sources().items():
@@ -255,7 +255,7 @@ def id_sources(features: Iterable[Feature]) -> dict[str, dict[str, dict[str, Any
 def id_problems(
     features: Iterable[Feature], state: Mapping[str, Any], table_there: Callable[[str], str] = str
 ) -> dict[str, str]:
-    """Return table -> why its ids mean other rows in a state; empty without conflict.
+    """Return {table: why its ids mean other rows in a state}; empty: no conflict.
 
     Args:
         state: of `Features.state_dict`; one of a version that did not record the sources contradicts nothing.

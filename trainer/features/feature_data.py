@@ -29,7 +29,7 @@ def is_raw(data: Any) -> bool:
 
 
 def raw_data(data: Any) -> RawData:
-    """Return raw rows of any form as one that has `parts`; DataError: other data."""
+    """Return raw rows of any form as an object with `parts`; DataError: other data."""
     if isinstance(data, RawData):
         return data
     return RawFiles(data) if isinstance(data, str | Path) else RawTable(data)
@@ -136,7 +136,7 @@ def learns_from_next(features: Features) -> bool:
 
 
 def learn_together(features: Features, data: RawData, group: Group) -> None:
-    """Learn the same statistics on all processes, from the rows of all."""
+    """Learn from the rows of all processes; all get the same statistics."""
     if group.any(learns_from_next(features)):
         merged = features.learned.copy()  # ids that have a row of a table keep it
         features.learned = Learned(features.features, features.columns)

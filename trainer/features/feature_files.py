@@ -55,7 +55,7 @@ def save_fitted(features: Features, target: Path) -> None:
 
 
 def load_fitted(features: Features, folder: str | Path) -> None:
-    """Take over what equal features learned, from a folder of `save_fitted`.
+    """Load the learned state of equal features from a folder of `save_fitted`.
 
     Raises:
         ConfigurationError: there are no fitted features in the folder.

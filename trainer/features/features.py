@@ -238,7 +238,7 @@ class Features(Stateful):
         return other
 
     def merge(self, other: Features) -> None:
-        """Add what equal features learned from other rows; ids keep their table rows."""
+        """Merge what equal features learned from other rows; ids keep their table rows."""
         self.learned.merge(other.learned)
         self.is_fitted = self.is_fitted or other.is_fitted
 

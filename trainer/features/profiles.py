@@ -34,7 +34,7 @@ class ColumnProfile:
         self.add_keys(*self.keys_of(values))
 
     def add_keys(self, keys: np.ndarray, missing: np.ndarray) -> None:
-        """Add the values of a batch, given as what `keys_of` returned."""
+        """Add the values of a batch, as returned by `keys_of`."""
         self.rows += len(missing)
         self.missing += int(missing.sum())
         self.counts.add(keys[~missing])

@@ -235,7 +235,7 @@ FEWEST = 10  # rows, below which all values of a column may well be missing
 
 
 class AbsentColumns:
-    """Notes which declared columns have had a value."""
+    """Records which declared columns have had a value."""
 
     def __init__(self, schema: Schema) -> None:
         self._csv = schema.csv

@@ -88,7 +88,7 @@ class BatchTransform:
         return Batch(columns, times, batch.spans)
 
     def learn(self, batch: Batch, state: Any) -> None:
-        """Learn from a batch that `__call__` returned, or a join of such, in order."""
+        """Learn from batches that `__call__` returned, joined or not, in order."""
         features, drift = self._ahead, None
         raw = {name: batch.columns[_RAW + name] for name in self._carried}
         if features.learns_online:
@@ -155,7 +155,7 @@ class WindowDrift(Stateful):
         return tuple(f"drift_{name}" for name in self._sources)
 
     def keys_of(self, raw: RawColumns) -> Keys:
-        """Return what `add` takes of a batch; safe on another thread."""
+        """Return the arguments of `add` for a batch; safe on another thread."""
         return {name: self._blank[name].keys_of(raw[name]) for name in self.columns}
 
     def add(self, keys: Keys) -> None:

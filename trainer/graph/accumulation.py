@@ -45,7 +45,7 @@ class OpenAccumulation:
         return {parameter.name: parameter for parameter in (*step.gradient_sum[: step.dense], *step.saved)}
 
     def clear(self, *, keep_count: bool = False) -> None:
-        """Discard the gradients; with `keep_count` the accumulation ends where it would."""
+        """Discard the gradients; with `keep_count` the accumulation ends at the same step."""
         step = self._step
         if step is None:
             return

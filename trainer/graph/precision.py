@@ -239,7 +239,7 @@ class FiniteNorm(nn.Cell):
         self.half_square, self.is_finite, self.both = ops.L2Loss(), ops.IsFinite(), ops.LogicalAnd()
 
     def construct(self, tensors, others):
-        """Return whether it is, and `others` holds."""
+        """Return whether the norm is finite and `others` is true."""
         for tensor in tensors:
             others = self.both(others, self.is_finite(self.half_square(ops.cast(tensor, mstype.float32))))
         return others

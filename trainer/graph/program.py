@@ -256,7 +256,7 @@ class TrainStep(nn.Cell):
         return ops.stack((loss, denominator))
 
     def _divisor(self):
-        """Return what divides the sums of gradients; not 0 where no row counts."""
+        """Return the divisor of gradient sums; not 0 if no row counts."""
         if self.kind == COUNTED:
             return ops.maximum(self.weight_sum, 1e-30)
         return self.weight_sum

@@ -80,7 +80,7 @@ class Calibrator(Stateful):
 
     @classmethod
     def of(cls, value: Any) -> Calibrator | None:
-        """Return what `Trainer(calibration=...)` says: an instance, a method or options."""
+        """Return a calibrator from an instance, a method or a mapping of options."""
         if value is None or isinstance(value, cls):
             return value
         if isinstance(value, str):

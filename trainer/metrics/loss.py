@@ -48,7 +48,7 @@ class WeightedMean:
 
 
 class Loss(WeightedMean, Metric):
-    """Mean loss over samples: a batch is weighted by its rows. NaN without."""
+    """Mean loss over samples: a batch is weighted by its rows. NaN if there are none."""
 
     higher_is_better = False
 

@@ -263,7 +263,7 @@ class Sums:
         self.total = {name: value * factor for name, value in self.total.items()}
 
     def mean(self, name: str, weight: str = "weight") -> Any:
-        """Return one sum divided by another; NaN if that is 0."""
+        """Return one sum divided by another; NaN if the divisor is 0."""
         return self.total[name] / self.total[weight] if self.total[weight] else float("nan")
 
     def state_dict(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class OutputMetric(SumMetric):
             self.total[name] = self.total[name] + weights @ self.terms(predictions, labels)
 
     def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return each row's part of the one sum besides the weight, float64 [B, K]."""
+        """Return each row's contribution to the metric's sum, float64 [B, K]."""
         raise NotImplementedError
 
     def value(self) -> float:

@@ -59,7 +59,7 @@ def _one_side(model: Predicts, rows: Any) -> Any:
 
 
 def halves(outputs: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return users' and items' vectors of an output, or raise as above."""
+    """Return users' and items' vectors of an output; ConfigurationError if none."""
     shape = None if isinstance(outputs, tuple) else np.shape(outputs)
     if shape is None or len(shape) != 2 or shape[1] % 2 or not shape[1]:
         what = f"{len(outputs)} outputs" if shape is None else f"an output of shape {list(shape)}"

@@ -143,7 +143,7 @@ def _hover(plot: Any, tooltips: Sequence[tuple[str, str]]) -> None:
 
 
 def _scored(runs: Sequence[RunData], task: str) -> list[tuple[int, str, Mapping[str, Any]]]:
-    """Return index, name (of one run none) and score table of the runs that have one."""
+    """Return (index, name, score table) of runs with a table; a single run: no name."""
     tables = [run.record.scores.get(task) for run in runs]
     names = [run.name if len(runs) > 1 else "" for run in runs]
     return [(index, name, table) for index, (name, table) in enumerate(zip(names, tables, strict=True)) if table]

@@ -52,7 +52,7 @@ def size(count: float) -> str:
 
 
 def numbers(run: RunData) -> Iterator[tuple[str, str]]:
-    """Yield label and value of the most telling metric, its best, the plain models'."""
+    """Yield (label, value) of the main metric: last, best, and of plain models."""
     chosen = _chosen(run)
     if chosen is None:
         return

@@ -296,7 +296,7 @@ def _with_guard(callbacks: Any) -> Any:
 
 
 def _make_scoring(trainer: TrainerBase, window: Window) -> Scoring | None:
-    """Return what scores the rows of a window, or None where the label is not known."""
+    """Return the `Scoring` of windows, or None if the label is not known."""
     if trainer.label_count:
         loss_fn, activations, processes = trainer.loss_fn, trainer.prediction_activations, trainer.group.size
         count, weights = trainer.label_count, trainer.row_weights
@@ -309,7 +309,7 @@ def _make_scoring(trainer: TrainerBase, window: Window) -> Scoring | None:
 
 
 def _column_roles(trainer: TrainerBase, scoring: Scoring | None) -> dict[str, Any]:
-    """Return the arguments of a `StreamSource` that say what each column is for."""
+    """Return the arguments of a `StreamSource` that give each column its role."""
     features, tasks = trainer.features, trainer.tasks
     label = features.labels[0] if features is not None and len(features.labels) == 1 else None
     weight = None if features is None else features.weight

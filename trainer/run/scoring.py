@@ -183,7 +183,7 @@ class Scoring:
         return list(range(first, first + len(self._tasks)))
 
     def _counted(self, labels: Sequence[np.ndarray]) -> list[Any]:
-        """Return for each task what selects the rows that count."""
+        """Return for each task an index of the rows that count."""
         counted = [None] * len(labels) if self._multi is None else self._multi.rows(labels)
         return [slice(None) if rows is None else rows for rows in counted]
 
@@ -203,7 +203,7 @@ class Scoring:
             self.score()
 
     def score(self) -> None:
-        """Count the rows that wait for it."""
+        """Add the rows kept since the last call to the metrics."""
         if not self._rows:
             return
         labels = [np.concatenate(parts) for parts in zip(*self._labels, strict=True)]
@@ -281,7 +281,7 @@ class Scoring:
         return {"json": {"tasks": {task: state["json"] for task, state in states.items()}}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, at the first rows if they are to come."""
+        """Restore what `state_dict` returned; before the first rows, once they come."""
         if not self._decided:
             self._restored = state
             return

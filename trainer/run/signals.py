@@ -151,7 +151,7 @@ def is_interactive() -> bool:
 
 
 class _Watcher:
-    """A thread that learns of signals while the main thread is outside Python."""
+    """A thread that receives signals while the main thread is outside Python."""
 
     def __init__(self) -> None:
         self._guarded: StopOnSignal | None = None

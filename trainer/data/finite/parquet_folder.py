@@ -112,7 +112,7 @@ class ParquetFolder(BlockSource):
 
 
 def _opened(path: Path | RemoteFile, use: Callable[[Any], Any]) -> Any:
-    """Return what `use` makes of an open Parquet file."""
+    """Return the result of `use` on an open Parquet file."""
 
     def attempt() -> Any:
         with arrow.open_parquet(path) as file:

@@ -152,7 +152,7 @@ class RawRowsInOrder(Source):
         yield from rebatched(self._columns(self.kept), self.batch_size)
 
     def peek(self, should_stop: Any = lambda: False) -> Columns | None:
-        """Return the columns of one batch, which `batches` delivers and judges later."""
+        """Return the columns of one batch; `batches` delivers and checks it later."""
         for item in rebatched(self._columns(None, peeks=True), self.batch_size):
             return item.columns
         return None

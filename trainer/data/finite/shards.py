@@ -193,7 +193,7 @@ class DividedSource(LockstepSource):
         super().commit(position.with_state(self._own(position.state)))
 
     def _own(self, state: Any) -> Any:
-        """Return this process's state; None in a snapshot of another number of them."""
+        """Return this process's state; None if the snapshot has another process count."""
         if not isinstance(state, dict) or _RANKS not in state:
             return state
         states = state[_RANKS]

@@ -26,7 +26,7 @@ from .stream_source import StreamSource, SummedSource
 
 
 class Agreed(NamedTuple):
-    """Knowledge of a batch's step that all processes share."""
+    """Facts about a batch's step, known to all processes."""
 
     clock: float  # seconds by the clock of rank 0, as `time.monotonic` counts them, when the step was agreed on
     event_time: float  # newest event time of the step's rows in seconds since the epoch; NaN where they have none

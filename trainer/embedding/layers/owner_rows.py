@@ -135,7 +135,7 @@ class OwnerStackProgram(HostStackProgram):
         """Leave the operators to the constructor."""
 
     def load(self, parts: list[TablePlan], size: int) -> None:
-        """Begin a chunk, whose exchanges `OwnerRows.follow` has been given."""
+        """Begin a chunk; `OwnerRows.follow` has set its exchanges."""
         for part in parts if self.trainable else ():
             self.tables[part.table].start()
 

@@ -112,7 +112,7 @@ class FixedReads:
         self._gather(self._stores, table_of, found, out)
 
     def _describe(self) -> None:
-        """Note where the tables' ids and rows lie, if one of them has changed."""
+        """Update the addresses of the tables' ids and rows if any has changed."""
         numberings = [table.numbering for table in self._tables]
         if len(numberings) == len(self._described) and all(map(operator.is_, numberings, self._described)):
             return

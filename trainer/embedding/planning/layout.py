@@ -108,7 +108,7 @@ class FieldMap:
 
     @classmethod
     def from_json(cls, components: list[dict[str, Any]]) -> FieldMap:
-        """Return the map that `to_json` was called on, without the dense tables."""
+        """Restore a map from the result of `to_json`, without the dense tables."""
         return cls(
             [
                 Component(

@@ -216,7 +216,7 @@ class Planner:
         return [part.reshape(own.shape) for part, own in zip(np.split(positions, ends, axis=1), ids, strict=True)]
 
     def _compare(self, stacks: Sequence[int], leaders: Sequence[int]) -> None:
-        """Find tables that number rows like the first tables of their ids, the `leaders`."""
+        """Find tables with the same row numbers as the first table of their ids."""
         for stack in stacks[1:]:
             for leader, index in zip(leaders, self.layout.stacks[stack].tables, strict=True):
                 # Once different, they stay different for the rest of the run.

@@ -13,7 +13,7 @@ from .sparse_plan import padding_of
 
 
 class RowQuery:
-    """The distinct ids of a call, whose owners know the rows.
+    """The distinct ids of a call; their owners know the rows.
 
     With an admission policy, an id may get its row between two steps; then ids are distinct per step (`stepwise`).
     `ids` are int64 [steps, n]; `padding` is True where there is no id.
@@ -90,7 +90,7 @@ class OwnedTable:
     # -- which id has which row ----------------------------------------------------------------------------------
 
     def question(self, ids: np.ndarray, *, stepwise: bool, placeholder: bool = False) -> list[list[np.ndarray]]:
-        """Begin the query for `ids`, int64 [steps, n]; return what to ask each owner.
+        """Begin the query for `ids`, int64 [steps, n]; return the questions for each owner.
 
         For each rank these are int64 arrays: (ids,), or where an id may get its row between two steps (`stepwise`) (ids
         of each step, ids, how often each occurs). The ids of a `placeholder` do not count.

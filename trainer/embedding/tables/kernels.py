@@ -46,7 +46,7 @@ NO_KEYS = np.zeros(0, np.uint64)
 
 @compiled(_i64(_rows2, _i32[::1], _rows2, _i64))
 def gather(table, rows, out, halves):
-    """Copy first columns of rows of `table` (float32 [m, words]) into `out`.
+    """Copy the first columns of rows of `table` (float32 [m, words]) into `out`.
 
     `out` is float32 [n, columns]. An index outside the table is clipped. The first `halves` columns of a row are kept
     as float16, two in a word.
@@ -70,7 +70,7 @@ def gather(table, rows, out, halves):
 
 @compiled(_i64(_i64[:, ::1], _i32[::1], _i32[::1], _rows2))
 def gather_of_tables(stores, table_of, rows, out):
-    """Copy first columns of several tables' rows into `out`, float32 [n, columns].
+    """Copy the first columns of several tables' rows into `out`, float32 [n, columns].
 
     `stores` holds the address of each table's rows and the columns of a row, int64 [tables, 2]; `table_of` the table of
     each element, int32 [elements], which repeat; `rows` the row of each position, int32 [n], within its table.
@@ -119,7 +119,7 @@ def number(values, slots, distinct, first, inverse):
 
 @compiled(_i64(_i64[::1], _i32[::1], _u64, _u64[::1]))
 def draw_keys(ids, rows, seed, keys):
-    """Write what rounding each of `rows` draws from, a hash of `seed` and its id.
+    """Write a stochastic rounding key per row: a hash of `seed` and the row's id.
 
     `ids` are those of all rows of a table, int64 [m]; `rows` int32 [n], `keys` uint64 [n].
     """
@@ -298,5 +298,5 @@ class RowKernel:
 
 @RowKernel
 def read_rows(block):
-    """Copy first columns of several tables' rows to the values; zeros without a row."""
+    """Copy the first columns of several tables' rows to the values; zeros without a row."""
     return each_row(_copy, _clear, block)

@@ -72,7 +72,7 @@ class RowStore:
         return out
 
     def read_part(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Write first columns of `rows` into `out`, contiguous float32 [n, columns]."""
+        """Write the first columns of `rows` to `out`, contiguous float32 [n, columns]."""
         rows = plain_rows(rows)
         if len(rows):
             with self.lock:
@@ -80,12 +80,12 @@ class RowStore:
                 self._gather(self._rows, rows, out, self.halves)
 
     def read_words(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Write first words of rows as they are kept into `out`, float32 [n, words]."""
+        """Write the first words of stored rows into `out`, float32 [n, words]."""
         with self.lock:
             self._gather(self._rows, plain_rows(rows), out, 0)
 
     def stored(self, rows: np.ndarray) -> np.ndarray:
-        """Return `rows` as they are kept, `dtype` [n, items]."""
+        """Return `rows` in stored form, `dtype` [n, items]."""
         out = np.empty((len(rows), self.words), np.float32)
         if len(rows):
             self.read_words(rows, out)

@@ -125,5 +125,5 @@ class Admission:
 
 
 def forget(sketch: np.ndarray, cells: np.ndarray) -> None:
-    """Undo an `Admission.admit` in a sketch, or in a copy of it; the order is free."""
+    """Undo an `Admission.admit` in a sketch, or in a copy of it; in any order."""
     np.subtract.at(sketch.reshape(-1), cells[0], cells[1].astype(np.uint32))

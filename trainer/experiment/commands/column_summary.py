@@ -156,7 +156,7 @@ def _packed_dates(numbers: np.ndarray) -> dict[str, float] | None:
 
 
 def _times(present: list[Any], day_first: bool | None) -> dict[str, Any] | None:
-    """Return what times show, or None.
+    """Summarize times, or return None if they are not times.
 
     The order of day and month is the one in which all rows of the column are dates, if there is one such order.
     """

@@ -42,7 +42,7 @@ def described(table: TableSummary, proposal: Proposal) -> str:
 
 
 def _written(table: TableSummary) -> str:
-    """Return how a CSV file is written, where that is not the usual."""
+    """Return the unusual parts of a CSV file's format."""
     declared: Mapping[str, Any] = {} if table.csv is None else table.csv.declaration()
     words = {
         "delimiter": lambda sign: f"fields end with {_DELIMITERS.get(sign, repr(sign))}",

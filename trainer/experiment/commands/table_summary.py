@@ -112,7 +112,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_csv(path: Path, sample: int, csv_format: CsvFormat) -> tuple[dict[str, list[Any]], bool, float, str | None]:
-    """Return what `_read_json` does, all values as text, and which lines are no rows."""
+    """Read like `_read_json`, all values as text; also return lines that are not rows."""
     from ...features.raw_rows import SetAside
 
     names = [name for name in names_of_file(path, csv_format) if name]
@@ -153,7 +153,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _read_parquet(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
-    """Return what `_read_json` does, for a Parquet file."""
+    """Read a Parquet file; returns the same as `_read_json`."""
     from ...streams.formats.arrow import open_parquet
 
     parquet = open_parquet(path)

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the requested action; raises what `Versions` raises."""
+    """Run the requested action; errors as for `Versions`."""
     from ...serving.versions import Versions
     from ..runs import run_folder
     from ..runs.restart import published_by

@@ -147,7 +147,7 @@ class ExperimentConfig(Section):
         return config
 
     def location(self, *path: str) -> SourceLocation:
-        """Return where the value at a path stands."""
+        """Return the location of the value at a path."""
         return SourceLocation("configuration") if self._tree is None else self._tree.location(path)
 
     def problem(self, section: str, message: str) -> Problem:

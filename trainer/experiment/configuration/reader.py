@@ -178,7 +178,7 @@ class Reader:
         return self._with_arguments(spec, options, path, signature, supplied)
 
     def by_arguments(self, class_path: str, written: dict[Any, Any], path: Path) -> ObjectSpec:
-        """Read the arguments of a class of ours that is known by them."""
+        """Read a section that holds the arguments of one known class."""
         spec = ObjectSpec(class_path, location=self.tree.location(path), path=dotted(path))
         return self._with_arguments(spec, written, path, real_signature(resolve(class_path)), set())
 

@@ -15,7 +15,7 @@ Schema = dict[str, Any]
 
 
 class Untitled(GenerateJsonSchema):
-    """Leaves out titles made of the names of fields."""
+    """Omits the titles that pydantic makes of field names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         """Return False."""

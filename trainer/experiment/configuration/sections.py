@@ -72,7 +72,7 @@ class Made(Content):
 
 
 class Network(Made):
-    """A network, which `trainer.models` may have by name."""
+    """A network: an object, or a name in `trainer.models`."""
 
     def schema(self) -> Schema:
         from ... import models
@@ -109,7 +109,7 @@ class Rows(Made):
 
 
 class StreamOfRows(Rows):
-    """Rows that come one after another; those served and their outcomes by name."""
+    """A stream of rows; or, by name, streams of served rows and their outcomes."""
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> ObjectSpec | None:
         if isinstance(value, dict) and "class_path" not in value and not {"served", "outcomes"}.isdisjoint(value):

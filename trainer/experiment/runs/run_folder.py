@@ -200,7 +200,7 @@ def seconds_before(run_dir: Path) -> float:
 
 
 def _time(text: Any) -> float:
-    """Return an ISO 8601 time in epoch seconds; minus infinity if it is none."""
+    """Return an ISO 8601 time in epoch seconds; minus infinity if it is invalid."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except (TypeError, ValueError):

@@ -174,7 +174,7 @@ def make_server(folders: Sequence[str | Path], port: int, every: int) -> Threadi
 
 class _PageServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report errors of a request, except that the browser has gone away."""
+        """Report errors of a request, unless the browser has closed the connection."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 

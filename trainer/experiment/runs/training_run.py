@@ -271,7 +271,7 @@ def splits_of(config: ExperimentConfig) -> list[str]:
 
 
 def split_of(config: ExperimentConfig, split: str | None) -> str:
-    """Return the dataset to use: `split`, or the first of `SPLITS` there is."""
+    """Return the dataset to use: `split`, or the first of `SPLITS` that exists."""
     splits = splits_of(config)
     if split is None and splits:
         return splits[0]

@@ -194,7 +194,7 @@ class WaitingImpressions:
         heapq.heappush(self._by_time, (time, number, key))
 
     def match(self, key: Any, time: float, early: float, within: float) -> list[int]:
-        """Remove those that an outcome at `time` belongs to; return their numbers."""
+        """Remove impressions that an outcome at `time` belongs to; return their numbers."""
         held = self._by_key.get(key, ())
         matches = [(since, number) for since, number in held if since - early <= time <= since + within]
         for since, number in matches:
