@@ -90,7 +90,7 @@ class OwnedTable:
     # -- which id has which row ----------------------------------------------------------------------------------
 
     def question(self, ids: np.ndarray, *, stepwise: bool, placeholder: bool = False) -> list[list[np.ndarray]]:
-        """Begin the query for `ids`, int64 [steps, n]; return the questions for each owner.
+        """Begin the query for `ids`, int64 [steps, n]; return the questions to owners.
 
         For each rank these are int64 arrays: (ids,), or where an id may get its row between two steps (`stepwise`) (ids
         of each step, ids, how often each occurs). The ids of a `placeholder` do not count.

@@ -298,5 +298,5 @@ class RowKernel:
 
 @RowKernel
 def read_rows(block):
-    """Copy the first columns of several tables' rows to the values; zeros without a row."""
+    """Copy the first columns of tables' rows to the values; zeros without a row."""
     return each_row(_copy, _clear, block)
