@@ -58,7 +58,7 @@ class DriftMonitor(Callback):
     none. Below 0.1 a column is usually called unchanged, above 0.25 changed.
 
     Args:
-        detector: what decides, `update(value) -> bool`; None, with `feature`: `RisesAbove(0.25)`.
+        detector: object with `update(value) -> bool`, which decides; None, with `feature`: `RisesAbove(0.25)`.
         key: any value of a closed window: "window_log_loss" (or "log_loss"), "decayed_rmse", "lifetime_auc", "lag".
             None: "window_log_loss", or the drift of `feature`.
         feature: name of a declared feature (`trainer.features.Features`) whose values are compared, in place of `key`.

@@ -21,14 +21,14 @@ class Trainer(Protocol):
         metrics: metrics by name.
         tasks: the loss of several tasks, or None.
         features: the declared columns, or None.
-        calibrator: what learns the calibration of scores, or None.
+        calibrator: object that learns the calibration of scores, or None.
         tables: the sparse tables being trained, or None.
         group: the processes that train together (`trainer.distributed.group.Group`).
         saver: takes and restores snapshots (`trainer.checkpoint.saver.Saver`).
         builder: the compiled programs (`trainer.graph.builder.StepBuilder`).
         parts: name -> object with `state_dict` and `load_state_dict` that goes into snapshots.
         run_dir: folder for what callbacks write, or None.
-        callbacks, history: those of this run.
+        callbacks, history: callbacks and history of this run.
         learning_rate: rate of the next update; can be set if it is constant.
     """
 

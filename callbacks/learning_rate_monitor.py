@@ -76,7 +76,7 @@ class ReduceLROnPlateau(Patience):
 
     Args:
         monitor: name of the metric ("val_*", "window_*" or "loss").
-        factor: what the rate is multiplied by, in (0, 1).
+        factor: factor on the rate, in (0, 1).
         patience: measurements without improvement before the rate is lowered.
         min_delta: least change that counts, in the metric's unit.
         mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.

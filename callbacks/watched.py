@@ -79,7 +79,7 @@ class Watched:
         return None if value is None else float(value)
 
     def better(self, value: float, best: float | None) -> bool:
-        """Return whether `value` beats `best` by `min_delta`; NaN never, None always loses."""
+        """Return whether `value` beats `best` by `min_delta`; NaN never does; None loses."""
         if math.isnan(value) or best is None:
             return not math.isnan(value)
         return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta

@@ -170,8 +170,8 @@ class EvaluationState:
         dataset: the `mindspore.dataset` pipeline, or None for other data.
         num_batches: its batches, or None when unknown.
         chunk: the current batch.
-        outputs: what the evaluation network returned for it, device tensors.
-        values: what each metric itself returned, once the evaluation has ended; read once, as `mindspore.Model` does.
+        outputs: outputs of the evaluation network for it, device tensors.
+        values: the result of each metric, once the evaluation has ended; read once, as `mindspore.Model` does.
     """
 
     dataset: Any = None
@@ -186,7 +186,7 @@ class State:
     """The state that callbacks read. Only the run writes it.
 
     Attributes:
-        phase: what the trainer is doing.
+        phase: the current activity of the trainer.
         progress: the counters.
         limits: bounds of the current run (`trainer.run.limits.Limits`), or None.
         total_steps: optimizer steps per epoch if the data has a size, else None.

@@ -85,7 +85,7 @@ class Trainer(MindSporeVerbs):
         device: the device and its abilities (`trainer.mindspore_internals.device.Device`).
         group: the processes that train together (`trainer.distributed.group.Group`); only this one without a launcher.
         state: progress, latest outputs and metrics, why the run ended.
-        callbacks, history: those of the current run, or of the last training.
+        callbacks, history: callbacks and history of the current run, or of the last training.
         run: the current training (`trainer.run.run.Run`), or None.
         saver: takes and restores snapshots.
         parts: name -> object with `state_dict` and `load_state_dict` that goes into snapshots.
@@ -194,7 +194,7 @@ class Trainer(MindSporeVerbs):
         Args:
             sample: data as for `fit`; its first batches are read for their shapes. Pass a function that returns a
                 generator, not the generator: its first batches would be lost.
-            callbacks: those of the later run; some (`TerminateOnNaN`, `SkipNonFinite`) change the program.
+            callbacks: the callbacks of the later run; some (`TerminateOnNaN`, `SkipNonFinite`) change the program.
             dataset_sink_mode, sink_size, batch_size: as in the later `fit`.
 
         Raises:

@@ -27,7 +27,7 @@ class Entry:
     """A listed snapshot; its manifest, file names and sizes were checked.
 
     Attributes:
-        name: of the folder `path`, for example "step_00001000", after `step` optimizer steps.
+        name: name of the folder `path`, for example "step_00001000", after `step` optimizer steps.
         sequence: position in the order of writing; -1 when the manifest cannot be read.
         base: name of the snapshot it builds on, or None.
         problem: reason why it cannot be used, or None.

@@ -95,7 +95,7 @@ def open_parts(processes: Group, final: Path, group: str, what: str = "snapshot"
         processes: all processes of the job.
         final: final path of the folder; rank 0's counts.
         group: the tensor group that is written in parts.
-        what: what the folder is, for messages.
+        what: kind of folder, for messages.
 
     Returns:
         The folder; None if a process cannot write to it, as on a file system that is not shared.

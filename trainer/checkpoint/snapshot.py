@@ -81,7 +81,7 @@ class Snapshot:
     """A verified snapshot, from `read` or `find`.
 
     Attributes:
-        name: of the folder `path`, for example "step_00001000".
+        name: name of the folder `path`, for example "step_00001000".
         step: optimizer steps done when it was taken.
         sequence: order of writing within its root; larger is newer.
         state: the state given to `write`, exactly (see `trainer.checkpoint.strict_json`).

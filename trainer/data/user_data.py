@@ -49,7 +49,7 @@ class UserData:
         features: of a Trainer that declares features. Tables, rows and the paths of files are then raw rows.
 
     Attributes:
-        form: what `data` is.
+        form: kind of `data`.
         content: `data`; of a frame the columns by name, of raw rows `RawData`.
 
     Raises:

@@ -145,7 +145,7 @@ class AllToAll:
         Args:
             parts: contiguous buffers of any lengths, or lists of such, whose bytes follow each other. A part for
                 several ranks is the same object for all.
-            purpose: what the exchange is for, the same on all processes.
+            purpose: purpose of the exchange, the same on all processes.
             deadline: time limit in seconds, instead of that of the connections.
 
         Returns:

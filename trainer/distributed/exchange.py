@@ -110,7 +110,7 @@ class Exchange(nn.Cell):
 
         Args:
             rows: float32 [2].
-            own: what the loss of this process divides by, a number or float32 []; of tasks float32 [T].
+            own: denominator of this process's loss, a number or float32 []; with tasks float32 [T].
         """
         if self.counts:
             own = self.own(ops.reshape(own, (-1,)), rows)

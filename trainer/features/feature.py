@@ -58,7 +58,7 @@ class NumberVector:
     Attributes:
         kind: "autodis" or "mlp".
         buckets: meta-embeddings of AutoDis, hidden units of the perceptron.
-        temperature: of AutoDis' softmax.
+        temperature: temperature of AutoDis' softmax.
         skip: how much of the hidden layer AutoDis adds to its projection.
     """
 
@@ -77,7 +77,7 @@ class Output:
         kind: what it holds.
         width: columns, for NUMBERS.
         table: where ids are looked up, for IDS and LIST.
-        pooling: of a LIST: "mean", "sum", "sqrtn", or None for a sequence.
+        pooling: pooling of a LIST: "mean", "sum", "sqrtn", or None for a sequence.
         weights: name of the output that holds the weights of a LIST, or None.
         vector: for NUMBERS of width 2 (a number and whether it is missing), how it becomes a vector; None: it stays a
             number.

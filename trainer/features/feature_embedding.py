@@ -124,7 +124,7 @@ class FeatureEmbedding(nn.Cell):
         field_names: names of the fields, in order.
         sequence_names: names of the sequences, in order.
         number_width: columns of `numbers`.
-        plain_columns: which columns of the input "numbers" they are.
+        plain_columns: their columns in the input "numbers".
 
     Raises:
         ConfigurationError: features of other widths than `dim`, which cannot be stacked.

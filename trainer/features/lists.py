@@ -193,7 +193,7 @@ def split(texts: np.ndarray, separator: str | None, dtype: str, keep_empty: bool
     """Split texts into lists; parts are stripped. Invalid numbers count as missing.
 
     Args:
-        dtype: of the parts, "str" or "int64".
+        dtype: dtype of the parts, "str" or "int64".
         keep_empty: whether empty parts of a text that is not blank are kept, as missing values.
     """
 

@@ -35,7 +35,7 @@ class Numeric(Feature):
         transform: "log1p" (sign(x) log(1 + |x|)), "sqrt" (sign(x) sqrt(|x|)) or None.
         normalize: "standard" (subtract the mean, divide by the standard deviation), "min_max" (to 0..1) or None; mean,
             deviation and range are learned from the data, after clip and transform.
-        missing: what a missing value becomes, after normalization; "mean" is the learned mean.
+        missing: replacement for a missing value, after normalization; "mean" is the learned mean.
         indicator: whether a second number says that the value is missing (1) or not (0).
         embedding: "autodis" or "mlp": the network gets a vector among its fields in place of the number, a missing one
             has its own; with options of `trainer.features.feature.NumberVector` as a mapping, {"kind": "autodis",
@@ -229,7 +229,7 @@ class Expression(Feature):
     Args:
         expression: arithmetic over names of raw columns: ``+ - * / ** %``, comparisons, ``and or not``, numbers, and
             the functions of `FUNCTIONS`, as in ``"log1p(price) / where(items > 0, items, 1)"``.
-        missing: what a result that is missing or not finite becomes.
+        missing: replacement for a result that is missing or not finite.
     """
 
     FUNCTIONS: ClassVar[Mapping[str, Any]] = {

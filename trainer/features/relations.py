@@ -44,7 +44,7 @@ class Lookup(Feature):
         key: name of the raw column with the key, text.
         separator: between entries.
         assign: between a key and its value.
-        missing: what a key that is absent, or a value that is no number, gives.
+        missing: result for an absent key, or a value that is not a number.
     """
 
     key: str = ""
@@ -138,7 +138,7 @@ class Custom(Feature):
         function: a function of the arrays of `columns`, or its dotted name; called with whole batches, in training and
             in serving. It returns numbers [N] or [N, width], or ids [N].
         columns: names of the raw columns, in the order of the arguments.
-        dtype: what they hold, "float64", "str" or "int64"; or one for each.
+        dtype: dtype of the columns, "float64", "str" or "int64"; or one for each.
         output: "numbers" (missing ones become 0) or "ids".
         width: numbers per row.
         dim: length of an id's vector; None: that of the `FeatureEmbedding`.
@@ -232,7 +232,7 @@ class Cross(Feature):
 
     Args:
         columns: names of the raw columns.
-        dtype: what they hold, "str" or "int64"; or one for each.
+        dtype: dtype of the columns, "str" or "int64"; or one for each.
         hash_buckets: number of buckets that combinations are hashed to; None: every combination is its own id.
         dim: length of a vector; None: that of the `FeatureEmbedding`.
         elements: name of the one of `columns` that holds lists; None: none of them does.

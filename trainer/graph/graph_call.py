@@ -44,7 +44,7 @@ class GraphCall:
     outputs. Later calls do that; if outputs differ, they go through `compile_and_run`.
 
     Args:
-        cell: what is compiled.
+        cell: the cell to compile.
         for_one_core: whether its sums are those of one core, however many there are.
     """
 

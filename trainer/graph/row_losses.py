@@ -45,7 +45,7 @@ class RowLoss(nn.Cell):
 
     Args:
         each: (prediction, labels...) -> a value for each row, or for each element of it.
-        divisor: what it divides by (`trainer.graph.denominators`).
+        divisor: its denominator (`trainer.graph.denominators`).
     """
 
     def __init__(self, each: Any, divisor: nn.Cell) -> None:

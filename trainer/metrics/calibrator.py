@@ -139,7 +139,7 @@ class Calibrator(Stateful):
         Args:
             outputs: its first output, [n, ...]; rows that are NaN are left out.
             labels: 0 or 1, [n] or [n, 1].
-            weights: of the rows, [n], or None.
+            weights: weights of the rows, [n], or None.
             ids: the values of `by` as integers, int64 [n].
 
         Raises:

@@ -165,7 +165,7 @@ def named_classes(probabilities: np.ndarray, classes: Sequence[Any]) -> dict[str
     """Return the most likely class by name, and the probability of each.
 
     Args:
-        probabilities: of the second of two classes, [B] or [B, 1], or of all of them, [B, classes].
+        probabilities: probability of the second of two classes, [B] or [B, 1], or of all classes, [B, classes].
     """
     if probabilities.ndim == 1 or probabilities.shape[1] == 1:
         probabilities = probabilities.reshape(-1)

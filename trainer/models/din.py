@@ -96,7 +96,7 @@ class DIN(nn.Cell):
         dim: length of the vectors.
         hidden: widths of the perceptron's layers.
         attention_hidden: widths of the activation unit's layers.
-        activation: of all hidden layers: "dice" (equation 9), which normalizes over the batch, "relu" or "leaky_relu".
+        activation: of the hidden layers, "dice" (equation 9; normalizes over the batch), "relu" or "leaky_relu".
 
     Raises:
         ConfigurationError: no history, or no candidate.

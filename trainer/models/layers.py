@@ -83,7 +83,7 @@ class Linear(nn.Cell):
 
         Args:
             model: the regression, of as many outputs.
-            units: what the network's output goes through.
+            units: the layer that scales the network's output, or None.
         """
         mean, deviation = (0.0, 1.0) if units is None else (units.mean, units.deviation)
         if plain := list(self.weights.plain_columns):

@@ -24,7 +24,7 @@ class LinearModel:
 
     Args:
         features: the declared columns, fitted.
-        inputs: what `Features.batch` returns for the rows to learn from.
+        inputs: result of `Features.batch` for the rows to learn from.
         classes: 1: least squares; 2: one logit of the labels, 0 to 1; more: a logit per class, labels their numbers.
 
     Attributes:

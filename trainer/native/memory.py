@@ -131,7 +131,7 @@ def bucket(count: int, per_octave: int = 1, *, least: int = 1, coarse: int = 0) 
     `per_octave` equal parts. All are multiples of `least`.
 
     Args:
-        count: what has to fit, >= 0.
+        count: number that has to fit, >= 0.
         per_octave: a power of two.
         least: the smallest bucket, a power of two.
         coarse: count up to which only powers of two are buckets.

@@ -22,7 +22,7 @@ class BoostedTrees:
 
     Args:
         features: the declared columns, fitted.
-        inputs: what `Features.batch` returns for the rows to learn from.
+        inputs: result of `Features.batch` for the rows to learn from.
         classes: as of `trainer.models.linear_model.LinearModel`.
 
     Raises:

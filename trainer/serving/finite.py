@@ -16,7 +16,7 @@ def check_finite(arrays: Mapping[str, Any], what: str) -> None:
 
     Args:
         arrays: arrays by name.
-        what: what each of them is, for the message.
+        what: description of each array, for the message.
     """
     for name, array in arrays.items():
         values = np.asarray(array)

@@ -159,12 +159,12 @@ class PublishedItems:
     """The items of one version.
 
     Args:
-        state: what `ItemTable.state` returned, read again.
+        state: a saved `ItemTable.state`.
 
     Attributes:
         user_columns: raw columns that the table of items does not have, but for those that only training reads.
         history: the raw column of the user that lists ids of the items, or None.
-        recall: which share of an item's exact ten nearest the version's index found when it was published; None:
+        recall: share of an item's exact ten nearest that the version's index found when it was published; None:
             items are compared one by one.
 
     Raises:

@@ -165,7 +165,7 @@ class HeldVersion:
         """Return the prediction in label units, float32; None if the loss has none.
 
         Args:
-            outputs: what `run` returned for the `batch`.
+            outputs: result of `run` for the `batch`.
         """
         if self.calibration is not None:
             by, ids = self.calibration.column, None

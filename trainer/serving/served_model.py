@@ -123,8 +123,8 @@ class ServedModel:
                 the logits of `BCEWithLogitsLoss`, softmax of those of `CrossEntropyLoss`, or what
                 `Trainer(prediction_activation=...)` names, calibrated where the version has a calibration; "class" for
                 the most likely class of `label_classes`.
-            keep: of raw rows, return a dict with the columns of `Features(keep=...)` behind the "prediction".
-            set_aside: of raw rows, leave those out that the declaration forbids, as `Trainer.predict` does, and return
+            keep: for raw rows, return a dict of "prediction" and the columns of `Features(keep=...)`.
+            set_aside: for raw rows, leave out rows that violate the declaration, as `Trainer.predict` does, and return
                 a dict with the "prediction" of the others and why the rest has none, under "set_aside".
             columns: the columns by name, instead of `batch`.
 

@@ -163,7 +163,7 @@ class VersionRecords:
         """Return the names of the folders that must stay.
 
         These are the newest version, the `keep` before it, what is pinned or kept, and what they build on.
-        CheckpointError: what is pinned cannot be read.
+        CheckpointError: the pins cannot be read.
         """
         pins = Pins.read(self.root)
         names: set[str] = set()

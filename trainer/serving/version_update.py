@@ -47,8 +47,8 @@ class VersionUpdate:
         graph: the network and tables of `now`.
         has_own_graph: whether they are new ones, to be filled from all rows; else those of the served version.
         weights: the parameters of the network without its tables.
-        items: of `Publish(items=...)`, or None.
-        calibration: of `Trainer(calibration=...)`, or None.
+        items: items of `Publish(items=...)`, or None.
+        calibration: calibration of `Trainer(calibration=...)`, or None.
 
     Raises:
         CheckpointDamagedError: a file is missing or damaged, or does not belong to the network.

@@ -24,7 +24,7 @@ class Version:
         published: when it was published, seconds since the epoch; None likewise.
         event_time: its newest event, seconds since the epoch, or None.
         bytes: size of its own folder; the versions it builds on come on top.
-        marks: which of "newest", "served", "pinned" and "kept" it is.
+        marks: those of "newest", "served", "pinned" and "kept" that apply.
         problem: why it cannot be served, or None.
     """
 

@@ -40,7 +40,7 @@ class ParquetFolder(BlockSource):
         columns: names of the columns to read, in the order the network takes them, the label last; None: all of the
             first file's.
         shuffle: whether rows come in another order each epoch.
-        seed: of the order.
+        seed: seed of the order.
         num_shards: number of parts that the row groups are divided into, as in `mindspore.dataset`.
         shard_id: the part to read, from 0.
 

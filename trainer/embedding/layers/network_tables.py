@@ -305,7 +305,7 @@ class SparseTables(nn.Cell):
         while training continues.
 
         Args:
-            consumer: whose change tracking to use ("snapshot", "serving").
+            consumer: name of the change tracking to use ("snapshot", "serving").
             full: return all rows, not only those changed since the consumer's last state; the first state is always
                 full.
             folder: unused with one process; see `ShardedTables.take`.

@@ -92,7 +92,7 @@ def ids_of_rows(name: str, column: np.ndarray, index: int | None = None) -> np.n
     """Return the id of each row as an integer, int64 [n].
 
     Args:
-        name: what the column is called in an error.
+        name: name of the column, for errors.
         column: integers or texts, [n] or [n, 1]; with `index` [n, F], and column `index` is read.
 
     Raises:

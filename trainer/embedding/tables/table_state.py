@@ -92,7 +92,7 @@ def take(
 
     Args:
         table: the table; `follow` must have been called for `consumer`.
-        consumer: whose delta this is; its change tracking starts over.
+        consumer: consumer of this delta; its change tracking starts over.
         full: return all rows, not only those changed since the consumer's last state.
         weights_only: leave out optimizer slots: "values" is [n, dim].
     """

@@ -24,7 +24,7 @@ def run(config: ExperimentConfig) -> str:
     """Return the line about an experiment that can be trained.
 
     Raises:
-        ConfigErrors: what is declared cannot go together; all of it at once.
+        ConfigErrors: all contradictions in the declaration.
     """
     roles, wrong = declared_roles(config)
     problems = [*stream_problems(config), *missing_beginning(config), *wrong, *tower_problems(config)]

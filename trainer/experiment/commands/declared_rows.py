@@ -22,7 +22,7 @@ _NAMED_ROWS = 1000  # rows of JSON lines whose keys are the names of columns
 class DeclaredRows:
     """The rows of a file or folder that have the declared types, block by block.
 
-    Columns are converted as in training: what CSV writes as 0301 stays text where the features say so. Columns that the
+    Columns are converted as in training: "0301" in a CSV file stays text if the features declare text. Columns that the
     file lacks are absent, for the features to judge. It is a CSV, TSV, JSON-lines or Parquet file, a folder of
     them, or the URL of one.
 

@@ -40,7 +40,7 @@ class Problem:
     Attributes:
         location: its location.
         path: the dotted path of the key, ``"optimizer.init_args.learning_rate"``; empty for the whole file.
-        message: what is wrong, what was received and what is accepted.
+        message: the problem, the received value and the accepted ones.
     """
 
     location: SourceLocation

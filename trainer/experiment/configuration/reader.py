@@ -82,7 +82,7 @@ class Reader:
         """Return `values` as a model; None, once each of its problems is noted.
 
         Args:
-            signature: whose arguments the fields are; their problems name it.
+            signature: signature of the class that takes the fields as arguments; problems name it.
         """
         texts: dict[Any, Any] = {field.alias or name: field.title for name, field in model.model_fields.items()}
         if signature is not None:

@@ -76,9 +76,9 @@ class RequestLog:
 
     Args:
         target: folder or URL.
-        options: of the server.
+        options: options of the server.
         traffic: counts the rows.
-        name: of its metrics.
+        name: prefix of its metrics.
 
     Raises:
         ConfigurationError: the target cannot be used.

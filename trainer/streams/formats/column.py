@@ -31,13 +31,13 @@ class Column:
         maximum: largest value accepted, or None.
         default: value of a row that lacks the column, within `minimum` and `maximum` or not; None: such a row is bad.
         allow_nan: accept NaN and infinities in a float column.
-        padding, max_length, per_octave: of lists of any length, how they are filled up and cut on their way to the
+        padding, max_length, per_octave: how lists of any length are padded and cut on their way to the
             network; see `trainer.data.ragged.Ragged`.
         coerce: take numbers as text, text that spells numbers, times as seconds, and None or NaN as a missing value;
             an empty text is missing.
         times: with `coerce`, in a float column: the values are times, and become seconds since the epoch; see
             `trainer.streams.formats.times.seconds_of` for the texts and numbers that are accepted.
-        time_unit: of times given as numbers, "s", "ms", "us", "ns" or "yyyymmdd"; None: recognised by their size.
+        time_unit: unit of times given as numbers, "s", "ms", "us", "ns" or "yyyymmdd"; None: recognised by their size.
         day_first: whether the time "03/02/2024" is the third of February; None: such a row is bad.
         decimal, thousands: signs in numbers as text, see `trainer.streams.formats.csv_format.CsvFormat`.
         missing: with `coerce`, texts that stand for a missing value, see `CsvFormat`.

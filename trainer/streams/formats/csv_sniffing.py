@@ -28,7 +28,7 @@ def sniff(path: Path, given: CsvFormat | None = None) -> CsvFormat:
     The signs within numbers are detected from whole columns, not here.
 
     Args:
-        given: what is known: values other than the defaults are kept.
+        given: known options: values other than the defaults are kept.
 
     Raises:
         DataError: its encoding cannot be detected; the message says what to pass.

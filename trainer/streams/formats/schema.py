@@ -142,7 +142,7 @@ class Schema:
         label: name of the label column, or None.
         event_time: name of the field with the event's time, a number, a timestamp or a text; it becomes
             `Batch.event_time` and is a column only when `columns` lists it.
-        event_time_unit: of event times that are numbers, "s", "ms", "us", "ns" or "yyyymmdd"; None: recognised by
+        event_time_unit: unit of event times that are numbers, "s", "ms", "us", "ns" or "yyyymmdd"; None: recognised by
             their size, as `trainer.streams.formats.times` describes.
         max_future: seconds that an event time may lie ahead of this machine's clock; a row beyond is bad, for windows
             and times to live would follow it. None: any number.

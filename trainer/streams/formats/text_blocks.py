@@ -212,7 +212,7 @@ class _Layout:
         cells: names of the cells of each field, unique because no header contains a line end.
         columns: all cells, in the order of a line.
         types: Arrow types of the cells that are read.
-        delimiters: those of a line, with its end.
+        delimiters: delimiters of a line, including its end.
         lists: fields with a cell for each value.
     """
 

@@ -50,7 +50,7 @@ def seconds_of(text: str, unit: str | None = None, day_first: bool | None = None
         text: ISO 8601 and its relatives ("2024-02-03T17:18:00.5+02:00", "2024/2/3", "3 Feb 2024 5:18 PM",
             "03.02.2024 17:18"), an eight-digit date ("20240203"), or a number as `seconds_of_number` takes it. UTC
             where it names no zone; digits below a microsecond are dropped.
-        unit: of numbers, one of `TIME_UNITS`; None: recognised.
+        unit: unit of numbers, one of `TIME_UNITS`; None: recognised.
         day_first: whether "03/02/2024" is the third of February, and "02/13/2024" no time; None: such a date is refused
             unless one of its numbers is above 12 or both are equal.
 

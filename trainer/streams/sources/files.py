@@ -57,7 +57,7 @@ class FileStream(BufferedStream):
     Args:
         path: the folder, or a single file, or the URL of one, such as ``s3://bucket/folder``: each segment is then
             copied to the local disk while it is read.
-        schema: what the columns are to be, or a mapping of `Schema`'s arguments; None: as the Trainer's features say.
+        schema: a `Schema`, or a mapping of its arguments; None: the columns of the Trainer's features.
         pattern: shell pattern of segment names; None: every name with a suffix that segments have (.jsonl, .ndjson,
             .json, .csv, .tsv, .parquet; with `format` one of its own, or no suffix).
         format: "jsonl", "csv" or "parquet"; None: by suffix.
@@ -69,7 +69,7 @@ class FileStream(BufferedStream):
             times its size in memory; more for a JSON line that pyarrow refuses and that lists many small values.
         on_missing: what to do at a resume when the segment of the position is gone or empty: "error", or "skip" to
             go on with the next one.
-        on_change: what to do with a segment that is not the one that was begun: "error", or "restart" to read what
+        on_change: what to do if a segment was replaced after reading began: "error", or "restart" to read what
             it holds now from its start.
         give_up_after: seconds of unbroken failure to list, open or read, after which StreamError names the file; None:
             never.

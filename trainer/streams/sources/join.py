@@ -57,7 +57,7 @@ class DelayedLabelJoin(BufferedStream):
         label: name of the label column, which replaces one of that name.
         weight: name of the weight column.
         negative_sampling_rate: share of negatives kept, above 0 and up to 1.
-        seed: of the sampling.
+        seed: seed of the sampling.
         lateness: seconds of event time by which outcomes may come out of order.
         idle_timeout: seconds to wait for the stream that is behind before continuing without it; None: for ever. A
             stream whose source fails is waited for until it is back.

@@ -47,7 +47,7 @@ class KafkaStream(BrokerStream):
 
     Args:
         topic: the topic.
-        schema: what the columns are to be, or a mapping of `Schema`'s arguments; None: as the Trainer's features say.
+        schema: a `Schema`, or a mapping of its arguments; None: the columns of the Trainer's features.
         servers: the ``bootstrap.servers``.
         partitions: their numbers; None: all, those that are added later included (looked for every minute, and read
             from their first message on).

@@ -44,8 +44,8 @@ class RedisStream(BrokerStream):
 
     Args:
         keys: the stream key, or several.
-        schema: what the columns are to be, or a mapping of `Schema`'s arguments; None: as the Trainer's features say.
-        url: of the server, as redis-py takes it; "unix://path.sock" works as well.
+        schema: a `Schema`, or a mapping of its arguments; None: the columns of the Trainer's features.
+        url: URL of the server, as redis-py takes it; "unix://path.sock" works as well.
         field: name of the field with the payload; None: the entry's fields are the columns.
         format: "json", "arrow" or "auto".
         list_delimiter: between the values of a list, where fields are columns.
