@@ -76,7 +76,7 @@ def test_a_table_of_the_same_ids_gets_the_rows_of_the_first_and_its_own_values()
     rng = np.random.default_rng(1)
     leader, table, alone = make("abb")
     for turn in range(30):
-        assert table.numbers_like(leader)
+        assert table.has_same_rows(leader)
         ids = rng.zipf(1.2, (2, 300)) % 20_000
         known, rows, found = follow(table, leader, ids)
         assert np.array_equal(found, rows)
@@ -94,18 +94,18 @@ def test_a_table_of_the_same_ids_gets_the_rows_of_the_first_and_its_own_values()
     for one in (leader, table):
         one.rollback()
         assert one.lookup(known).tolist() == [leader.lookup(known)[0], 0, 0]
-    assert table.numbers_like(leader)
+    assert table.has_same_rows(leader)
 
 
 def test_tables_that_were_filled_apart_do_not_number_alike_until_they_hold_the_same():
     leader, table = make()
     weights = np.ones((2, 3), np.float32)
     leader.put(np.array([7, 8]), weights)
-    assert not table.numbers_like(leader)
+    assert not table.has_same_rows(leader)
     table.put(np.array([7, 8]), weights)
-    assert table.numbers_like(leader)
+    assert table.has_same_rows(leader)
     table.discard(np.array([7]))
-    assert not table.numbers_like(leader)
+    assert not table.has_same_rows(leader)
     table.clear()
     table.put(np.array([8, 7]), weights)
-    assert not table.numbers_like(leader)
+    assert not table.has_same_rows(leader)

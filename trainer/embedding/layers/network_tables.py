@@ -30,7 +30,7 @@ from .stack_program import StackProgram
 from .tracing import find_fields
 
 _logger = logging.getLogger(__name__)
-LEAST_CELLS = 4  # of a stack that share a read; with fewer, reads of their own take no longer
+MIN_CELLS = 4  # cells of a stack to share a read; with fewer, separate reads take no longer
 
 
 class SparseTables(nn.Cell):
@@ -167,7 +167,7 @@ class SparseTables(nn.Cell):
     def _use_columns(self, program: StackProgram, cells: Sequence[Embedding], fields: FieldMap) -> bool:
         """Return whether one operator gives all cells of a stack their vectors."""
         own = {id(cell): fields.unchanged[id(cell)] for cell in cells if id(cell) in fields.unchanged}
-        return len(own) == len(cells) >= LEAST_CELLS and not program.indirect and program.use_columns(own)
+        return len(own) == len(cells) >= MIN_CELLS and not program.indirect and program.use_columns(own)
 
     def _number_inputs(self, bundles: Sequence[Bundle]) -> None:
         """Assign each program its extra step inputs, indexed from the end."""
