@@ -50,7 +50,7 @@ CASES = (
         "pipeline",
         "online",
     ),
-    *("features", "linear", "models", "evaluation", "mlp", "lenet", "startup", "checkpoint", "loop"),
+    *("features", "linear", "models", "evaluation", "mlp", "lenet", "startup", "checkpoint", "loop", "serving"),
 )
 OUTPUT = ROOT / "runs" / "benchmarks"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"

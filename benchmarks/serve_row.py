@@ -48,6 +48,14 @@ def publish(folder: Path, batch: int | list[int]) -> None:
     trainer.fit(clicks(20_000), epochs=1, batch_size=1000, callbacks=[Publish(folder, every=1e6, batch=batch)])
 
 
+def raw_rows(count: int) -> list[dict[str, object]]:
+    """Return rows to predict, each a mapping."""
+    table = clicks(count)
+    del table["click"]
+    listed = {name: column.tolist() for name, column in table.items()}
+    return [dict(zip(listed, values, strict=True)) for values in zip(*listed.values(), strict=True)]
+
+
 def milliseconds(action, rows: list) -> tuple[float, float]:
     """Return median and p99 of an action on each of the rows, after a tenth of them as warm-up."""
     for row in rows[: len(rows) // 10]:
@@ -69,10 +77,7 @@ def main() -> None:
 
     with lifetime.guarded("serve-row-") as folder:
         publish(folder / "published", given.batch)
-        table = clicks(given.rows)
-        del table["click"]
-        listed = {name: column.tolist() for name, column in table.items()}
-        rows = [dict(zip(listed, values, strict=True)) for values in zip(*listed.values(), strict=True)]
+        rows = raw_rows(given.rows)
         with ServedModel(folder / "published", follow=False) as model:
             whole = milliseconds(model.predict, rows)
             inputs = milliseconds(model.features.transform, rows)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import shutil
 import signal
@@ -19,6 +20,7 @@ from mindspore import nn
 from trainer import Trainer
 from trainer.embedding import Embedding
 from trainer.errors import ConfigurationError
+from trainer.experiment.cli import main
 from trainer.features import Categorical, FeatureEmbedding, Features, Numeric
 from trainer.serving import Publish, ServedModel, Versions
 from trainer.serving.http.service import Service
@@ -506,3 +508,20 @@ def test_a_signal_closes_the_listener_and_open_requests_are_answered(server):
     assert server.stop() == 128 + signal.SIGTERM
     assert TOKEN not in "".join(server.lines)
     assert "Traceback" not in "".join(server.lines)
+
+
+def test_collections_of_garbage_do_not_visit_what_the_server_started_with(published, monkeypatch):
+    seen = []
+
+    def serve(root, options, started):
+        started("http://localhost")
+        seen.append(len(gc.get_objects()))
+        return signal.SIGTERM
+
+    monkeypatch.setattr("trainer.serving.http.web_server.serve", serve)
+    before = len(gc.get_objects())
+    try:
+        assert main(["serve", str(published), "--port", "0"]) == 128 + signal.SIGTERM
+    finally:
+        gc.unfreeze()
+    assert seen[0] < before / 100
