@@ -156,7 +156,7 @@ def test_a_curve_that_cannot_be_drawn_ends_no_run(fit, caplog, monkeypatch):
     monkeypatch.setattr(tensorboard, "_precision_recall", lambda *_: 1 / 0)
     trainer = fit(TensorBoard(), epochs=2)
     assert trainer.state.progress.global_step == 16
-    assert caplog.text.count("no more curves are drawn: ZeroDivisionError") == 1
+    assert caplog.text.count("drawing curves has stopped: ZeroDivisionError") == 1
 
 
 @pytest.mark.long(but=["8"])

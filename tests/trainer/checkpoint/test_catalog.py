@@ -111,7 +111,7 @@ class TestPrune:
             flip(tmp_path / "step_00000002" / "model.safetensors", -1)
         else:
             write(tmp_path, 2)
-            assert "cannot be used any more" in caplog.text
+            assert "can no longer be used" in caplog.text
         with pytest.raises(CheckpointDamagedError, match="step_00000002"):
             checkpoint.read(tmp_path / "step_00000003")
         assert checkpoint.find(tmp_path).step == (2 if damage == "replace" else 1)

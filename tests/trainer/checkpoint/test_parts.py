@@ -182,7 +182,7 @@ def test_a_manifest_that_lists_other_parts_is_refused(tmp_path, given):
     path = save(tmp_path, 1)
     body = json.loads((path / MANIFEST).read_bytes())["snapshot"]
     (path / MANIFEST).write_bytes(seal("snapshot", {**body, "parts": given}))
-    with pytest.raises(CheckpointDamagedError, match="no manifest of a snapshot"):
+    with pytest.raises(CheckpointDamagedError, match="not a manifest of a snapshot"):
         checkpoint.read(path)
 
 

@@ -100,7 +100,7 @@ def test_numbers_out_of_range_are_reported_beside_other_problems(check):
 
 def test_evaluate_of_a_stream_alone_says_what_to_give(check):
     check(CONFIG, schema(*inputs()))
-    with pytest.raises(ConfigurationError, match=r"a stream alone, which has no end; give the dataset .* as data.test"):
+    with pytest.raises(ConfigurationError, match=r"only a stream, which has no end; give the dataset .* as data.test"):
         training_run.evaluate(load_config("online.yaml"), Path("last"))
 
 

@@ -117,7 +117,7 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(config, tmp_path, capsys, 
         (["--vary", f"{RATE}=[0.1,1"], f"--vary {RATE}=[0.1,1: invalid YAML"),
         (["--vary", f"{RATE}=0.1..1:lin", "--search", "random", "--trials", "2"], "'lin'"),
         (["--vary", f"{RATE}=0.1,1", "--prune"], "prune works with search 'optuna'"),
-        ([], "varies something"),
+        ([], "needs values to vary"),
         (["--vary", f"{RATE}=x,0.2"], "x"),
     ],
 )

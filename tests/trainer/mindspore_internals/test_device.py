@@ -78,7 +78,7 @@ def test_a_second_training_program_is_refused_while_the_first_lives(like_gpu):
     first, second = dense(), dense()
     first.fit(DATA, 1, batch_size=32, callbacks=[])
     first.evaluate(DATA, batch_size=32)
-    with pytest.raises(ConfigurationError, match="second training program"):
+    with pytest.raises(ConfigurationError, match="two training programs"):
         second.fit(DATA, 1, batch_size=32, callbacks=[])
     first.fit(DATA, 1, batch_size=32, callbacks=[])
     del first

@@ -179,7 +179,7 @@ def test_a_row_that_does_not_fit_is_named(line, message, tmp_path):
         (lambda: interactions(table(), "test", "random", user="usr"), DataError, "did you mean 'user'"),
         (lambda: interactions(table(), "test", "random", least_of_user=999), DataError, "no user has 999"),
         (lambda: interactions("none.csv", "test", "random"), DataError, "no such file"),
-        (lambda: interactions(table(), "train", time="time", history="h", negatives=1), ConfigurationError, "without"),
+        (lambda: interactions(table(), "train", time="time", history="h", negatives=1), ConfigurationError, "combined"),
         (
             lambda: interactions({"user": [1, 1, 2], "item": [1, 2, 1]}, "train", "random", negatives=-1),
             Exception,

@@ -187,7 +187,7 @@ def test_a_manifest_that_lists_other_parts_is_refused(divided, given):
     path = divided / "v_00000004" / manifest.MANIFEST
     body = {**manifest.unseal(path, VERSION), "parts": given}
     path.write_bytes(manifest.seal(VERSION, body))
-    with pytest.raises(CheckpointDamagedError, match="no manifest of a version"):
+    with pytest.raises(CheckpointDamagedError, match="not a manifest of a version"):
         Folder(divided, VERSION, Part("v_00000004", manifest.digest(body)))
 
 

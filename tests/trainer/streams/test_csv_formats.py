@@ -104,8 +104,8 @@ def test_numbers_as_text_are_the_same_from_every_way_in(tmp_path):
     [
         ({}, "1,5", r"received a number with a comma, and csv: {decimal: ','} is not declared"),
         ({"decimal": ","}, "1.5", "a number with '.', and its decimal sign is declared as ','"),
-        ({"decimal": ",", "thousands": "."}, "1.5", "no number with groups of three digits between '.'"),
-        ({"thousands": ","}, "12,34", "no number with groups of three digits between ','"),
+        ({"decimal": ",", "thousands": "."}, "1.5", "not a number with groups of three digits between '.'"),
+        ({"thousands": ","}, "12,34", "not a number with groups of three digits between ','"),
         ({"decimal": ","}, "1,2,3", "text that is not a number"),
     ],
 )

@@ -120,7 +120,7 @@ def test_kafka_holds_every_row_once_over_an_outage(make_kafka, monkeypatch):
     assert sink.append([*lines(0, 10), b"x" * 3000]) == 1
     cluster.down()
     batch = lines(10, 20)
-    with pytest.raises(sink.errors, match="10 messages were not taken"):
+    with pytest.raises(sink.errors, match="10 messages were not accepted"):
         sink.append(batch)
     cluster.up()
     for _ in range(100):
