@@ -176,7 +176,8 @@ def test_best_weights_of_a_network_with_tables_are_refused_before_training():
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params()))
     rows = {"id": np.arange(8), "y": np.zeros(8, np.float32)}
     with pytest.raises(
-        ConfigurationError, match=r"would not restore the rows of sparse tables .*ModelCheckpoint\(folder, monitor='loss'"
+        ConfigurationError,
+        match=r"would not restore the rows of sparse tables .*ModelCheckpoint\(folder, monitor='loss'",
     ):
         trainer.fit(rows, batch_size=8, callbacks=[EarlyStopping("loss", restore_best=True)])
     assert trainer.state.progress.global_step == 0

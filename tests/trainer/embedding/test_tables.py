@@ -159,7 +159,9 @@ def test_float16_rows_depend_neither_on_calls_nor_on_what_is_beside_them():
         found.append(table.store.stored(table.lookup(np.unique(ids))).view(np.uint16))
     assert np.array_equal(*found)
     assert found[0].shape[1] == 4 + 2 * 2 * DIM  # of halves: three weights and the filling; Adam's moments
-    with pytest.raises(ConfigurationError, match=r"'t' has dtype='float16', which only CPU kernels train.* received Own"):
+    with pytest.raises(
+        ConfigurationError, match=r"'t' has dtype='float16', which only CPU kernels train.* received Own"
+    ):
         trained(Embedding(DIM, name="t", dtype="float16", optimizer=Own()), 1, (ids, labels))
 
 

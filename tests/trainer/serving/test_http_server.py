@@ -189,8 +189,8 @@ def test_the_open_inference_protocol(server, expected):
         ({"datatype": "BYTES", "data": [1, 2, 3]}, "not BYTES values"),
         ({"datatype": ["a"], "data": [1, 2, 3]}, "datatype takes BYTES"),
         ({"datatype": "FP32", "data": 5}, "not FP32 values"),
-        ({"datatype": "FP32", "data": [1, 2, 3], "name": "city"}, "different names"),
-        ({"datatype": "FP32", "data": [1, 2, 3], "name": 3}, "different names"),
+        ({"datatype": "FP32", "data": [1, 2, 3], "name": "city"}, "a different name"),
+        ({"datatype": "FP32", "data": [1, 2, 3], "name": 3}, "a different name"),
     ],
 )
 def test_tensors_that_do_not_hold_their_datatype_are_refused(server, change, said):
