@@ -57,10 +57,13 @@ class HostRows:
     def choose(self, parts: list[TablePlan], size: int) -> None:
         """Map positions to the rows of `parts`, at most `size` - 1 each, from now on."""
         codes = np.full(size, -1, np.int64)
+        keys = np.zeros(size, np.uint64) if self._halves else kernels.NO_KEYS
         for part in parts:
-            code = np.int64(self._slot[part.table]) << ROW_BITS
-            codes[part.inside] = part.rows | code
-        self._set(codes)
+            slot = self._slot[part.table]
+            codes[part.inside] = part.rows | np.int64(slot) << ROW_BITS
+            if self._halves:
+                keys[part.inside] = self._tables[slot].rounding_keys(part.rows)
+        self._codes, self._keys = codes, keys
 
     def _set(self, codes: np.ndarray) -> None:
         self._codes = codes

@@ -26,7 +26,7 @@ _INFINITE = np.uint32(0x7C00)  # float16 patterns from here on are not finite
 _LARGEST, _NAN = np.uint32(0x7BFF), np.uint32(0x7E00)
 _SMALLEST_NORMAL, _SUBNORMALS = np.uint32(0x0400), np.float32(0x0400)
 _STEP, _STEPS = np.float32(2.0**-24), np.float32(2.0**24)  # the distance of subnormal float16 numbers
-_SHIFT, _DROPPED = np.uint32(13), np.uint32((1 << 13) - 1)  # bits of a float32 that a float16 lacks
+_SHIFT, _KEPT = np.uint32(13), np.uint32(32 - 13)  # a float16 lacks 13 bits of a float32
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
@@ -51,40 +51,34 @@ def widen(address, to, count):
 
 
 @inlined
-def _drawn(key, column):
-    """Return 32 random bits for a row's `key` and a column, all uint32.
-
-    Source: C. Wellons, "Prospecting for hash functions", 2018, the function "lowbias32".
-    """
-    # Numba's product of two uint32 is a uint64
-    x = np.uint32(key + column * np.uint32(0x9E3779B9))
-    x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
-    x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
-    return np.uint32(x ^ (x >> np.uint32(16)))
+def _rounded_half(value, drawn):
+    """Return the float16 that 32 random bits choose for a float32, as uint32."""
+    bits = bits_of(value)
+    magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
+    # a float16 is the upper bits of a float32: what is added to the lower ones carries with their probability
+    half = np.uint32(np.uint32(magnitude + np.uint32(drawn >> _KEPT) - _BIAS) >> _SHIFT)
+    steps = min(float_of(magnitude) * _STEPS, _SUBNORMALS)
+    whole = np.int32(steps)
+    up = np.float32(np.int32(drawn >> np.uint32(8))) * _STEP < steps - np.float32(whole)
+    if steps < _SUBNORMALS:
+        half = np.uint32(whole + np.int32(up))
+    half = np.uint32(min(half, _LARGEST))
+    if magnitude > np.uint32(0x7F800000):
+        half = _NAN
+    return np.uint32(half | np.uint32(np.uint32(bits >> np.uint32(16)) & _SIGN))
 
 
 @_separate
 def narrow(values, address, count, key):
     """Write `count` float32 numbers of the pointer `values` as float16 to `address`.
 
-    They are rounded by what the hash of `key` (uint64) and the column draws.
+    What rounds them is drawn from `key` (uint64), whose bits are random: the columns' draws are an arithmetic
+    progression modulo 2^32 whose first term and difference are its halves, of which any two are independent.
     """
     halves = _uint16s(address)
-    row = np.uint32(key)
+    first, difference = np.uint32(key), np.uint32(key >> np.uint64(32))
     for k in range(count):
-        bits, drawn = bits_of(values[k]), _drawn(row, np.uint32(k))
-        magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
-        # a float16 is the upper bits of a float32: what is added to the lower ones carries with their probability
-        half = np.uint32(np.uint32(magnitude + np.uint32(drawn & _DROPPED) - _BIAS) >> _SHIFT)
-        steps = min(float_of(magnitude) * _STEPS, _SUBNORMALS)
-        whole = np.int32(steps)
-        up = np.float32(np.int32(drawn >> np.uint32(8))) * _STEP < steps - np.float32(whole)
-        if steps < _SUBNORMALS:
-            half = np.uint32(whole + np.int32(up))
-        half = np.uint32(min(half, _LARGEST))
-        if magnitude > np.uint32(0x7F800000):
-            half = _NAN
-        halves[k] = np.uint16(half | np.uint32(np.uint32(bits >> np.uint32(16)) & _SIGN))
+        halves[k] = np.uint16(_rounded_half(values[k], np.uint32(first + np.uint32(k) * difference)))
 
 
 @inlined

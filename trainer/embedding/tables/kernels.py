@@ -128,7 +128,7 @@ def draw_keys(ids, rows, seed, keys):
         if i + AHEAD < len(rows):
             prefetch(memory + np.int64(rows[i + AHEAD]) * 8)
         if i >= 0:
-            keys[i] = mixed(mixed(ids[rows[i]], 1) ^ seed, 1)
+            keys[i] = mixed(np.uint64(ids[rows[i]]) ^ seed, 1)
     return np.int64(len(rows))
 
 
