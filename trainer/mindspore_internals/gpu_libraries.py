@@ -60,7 +60,7 @@ def prepare() -> None:
 
     Does nothing without them or without a driver, and if MindSpore has been imported before.
     """
-    if "mindspore" in sys.modules or not any(map(_packaged, LIBRARIES)) or not _loads(DRIVER):
+    if "mindspore" in sys.modules or not any(map(_packaged, LIBRARIES)) or not loads(DRIVER):
         return
     if not missing():
         with _release_for_mindspore():
@@ -87,7 +87,7 @@ def missing() -> dict[str, str]:
     """Load the libraries; return those that are missing, with their packages."""
     absent = {}
     for library, (package, _) in LIBRARIES.items():
-        if not _loads(str(_packaged(library) or library)):
+        if not loads(str(_packaged(library) or library)):
             absent[library] = package
     return absent
 
@@ -102,7 +102,8 @@ def _packaged(library: str) -> Path | None:
     return None
 
 
-def _loads(library: str) -> bool:
+def loads(library: str) -> bool:
+    """Return whether the dynamic linker can load a library."""
     try:
         ctypes.CDLL(library, mode=os.RTLD_LAZY)
     except OSError:
@@ -126,11 +127,6 @@ def _release_for_mindspore() -> Iterator[None]:
             yield
         finally:
             del os.environ["CUDA_HOME"]
-
-
-def driver_loads() -> bool:
-    """Return whether the driver's library is there."""
-    return _loads(DRIVER)
 
 
 def driver_version() -> str | None:

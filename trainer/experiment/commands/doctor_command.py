@@ -292,7 +292,7 @@ def _devices() -> Iterator[Finding]:
 def _gpu() -> Iterator[Finding]:
     """Yield findings about MindSpore's GPU plugin, the driver and the cards."""
     plugin = gpu_libraries.plugin()
-    if plugin is None or not gpu_libraries.driver_loads():
+    if plugin is None or not gpu_libraries.loads(gpu_libraries.DRIVER):
         reason = "MindSpore's wheel has no plugin" if plugin is None else f"no driver ({gpu_libraries.DRIVER})"
         yield Finding("gpu", f"cannot be used: {reason}")
         return

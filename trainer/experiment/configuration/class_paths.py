@@ -124,14 +124,9 @@ def has_reference(value: Any) -> bool:
     return isinstance(value, str) and _REFERENCE.search(value) is not None
 
 
-def variables_in(value: Any) -> list[str]:
-    """Return the names of the variables that a plain value refers to."""
-    return [_parts_of(inner)[0] for inner in _REFERENCE.findall(str(value))]
-
-
 def wrong_reference(text: str) -> str:
     """Return the problem with the references in a text, or an empty string."""
-    wrong = [name for name in variables_in(text) if not name.isidentifier()]
+    wrong = [name for name, *_ in map(_parts_of, _REFERENCE.findall(text)) if not name.isidentifier()]
     return f"${{env:{wrong[0]}}} names no environment variable; accepts letters, digits and '_'" if wrong else ""
 
 

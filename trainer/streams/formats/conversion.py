@@ -195,7 +195,7 @@ def _fitted(column: Column, exact: np.ndarray, absent: np.ndarray | None, bad: M
         if column.dtype.kind != "f":
             wrong = _outside(exact, *column.integer_range())
         elif not column.allow_nan:
-            wrong = _where_false(np.isfinite(array))
+            wrong = None if (finite := np.isfinite(array)).all() else ~finite
         wrong = _or(wrong, _outside(exact, column.minimum, column.maximum))
         if wrong is not None:
             wrong = wrong if absent is None else wrong & ~absent
@@ -297,10 +297,6 @@ def _of_rows(within: Misfits, row: np.ndarray) -> Misfits:
     for number, reason in within.items():
         found.setdefault(int(row[number]), reason)
     return found
-
-
-def _where_false(good: np.ndarray) -> np.ndarray | None:
-    return None if good.all() else ~good
 
 
 def _or(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
