@@ -35,6 +35,7 @@ TITLES = [
     "feature engineering", "docker", "top k", "A/B test", "distributed", "int8", "test split", "texts, dates", "cron",
     "compatibility", "time series", "every n steps", "rollback", "exactly once", "quickstart", "weight decay", "sql",
     "unseen ids", "eviction", "delayed labels", "encoding", "explain", "logging", "gradient accumulation",
+    "one-hot", "3.13", "confusion matrix", "plots of the loss", "dimension", "Windows", "multi-label",
 ]  # fmt: skip
 
 

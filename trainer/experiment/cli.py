@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     report_command.report_arguments(parsers["report"])
     report_command.watch_arguments(parsers["watch"])
     parsers["compare"].add_argument("runs", metavar="RUN", nargs="+", help="run folder; two or more")
+    parsers["models"].add_argument("name", metavar="NAME", nargs="?", help="one to explain; default: list all")
     parsers["runs"].add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="default: runs")
     doctor = parsers["doctor"].add_argument
     doctor("--quick", action="store_true", help="leave out compiling and running a tiny graph")
@@ -180,7 +181,7 @@ def _runs(args: argparse.Namespace) -> None:
 def _models(args: argparse.Namespace) -> None:
     from ..models import describe
 
-    print(describe())
+    print(describe(args.name))
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -269,7 +270,7 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int | None], str, tupl
         "show that page in a browser during the runs",
         ("runs/visits", "runs/visits --every 2"),
     ),
-    "models": (_models, "list the networks of trainer.models with their options", ("", "--verbose")),
+    "models": (_models, "list the networks of trainer.models, or explain one", ("", "deepfm")),
     "recommend": (
         recommend_command.run,
         "write the best items of all users of a file",

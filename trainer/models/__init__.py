@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from callbacks.lazy_names import declared_imports, lazy_names
 
+from ..checks import choice
+
 if TYPE_CHECKING:
     from .all_items import AllItems as AllItems
     from .autoint import AutoInt as AutoInt
@@ -62,9 +64,17 @@ __all__ = ["MODELS", "describe", *sorted(_HOMES)]
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 
-def describe() -> str:
-    """Return the name and paper of each model, followed by its options with defaults."""
+def describe(name: str | None = None) -> str:
+    """Return name, paper and options of each model; of a named one all about it.
+
+    Raises:
+        ConfigurationError: there is no model of that name.
+    """
     models = sys.modules[__name__]
+    if name is not None:
+        model = getattr(models, MODELS[choice("a model", name, MODELS)])
+        about = (inspect.getmodule(model).__doc__ or "").strip()
+        return f"{about}\n\n{inspect.getdoc(model)}\n\nin YAML: network: {{model: {name}}}, options beside the name"
     lines = []
     for name, class_name in MODELS.items():
         model = getattr(models, class_name)

@@ -120,7 +120,8 @@ class ItemTable:
             raise DataError(str(error)) from error
         vectors = item_vectors(model, features.apply(columns))
         others = set(raw_data(self.source).names(features.csv))
-        others |= set(network.training_columns) if isinstance(network, BPR) else set()
+        of_training = network.training_columns if isinstance(network, BPR) else ()
+        others |= set(of_training)
         history, item = (isinstance(network, NextItem) and network.raw_columns) or (None, None)
         arrays, recall = {"vectors": vectors}, None
         if self.index_above is not None and len(vectors) > self.index_above:
@@ -135,6 +136,7 @@ class ItemTable:
                 "ids": columns[self.id_column].tolist(),
                 "filters": {name: _listed(columns[name]) for name in self.filters},
                 "user_columns": [name for name in features.columns if name not in others],
+                "training_columns": list(of_training),
                 "history": history if item == self.id_column else None,
                 "recall": recall,
             },
@@ -163,6 +165,7 @@ class PublishedItems:
 
     Attributes:
         user_columns: raw columns that the table of items does not have, but for those that only training reads.
+        training_columns: raw columns that only the loss reads, which no request needs.
         history: the raw column of the user that lists ids of the items, or None.
         recall: share of an item's exact ten nearest that the version's index found when it was published; None:
             items are compared one by one.
@@ -178,6 +181,7 @@ class PublishedItems:
         self.index = ItemIndex.of_graph(body["ids"], vectors, graph) if of_graph else ItemIndex(body["ids"], vectors)
         self.recall: float | None = body.get("recall")
         self.user_columns: tuple[str, ...] = tuple(body["user_columns"])
+        self.training_columns: tuple[str, ...] = tuple(body.get("training_columns", ()))  # absent in older versions
         self.history: str | None = body.get("history")
         self._filters = {name: _Filter(name, values) for name, values in body["filters"].items()}
 

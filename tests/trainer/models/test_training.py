@@ -134,6 +134,10 @@ def test_every_model_is_listed_with_its_options(capsys):
     text = capsys.readouterr().out
     assert [line.split()[0] for line in text.splitlines()[::2]] == list(MODELS)
     assert "hidden=[400, 400]" in text
+    assert main(["models", "deepfm"]) == 0
+    assert "widths of the perceptron's layers" in capsys.readouterr().out
+    assert main(["models", "depfm"]) == 2
+    assert "did you mean 'deepfm'?" in capsys.readouterr().err
 
 
 def sequence(**options):

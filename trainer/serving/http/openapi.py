@@ -20,6 +20,7 @@ def description(
 
     `items` are those of the version, or None.
     """
+    fields = {name: column for name, column in fields.items() if items is None or name not in items.training_columns}
     row = _object({name: _value(column) for name, column in fields.items()})
     rows = {"type": "array", "items": row}
     columns = _object({name: {"type": "array", "items": _value(column)} for name, column in fields.items()})
