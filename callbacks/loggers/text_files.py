@@ -19,7 +19,7 @@ from .logger import Logger
 
 
 class _FileLogger(Logger):
-    """Logs to one file; a resumed run reads it and drops what came after the snapshot."""
+    """Logs to one file; a resumed run drops the lines written after the snapshot."""
 
     default_name = ""
 
@@ -32,7 +32,7 @@ class _FileLogger(Logger):
         super().__init__(every, hparams)
         self.path = None if path is None else Path(path)
         self._file: Any = None
-        self._failed = False  # the newest write, which may have left a partial line
+        self._failed = False  # whether the newest write failed and may have left a partial line
 
     def setup(self, trainer: Trainer) -> None:
         owner = type(self).__name__

@@ -128,7 +128,7 @@ class Saver:
         self._positions[path] = position
         identity = uuid.uuid4().hex
         write: Callable[..., Any] = self._writer.submit if background else checkpoint.write
-        with self._failing_breaks_the_chain():
+        with self._full_tables_after_failure():
             if not background:
                 self._wait()
             write(root, step, groups, state, config=self.config, base=base, identity=identity, parts=parts)
@@ -159,7 +159,7 @@ class Saver:
         return lock
 
     @contextlib.contextmanager
-    def _failing_breaks_the_chain(self) -> Iterator[None]:
+    def _full_tables_after_failure(self) -> Iterator[None]:
         """After a failed write, let the next snapshot hold the tables in full."""
         try:
             yield
@@ -178,7 +178,7 @@ class Saver:
             self._report()
 
     def _report(self) -> None:
-        with self._failing_breaks_the_chain():
+        with self._full_tables_after_failure():
             durable = self._writer.check()
         for path in durable:
             self._became_durable(path)
@@ -193,7 +193,7 @@ class Saver:
         self._group.from_main(self._wait)
 
     def _wait(self) -> None:
-        with self._failing_breaks_the_chain():
+        with self._full_tables_after_failure():
             self._writer.wait()
         self._report()
 
@@ -201,7 +201,7 @@ class Saver:
         """Wait for the background write in flight; free buffers and folder locks."""
         try:
             self._part_writer.wait()
-            with self._failing_breaks_the_chain():
+            with self._full_tables_after_failure():
                 self._writer.close()
             self._report()
         finally:
@@ -280,7 +280,7 @@ class Saver:
         """Restore a run; return None if `path` is "auto" and `folders` hold no snapshot.
 
         Raises:
-            CheckpointError: `path` names something that holds no sound snapshot.
+            CheckpointError: there is no sound snapshot at `path`.
         """
         return self._first(path, folders, lambda folder: self.load(folder, cursor=cursor))
 
@@ -288,7 +288,7 @@ class Saver:
         """Return the state of a part that `resume` would restore, or None.
 
         Raises:
-            CheckpointError: `path` names something that holds no sound snapshot.
+            CheckpointError: there is no sound snapshot at `path`.
         """
         snapshot = self._first(path, folders, lambda folder: checkpoint.find(snapshots_of(durable.resolved(folder))))
         states = [] if snapshot is None else capture.part_states(snapshot, name)
@@ -341,5 +341,5 @@ def groups_of(snapshot: Snapshot) -> dict[str, Mapping[str, Any]]:
 
 def snapshots_of(path: Path) -> Path:
     """Return the folder of snapshots in a run folder, or `path` itself."""
-    with durable.reading(path / FOLDER):  # there may be no permission
+    with durable.reading(path / FOLDER):  # turns a missing permission into a CheckpointError
         return path / FOLDER if (path / FOLDER).is_dir() else path

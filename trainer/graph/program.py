@@ -7,8 +7,8 @@ Each program compiles all of it again. Branches on a cell's own flags are decide
 branches on shapes, dtypes, types and lengths cost 4 to 7 ms each, more where code follows them in the same function.
 Slices of tuples cost 15 to 20 ms (`*first, last = columns` costs 5), loops over tuples 30, with `enumerate` 75 (a
 `HyperMap` costs 5), an index into a tensor 50. The first use of a function such as `ops.reshape`, `ops.zeros`,
-`ops.gather` or `ops.mean` costs 20 to 35 ms for its checks of axes; the primitive `ops.Gather()` costs 2. (By `compile`
-alone; what `mindspore_internals.compilation` keeps from one program to the next makes some of it cheaper.)
+`ops.gather` or `ops.mean` costs 20 to 35 ms for its checks of axes; the primitive `ops.Gather()` costs 2. (Times of a
+first compilation; the caches of `mindspore_internals.compilation` make some of it cheaper in later ones.)
 
 A function that takes `*columns` must not call with a star: MindSpore 2.10 would keep the cell, and all it refers to,
 for the life of the process. It passes the tuple to a method, which makes the call.
@@ -38,15 +38,15 @@ class StepOptions:
     """The options of a training step."""
 
     scaler: amp.LossScaler | None = None
-    guard: bool = False  # leave everything as it was when the loss or the gradients' norm is not finite
+    guard: bool = False  # skip an update if the loss or the gradients' norm is not finite
     # after the first non-finite step, other than an overflow of scaled gradients, apply no update (`TerminateOnNaN`)
     halt: bool = False
     accumulate: int = 1  # micro-batches per optimizer update
     clip_norm: float | None = None  # bound of the gradients' global 2-norm (Pascanu et al. 2013, algorithm 1)
     clip_value: float | None = None
     transform: Callable[..., Any] | None = None  # of the gradient tuple, before clipping: gradient centralization
-    # Makes the `trainer.distributed.exchange.Exchange` that sums gradients over several processes from their number and
-    # the step's buffers; every batch then has its number of rows as a last input.
+    # Function (number of gradients, buffers of the step) -> `trainer.distributed.exchange.Exchange`, which sums
+    # gradients over processes. Every batch then has its number of rows as a last input.
     exchange: Callable[..., nn.Cell] | None = None
     keep_predictions: bool = False  # also return the network's output of the training forward
     average: AverageRule | None = None
@@ -64,7 +64,7 @@ class TrainStep(nn.Cell):
         self,
         forward: nn.Cell,
         optimizer: nn.Cell,
-        parameters: Sequence[Parameter],  # to differentiate, in the optimizer's order
+        parameters: Sequence[Parameter],  # parameters to differentiate, in the optimizer's order
         options: StepOptions,
         buffers: Sequence[Parameter] = (),  # moving statistics, restored when an update is skipped
         tables: nn.Cell | None = None,  # `trainer.embedding.layers.network_tables.SparseTables`
@@ -157,7 +157,7 @@ class TrainStep(nn.Cell):
             rows = self.tables.begin(columns)
             columns = columns[: -self.table_inputs]
         if self.exchange is not None:
-            if self.by_owner:  # after the exchange of rows: the two exchanges never overtake each other
+            if self.by_owner:  # start after the exchange of rows, so that the two keep their order
                 rows_of_all = ops.depend(rows_of_all, self.tables.token)
             if self.kind != ROWS or self.exchange.tasks is not None:
                 rows_of_all = self.exchange.begin(rows_of_all, self.forward.denominator(columns))
@@ -265,7 +265,7 @@ class TrainStep(nn.Cell):
         weight = self.forward.denominator(columns)
         if not self.forward.several:
             return weight
-        return self.pick(weight, self.first, 0)  # the tasks have the same: `check_denominator`
+        return self.pick(weight, self.first, 0)  # equal for all tasks, see `check_denominator`
 
     def _counted(self, weight, gradient):
         return ops.select(ops.broadcast_to(weight > 0, gradient.shape), gradient, ops.zeros_like(gradient))
@@ -311,7 +311,7 @@ class TrainStep(nn.Cell):
         if not self.guard:
             self._apply(gradients, table_rows)
             return
-        # The rows of all processes count, not only those trained here: `_sum_by_owner`.
+        # Row gradients were checked in `_sum_by_owner`, on all processes; here only dense ones remain.
         checked = gradients[: self.dense] if self.by_owner else gradients
         finite = self.finite_norm(checked, loss_is_finite)
         if self.has_statistics or self.by_owner:
@@ -337,7 +337,7 @@ class TrainStep(nn.Cell):
         if self.clip_norm is not None:
             if self.by_owner:
                 squares = self.tables.squares(table_rows, gradients)
-                for gradient in gradients[: self.dense]:  # after their exchange, on every process
+                for gradient in gradients[: self.dense]:  # on every process, exchange squares after gradients
                     squares = ops.depend(squares, gradient)
                 gradients = self.exchange.clip(gradients, self.dense, squares, self.clip_norm)
             else:

@@ -33,9 +33,9 @@ HORIZONS = ("window", "decayed", "lifetime")
 class PrequentialMetrics:
     """Metrics of predictions made before the update, over three horizons.
 
-    The window, the decayed past and the lifetime. Rows are processed in blocks of about ten thousand, so `update` is
-    cheap. Rows with a NaN prediction or label are excluded and counted. Results do not depend on batch sizes, and a run
-    restored from `state_dict` gives the same values as an uninterrupted one.
+    The horizons are the window, the decayed past and the lifetime. Rows are processed in blocks of about ten thousand,
+    so `update` is cheap. Rows with a NaN prediction or label are excluded and counted. Results do not depend on batch
+    sizes, and a run restored from `state_dict` gives the same values as an uninterrupted one.
 
     Args:
         metrics: metrics by name: a `WindowMetric`, or an object with `clear`, `update` and `eval`, which is reported
@@ -116,7 +116,7 @@ class PrequentialMetrics:
         columns = [predictions, labels, np.ones(rows) if weights is None else weights]
         for name in self.groups:
             if groups is None or name not in groups:
-                raise DataError(f"a metric reads the column {name!r}, which did not come with the rows")
+                raise DataError(f"a metric reads the column {name!r}, which the rows do not have")
             columns.append(group_column(groups[name], rows))
         nan = _nan_rows(predictions) | _nan_rows(labels)
         if nan.any():
@@ -246,7 +246,7 @@ class PrequentialMetrics:
         saved = split_states({"json": values["metrics"], "arrays": arrays})
         if set(saved) != set(self._metrics):
             shown = [", ".join(sorted(filter(None, names))) or "the defaults" for names in (saved, self._metrics)]
-            logger.warning("the snapshot's windows count %s, this run %s: new metrics start empty", *shown)
+            logger.warning("the snapshot's windows measure %s, this run measures %s: new metrics start empty", *shown)
         for name, horizons in self._metrics.items():
             known = split_states(saved[name]) if name in saved else {}
             for horizon, metric in horizons.items():

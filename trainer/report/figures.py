@@ -61,7 +61,7 @@ def _finish(plot: Any) -> Any:
             axis.formatter = NumeralTickFormatter(format="0.[0000]a")
             axis.ticker.num_minor_ticks = 0
     if isinstance(plot.y_range, DataRange1d):
-        # around a single value Bokeh shows 2, where a learning rate of 0.001 looks like 0
+        # for a constant line Bokeh shows a span of 2, in which a learning rate of 0.001 looks like 0
         shown = [renderer.data_source.data["y"] for renderer in plot.renderers if renderer.name == "data"]
         heights = [abs(y) for column in shown for y in column if y is not None and math.isfinite(y)]
         plot.y_range.default_span = max(heights, default=0.0) or 2.0
@@ -236,7 +236,7 @@ def parallel_coordinates(sweep: SweepData) -> Any | None:
         width = 3.0 if rank == 0 else 1.4
         plot.line("x", "y", source=ColumnDataSource(data), color=color, line_width=width, name="data")
     for number, (_, ticks) in enumerate(scales):
-        beyond = {0.0: -0.05, 1.0: 1.05}  # labels at the ends would be crossed by the lines
+        beyond = {0.0: -0.05, 1.0: 1.05}  # move end labels out of the way of the lines
         heights = [beyond.get(y, y) for y, _ in ticks]
         labels = {"x": [number] * len(ticks), "y": heights, "text": [text for _, text in ticks]}
         text_style = {"text_font_size": "11px", "text_color": NEUTRAL, "text_baseline": "middle", "x_offset": 5}
@@ -246,7 +246,7 @@ def parallel_coordinates(sweep: SweepData) -> Any | None:
 
 
 def _scale(values: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[float, str]]]:
-    """Return a function to heights on an axis, 0 to 1, and its labels."""
+    """Return a function value -> height on an axis (0 to 1), and labels by height."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         low, high = min(values), max(values)
         logs = low > 0 and high / low >= 100

@@ -1,4 +1,4 @@
-"""Keep the items of a published two-tower model, vectors in every version."""
+"""Publishes the items of a two-tower model, and recommends from a version's items."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from ..streams.sources.whole_table import read_table
 
 logger = logging.getLogger(__name__)
 
-_QUERIES = 256  # items that an index's recall is measured with
+_QUERIES = 256  # number of items used to measure an index's recall
 
 
 class Recommended(NamedTuple):
-    """Items for users, an array of each user, best first.
+    """Recommended items: one array per user, best item first.
 
-    An array is shorter where fewer items are left.
+    An array has fewer than `k` items if no more pass the filters.
     """
 
     version: int  # version of the published model
@@ -42,18 +42,18 @@ class Recommended(NamedTuple):
 
 
 class ItemTable:
-    """The table of items that versions are published with.
+    """The table of items to publish with each version.
 
     Args:
         source: raw rows of the items, or the path of a CSV, TSV, JSON-lines or Parquet file or folder, which is read
             for every version.
-        id_column: the column whose values are recommended; all different.
-        filters: columns that a recommendation may be limited by; those that no feature reads are text.
-        index_above: number of items above which they are found by an approximate index, "hnsw" of `ItemIndex`, which
-            the version holds; None: all are compared.
+        id_column: the column with the ids to recommend; they must differ.
+        filters: columns by which a request may filter; a column that no feature reads is taken as text.
+        index_above: with more items than this, a version gets an approximate index ("hnsw" of `ItemIndex`); None:
+            every item is compared.
 
     Raises:
-        ConfigurationError: no raw rows, no name of a column, or Faiss is missing.
+        ConfigurationError: an argument is invalid, or Faiss is missing.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class ItemTable:
 
         Raises:
             ConfigurationError: the table lacks a column.
-            DataError: it cannot be read, has no rows, or a row that the features forbid, or an id is missing or there
-                twice.
+            DataError: the table cannot be read, has no rows, or has a row that the features forbid; an id is missing or
+                occurs twice.
         """
         for name, column in features.columns.items():
             if column.default is None:
@@ -110,9 +110,9 @@ class ItemTable:
         """Return the items with their vectors, as a version stores them.
 
         Args:
-            network: the model's.
+            network: the network of the model.
 
-        Raises as `item_vectors` does; DataError: also what `read` refuses, since the table may change in a training.
+        Errors as for `item_vectors`. All errors of `read` become DataErrors: the table may change during a training.
         """
         try:
             columns = self.read(features)
@@ -171,7 +171,7 @@ class PublishedItems:
             items are compared one by one.
 
     Raises:
-        ValueError, TypeError, KeyError, TrainerError: it is something else.
+        ValueError, TypeError, KeyError, TrainerError: `state` is invalid.
     """
 
     def __init__(self, state: Mapping[str, Any]) -> None:
@@ -203,7 +203,7 @@ class PublishedItems:
 
         Raises:
             ConfigurationError: the version has no history, or `without` has another length.
-            DataError: a history is no list of ids.
+            DataError: a history is not a list of ids.
         """
         if self.history is None:
             raise ConfigurationError(
@@ -219,10 +219,10 @@ class PublishedItems:
         return {self.history: [list(chosen) for chosen in history]}, hidden
 
     def filter_of(self, given: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the filter of texts such as ``genre=comedy``, values of numbers as such.
+        """Parse filters such as ``genre=comedy``; values of number columns become float.
 
         Raises:
-            ConfigurationError: a text of another form, no such column, or no number where there are numbers.
+            ConfigurationError: a text without "=", an unknown column, or text for a column of numbers.
         """
         found: dict[str, list[Any]] = {}
         for text in given:
@@ -300,7 +300,7 @@ class _Filter:
         self._is_text = any(isinstance(value, str) for value in self._items)
 
     def value_of(self, text: str) -> Any:
-        """Return the value that a text stands for; ValueError: it is no number."""
+        """Parse a value of the column; ValueError: it is not a number."""
         return text if self._is_text else float(text)
 
     def __call__(self, wanted: Any) -> np.ndarray:

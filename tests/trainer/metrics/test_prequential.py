@@ -132,7 +132,7 @@ def test_each_group_gets_its_own_auc_and_their_number_is_bounded(learned_online)
     assert {name for name in names if name.startswith("window_auc/")} == {
         f"window_auc/user={group}" for group in ("0", "1", "2", "3", "other")
     }
-    with pytest.raises(DataError, match="reads the column 'user', which did not come"):
+    with pytest.raises(DataError, match="reads the column 'user', which the rows do not"):
         many.update(logits[:5], labels[:5])
 
 

@@ -181,7 +181,7 @@ def test_a_full_disk_or_an_absent_broker_costs_no_answer(published, tmp_path, ta
 def test_what_cannot_be_logged_or_served_is_refused_by_name(published, tmp_path):
     for options, said in (
         ({"log_share": 0.0}, "log_share takes a share in"),
-        ({"log_wait": 10.0}, "log_wait takes less than timeout=10 s"),
+        ({"log_wait": 10.0}, "log_wait must be less than timeout=10 s"),
         ({"log": "redsi://x"}, "did you mean 'redis'"),
         ({"log": None, "log_share": 0.5}, "need log"),
         ({"log_recommended": f"{tmp_path}/x/../log"}, "needs a different target than log"),

@@ -93,13 +93,13 @@ def existing_run(path: str | Path) -> Path:
     path = Path(path)
     if (path / CONFIG).is_file():
         return path
-    beside = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
+    siblings = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
     reason = f"has no {CONFIG}" if path.is_dir() else "does not exist"
-    raise ConfigurationError(f"{path} is not a run folder: it {reason}{did_you_mean(path.name, beside)}")
+    raise ConfigurationError(f"{path} is not a run folder: it {reason}{did_you_mean(path.name, siblings)}")
 
 
 def origin(path: Path) -> Path | None:
-    """Return the file a run's configuration was read from; None for no run."""
+    """Return the file a run's configuration was read from; None if `path` is no run's."""
     folder = path if path.is_dir() else path.parent
     try:
         config = json.loads((folder / VERSIONS).read_text("utf-8"))["config"]
@@ -174,7 +174,7 @@ def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, secon
 def recorded_defaults(run_dir: Path, overrides: Iterable[str]) -> set[str]:
     """Return the dotted paths that a run recorded with the defaults of its version.
 
-    Those that `overrides`, or the overrides of a resume, name or hold are left out. Empty without such a record.
+    Paths set, or containing a path set, by `overrides` or by the overrides of a resume are left out.
     """
     resumes = read_json_or(run_dir / RESUMES, [])
     given = [*overrides, *(override for entry in resumes for override in entry.get("overrides", ()))]
@@ -184,7 +184,7 @@ def recorded_defaults(run_dir: Path, overrides: Iterable[str]) -> set[str]:
 
 
 def seconds_before(run_dir: Path) -> float:
-    """Return how long the processes of a run took so far, as recorded.
+    """Return the recorded time in seconds of a run's processes so far.
 
     A process that was killed counts from the first to the last line of its record.
     """

@@ -25,7 +25,7 @@ class Call:
     media: str = JSON  # type of the body, lower case, without parameters
     logits: bool = False  # whether the network's own outputs are wanted too
     model: str = ""  # named in the path, or ""
-    version: str = ""  # likewise
+    version: str = ""  # named in the path, or ""
     request_id: str | None = None  # value of the header X-Request-Id
 
 
@@ -42,7 +42,7 @@ class Reply:
 class RefusalError(Exception):
     """A request that is answered with an HTTP error status.
 
-    It may name the column it is about, and the seconds after which another try makes sense.
+    It may name the column that caused it, and the seconds after which the client should retry.
     """
 
     def __init__(
@@ -56,26 +56,26 @@ class RefusalError(Exception):
 class ServeOptions:
     """Address, batching and limits of a server.
 
-    ConfigurationError: a value out of range, or other machines could ask without a token.
+    ConfigurationError: a value is out of range, or the server would accept other machines without a token.
     """
 
     host: str = "127.0.0.1"  # address to listen on
     port: int = 8080  # TCP port; 0 takes a free one
     name: str = "model"  # name in the Open Inference Protocol and in metrics
     batch_rows: int = 1024  # most rows of one batch
-    batch_delay: float = 0.0  # seconds a batch waits for further requests after its first; 0 takes only waiting ones
+    batch_delay: float = 0.0  # seconds a batch waits for further requests after its first; 0: no wait
     request_rows: int = 10_000  # most rows of one request; more are answered with 413
     body_bytes: int = 16 << 20  # most bytes of one request's body; more are answered with 413
     queue_rows: int = 20_000  # most rows that wait; a request beyond them is answered with 429
     timeout: float = 10.0  # seconds after which a request is answered with 504
     drain: float = 30.0  # seconds that open requests have to end after SIGTERM
-    max_age: float | None = None  # seconds after which a version is too old for ``/readyz``; None for any age
+    max_age: float | None = None  # seconds after which a version is too old for ``/readyz``; None: never
     token: str | None = field(default=None, repr=False)  # bearer token that requests need, or None
     insecure: bool = False  # accept requests without a token from other machines too
     wait: bool = False  # start before anything is published; ``/readyz`` is 503 until then
     log: str | Path | None = None  # folder, redis:// or kafka:// to which answered rows are written
-    log_recommended: str | Path | None = None  # another one, to which the lists of recommended items are written
-    log_share: float = 1.0  # share of the requests that are, chosen by a hash of their ids
+    log_recommended: str | Path | None = None  # another target, for the lists of recommended items
+    log_share: float = 1.0  # share of requests to log, chosen by a hash of their ids
     log_wait: float = 0.0  # most seconds that an answer waits until its rows are durable; 0 does not wait
     log_queue_rows: int = 100_000  # most rows that wait to be written; those beyond are counted and left out
 
@@ -91,7 +91,7 @@ class ServeOptions:
             raise ConfigurationError("serve: log_share and log_wait need log, the place where rows are written")
         if self.log_wait >= self.timeout:
             raise ConfigurationError(
-                f"serve: log_wait takes less than timeout={self.timeout:g} s; got {self.log_wait:g}"
+                f"serve: log_wait must be less than timeout={self.timeout:g} s; got {self.log_wait:g}"
             )
         number("serve: max_age", self.max_age, above=0, optional=True, what="seconds")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
@@ -116,9 +116,9 @@ def refused(error: RefusalError) -> Reply:
 
 
 def token_from(variable: str = TOKEN_VARIABLE) -> str | None:
-    """Return the token of an environment variable, or None where it is not set.
+    """Return the token of an environment variable, or None if it is not set.
 
-    ConfigurationError: it is set and empty: a mistake that would leave the server open.
+    ConfigurationError: it is set but empty, which would leave the server open by mistake.
     """
     token = os.environ.get(variable)
     if token is not None and not token.strip():
@@ -127,6 +127,6 @@ def token_from(variable: str = TOKEN_VARIABLE) -> str | None:
 
 
 def default_name(root: Path | str) -> str:
-    """Return a model's name from its folder's: letters, digits, "-" and "_"."""
+    """Return a model name made from the folder's name: letters, digits, "-" and "_"."""
     name = root.resolve().name if isinstance(root, Path) else root.partition("?")[0].rstrip("/").rpartition("/")[2]
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in name) or "model"
