@@ -10,7 +10,7 @@ Four ideas carry all of `trainer/`, and each has a section here:
 4. A snapshot holds the parameters and the position after the last row *trained* (`trainer/checkpoint`), so a run that
    is killed and resumed ends in the same bits.
 
-tests/examples/test_tiny_trainer.py compares every bit with `trainer.Trainer`. Missing is what makes a trainer long:
+tests/examples/test_tiny_trainer.py compares every bit with `trainer.Trainer`. What makes a trainer long is not here:
 mixed precision, accumulation, metrics, validation, sparse tables, Kafka, several processes, errors that tell the cure.
 """
 
