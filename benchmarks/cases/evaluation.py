@@ -31,7 +31,7 @@ def groups(quick: bool) -> list[Group]:
             "evaluation",
             names,
             {"rows": rows},
-            (Ratio(EVALUATE, MODEL, 0.5),),
+            (Ratio(EVALUATE, MODEL, 0.6),),
             (tuple(names),),
             "ms",
         )

@@ -31,7 +31,7 @@ def groups(quick: bool) -> list[Group]:
             "raw_way",
             {FIT: OURS, TORCH: PEERS},
             {"kind": "strings", "rows": criteo.ROWS // 10 if quick else criteo.ROWS},
-            (Ratio(FIT, TORCH),),
+            (Ratio(FIT, TORCH, 0.5),),
             unit="rows/s",
             goals={FIT: GOAL},
             windows=2 if quick else criteo.FILES - 1,
