@@ -1,6 +1,6 @@
 """Measure this trainer side by side with what a user would pick instead.
 
-    python benchmarks/run.py                       all cases; about 35 minutes on two quiet cores
+    python benchmarks/run.py                       all cases; about 45 minutes on two quiet cores
     python benchmarks/run.py --cases loop --quick  small sizes, few windows: to see that it works
     python benchmarks/run.py --cases mlp --against v0.1.0   ours at this commit beside ours at another, nothing else
     python benchmarks/run.py --readme              write the table of the last measurement into docs/benchmarks.md
