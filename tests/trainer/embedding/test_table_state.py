@@ -233,3 +233,19 @@ def test_what_was_frozen_stays_when_the_table_starts_over():
     assert sorted(ids.tolist()) == list(range(2000))
     assert (np.asarray(arrays["values"])[1:] == 1).all()
     assert (table.store.read(table.lookup(ids)) == [2, 2, 2, 0, 0]).all()
+
+
+def test_a_delta_after_an_earlier_state_is_restored_removes_the_ids_that_came_later():
+    """`ModelCheckpoint(restore_best=True)` goes back; a server that has the newer version must lose those ids, too."""
+    table, served = make(admission=None, eviction=None), make(admission=None, eviction=None)
+    table.follow("serving")
+    run(table, 0, 2, ahead=0)
+    early = saved(take(table, "serving", full=True))
+    run(table, 2, 6, ahead=0)
+    restore(served, *saved(take(table, "serving", full=True)))
+    later = set(served.map.items()[0].tolist())
+    restore(table, *early)
+    restore(served, *saved(take(table, "serving", full=False)))
+    kept = set(table.map.items()[0].tolist())
+    assert later - kept
+    assert set(served.map.items()[0].tolist()) == kept

@@ -271,6 +271,7 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
     rows, ids = np.asarray(arrays["rows"], np.int32), np.asarray(arrays["ids"], np.int64)
     with table.changing():
         table.rollback()
+        before, _ = table.map.items()
         if json["full"]:
             table.clear()
         table.discard(np.asarray(arrays["removed"], np.int64))
@@ -286,6 +287,9 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
         for meta in table.meta_names:
             table.columns[meta][rows] = np.asarray(arrays[meta])
         table.mark_changed(rows)
+        lost = before[table.map.get(before) < 0]  # a consumer's next delta removes them
+        for tombstones in table.tombstones.values():
+            tombstones.append(lost)
         if table.admission.sketch is not None:
             _restore_sketch(table.admission.sketch, arrays)
         table.step, table.next_row = int(json["step"]), int(json["next_row"])
