@@ -119,7 +119,8 @@ def test_a_variable_that_is_not_set_or_does_not_fit_is_named(project, capfd, mon
     monkeypatch.delenv("PORT_OF_THE_TEST")
     assert main(["online", path]) == 2
     assert (
-        "stream.yaml:7:17: data.stream: the environment variable PORT_OF_THE_TEST is not set" in capfd.readouterr().err
+        "stream.yaml:7:17: data.stream: ${env:PORT_OF_THE_TEST}: the environment variable PORT_OF_THE_TEST is not set"
+        in capfd.readouterr().err
     )
     assert not os.path.exists("runs")
     for wrong in ("${env:}", "${env:a b}"):

@@ -126,7 +126,7 @@ def test_numbers_of_another_scale_are_refused(now):
     state = before.state_dict()
     state = {"json": json.loads(json.dumps(state["json"])), "arrays": state["arrays"]}
     Features([Numeric("age", normalize="standard", missing=5)]).load_state_dict(state)
-    with pytest.raises(CheckpointMismatchError, match=r"'age' is declared with .*trained on .*'standard'.*as it was"):
+    with pytest.raises(CheckpointMismatchError, match=r"'age' is declared with .*trained on .*'standard'.*as before"):
         Features([now]).load_state_dict(state)
     del state["json"]["numbers"]  # of an earlier version
     Features([now]).load_state_dict(state)

@@ -208,7 +208,7 @@ class Dropped(LogisticRegression):
     [
         ({"network": Dropped}, WINDOW, [], "with Dropout the scores of online_train"),
         ({}, WINDOW, [EMA(0.9)], "with EMA or SWA the scores"),
-        ({}, Window(rows=100), [], "negative_sampling_rate=0.1 and Window.negative_sampling_rate=None"),
+        ({}, Window(rows=100), [], "negative_sampling_rate=0.1 differs from that of Window, None"),
         ({"calibration": {"by": "citty"}}, WINDOW, [], "received 'citty'; did you mean 'city'"),
         ({"calibration": {"by": "x"}}, WINDOW, [], "a feature whose value is one id .city.; received 'x'"),
         ({"prediction_activation": "exp"}, WINDOW, [], "takes one binary label"),

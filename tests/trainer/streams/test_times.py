@@ -46,7 +46,7 @@ def test_what_is_no_time_is_none(text):
         ("03/02/2024", "2024-02-03 or 2024-03-02: declare day_first"),
         ("03.02.2024 17:18", "2024-02-03 or 2024-03-02"),
         (20240203, "a date, or seconds in 1970: declare 'yyyymmdd' or 's' as its unit"),
-        ("20241399", "no date"),
+        ("20241399", "not a date"),
         (17069616000, "declare one of 's', 'ms', 'us', 'ns', 'yyyymmdd' as its unit, Time"),
         ("17069616000", "event_time_unit"),
         (170696160000, "unit is unclear"),
