@@ -12,6 +12,8 @@ from trainer.errors import ConfigurationError
 
 WINDOW = 2500
 GREEN, GREY, RED = "#0b6e4f", "#7a7a7a", "#b3261e"
+# A reader with a dark page sees the same hues on a dark ground.
+DARK = "@media (prefers-color-scheme: dark) {svg {filter: invert(0.92) hue-rotate(180deg)}}"
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -110,3 +112,5 @@ def draw(
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
+    svg = path.read_text("utf-8")
+    path.write_text(svg.replace("</defs>", f"<style>{DARK}</style></defs>", 1), "utf-8")

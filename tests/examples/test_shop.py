@@ -47,4 +47,5 @@ def test_pictures_are_svg(tmp_path):
     draw_terminal(tmp_path / "terminal.svg", "make demo", [(0.5, "a < b"), (12.0, "done")])
     for name in ("auc.svg", "terminal.svg"):
         assert ElementTree.parse(tmp_path / name).getroot().tag.endswith("svg")
+    assert "prefers-color-scheme: dark" in (tmp_path / "auc.svg").read_text()
     assert "a &lt; b" in (tmp_path / "terminal.svg").read_text()
