@@ -50,7 +50,7 @@ class Step(nn.Cell):
             columns = ()
             for column in stacked:
                 columns += (column[index],)
-            work = self.tables.begin(columns[: self.extra])
+            work = self.tables.begin(columns[self.extra :] + columns[: self.extra])
             loss, gradients = self.gradient(*columns[self.extra :])
             of_rows = self.tables.gradients(work, gradients[self.dense :])
             losses[index] = loss
@@ -323,8 +323,8 @@ def test_many_tables_are_read_and_updated_as_one_and_train_as_they_would_alone(p
     np.testing.assert_allclose(losses, alone, rtol=1e-5)
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, atol=1e-6)
-    assert len(separate.params) == 2 * FIELDS
-    assert len(together.params) == 2
+    assert len(separate.programs) == 2 * FIELDS
+    assert len(together.programs) == 2
     assert together.input_count == 1
     assert network.deep[0].working_set is network.deep[1].working_set if build is Fields else network.deep.is_shared
 

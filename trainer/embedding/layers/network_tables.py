@@ -132,6 +132,7 @@ class SparseTables(nn.Cell):
             kind = self._program_for(optimizer)
             programs.append(kind(head.spec.name, working_set, members, optimizer, head.spec.trainable, indirect))
         self.programs = nn.CellList(programs, auto_prefix=False)
+        self.backwards = nn.CellList(programs[::-1], auto_prefix=False)
         self._number_inputs(layout.bundles)
         trained = [program for program in programs if program.trainable]
         for index, program in enumerate(trained):
@@ -148,9 +149,8 @@ class SparseTables(nn.Cell):
             if program.trainable and once and not self._use_columns(program, cells, fields):
                 program.use_reader()
         self.has_readers = any(program.reader is not None or program.columns is not None for program in trained)
-        # the parameters to differentiate, in training (`gradients` takes them backwards) and in one that only reads
-        params = [program.differentiated for program in trained][:: -1 if self.has_readers else 1]
-        hide(self, "params", [parameter for own in params for parameter in own])
+        # the parameters to differentiate, in training (see `gradients`) and in a program that only reads
+        hide(self, "params", [parameter for program in trained for parameter in program.differentiated])
         for parameter in (*self.params, *(program.working_set.reading for program in trained)):
             parameter.requires_grad = True
         hide(self, "read_params", [program.working_set.reading for program in trained])
@@ -367,12 +367,12 @@ class SparseTables(nn.Cell):
     def gradients(self, work, gradients):
         """Replace the last gradients, those of `params`, by row gradients [n, dim].
 
-        Call it only if `has_readers`; otherwise they are equal.
+        They are equal unless `has_readers`.
         """
         rows = ()
-        for program in self.programs:
+        for program in self.backwards:
             if program.trainable:
-                rows += (program.gradient(*work[program.kept_at], gradients[-program.params_count :]),)
+                rows = (program.gradient(*work[program.kept_at], gradients[-program.params_count :]), *rows)
                 gradients = gradients[: -program.params_count]
         return gradients + rows
 
