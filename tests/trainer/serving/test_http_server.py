@@ -520,8 +520,6 @@ def test_collections_of_garbage_do_not_visit_what_the_server_started_with(publis
 
     monkeypatch.setattr("trainer.serving.http.web_server.serve", serve)
     before = len(gc.get_objects())
-    try:
-        assert main(["serve", str(published), "--port", "0"]) == 128 + signal.SIGTERM
-    finally:
-        gc.unfreeze()
+    assert main(["serve", str(published), "--port", "0"]) == 128 + signal.SIGTERM
     assert seen[0] < before / 100
+    assert len(gc.get_objects()) > before / 2  # a process that goes on collects as before

@@ -80,7 +80,10 @@ def run(args: argparse.Namespace) -> int:
         gc.freeze()
         logger.info("%s is served at %s (%s/openapi.json)", root, url, url)
 
-    number = serve(root, options, started=started)
+    try:
+        number = serve(root, options, started=started)
+    finally:
+        gc.unfreeze()
     logger.info("stopped by signal %d; every open request was answered", number)
     return 128 + number
 
