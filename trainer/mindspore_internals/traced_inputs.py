@@ -27,7 +27,10 @@ class TracedInput(Tensor):
         indices = index if isinstance(index, tuple) else (index,)
         # A bool is a mask; a slice of rows takes another share of a larger batch.
         constant = all(one is None or type(one) in (int, slice, EllipsisType) for one in indices)
-        return TracedInput(part) if constant and indices[:1] in ((slice(None),), (Ellipsis,)) else part
+        axes = sum(type(one) in (int, slice) for one in indices)
+        all_rows = indices[:1] == (slice(None),) or (indices[:1] == (Ellipsis,) and axes < self.ndim)
+        # MindSpore returns the input itself for a slice that takes all of this batch.
+        return TracedInput(part) if constant and all_rows else Tensor(part)
 
 
 @contextlib.contextmanager

@@ -125,7 +125,17 @@ class FirstRows(Cells):
         return super().construct(ids[: BATCH // 2])
 
 
-@pytest.mark.parametrize("network", [Masked, Branching, Computed, FirstRows])
+class FirstRowsOfColumns(Cells):
+    """Cells that read the first rows of their columns."""
+
+    def construct(self, ids):
+        vectors = ()
+        for i in range(FIELDS):
+            vectors += (self.tables[i](ids[:, i][..., : BATCH // 2]),)
+        return self.head(ops.stack(vectors, 1).reshape(-1, FIELDS * DIM)).reshape(-1)
+
+
+@pytest.mark.parametrize("network", [Masked, Branching, Computed, FirstRows, FirstRowsOfColumns])
 def test_ids_that_may_differ_from_the_column_are_not_taken_for_it(network):
     assert len(find_fields(Cells(), [IDS]).unchanged) == FIELDS
     assert not find_fields(network(), [IDS]).unchanged
