@@ -34,7 +34,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import lifetime, measure, peers  # noqa: E402
+from benchmarks import lifetime, measure, page, peers  # noqa: E402
 from benchmarks.measure import EARLIER, OURS, PEERS, Group, Measured, Ratio  # noqa: E402
 
 CASES = (
@@ -44,6 +44,7 @@ CASES = (
         "wide_deep",
         "adagrad",
         "vocabulary",
+        "row_types",
         "mapped",
         "reading",
         "sizes",
@@ -53,7 +54,7 @@ CASES = (
     *("features", "linear", "models", "evaluation", "mlp", "lenet", "startup", "checkpoint", "loop", "serving"),
 )
 OUTPUT = ROOT / "runs" / "benchmarks"
-BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+PAGE = ROOT / "docs" / "benchmarks.md"
 PACKAGES = ("mindspore", "numpy", "torch", "fbgemm_gpu-cpu", "lightning", "keras", "vowpalwabbit")
 SCRIPT = (
     "import importlib.metadata as m, json; "
@@ -124,8 +125,11 @@ def machine(interpreters: dict[str, Path]) -> dict[str, Any]:
     processor = platform.processor() or platform.machine()
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8")
-        processor = next(line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name"))
-    except (OSError, StopIteration):
+        told = {line.split(":")[0].strip(): line.split(":")[1].strip() for line in text.splitlines() if ":" in line}
+        kinds = {"avx512f": "AVX-512", "avx2": "AVX2"}
+        kind = next((name for flag, name in kinds.items() if flag in told.get("flags", "").split()), "no AVX2")
+        processor = f"{told['model name']} with {kind}"
+    except (OSError, KeyError):
         pass
     return {
         "commit": commit(),
@@ -168,13 +172,14 @@ def lines_of(measured: Measured) -> list[str]:
     return lines + [f"PROBLEM: {problem}" for problem in measured.problems]
 
 
-def number(values: Sequence[float], unit: str) -> str:
-    """Return median and quartiles."""
+def number(values: Sequence[float], unit: str, quartiles: bool = True) -> str:
+    """Return the median, with the quartiles behind it."""
     if not values:
         return "-"
     low, middle, high = np.percentile(values, [25, 50, 75])
     digits = 0 if unit == "rows/s" or middle >= 1000 else 1 if middle >= 10 else 2
-    return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f}) {unit}"
+    ends = f" ({low:,.{digits}f} to {high:,.{digits}f})" if quartiles else ""
+    return f"{middle:,.{digits}f}{ends} {unit}"
 
 
 def spread(found: Sequence[float]) -> str:
@@ -204,19 +209,20 @@ def table(report: dict[str, Any]) -> str:
         lines.append("**Small sizes and few windows: this shows that the benchmark works, not how fast anything is.**")
     several = max((result["processes"] for result in report["results"]), default=1)
     ends = f"range of {several} pairs of processes" if several > 1 else "quartiles"
-    lines += ["", f"| case | device | ours | other | ratio of times ({ends}) | goal |", f"|{' --- |' * 6}"]
+    lines += ["", f"| case | ours | other | ratio of times ({ends}) | goal |", f"|{' --- |' * 5}"]
     for result in report["results"]:
         group = rebuilt(result)
         for ratio in group.group.ratios:
             found = group.ratio(ratio)
             if found:
                 verdict = {True: ", met", False: ", missed", None: ""}[group.met(ratio)]
-                ours = f"{ratio.ours}: {number(group.values[ratio.ours], result['unit'])}"
-                other = f"{ratio.other}: {number(group.values[ratio.other], result['unit'])}"
+                ours, other = (
+                    f"{name}: {number(group.values[name], result['unit'], quartiles=False)}"
+                    for name in (ratio.ours, ratio.other)
+                )
                 goal = goal_text(ratio).removeprefix("goal: ") + verdict
-                title = result["title"] + _disturbed(group, ratio.ours, ratio.other)
-                device = _device(group, ratio.ours, ratio.other)
-                lines.append(f"| {title} | {device} | {ours} | {other} | {spread(found)} | {goal} |")
+                title = result["title"] + _marks(group, ratio.ours, ratio.other)
+                lines.append(f"| {title} | {ours} | {other} | {spread(found)} | {goal} |")
     return "\n".join([*lines, *_alone(report["results"])])
 
 
@@ -237,18 +243,16 @@ def _alone(results: Sequence[dict[str, Any]]) -> list[str]:
                 shown = "; ".join(f"{key} {value:.4g}" for key, value in extra.items()) or shown
             verdict = "" if not goal else f"{goal[0]}, {'met' if goal[1] else 'missed'}"
             title = result["title"] if len(result["values"]) == 1 else f"{name}: {result['title']}"
-            lines.append(f"| {title}{_disturbed(measured, name)} | {_device(measured, name)} | {shown} | {verdict} |")
-    return ["", "| case | device | measured | goal |", "| --- | --- | --- | --- |", *lines] if lines else []
+            lines.append(f"| {title}{_marks(measured, name)} | {shown} | {verdict} |")
+    return ["", "| case | measured | goal |", "| --- | --- | --- |", *lines] if lines else []
 
 
-def _device(measured: Measured, *names: str) -> str:
-    """Return what the contenders computed on; several names where they differ."""
-    return ", ".join(dict.fromkeys(measured.devices.get(name, "CPU") for name in names))
-
-
-def _disturbed(measured: Measured, *names: str) -> str:
-    """Return the mark of a line whose contenders were disturbed while they worked."""
-    return f" (noisy: {', '.join(noisy)})" if (noisy := [name for name in names if name in measured.noisy]) else ""
+def _marks(measured: Measured, *names: str) -> str:
+    """Return the marks of a line: its device unless that is the CPU, and contenders disturbed while they worked."""
+    devices = {measured.devices.get(name, "CPU") for name in names}
+    noisy = [name for name in names if name in measured.noisy]
+    marks = ["" if devices == {"CPU"} else f" (on {', '.join(sorted(devices))})"]
+    return "".join([*marks, f" (noisy: {', '.join(noisy)})" if noisy else ""])
 
 
 def rebuilt(result: dict[str, Any]) -> Measured:
@@ -289,20 +293,6 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure.savefig(path)
 
 
-def refresh_readme(text: str, path: Path = ROOT / "docs" / "benchmarks.md") -> None:
-    """Put `text` between the markers of the page.
-
-    Raises:
-        ValueError: it has no markers.
-    """
-    content = path.read_text("utf-8")
-    before, begin, rest = content.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"{path} has no {BEGIN} ... {END} to put the table between")
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", "utf-8")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, draw; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -317,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if given.readme:
         try:
-            refresh_readme((given.output / "table.md").read_text("utf-8").strip())
+            page.refresh((given.output / "table.md").read_text("utf-8").strip(), PAGE)
         except (OSError, ValueError) as error:
             print(error, file=sys.stderr)
             return 2
