@@ -1,4 +1,4 @@
-"""The base classes of streams; `batch` defines their batches and positions."""
+"""Base classes of streams; see `batch` for batches and positions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Sharing(enum.Enum):
     """Ways to divide a stream among the ranks of a group.
 
     Attributes:
-        ALONE: not at all; only a single process can read the stream.
+        ALONE: the stream cannot be divided; only a single process can read it.
         PARTITIONED: each rank reads its own partitions, assigned by `Stream.deal`.
-        REPEATABLE: every rank reads the same rows in the same order and keeps every n-th batch.
+        REPEATABLE: every rank reads the same rows in the same order. Each of n ranks keeps every n-th batch.
     """
 
     ALONE = "alone"
@@ -33,21 +33,22 @@ class Sharing(enum.Enum):
 class Stream:
     """A source of rows with exact positions.
 
-    A subclass implements `poll`, `position` and `seek`; the rest is optional.
+    A subclass must implement `poll`, `position` and `seek`; the other methods are optional.
 
-    One thread calls `poll`; `commit`, `resolve`, `lag` and `close` may come from another.
+    One thread calls `poll`; another thread may call `commit`, `resolve`, `lag` and `close`.
 
     Attributes:
-        schema: declared columns; gives a run the label and the event time. None: no declaration.
-        event_time: name of the column that holds the event time, where no schema names it.
-        max_future: seconds that an event time may lie ahead of this machine's clock, where no schema says it; a row
-            beyond is bad. None: any number.
+        schema: declared columns, including the label and the event time; None if nothing is declared.
+        event_time: name of the column that holds the event time; used if no schema names one.
+        max_future: seconds that an event time may lie ahead of this machine's clock; rows further ahead are bad. None
+            disables the check. Used if the stream has no schema of its own.
         reads_pipeline: whether `poll` reads a `mindspore.dataset` pipeline, which stays on the thread that created it.
         sharing: how several processes divide the stream.
-        dead_letter: keeps rows that cannot be trained on; None: they are counted and the first is logged.
-        allow_nan: names of the columns that may hold NaN and infinite values, or True for all; also those whose
-            schema allows it; elsewhere a row with one is bad.
-        counts_rows: whether `poll` checks rows against the schema, and counts them with `dead_letter`.
+        dead_letter: records rows that cannot be trained on. If it is None, bad rows are only counted, and the first one
+            is logged.
+        allow_nan: names of the columns that may hold NaN and infinite values, or True for all columns. Columns whose
+            schema allows such values may hold them, too. In other columns, NaN or infinity makes a row bad.
+        counts_rows: whether `poll` checks rows against the schema and counts them with `dead_letter`.
     """
 
     schema: Schema | None = None
@@ -61,54 +62,59 @@ class Stream:
 
     @property
     def decoded(self) -> Schema | None:
-        """The schema that the rows of `poll` were read by; None: they are raw."""
+        """Schema with which `poll` decodes rows, or None if it returns raw rows."""
         return self.schema if self.counts_rows else None
 
     def declare(self, schema: Schema) -> None:
-        """Set the schema unless the stream already has one; called before the first read."""
+        """Set the schema if the stream has none; called before the first read."""
         if self.schema is None:
             self.schema = schema
 
     def deal(self, rank: int, world: int) -> None:
-        """Read only the partitions of rank `rank` of `world`; called before any row.
+        """Read only the partitions of one rank; called before the first read.
 
-        Calling it again with the same arguments, before another training on the stream, has no effect.
+        Calling it again with the same arguments, for another training run on the stream, has no effect.
 
         The assignment depends only on partition names, so exactly one rank reads each partition, including partitions
-        added later. `seek` receives a position of all partitions and keeps those of this rank.
+        added later. Afterwards `seek` still receives the position of all partitions, and uses those of this rank.
+
+        Args:
+            rank: index of this process.
+            world: number of processes.
         """
         raise NotImplementedError
 
     def join(self, positions: Sequence[Position]) -> Position:
-        """Merge the positions of all ranks, in rank order, into the whole stream's."""
+        """Merge the positions of all ranks, in rank order, into one for the whole stream."""
         return {name: value for position in positions for name, value in position.items()}
 
     @property
     def exhausted(self) -> bool:
-        """Whether a bounded stream has ended and returned its last row."""
+        """Whether a bounded stream has returned its last row."""
         return False
 
     @property
     def retrying(self) -> bool:
-        """Whether its source failed and is tried again; rows may wait there unseen."""
+        """Whether the source has failed and is being retried; rows may wait there."""
         return False
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
-        """Return 1 to `max_rows` rows once available, or None after `timeout` seconds."""
+        """Return 1 to `max_rows` rows when available, or None after `timeout` seconds."""
         raise NotImplementedError
 
     def position(self) -> Position:
-        """Return the position after the rows returned so far, possibly inside a message."""
+        """Return the position after the last returned row; it may be inside a message."""
         raise NotImplementedError
 
     def seek(self, position: Position) -> None:
-        """Continue reading at `position`; empty means the stream's configured start."""
+        """Continue reading at `position`, or at the configured start if it is empty."""
         raise NotImplementedError
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` as a checkpoint stores it, for a resume in another process.
+        """Return `position` in the form that a checkpoint stores.
 
-        A stream with state besides its offsets (a join's pending rows, the state of a user's iterable) adds it here.
+        A stream with state besides its offsets (a join's pending rows, the state of a user's iterable) adds it here, so
+        that another process can resume.
         """
         return position
 
@@ -116,17 +122,17 @@ class Stream:
         """Tell the source that all rows before `position` are checkpointed; only a hint."""
 
     def lag(self) -> int | None:
-        """Return how many rows (or else messages) wait upstream, or None if unknown."""
+        """Return the number of rows or messages waiting upstream, or None if unknown."""
         return None
 
     def late_rows(self) -> int | None:
-        """Return how many rows came too late to be read; None if that cannot happen."""
+        """Return the number of rows that came too late, or None if rows cannot be late."""
         return None
 
     def counts(self) -> dict[str, int]:
-        """Return figures of the stream to show in windows, besides lag and late rows.
+        """Return further counts to report, besides lag and late rows.
 
-        The names are the same in each call; in a window they begin with ``stream_``.
+        Every call returns the same names. The metrics of a window show them with the prefix ``stream_``.
         """
         return {}
 
@@ -135,10 +141,10 @@ class Stream:
 
 
 class BufferedStream(Stream):
-    """Base of the streams here: queues fetched batches and returns them in pieces.
+    """A stream that queues fetched batches and returns them in pieces.
 
-    A subclass implements `_fetch`, which pushes batches, and sets `_position` when it seeks. After `_fetch` raised, the
-    next `poll` seeks to the position after the last returned row, so rows fetched since are read again.
+    A subclass implements `_fetch`, which pushes batches, and sets `_position` in `seek`. If `_fetch` raises, the next
+    `poll` seeks back to the position after the last returned row and reads the queued rows again.
     """
 
     def __init__(self) -> None:
@@ -149,10 +155,10 @@ class BufferedStream(Stream):
         self._fetch_failed = False
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
-        """Return 1 to `max_rows` rows once available, or None after `timeout` seconds.
+        """Return 1 to `max_rows` rows when available, or None after `timeout` seconds.
 
         Raises:
-            StreamError: the source failed permanently, or bad rows could not be written to the dead letters. The
+            StreamError: the source failed permanently, or bad rows could not be written to the dead-letter file. The
                 position stays after the last returned row.
         """
         if max_rows < 1:
@@ -190,7 +196,7 @@ class BufferedStream(Stream):
 
     @contextlib.contextmanager
     def _seeking(self, position: Position) -> Iterator[None]:
-        """Wrap a seek's steps; if they fail, the next `poll` seeks to `position` again."""
+        """Run the steps of a seek; if they fail, the next `poll` seeks again."""
         self._position, self._fetch_failed = dict(position), True
         yield
         self._fetch_failed = False

@@ -1,11 +1,11 @@
-"""Batches of NumPy columns with each row's exact origin; positions in a stream.
+"""Batches of NumPy columns, the origin of each row, and positions in a stream.
 
-A *partition* is one ordered source (a topic's partition, a Redis key, a folder of files); an *offset* is the number of
-a message in it (an int, or a string for sources with string ids); a *row* is an index within the message, counted from
-0 and including bad rows. So ``(partition, offset, row)`` identifies a row permanently.
+A *partition* is one ordered source: a topic's partition, a Redis key, or a folder of files. An *offset* identifies a
+message in its partition; it is an int, or a string for sources with string ids. A *row* is an index within the message,
+counted from 0; bad rows are counted, too. So ``(partition, offset, row)`` identifies a row permanently.
 
-A *position* is JSON: ``{partition: [offset, row]}``, the next row to read (`Cursor`). Keys that start with ``@`` belong
-to the stream and are passed through unchanged.
+A *position* is a JSON object ``{partition: [offset, row]}`` with the next row to read of each partition (see `Cursor`).
+Keys that start with ``@`` hold further state of the stream; the functions here leave them unchanged.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Position = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The next row to read of a partition: row `row` of the message at `offset`."""
+    """The next row to read in a partition: row `row` of the message at `offset`."""
 
     offset: Offset
     row: int = 0
 
     @classmethod
     def of(cls, value: Any) -> Cursor:
-        """Parse the value of a partition in a position, ``[offset, row]``."""
+        """Parse ``[offset, row]``, the value of a partition in a position."""
         try:
             offset, row = value
             if isinstance(offset, Offset) and isinstance(row, int):
@@ -50,12 +50,12 @@ class Span(NamedTuple):
     """A run of consecutive rows of one message.
 
     Attributes:
-        partition: name of the ordered source.
-        offset: number of the message in it.
-        first_row: number of the first row within the message.
-        last_row: number of the last row, itself included.
-        next_offset: offset at which to continue when the message holds no good row after `last_row`; None when the span
-            ends in the middle of its message.
+        partition: name of the partition.
+        offset: offset of the message.
+        first_row: index of the first row within the message.
+        last_row: index of the last row, inclusive.
+        next_offset: offset of the next message, if this message has no good row after `last_row`; None if the span ends
+            in the middle of the message.
     """
 
     partition: str
@@ -80,9 +80,9 @@ class Batch:
     """Rows of a stream, column by column.
 
     Attributes:
-        columns: name -> array, shape [rows, ...], all with the same number of rows.
-        event_time: seconds since the epoch, shape [rows], float64; None when the stream has no event time.
-        spans: where the rows come from, in row order; their row counts add up to `rows`.
+        columns: mapping from name to array, shape [rows, ...]; all arrays have the same number of rows.
+        event_time: seconds since the epoch, shape [rows], float64; None if the stream has no event time.
+        spans: origin of the rows, in row order; the row counts of the spans add up to `rows`.
     """
 
     columns: dict[str, np.ndarray]
@@ -106,9 +106,10 @@ class Batch:
         return self._rows_at(slice(n), before), self._rows_at(slice(n, None), after)
 
     def keep(self, mask: np.ndarray) -> Batch:
-        """Return the rows where `mask`, bool [rows], is True; positions pass the others.
+        """Return the rows where `mask`, bool [rows], is True.
 
-        After the last kept row of a message the position moves past the whole message, if the batch contains its end.
+        The position after the last kept row of a message skips the dropped rows behind it: it is the start of the next
+        message if the batch contains the end of this one.
         """
         spans: list[Span] = []
         start = 0
@@ -151,7 +152,8 @@ def concat(batches: Sequence[Batch]) -> Batch:
     """Concatenate batches in order; a single batch is returned unchanged.
 
     Raises:
-        DataError: no batches, or they differ in columns, row shapes or in having an event time.
+        DataError: there are no batches, or they differ in their columns, their row shapes or in whether they have event
+            times.
     """
     if not batches:
         raise DataError("concat takes at least one batch; received none")
@@ -176,7 +178,7 @@ def concat(batches: Sequence[Batch]) -> Batch:
 
 
 def advance(position: Position, batch: Batch) -> Position:
-    """Return the position after `batch`, given the one before it; modify neither."""
+    """Return the position after `batch`, given the position before it."""
     last = {span.partition: span for span in batch.spans}
     return {**position, **{partition: span.after.to_json() for partition, span in last.items()}}
 
@@ -185,8 +187,8 @@ def cursors_of(stream: object, position: Position, known: Collection[str]) -> di
     """Return the cursors of a position, by partition.
 
     Raises:
-        StreamError: it names partitions that are not `known`, whose rows would then be read again from the start; or it
-            is not a position.
+        StreamError: the position is malformed, or names a partition that is not `known`. Ignoring that partition would
+            read its rows again from the start.
     """
     for name in position:
         if not name.startswith("@") and name not in known:
@@ -201,9 +203,10 @@ _INTERCHANGE = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__")
 
 
 def is_frame(data: Any) -> bool:
-    """Return whether `data` is a frame: pandas, Arrow, or another library's.
+    """Return whether `data` is a frame: pandas, Arrow, or one of another library.
 
-    Other libraries' frames have Arrow's PyCapsule methods or those of the dataframe interchange, as polars' have.
+    Frames of other libraries, such as polars, are recognised by the methods of the Arrow PyCapsule interface or of the
+    dataframe interchange protocol.
     """
     return (hasattr(data, "columns") and (hasattr(data, "column_names") or hasattr(data, "iloc"))) or _interchanges(
         data
@@ -217,10 +220,10 @@ def _interchanges(data: Any) -> bool:
 
 
 def columns_of(frame: Any) -> dict[str, Any]:
-    """Return the columns of a frame by name: pandas series, or Arrow arrays.
+    """Return the columns of a frame by name, as pandas series or Arrow arrays.
 
     Raises:
-        DataError: two columns have one name.
+        DataError: two columns have the same name.
     """
     if not hasattr(frame, "iloc"):
         from .formats.arrow import as_table
@@ -238,10 +241,13 @@ MAX_FUTURE = 86_400.0  # seconds; tolerates clock skew and local times read as U
 
 
 def far_ahead(times: np.ndarray | None, max_future: float | None) -> dict[int, str]:
-    """Return the indexes of rows whose event time is too far ahead, with the reason.
+    """Return the rows whose event time is too far in the future, with the reason.
 
     Windows, times to live and joins follow the latest event time. A single row from the far future would close windows
     too early, expire table rows, and turn waiting impressions into negatives.
+
+    Returns:
+        Mapping from row index to reason.
     """
     if times is None or max_future is None or not len(times):
         return {}

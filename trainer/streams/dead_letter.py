@@ -1,4 +1,4 @@
-"""Bad rows: a dead-letter file, and an error if there are too many."""
+"""Records bad rows in a dead-letter file and limits their share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .batch import Span
 logger = logging.getLogger(__name__)
 
 _MAX_RAW = 65_536
-_MAX_REASONS = 1000  # counted one by one; further reasons are counted as "other"
+_MAX_REASONS = 1000  # distinct reasons counted separately; all further ones are counted as "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,11 @@ class BadRow:
     """A row that cannot be trained on.
 
     Attributes:
-        message: index of its message in the batch of messages that was read.
-        row: its index within the message.
-        raw: the payload: bytes or text, or any value that JSON can hold.
-        line: number of the line in its file, from 1, where the row begins; None where there are no lines.
+        message: index of the row's message in the batch of messages that was read.
+        row: index of the row within its message.
+        reason: why the row is bad.
+        raw: the payload as bytes, text or any JSON value.
+        line: number of the line where the row begins in a text file, counted from 1; None for other sources.
     """
 
     message: int
@@ -44,24 +45,26 @@ class BadRow:
 class DeadLetter:
     """Counts rows, writes bad ones to a file, and raises if too many are bad.
 
-    Each line of the file is a JSON object: ``source``, ``partition``, ``offset``, ``row``, ``line`` (of a text file),
-    ``reason`` and ``raw`` (the payload as text) or ``raw_base64`` (where it is not UTF-8), cut after 65,536 bytes. A
-    record read again after a resume is written again, with the same offset and row.
+    Each line of the file is a JSON object with the keys ``source``, ``partition``, ``offset``, ``row``, ``line`` (for
+    text files), ``reason`` and ``raw``, the payload as text. A payload that is not UTF-8 is in ``raw_base64`` instead.
+    Payloads are cut after 65,536 bytes. A bad row read again after a resume is written again, with the same offset and
+    row.
 
     Args:
-        path: JSON-lines file to append to; None: bad rows are counted and the first is logged.
+        path: JSON-lines file to append to. If it is None, bad rows are only counted, and the first one is logged.
         max_bad_share: largest share of bad rows tolerated, 0 to 1.
-        min_rows: least number of rows to take the share of. While fewer have been seen, the share is that of bad rows
-            in `min_rows`: by default more than 10 bad rows stop even a short stream. Counts are halved every
-            10 * `min_rows` rows, so a source that turns bad late is noticed as soon as one bad from the start.
+        min_rows: smallest number of rows to compute the share from. While fewer rows have been seen, the number of bad
+            rows is divided by `min_rows`, so by default more than 10 bad rows stop even a short stream. The share is
+            that of recent rows: its counts are halved whenever they exceed 10 * `min_rows` rows. So a source that turns
+            bad late is noticed, too.
 
     Attributes:
-        good, bad: rows counted so far.
-        reasons: how many rows are bad for which reason.
-        first: a description of where the first bad row is; empty if there is none.
+        good, bad: numbers of rows counted so far.
+        reasons: number of bad rows by reason.
+        first: location of the first bad row and the value received there; empty if there is none.
 
     Raises:
-        ConfigurationError: `max_bad_share` or `min_rows` out of range.
+        ConfigurationError: `max_bad_share` or `min_rows` is out of range.
     """
 
     def __init__(self, path: str | Path | None = None, max_bad_share: float = 0.01, min_rows: int = 1000) -> None:
@@ -80,13 +83,18 @@ class DeadLetter:
 
     @classmethod
     def of(cls, value: DeadLetter | str | Path | None, max_bad_share: float | None = None) -> DeadLetter:
-        """Return `value`, or a DeadLetter for the path and share (None: the default)."""
+        """Return `value` if it is a DeadLetter, else create one that writes to this path."""
         if isinstance(value, DeadLetter):
             return value
         return cls(value) if max_bad_share is None else cls(value, max_bad_share)
 
     def record(self, source: str, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
-        """Write bad rows of the messages from `origins` to the file; then call `count`.
+        """Write bad rows to the file; call `count` afterwards.
+
+        Args:
+            source: name of the stream.
+            rows: the bad rows.
+            origins: span of each message, indexed by `BadRow.message`.
 
         Raises:
             StreamError: the file cannot be written. The stream's position then stays before these rows.
@@ -119,7 +127,7 @@ class DeadLetter:
                 raise self._failure("written", error) from error
 
     def note(self, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
-        """Count reasons of bad rows for `report`; remember the first one's location."""
+        """Count the reasons of bad rows for `report`, and describe the first bad row."""
         for bad in rows:
             reason = _short(bad.reason)
             self.reasons[reason if reason in self.reasons or len(self.reasons) < _MAX_REASONS else "other"] += 1
@@ -129,7 +137,7 @@ class DeadLetter:
             self.first = f"{at}{_location(origins[first.message]) if origins else ''}{_received(first.reason)}"
 
     def report(self) -> str | None:
-        """Return a message with the count and reasons of bad rows; None if all are good."""
+        """Return a message with the count and reasons of bad rows, or None without any."""
         if not self.bad:
             return None
         shown = ", ".join(f"{reason} {times}" for reason, times in self.reasons.most_common(3))
@@ -143,8 +151,8 @@ class DeadLetter:
         """Add to the counts of good and bad rows.
 
         Raises:
-            StreamError: more than `max_bad_share` of the recent rows are bad. If fewer than `min_rows` were seen, the
-                share is taken of `min_rows`.
+            StreamError: more than `max_bad_share` of the recent rows are bad. If fewer than `min_rows` rows have been
+                seen, the number of bad rows is divided by `min_rows`.
         """
         self.good += good
         self.bad += bad
@@ -163,7 +171,7 @@ class DeadLetter:
     def _write(self, lines: bytes) -> None:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: a failed write leaves nothing in a buffer that could be written, or fail again, on close.
+            # Unbuffered, so that a failed write leaves no data that `close` would write again.
             self._file = self.path.open("ab", buffering=0)
             if not self._ends_in_newline():
                 lines = b"\n" + lines
@@ -172,7 +180,7 @@ class DeadLetter:
             left = left[self._file.write(left) :]
 
     def _ends_in_newline(self) -> bool:
-        """Return whether the file is empty or ends in a newline, as after whole writes."""
+        """Return whether the last line of the file is complete."""
         if not self.path.is_file() or self._file.tell() == 0:
             return True
         with self.path.open("rb") as content:
@@ -191,10 +199,10 @@ class DeadLetter:
         )
 
     def close(self) -> None:
-        """Close the file; a later record opens it again.
+        """Close the file; the next `record` opens it again.
 
         Raises:
-            StreamError: the file system reported a failed write on close.
+            StreamError: closing the file reported a failed write.
         """
         with self._lock:
             try:
@@ -215,12 +223,12 @@ def _raw(raw: Any) -> dict[str, str]:
 
 
 def _short(reason: str) -> str:
-    """Return a reason without the value, so that similar reasons are counted together."""
+    """Return a reason without its value, so that similar reasons are counted together."""
     return reason.partition("; received")[0].removeprefix("column ").replace("'", "", 2)
 
 
 def _received(reason: str) -> str:
-    """Return the value that a reason names, or nothing."""
+    """Return the part of a reason that shows the received value, or an empty text."""
     return "".join(reason.partition("; received")[1:]).replace(";", ",", 1)
 
 

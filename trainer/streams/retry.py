@@ -1,4 +1,4 @@
-"""Exponential back-off with jitter for a source that is down; logs outages."""
+"""Exponential back-off with jitter for a source that is down."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _FIRST_WAIT = 0.1
 
 @dataclass(eq=False)
 class Retry:
-    """Decides when to retry, and logs outages.
+    """Schedules retries and logs outages.
 
-    The n-th wait is ``min(cap, 0.1 * 2 ** n)`` seconds, reduced by a random share of up to a half, so that many clients
-    of a server do not reconnect all at once.
+    The n-th wait, counted from 0, is ``min(cap, 0.1 * 2 ** n)`` seconds. A random share of up to half of it is
+    subtracted, so that the clients of a server do not all reconnect at once.
 
     Args:
-        label: name of the source in messages ("Redis at localhost:6379").
-        cap: the longest wait in seconds, at least 0.1.
-        give_up_after: seconds of unbroken failure after which StreamError is raised; None: never.
+        label: name of the source in messages, such as "Redis at localhost:6379".
+        cap: longest wait in seconds, at least 0.1.
+        give_up_after: seconds of unbroken failure after which StreamError is raised; None to retry forever.
 
     Raises:
-        ConfigurationError: `cap` is less.
+        ConfigurationError: `cap` is below 0.1.
     """
 
     label: str
@@ -47,7 +47,7 @@ class Retry:
     def failed(self, error: BaseException | str) -> None:
         """Record a failure and schedule the next attempt; warn on the first in a row.
 
-        Failures reported before the scheduled attempt belong to the previous one and do not lengthen the wait.
+        A failure reported before the scheduled attempt belongs to the previous attempt and does not lengthen the wait.
 
         Raises:
             StreamError: the source has been failing for `give_up_after` seconds.
@@ -63,7 +63,7 @@ class Retry:
                 f"{self.label} has been failing for {down:.1f} s ({self.failures + 1} attempts), "
                 f"longer than give_up_after={self.give_up_after} s; the last error: {text}"
             ) from cause
-        if self.failures and now < self._next:  # the same failure reported again, not another attempt
+        if self.failures and now < self._next:  # this failure belongs to the previous attempt
             return
         wait = min(self.cap, _FIRST_WAIT * 2 ** min(self.failures, 64))
         self._next = now + wait * self._random.uniform(0.5, 1)
@@ -84,9 +84,9 @@ class Retry:
         return not self._stop.is_set() and due <= timeout
 
     def pause(self, seconds: float) -> None:
-        """Sleep `seconds`, or until `stop`."""
+        """Sleep for `seconds`; `stop` ends the sleep early."""
         self._stop.wait(max(0.0, seconds))
 
     def stop(self) -> None:
-        """End every wait, present and future; may be called from another thread."""
+        """End all current and future waits; may be called from another thread."""
         self._stop.set()

@@ -1,7 +1,7 @@
-"""Write rows as JSON lines that `FileStream`, `RedisStream` or `KafkaStream` read.
+"""Write rows as JSON lines that `FileStream`, `RedisStream` or `KafkaStream` can read.
 
-`append` writes a batch of lines and returns once it is durable. After it raised one of `errors`, the caller calls it
-again with the same list, and no line is written twice.
+`Sink.append` writes a batch of lines and returns once they are durable. If it raises one of `Sink.errors`, the caller
+calls it again with the same list object, and no line is written twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REDIS, KAFKA = ("redis", "rediss", "unix"), "kafka"
 _KEY = "served"  # default key in Redis
 _SEGMENT_BYTES, _SEGMENT_SECONDS = 64 << 20, 3600.0
 _SUFFIX = ".jsonl"
-_MARKER_SECONDS = 86_400  # how long Redis remembers the last batch of a writer
+_MARKER_SECONDS = 86_400  # how long Redis keeps the number of a writer's last batch
 _KAFKA_SECONDS = 5.0  # timeout of one attempt
 
 
@@ -35,15 +35,18 @@ class Sink:
     """A destination for lines.
 
     Attributes:
-        label: the target in messages, without credentials.
-        errors: exceptions after which the same batch is tried again.
+        label: name of the target in messages, without credentials.
+        errors: exceptions after which the caller may retry the same batch.
     """
 
     label: str
     errors: tuple[type[Exception], ...] = (OSError,)
 
     def append(self, lines: Sequence[bytes]) -> int:
-        """Write JSON objects without line ends, durably; return how many are refused."""
+        """Write JSON objects durably; return how many the target rejected.
+
+        The objects contain no line ends.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
@@ -51,18 +54,19 @@ class Sink:
 
 
 class SegmentSink(Sink):
-    """Appends to the newest segment of a folder; begins one after 64 MB or an hour.
+    """Appends lines to segment files in a folder.
 
-    The names grow with the time, so that a `FileStream` reads the segments in order. A folder has one writer at a time.
-    A line that a killed process left unfinished is cut off by the next writer.
+    Each writer begins a new segment, and another one after 64 MB or an hour. Segment names contain the time, so a
+    `FileStream` reads them in order. A folder has one writer at a time. If a killed process left an unfinished line,
+    the next writer removes it.
 
     Args:
-        folder: created if missing.
-        segment_bytes, segment_seconds: size and age after which the next batch begins a segment.
+        folder: folder of the segments; created if missing.
+        segment_bytes, segment_seconds: size and age after which the next batch begins a new segment.
 
     Raises:
-        ConfigurationError: the folder cannot be written.
-        FolderInUseError: another process writes there.
+        ConfigurationError: the folder is not writable.
+        FolderInUseError: another process is writing to the folder.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class SegmentSink(Sink):
         self.label = f"folder {folder}"
         self._most = (whole("segment_bytes", segment_bytes), segment_seconds)
         self._lock = claim(self.folder, "folder of served rows")
-        self._file, self._end, self._began = -1, 0, 0.0  # descriptor, bytes that are durable, time of its first line
+        self._file, self._end, self._began = -1, 0, 0.0  # file descriptor, durable bytes, time of creation
         names = sorted(path.name for path in self.folder.glob(f"served-*{_SUFFIX}"))
         self._last = int(names[-1].removeprefix("served-").removesuffix(_SUFFIX)) if names else 0
         if names:
@@ -80,13 +84,13 @@ class SegmentSink(Sink):
                 _cut_torn_line(self.folder / names[-1])
 
     def append(self, lines: Sequence[bytes]) -> int:
-        """Write JSON objects, durably; return how many are refused."""
+        """Append lines to the current segment and sync it; return 0."""
         if self._file >= 0 and (self._end >= self._most[0] or time.monotonic() - self._began >= self._most[1]):
             os.close(self._file)
             self._file = -1
         if self._file < 0:
             self._begin()
-        # After an error the same bytes go to the same place: what a reader has seen of them stays as it is.
+        # A retry writes the same bytes at the same offset, so bytes that a reader has already seen do not change.
         data, end = memoryview(b"".join(line + b"\n" for line in lines)), self._end
         while data:
             written = os.pwrite(self._file, data, end)
@@ -112,7 +116,7 @@ class SegmentSink(Sink):
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Remove what follows the last line end of a file."""
+    """Truncate a file after its last line end."""
     with open(path, "r+b") as file:
         end = file.seek(0, os.SEEK_END)
         while end:
@@ -129,12 +133,14 @@ def _cut_torn_line(path: Path) -> None:
 
 
 class RedisSink(Sink):
-    """Adds an entry a line to a Redis stream.
+    """Adds one entry per line to a Redis stream.
 
-    A batch and its number are written in one transaction, so that a batch whose answer was lost is not added again.
+    Each transaction writes a batch and its number. If the server's answer was lost, a retry reads the number to see
+    whether the batch was added.
 
     Args:
-        url: as redis-py takes it, with the key as ``?key=served`` and, where old entries may go, ``&maxlen=1000000``.
+        url: URL in the form that redis-py takes. ``?key=served`` sets the stream's key, and ``&maxlen=1000000`` limits
+            the number of entries by dropping the oldest.
     """
 
     def __init__(self, url: str) -> None:
@@ -148,13 +154,13 @@ class RedisSink(Sink):
         redis, self._client = connect(address)
         self.errors, self._refusals = (redis.exceptions.RedisError, OSError), redis.exceptions.ResponseError
         self._marker, self._number = f"{self._key}:writer:{uuid.uuid4().hex}", 0
-        self._tried: Sequence[bytes] | None = None
+        self._tried: Sequence[bytes] | None = None  # the last batch, to recognise a retry
 
     def append(self, lines: Sequence[bytes]) -> int:
-        """Write JSON objects, durably; return how many are refused."""
+        """Add the lines in one transaction; return 0."""
         if self._tried is not lines:
             self._tried, self._number = lines, self._number + 1
-        elif self._client.get(self._marker) == str(self._number).encode():
+        elif self._client.get(self._marker) == str(self._number).encode():  # added before the error
             return 0
         with self._client.pipeline(transaction=True) as pipe:
             for line in lines:
@@ -162,7 +168,7 @@ class RedisSink(Sink):
             pipe.set(self._marker, self._number, ex=_MARKER_SECONDS)
             try:
                 pipe.execute()
-            except self._refusals:  # of each XADD, as where the key is no stream: the marker may be set nevertheless
+            except self._refusals:  # XADD failed, e.g. the key is not a stream; the marker may still be set
                 self._tried = None
                 raise
         return 0
@@ -173,10 +179,10 @@ class RedisSink(Sink):
 
 
 class KafkaSink(Sink):
-    """Produces a message a line to a topic, by an idempotent producer.
+    """Sends one message per line to a topic, with an idempotent producer.
 
     Args:
-        url: ``kafka://host:9092,other:9092/topic``; a query holds further settings of the client, such as
+        url: ``kafka://host:9092,other:9092/topic``; the query may contain further client settings, such as
             ``?security.protocol=ssl``.
     """
 
@@ -185,17 +191,17 @@ class KafkaSink(Sink):
         self.label = f"Kafka at {servers}"
         self._kafka = require("confluent_kafka", "kafka:// needs confluent-kafka", "kafka")
         self.errors = (BufferError, OSError)
-        # The client itself tries for ever, so that no message is given twice.
+        # Messages never time out: the client itself retries them, so `append` need not send a message twice.
         own = {"bootstrap.servers": servers, "enable.idempotence": True, "message.timeout.ms": 0, "log_level": 2}
         try:
             self._producer = self._kafka.Producer({**own, "linger.ms": 5, **settings})
         except (self._kafka.KafkaException, ValueError, TypeError) as error:
             raise ConfigurationError(f"the Kafka client refuses its settings: {error}") from error
-        self._tried: Sequence[bytes] | None = None
-        self._given = self._left = self._refused = 0
+        self._tried: Sequence[bytes] | None = None  # the last batch, to recognise a retry
+        self._given = self._left = self._refused = 0  # lines passed to the client, not yet delivered, and rejected
 
     def append(self, lines: Sequence[bytes]) -> int:
-        """Write JSON objects, durably; return how many are refused."""
+        """Send the lines and wait for their delivery; return how many were rejected."""
         if self._tried is not lines:
             self._tried, self._given, self._left, self._refused = lines, 0, 0, 0
         for line in lines[self._given :]:
@@ -212,13 +218,13 @@ class KafkaSink(Sink):
         try:
             self._producer.produce(self._topic, line, on_delivery=self._delivered)
             self._left += 1
-        except self._kafka.KafkaException as error:  # this message was refused, for example for its size
+        except self._kafka.KafkaException as error:  # the client rejected this message, for example for its size
             self._left += 1
             self._delivered(error, None)
 
     def _delivered(self, error: Any, message: Any) -> None:
         self._left -= 1
-        if error is not None:  # final: the client has retried already
+        if error is not None:  # final, because the client retries by itself
             self._refused += 1
             logger.warning("%s refuses a row: %s", self.label, error)
 
@@ -228,10 +234,10 @@ class KafkaSink(Sink):
 
 
 def split_url(url: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return a URL without the query arguments of these names, and those arguments.
+    """Remove the query arguments `names` from a URL; return the URL and those arguments.
 
     Raises:
-        ConfigurationError: an argument is given twice.
+        ConfigurationError: one of these arguments occurs twice.
     """
     query = parse_qsl(urlsplit(url).query, keep_blank_values=True)
     own = [(name, value) for name, value in query if name in names]
@@ -245,7 +251,7 @@ def kafka_address(url: str) -> tuple[str, str, dict[str, str]]:
     """Return servers, topic and further client settings of ``kafka://servers/topic``.
 
     Raises:
-        ConfigurationError: it names no servers or no topic, or has credentials before the servers.
+        ConfigurationError: the servers or the topic are missing, or credentials stand before the servers.
     """
     parts = urlsplit(url)
     servers, topic, settings = parts.netloc, parts.path.strip("/"), dict(parse_qsl(parts.query))
@@ -258,10 +264,10 @@ def kafka_address(url: str) -> tuple[str, str, dict[str, str]]:
 
 
 def scheme_of(target: str | Path) -> str:
-    """Return the scheme of a broker's URL, or "" of a folder.
+    """Return the scheme of a broker's URL, or "" for a folder.
 
     Raises:
-        ConfigurationError: a URL of another scheme.
+        ConfigurationError: the URL has another scheme.
     """
     scheme = str(target).partition("://")[0] if "://" in str(target) else ""
     known = (*REDIS, KAFKA)
@@ -274,10 +280,10 @@ def scheme_of(target: str | Path) -> str:
 
 
 def address_of(target: str | Path) -> tuple[str, ...]:
-    """Return what two targets that are the same have in common.
+    """Return a tuple that identifies a target; equal targets have equal tuples.
 
     Raises:
-        ConfigurationError: the target cannot be used.
+        ConfigurationError: the target is invalid.
     """
     scheme = scheme_of(target)
     if not scheme:
@@ -289,11 +295,11 @@ def address_of(target: str | Path) -> tuple[str, ...]:
 
 
 def sink_for(target: str | Path) -> Sink:
-    """Return the sink of a folder, a ``redis://`` or a ``kafka://`` URL.
+    """Return a sink for a folder, a ``redis://`` URL or a ``kafka://`` URL.
 
     Raises:
-        ConfigurationError: the target cannot be used, or its client is not installed.
-        FolderInUseError: another process writes to the folder.
+        ConfigurationError: the target is invalid, or its client library is not installed.
+        FolderInUseError: another process is writing to the folder.
     """
     scheme = scheme_of(target)
     if not scheme:

@@ -1,1 +1,1 @@
-"""Formats: schemas; JSON, CSV and Arrow to columns; readers of segment files."""
+"""Schemas, conversion of JSON, CSV and Arrow to columns, and segment readers."""

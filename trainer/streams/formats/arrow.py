@@ -1,4 +1,4 @@
-"""Conversion of Arrow tables to NumPy columns. Needs pyarrow, the extra ``arrow``."""
+"""Conversion of Arrow tables to NumPy columns; needs pyarrow (extra ``arrow``)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .column import Column
 from .ragged_column import Ragged
 from .schema import Decoded, Schema
 
-_SHORT, _ASCII_END = 32, 128  # maximum characters of text worth padding; first non-ASCII code point
+_SHORT, _ASCII_END = 32, 128  # maximum characters of a text that is padded; first code point beyond ASCII
 
 
 def require() -> Any:
-    """Import pyarrow, or raise a ConfigurationError that says what is wrong with it."""
+    """Import pyarrow, or raise a ConfigurationError that says why that failed."""
     try:
         import pyarrow
         import pyarrow.ipc
@@ -35,7 +35,10 @@ def errors() -> tuple[type[BaseException], ...]:
 
 
 def as_table(frame: Any) -> Any:
-    """Return a frame of any library that speaks Arrow or the dataframe interchange."""
+    """Convert a frame to an Arrow table.
+
+    The frame may come from any library that supports Arrow or the dataframe interchange protocol.
+    """
     pyarrow = require()
     if isinstance(frame, pyarrow.Table | pyarrow.RecordBatch):
         return frame
@@ -47,10 +50,9 @@ def as_table(frame: Any) -> Any:
 
 
 def read_payload(payload: bytes) -> Any:
-    """Return the table in an Arrow IPC stream held in memory.
+    """Read the table in an Arrow IPC stream.
 
-    Raises:
-        ValueError: bytes follow its end, or the exceptions of `errors`: it is damaged.
+    Raises one of `errors` if the stream is damaged, or ValueError if bytes follow its end.
     """
     pyarrow = require()
     source = pyarrow.BufferReader(payload)
@@ -61,16 +63,16 @@ def read_payload(payload: bytes) -> Any:
 
 
 def validated(table: Any) -> Any:
-    """Validate a Table or RecordBatch from Arrow IPC and return it.
+    """Validate a Table or RecordBatch and return it.
 
-    IPC data are used in place: following an offset outside its buffer would crash the process.
+    Arrow does not check the data it reads: an offset outside of its buffer would crash the process.
     """
     table.validate(full=True)
     return table
 
 
 def open_parquet(path: Path | RemoteFile) -> Any:
-    """Open a Parquet file, local or in a store; page checksums are verified on read."""
+    """Open a Parquet file, local or remote; reading it verifies page checksums."""
     require()
     import pyarrow.parquet
 
@@ -89,7 +91,7 @@ def group_rows(file: Any) -> list[int]:
 
 
 def row_group(file: Any, number: int, columns: Sequence[str]) -> Any:
-    """Return columns of a Parquet row group; check its row count against the footer."""
+    """Read columns of a Parquet row group; check its row count against the footer."""
     table = validated(file.read_row_group(number, columns=list(columns), use_threads=False))
     expected = file.metadata.row_group(number).num_rows
     if table.num_rows != expected:
@@ -98,10 +100,7 @@ def row_group(file: Any, number: int, columns: Sequence[str]) -> Any:
 
 
 def convert(schema: Schema, table: Any, *, read_only: bool = False) -> Decoded:
-    """Convert a pyarrow table or batch; nulls and wrong list lengths make rows bad.
-
-    `read_only` is that of `Schema.convert`.
-    """
+    """Convert a pyarrow table or batch; `read_only` is explained in `Schema.convert`."""
     values: dict[str, Any] = {}
     names = table.schema.names
     for name, column in schema.fields.items():
@@ -117,10 +116,10 @@ def convert(schema: Schema, table: Any, *, read_only: bool = False) -> Decoded:
 
 
 def plain(array: Any, column: Column) -> Any:
-    """Return the values of an Arrow array as `Column.convert` takes them, bit by bit.
+    """Return the exact values of an Arrow array in a form that `Column.convert` takes.
 
-    Single values are an array, masked where some are null; lists are an array or `Ragged`. What neither holds, such as
-    decimals and lists of nulls, is a list of Python values.
+    Single values become an array, which is masked if some are null. Lists become an array or `Ragged`. Values that
+    NumPy cannot hold, such as decimals and lists with nulls, become a list of Python values.
     """
     pyarrow = require()
     if isinstance(array, pyarrow.ChunkedArray):
@@ -140,7 +139,7 @@ def plain(array: Any, column: Column) -> Any:
 
 
 def _leaves(array: Any) -> np.ndarray | None:
-    """Return single values exactly, as an array; None if NumPy cannot hold them."""
+    """Return single values as an exact array, or None if NumPy cannot hold them."""
     types = require().types
     if types.is_string(array.type) or types.is_large_string(array.type):
         return text(array.fill_null(_empty_text(array.type)) if array.null_count else array)
@@ -155,12 +154,12 @@ def _leaves(array: Any) -> np.ndarray | None:
     return None
 
 
-# Pyarrow's `to_numpy`, `scalar`, `array` and `to_pandas_dtype` import pandas where it is installed: a second of
-# processor time in a new process.
+# The functions below avoid pyarrow's `to_numpy`, `scalar`, `array` and `to_pandas_dtype`: if pandas is installed, they
+# import it, which takes a second of processor time in a new process.
 
 
 def _numbers(array: Any) -> np.ndarray:
-    """Return the values of a primitive array; those of nulls are undefined."""
+    """Return the values of a primitive array; the values at nulls are undefined."""
     types = require().types
     if types.is_boolean(array.type):
         return _bits(array, 1)
@@ -171,9 +170,9 @@ def _numbers(array: Any) -> np.ndarray:
 
 
 def _bits(array: Any, buffer: int) -> np.ndarray:
-    """Return a buffer of bits as booleans [rows].
+    """Unpack a buffer of bits to booleans [rows].
 
-    Buffer 0 tells which rows are not null, 1 holds the values of booleans.
+    Buffer 0 is the validity bitmap, True where a row is not null; buffer 1 holds the values of a boolean array.
     """
     data = np.frombuffer(array.buffers()[buffer] or b"", np.uint8)
     first, last = array.offset, array.offset + len(array)
@@ -182,13 +181,16 @@ def _bits(array: Any, buffer: int) -> np.ndarray:
 
 
 def _empty_text(kind: Any) -> Any:
-    """Return the scalar "" of a type of text."""
+    """Return the Arrow scalar "" of a text type."""
     pyarrow = require()
     return pyarrow.Array.from_buffers(kind, 1, [None, pyarrow.py_buffer(bytes(16)), pyarrow.py_buffer(b"")])[0]
 
 
 def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
-    """Return rows as [rows, *shape] or `Ragged`; None if some differ or are null."""
+    """Return list rows as an array [rows, *shape] or `Ragged`.
+
+    None if a row has another shape, or if there are nulls.
+    """
     if shape[:1] != (None,):
         values = flat(array, shape)
         return None if values is None else values.reshape(len(array), *shape)
@@ -209,7 +211,7 @@ def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
 
 
 def flat(array: Any, shape: Sequence[int | None]) -> np.ndarray | None:
-    """Return the leaf values if every row has this shape, without nulls; else None."""
+    """Return the innermost values if all rows have `shape` and no nulls, else None."""
     types = require().types
     for size in shape:
         if types.is_fixed_size_list(array.type):
@@ -223,7 +225,7 @@ def flat(array: Any, shape: Sequence[int | None]) -> np.ndarray | None:
             return None
     if types.is_nested(array.type):
         return None
-    # Arrow text converts to objects, which the schema would treat as mixed values.
+    # `to_numpy` would convert text to objects, which the schema would treat as mixed values.
     return (
         text(array)
         if types.is_string(array.type) or types.is_large_string(array.type)
@@ -236,14 +238,14 @@ def text(array: Any) -> np.ndarray:
     short = _short_ascii(array)
     if short is not None:
         return short
-    # convert each distinct string once
+    # Convert each distinct string only once.
     encoded = array.dictionary_encode()
     distinct = encoded.dictionary.to_numpy(zero_copy_only=False).astype(str)
     return distinct[encoded.indices.to_numpy(zero_copy_only=False)]
 
 
 def _short_ascii(array: Any) -> np.ndarray | None:
-    """Convert short ASCII strings to NumPy text from the buffers; None for others."""
+    """Convert short ASCII strings to NumPy text from their buffers; None for others."""
     count = len(array)
     _, offsets, data = array.buffers()
     if not count or offsets is None or data is None:

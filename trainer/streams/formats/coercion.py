@@ -1,8 +1,8 @@
-"""Converts values of every origin to text, numbers and times.
+"""Converts values from any source to text, numbers and times.
 
-A value is the same in a dict, a frame of any dtype, an Arrow table and a file: its exact value is read first (an
-integer never becomes a float on the way), then it is converted. A truth value is the text "true" or "false", however a
-text spells it: pandas writes True, databases TRUE, JSON true.
+A value gives the same result whether it comes from a dict, a frame of any dtype, an Arrow table or a file. To ensure
+this, the exact value is read first, so that an integer never passes through a float, and converted afterwards. Texts of
+truth values become "true" or "false", because pandas writes True, databases write TRUE and JSON writes true.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 
 from .times import UnclearTimeError, seconds_of, seconds_of_datetime, seconds_of_number, text_of
 
-MISSING_NUMBER = int(np.iinfo(np.int64).min)  # a missing integer id; no id column accepts it as a value
-EXACT = 2**53  # the least float that stands for several integers
+MISSING_NUMBER = int(np.iinfo(np.int64).min)  # stands for a missing integer id; no id column accepts it as a value
+EXACT = 2**53  # below it, float64 represents every integer exactly
 
 
 class MisfitError(Exception):
@@ -28,7 +28,7 @@ class MisfitError(Exception):
 
 
 class Missing:
-    """Marks a value missing from a record."""
+    """Type of `MISSING`, which stands for a value that a record lacks."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -38,7 +38,7 @@ MISSING = Missing()
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a Python value is missing: None, NaN, NA, NaT."""
+    """Return whether a Python value is None, NaN, NA, NaT or `MISSING`."""
     return (
         value is None
         or value is MISSING
@@ -49,25 +49,25 @@ def is_missing(value: Any) -> bool:
 
 
 def without_words(values: Any, words: tuple[str, ...]) -> Any:
-    """Return values, those texts among them that stand for a missing one as missing.
+    """Return `values` with every text in `words` replaced by a missing value.
 
     Args:
-        values: a list of Python values, or an array, shape [n], masked where values are missing.
-        words: the texts.
+        values: a list of Python values, or an array [n], masked where values are missing.
+        words: texts that stand for a missing value.
     """
     if isinstance(values, np.ndarray) and values.dtype.kind != "O":
         found = np.isin(np.ma.getdata(values), words) if values.dtype.kind == "U" and values.ndim == 1 else None
         if found is None or not found.any():
             return values
         return np.ma.MaskedArray(values, found | np.ma.getmaskarray(values))
-    if not isinstance(values, list | np.ndarray):  # lists of any length
+    if not isinstance(values, list | np.ndarray):  # `Ragged`
         return values
     listed = values.tolist() if isinstance(values, np.ndarray) else values
     return [MISSING if isinstance(value, str) and value in words else value for value in listed]
 
 
 def plain(value: Any) -> Any:
-    """Return a NumPy scalar as the Python value of the same type."""
+    """Convert a NumPy scalar to the Python type; return other values unchanged."""
     if isinstance(value, np.ndarray) and not value.ndim:
         value = value[()]
     if isinstance(value, np.datetime64):
@@ -76,7 +76,10 @@ def plain(value: Any) -> Any:
 
 
 def as_given(values: Any) -> np.ndarray | None:
-    """Return numbers or booleans of one type, None where missing; None if mixed."""
+    """Return an array of the values if all are numbers or booleans of one type, else None.
+
+    Missing values are None in the array.
+    """
     if isinstance(values, np.ndarray) and values.dtype.kind not in "biufO":
         return None
     listed = values.tolist() if isinstance(values, np.ndarray) else values  # None where masked
@@ -96,7 +99,7 @@ _SHORTEST = 4  # letters of "true"
 
 
 def lower_truth(texts: np.ndarray) -> np.ndarray:
-    """Return texts with any "True", "FALSE", ... in lower case; without, themselves."""
+    """Return `texts` with every spelling of "true" and "false" in lower case."""
     width = texts.dtype.itemsize // 4
     if not texts.size or width < _SHORTEST:
         return texts
@@ -112,7 +115,7 @@ def lower_truth(texts: np.ndarray) -> np.ndarray:
 
 
 def as_text(value: Any) -> str:
-    """Return the text of a value as a category; MisfitError if it has none, as a list."""
+    """Return a value as the text of a category; raise MisfitError for lists and the like."""
     value = plain(value)
     if isinstance(value, bytes):
         try:
@@ -135,7 +138,7 @@ def as_text(value: Any) -> str:
 
 
 def as_float(value: Any) -> Any:
-    """Return a number, a text that spells one, or a time, as a float; or MISSING."""
+    """Convert a number, a number as text, or a time to a float or MISSING."""
     value = plain(value)
     if isinstance(value, str):
         return _of_text(value, float)
@@ -150,7 +153,7 @@ def as_float(value: Any) -> Any:
 
 
 def as_integer(value: Any) -> Any:
-    """Return a whole number, or a text that spells one, as an int; or MISSING."""
+    """Convert a whole number, or one as text, to an int or MISSING."""
     value = plain(value)
     if isinstance(value, str):
         value = _of_text(value, _integer_or_float)
@@ -166,7 +169,7 @@ def as_integer(value: Any) -> Any:
 
 
 def as_seconds(value: Any, unit: str | None = None, day_first: bool | None = None) -> Any:
-    """Return a time as seconds since the epoch, or MISSING; see `seconds_of`."""
+    """Convert a time to seconds since the epoch or MISSING; see `seconds_of`."""
     value = plain(value)
     try:
         if isinstance(value, str):
@@ -186,10 +189,12 @@ def as_seconds(value: Any, unit: str | None = None, day_first: bool | None = Non
 
 
 def in_plain_notation(text: str, decimal: str, thousands: str | None) -> str:
-    """Return a number as text with "." for its decimal sign and no others.
+    """Rewrite a number with "." as its decimal sign and without thousands signs.
+
+    A text that is not a number at all is returned unchanged.
 
     Raises:
-        MisfitError: the signs are not those of a number; what is no number at all is returned as it is.
+        MisfitError: the number has other signs than declared.
     """
     text = text.strip(" \t\r\n").replace("\xa0", " ").replace("\u202f", " ")
     if thousands is not None and thousands in text:
@@ -206,7 +211,7 @@ def in_plain_notation(text: str, decimal: str, thousands: str | None) -> str:
 
 
 def whole_numbers(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return floats [n] as int64, and which are NaN; None unless all are exact."""
+    """Convert floats [n] to int64, with a mask of NaN; None unless all are whole and exact."""
     absent = np.isnan(values)
     numbers = np.where(absent, 0, values)
     if (np.abs(numbers) < EXACT).all() and (np.floor(numbers) == numbers).all():
@@ -215,21 +220,24 @@ def whole_numbers(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def received(value: Any) -> str:
-    """Return "received" and the kind of a value, for a message."""
+    """Return "received" and the kind of a value, for an error message."""
     names = {str: "text", bool: "true or false", list: "a list", tuple: "a list", np.ndarray: "a list", dict: "a map"}
     return f"received {names.get(type(value), type(value).__name__)}"
 
 
 def plain_numbers(texts: np.ndarray, real: bool, decimal: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Read texts of digits, sign, point and exponent as `as_float` or `as_integer`.
+    """Read plain numbers from texts, with the results of `as_float` and `as_integer`.
+
+    Plain numbers consist of digits, sign, decimal point and exponent. Integers of more than 18 digits are not read, nor
+    any text if the dtype of `texts` has 32 characters or more.
 
     Args:
-        texts: [n]; shorter than 32 characters, or none is read.
-        real: return float64, else int64, of whole numbers of up to 18 digits and exact floats.
-        decimal: only with "." texts with a point are read.
+        texts: array of texts, shape [n].
+        real: whether to return float64 instead of int64.
+        decimal: the decimal sign; texts with a point are read only if it is ".".
 
     Returns:
-        The numbers, which texts are empty, and which texts have been read, empty ones included; each [n].
+        The numbers, a mask of the empty texts, and a mask of the texts that were read or are empty; each of shape [n].
     """
     dtype = np.float64 if real else np.int64
     numbers, none = np.zeros(len(texts), dtype), np.zeros(len(texts), bool)
@@ -250,13 +258,13 @@ def plain_numbers(texts: np.ndarray, real: bool, decimal: str) -> tuple[np.ndarr
                 with_point[with_point] = exact
                 floats = floats[exact]
             numbers[with_point] = floats
-    except ValueError:  # such as "1-2" or a date
+    except ValueError:  # a text is not a number, for example "1-2" or a date
         return numbers, absent, absent.copy()
     return numbers, absent, absent | whole | with_point
 
 
-_WIDEST, _DIGITS = 32, 18  # characters of a text; and of an integer that is within int64
-# by code: 0 nothing, 1 in integers, 2 in floats, 3 in neither
+_WIDEST, _DIGITS = 32, 18  # characters of the dtype of texts; maximum characters of an integer, which then fits int64
+# Class of each character code: 0 padding, 1 in integers and floats, 2 in floats only, 3 in neither.
 _CLASSES = np.full(129, 3, np.uint8)
 _CLASSES[0] = 0
 _CLASSES[[*b"0123456789+-"]] = 1
@@ -271,7 +279,7 @@ def _whole(value: float) -> int:
     return int(value)
 
 
-# Python takes more for a number: 1_0, digits and spaces of other scripts.
+# Python would also accept 1_0 and the digits and spaces of other scripts.
 _PLAIN_CHARACTERS = re.compile(r"[\t -^`-~]*")
 _COMMA = re.compile(r"[+-]?\d*,\d+")
 _DOT = re.compile(r"[+-]?\d*\.\d*([eE][+-]?\d+)?")

@@ -1,4 +1,4 @@
-"""A column of a schema: dtype, row shape, vectorised validation and conversion."""
+"""A column of a schema: its dtype, row shape and limits, and its conversion."""
 
 from __future__ import annotations
 
@@ -25,28 +25,30 @@ class Column:
 
     Args:
         dtype: "bool", an integer or float dtype, or "str".
-        shape: shape of one row's value; () for a scalar, (39,) for a list of 39, (None,) for a list of any length and
-            (None, 3) for one of triples.
+        shape: shape of the value of one row: () for a scalar, (39,) for a list of 39 values, (None,) for a list of any
+            length, (None, 3) for a list of triples.
         minimum: smallest value accepted, or None.
         maximum: largest value accepted, or None.
-        default: value of a row that lacks the column, within `minimum` and `maximum` or not; None: such a row is bad.
-        allow_nan: accept NaN and infinities in a float column.
-        padding, max_length, per_octave: how lists of any length are padded and cut on their way to the
-            network; see `trainer.data.ragged.Ragged`.
-        coerce: take numbers as text, text that spells numbers, times as seconds, and None or NaN as a missing value;
-            an empty text is missing.
-        times: with `coerce`, in a float column: the values are times, and become seconds since the epoch; see
+        default: value of rows that lack the column; it may lie outside of `minimum` and `maximum`. If None, such rows
+            are bad.
+        allow_nan: whether a float column accepts NaN and infinities.
+        padding, max_length, per_octave: how lists of any length are padded and cut before they reach the network; see
+            `trainer.data.ragged.Ragged`.
+        coerce: whether to convert numbers to text, text to numbers, and times to seconds. None, NaN and an empty text
+            are then missing values.
+        times: whether the values of a float column are times, which become seconds since the epoch; needs `coerce`. See
             `trainer.streams.formats.times.seconds_of` for the texts and numbers that are accepted.
-        time_unit: unit of times given as numbers, "s", "ms", "us", "ns" or "yyyymmdd"; None: recognised by their size.
-        day_first: whether the time "03/02/2024" is the third of February; None: such a row is bad.
-        decimal, thousands: signs in numbers as text, see `trainer.streams.formats.csv_format.CsvFormat`.
-        missing: with `coerce`, texts that stand for a missing value, see `CsvFormat`.
-        accepts: the only values accepted, texts or numbers; None: all.
-        as_given: in a text column, numbers and truth values that come as such stay what they are, if all rows have the
-            same type; a missing one is then None, in an array of objects.
+        time_unit: unit of times given as numbers, "s", "ms", "us", "ns" or "yyyymmdd". None recognises the unit by the
+            size of the numbers.
+        day_first: whether the time "03/02/2024" is the third of February; if None, such a row is bad.
+        decimal, thousands: signs in numbers as text; see `trainer.streams.formats.csv_format.CsvFormat`.
+        missing: texts that stand for a missing value, with `coerce`; see `CsvFormat`.
+        accepts: the only values accepted, texts or numbers; None accepts all.
+        as_given: whether a text column keeps numbers and truth values unconverted if all rows have the same type. The
+            array then has dtype object and None for missing values, if there are any.
 
     Raises:
-        ConfigurationError: a dtype that is not one of those, a shape that is not one, or an unusable default.
+        ConfigurationError: the dtype, the shape or the default is invalid.
     """
 
     dtype: Any
@@ -115,22 +117,25 @@ class Column:
         return np.zeros((rows, *self.shape), self.dtype)
 
     def cells(self, cell: str, delimiter: str) -> Any:
-        """Split a list written as text; "" is an empty list, or missing of a fixed shape."""
+        """Split a list written as text.
+
+        An empty text is an empty list, or a missing value if the shape is fixed.
+        """
         if (not cell or (self.coerce and cell in self.missing)) and (self.ragged or self.coerce):
             return [] if self.ragged else MISSING
         return cell.split(delimiter)
 
     def convert(self, values: Any, text: bool = False, refuse_bools: bool = False) -> tuple[Any, Misfits]:
-        """Convert the values of n rows; the same value gives the same bits in every form.
+        """Convert the values of n rows; equal values in any form give equal results.
 
         Args:
-            values: n values: a list of Python values, an array, masked where values are missing, or `Ragged`.
-            text: text may spell numbers (CSV cells).
-            refuse_bools: reject True as a number (as in JSON, which distinguishes true from 1).
+            values: n values as a list of Python values, an array, masked where values are missing, or `Ragged`.
+            text: whether numbers may be given as text, as in CSV cells.
+            refuse_bools: whether to reject True as a number, as for JSON, which distinguishes true from 1.
 
         Returns:
-            An array, shape [n, *shape], of the column's dtype (`Ragged` for lists of any length), and why rows do not
-            fit, by row.
+            An array [n, *shape] in the column's dtype, or `Ragged` for lists of any length; and a mapping from each row
+            that does not fit to the reason.
         """
         if self.missing and self.coerce:
             values = coercion.without_words(values, self.missing)
@@ -149,7 +154,7 @@ class Column:
         }
 
     def absent(self, rows: int) -> tuple[Any, Misfits]:
-        """Return the column of rows that lack it."""
+        """Return the converted column for rows that lack it."""
         if self.default is None:
             return self.blank(rows), dict.fromkeys(range(rows), "is missing")
         if self.ragged or self.shape:
@@ -158,7 +163,10 @@ class Column:
 
     @cached_property
     def element(self) -> Column:
-        """The column of the values within rows; missing ones keep their place."""
+        """Column of the single values within rows.
+
+        Its default keeps missing values at their index in the row.
+        """
         default: Any = {"U": "", "f": float("nan")}.get(self.dtype.kind, coercion.MISSING_NUMBER)
         shape = self.shape[1:] if self.ragged else ()
         if not self.coerce or shape or (self.dtype.kind == "f" and not self.allow_nan):
@@ -167,16 +175,16 @@ class Column:
 
     @property
     def named(self) -> str:
-        """The column's accepted values, in words."""
+        """Accepted values in words, for messages."""
         return "a time" if self.times else "text" if self.dtype.kind == "U" else str(self.dtype)
 
     def integer_range(self) -> tuple[int, int]:
-        """Return the least and the greatest integer of the dtype."""
+        """Return the smallest and the largest integer of the dtype."""
         return (0, 1) if self.dtype.kind == "b" else (int(np.iinfo(self.dtype).min), int(np.iinfo(self.dtype).max))
 
     @property
     def out_of_range(self) -> str:
-        """Why a number outside of the range does not fit; the number follows."""
+        """Reason for a number out of range; the number is appended to it."""
         low, high = self.minimum, self.maximum
         finite = "finite " if self.dtype.kind == "f" and not self.allow_nan else ""
         if self.dtype.kind != "f":
@@ -188,7 +196,7 @@ class Column:
 
 
 def as_column(value: Any) -> Column:
-    """Return `value` as a `Column`: itself, a dtype, or a mapping of its arguments."""
+    """Return `value` if it is a `Column`, else create one from a dtype or arguments."""
     if isinstance(value, Column):
         return value
     if isinstance(value, Mapping):
@@ -197,13 +205,13 @@ def as_column(value: Any) -> Column:
 
 
 def absent_column(argument: str, name: Any, columns: Iterable[str]) -> NoReturn:
-    """Raise ConfigurationError: the column that `argument` names is not there."""
+    """Raise a ConfigurationError that the column named by `argument` does not exist."""
     known = list(columns)
     raise ConfigurationError(f"{argument} is not among the columns {known}{did_you_mean(name, known)}")
 
 
 def known_arguments(owner: str, value: Mapping[str, Any], accepted: list[str], needed: str) -> Mapping[str, Any]:
-    """Return `value` if all its keys are `accepted` and the `needed` one is present."""
+    """Return `value` after checking that its keys are `accepted` and include `needed`."""
     for name in value:
         if name not in accepted:
             raise ConfigurationError(f"{owner} takes {accepted}; received {name!r}{did_you_mean(name, accepted)}")

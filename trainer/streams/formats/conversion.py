@@ -1,6 +1,6 @@
 """Converts a column in two steps: read exact values, then fit dtype and range.
 
-This is the only conversion: rows of dicts, frames, Arrow data, files and requests all end here, one row or many.
+All data are converted here: dicts, frames, Arrow data, files and requests, one row or many.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .times import seconds_of_array
 if TYPE_CHECKING:
     from .column import Column
 
-Misfits = dict[int, str]  # row -> why it does not fit. `Column.convert` appends the value if the reason ends in a space
+Misfits = dict[int, str]  # reason by row index; `Column.convert` appends the value to a reason that ends with a space
 
 # Python types that NumPy converts without changing a value.
 _PLAIN: dict[str, set[type]] = {"f": {float, int}, "i": {int}, "u": {int}, "U": {str}, "b": {bool}}
@@ -28,7 +28,7 @@ _EXACT_DTYPES: dict[str, Any] = {"f": np.float64, "i": np.int64, "u": np.int64, 
 
 
 class RangeError(Exception):
-    """A number that the dtype cannot represent."""
+    """A number that the column's dtype cannot represent."""
 
 
 def single(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, Misfits]:
@@ -57,7 +57,10 @@ def single(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.nd
 
 
 def _exact_array(column: Column, array: np.ndarray, strict: bool) -> tuple[np.ndarray, np.ndarray | None] | None:
-    """Return exact values and a mask of the missing; None: read values one by one."""
+    """Return exact values and a mask of the missing ones, or None.
+
+    None means that the values must be read one by one.
+    """
     kind, source = column.dtype.kind, array.dtype.kind
     if kind == "U":
         if source == "U":
@@ -100,7 +103,7 @@ def _exact_times(column: Column, array: np.ndarray) -> tuple[np.ndarray, np.ndar
             numbers = array.astype(np.float64)
         except ValueError:
             return None
-        # Integers too large for float64, and "1_000", which only Python accepts, are read one by one.
+        # Integers that float64 cannot hold exactly, and texts such as "1_000", are read one by one.
         if not (np.abs(numbers) < coercion.EXACT).all() or (np.char.find(array, "_") >= 0).any():
             return None
         array = numbers
@@ -109,7 +112,7 @@ def _exact_times(column: Column, array: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _exact_list(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, np.ndarray | None, Misfits]:
-    """Read Python values: in one NumPy call if all have a plain type, else one by one."""
+    """Read Python values with one NumPy call if all have a plain type, else one by one."""
     kind = column.dtype.kind
     if not column.times and _PLAIN[kind].issuperset(map(type, values)):
         try:
@@ -118,7 +121,7 @@ def _exact_list(column: Column, values: Any, text: bool, strict: bool) -> tuple[
                 return *_texts(column, array), {}
             return array, np.isnan(array) if kind == "f" and column.coerce else None, {}
         except OverflowError:
-            pass  # read one by one, so that the error names the integer
+            pass  # reading one by one finds the integer that is too large
     exact: list[Any] = [column.dtype.type()] * len(values)
     absent = np.zeros(len(values), bool)
     bad: Misfits = {}
@@ -137,7 +140,7 @@ def _exact_list(column: Column, values: Any, text: bool, strict: bool) -> tuple[
 
 
 def _exact_texts(column: Column, texts: np.ndarray, strict: bool) -> tuple[np.ndarray, np.ndarray, Misfits]:
-    """Read texts that spell numbers: plain decimals vectorised, others one by one."""
+    """Read texts as numbers: plain decimals in vectorised form, others one by one."""
     numbers, absent, plain = coercion.plain_numbers(texts, column.dtype.kind == "f", column.decimal)
     if column.dtype.kind != "f":
         low, high = column.integer_range()
@@ -152,7 +155,7 @@ def _exact_texts(column: Column, texts: np.ndarray, strict: bool) -> tuple[np.nd
 
 
 def _read(column: Column, value: Any, text: bool, strict: bool) -> Any:
-    """Return the exact value of one row, or MISSING."""
+    """Return the exact value of one row, or MISSING; raise MisfitError or RangeError."""
     kind = column.dtype.kind
     if is_missing(value) and (column.coerce or not isinstance(value, float | np.floating)):
         return MISSING
@@ -185,7 +188,7 @@ def _read(column: Column, value: Any, text: bool, strict: bool) -> Any:
 
 
 def _fitted(column: Column, exact: np.ndarray, absent: np.ndarray | None, bad: Misfits) -> tuple[np.ndarray, Misfits]:
-    """Return exact values in the column's dtype, with the default for missing ones."""
+    """Convert exact values to the column's dtype; missing ones get the default."""
     if column.dtype.kind == "U":
         array = exact
     else:
@@ -212,7 +215,7 @@ def _fitted(column: Column, exact: np.ndarray, absent: np.ndarray | None, bad: M
 
 
 def fixed(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, Misfits]:
-    """Convert rows of a fixed shape; a row of another shape does not fit."""
+    """Convert rows of a fixed shape; a row of another shape is a misfit."""
     size = math.prod(column.shape)
     if isinstance(values, Ragged):  # an empty list stands for a missing row
         rows: Any = values
@@ -273,7 +276,7 @@ def _are_arrays(rows: Any) -> bool:
 
 
 def _within(column: Column, values: Any, text: bool, strict: bool) -> tuple[Any, Misfits]:
-    """Convert the values within rows; the caller adds the row to the reasons."""
+    """Convert the values within rows; misfits are keyed by the index of the value."""
     if not len(values):
         return column.blank(0), {}
     array, bad = fixed(column, values, text, strict) if column.shape else single(column, values, text, strict)
@@ -281,7 +284,7 @@ def _within(column: Column, values: Any, text: bool, strict: bool) -> tuple[Any,
 
 
 def _flat(value: Any, shape: Sequence[Any]) -> list[Any]:
-    """Return the values of a row of this shape; MisfitError for another shape."""
+    """Return the values of a row as a flat list; raise MisfitError for another shape."""
     if not isinstance(value, list | tuple | np.ndarray):
         raise MisfitError(coercion.received(value))
     if len(value) != shape[0]:
@@ -292,7 +295,7 @@ def _flat(value: Any, shape: Sequence[Any]) -> list[Any]:
 
 
 def _of_rows(within: Misfits, row: np.ndarray) -> Misfits:
-    """Return the first reason of each row; `row[i]` is the row of value i."""
+    """Return the first misfit of each row; `row[i]` is the row of value i."""
     found: Misfits = {}
     for number, reason in within.items():
         found.setdefault(int(row[number]), reason)
@@ -308,7 +311,7 @@ def _or(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | Non
 def _outside(array: np.ndarray, low: float | None, high: float | None) -> np.ndarray | None:
     if array.size == 0 or array.dtype.kind == "b":
         return None
-    if array.dtype.kind == "u":  # NumPy 1 compares uint64 with other integers as floats
+    if array.dtype.kind == "u":  # NumPy 1 would compare uint64 with other integers as floats
         array, low, high = array.astype(np.uint64), _unsigned(low), _unsigned(high)
     bad = None
     if low is not None and not array.min() >= low:

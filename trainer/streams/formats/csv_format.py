@@ -1,4 +1,4 @@
-"""Format of a text table: delimiter, encoding, signs within numbers."""
+"""Format of CSV files: delimiter, encoding, and signs within numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...errors import ConfigurationError, did_you_mean
 
 UTF_16 = ("utf-16", "utf-16-le", "utf-16-be")
 DECIMALS, THOUSANDS = (".", ","), (".", ",", " ", "'")
-# encodings in which the byte 10 is a line end and nothing else, whatever precedes it
+# Encodings in which the byte 10 is always a line end.
 _ENCODINGS = re.compile(
     r"utf-8|ascii|iso8859-\d+|cp\d+|koi8\S*|mac\S*|gb\S*|big5\S*|shift_jis\S*|euc_\S*|johab|tis-620"
 )
@@ -27,15 +27,16 @@ class CsvFormat:
     """Format of CSV files, and of numbers written as text in any source.
 
     Args:
-        delimiter: between fields, a character; None: a tab for ``.tsv``, else a comma.
-        encoding: "utf-8", "utf-16" (its byte order mark decides), "cp1252", "gb18030" or another one of Python's.
-        decimal: the decimal sign of numbers, "." or ",".
-        thousands: the sign between groups of three digits, ".", ",", " " or "'"; None: there is none.
-        strip: whether spaces around fields are no part of them. Those around names of columns never are.
+        delimiter: character between fields; None for a tab in ``.tsv`` files, else a comma.
+        encoding: "utf-8", "utf-16" (its byte order is detected), "cp1252", "gb18030" or another encoding of Python.
+        decimal: decimal sign of numbers, "." or ",".
+        thousands: sign between groups of three digits, ".", ",", " " or "'"; None if there is none.
+        strip: whether to remove spaces around fields. Spaces around column names are always removed.
         missing: texts that stand for a missing value in every column, such as "n/a"; an empty text always does.
 
     Raises:
-        ConfigurationError: an unknown encoding, signs that contradict each other, or a `missing` that is no such text.
+        ConfigurationError: the encoding is unknown, `decimal` and `thousands` are equal, or `missing` contains a number
+            or a value that is not a text.
     """
 
     delimiter: str | None = None
@@ -56,7 +57,7 @@ class CsvFormat:
 
     @classmethod
     def of(cls, value: CsvFormat | Mapping[str, Any] | None) -> CsvFormat:
-        """Return `value`, or the format that a mapping of arguments describes."""
+        """Return `value` if it is a CsvFormat, else create one from a mapping of arguments."""
         if isinstance(value, CsvFormat):
             return value
         accepted = [field.name for field in fields(cls)]
@@ -68,18 +69,18 @@ class CsvFormat:
         return cls(**(value or {}))
 
     def declaration(self) -> dict[str, Any]:
-        """Return the arguments that are not their defaults."""
+        """Return the arguments that differ from their defaults."""
         default = CsvFormat()
         changed = {name: value for name, value in vars(self).items() if value != getattr(default, name)}
         return {name: list(value) if name == "missing" else value for name, value in changed.items()}
 
     def for_file(self, path: Path) -> CsvFormat:
-        """Return the format with the delimiter of a file."""
+        """Return the format with its delimiter set, by the suffix of a file if it is None."""
         return replace(self, delimiter=self.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ","))
 
 
 def checked_encoding(name: Any) -> str:
-    """Return the canonical name of an encoding that files can be read in."""
+    """Return the canonical name of an encoding; raise ConfigurationError if unsupported."""
     try:
         known = codecs.lookup(name).name.removesuffix("-sig")
         if known in UTF_16 or (_ENCODINGS.fullmatch(known) and "a\n".encode(known) == b"a\n"):
@@ -94,7 +95,7 @@ def checked_encoding(name: Any) -> str:
 
 
 def checked_missing(words: Any) -> tuple[str, ...]:
-    """Return the texts for a missing value; ConfigurationError if one is not fit."""
+    """Return the texts for a missing value; raise ConfigurationError if one is invalid."""
     if not isinstance(words, list | tuple):
         refuse("csv: missing", "a list of texts, as in [n/a, '-']", words)
     for word in words:
@@ -105,13 +106,13 @@ def checked_missing(words: Any) -> tuple[str, ...]:
 
 def _is_number(text: str) -> bool:
     try:
-        return float(text) == float(text)  # "nan" is a text for a missing number
+        return float(text) == float(text)  # False for "nan", which may stand for a missing number
     except ValueError:
         return False
 
 
 def check_signs(decimal: Any, thousands: Any) -> None:
-    """Check the signs within numbers; ConfigurationError if they are ambiguous."""
+    """Check the signs within numbers; raise ConfigurationError if they are invalid."""
     if decimal not in DECIMALS:
         refuse("decimal", " or ".join(map(repr, DECIMALS)), decimal)
     if thousands is not None and thousands not in THOUSANDS:
@@ -121,9 +122,9 @@ def check_signs(decimal: Any, thousands: Any) -> None:
 
 
 class EncodedFile:
-    """A text file as UTF-8, addressed by its own bytes.
+    """Reads a text file as UTF-8; addresses are byte offsets in the file itself.
 
-    What is invalid in its encoding is invalid UTF-8, too.
+    Bytes that are invalid in the file's encoding become invalid UTF-8.
     """
 
     def __init__(self, path: Path, encoding: str = "utf-8") -> None:
@@ -132,7 +133,7 @@ class EncodedFile:
         self._raw = self._text = b""
 
     def read(self, address: int, size: int) -> tuple[bytes, bool]:
-        """Return text of up to `size` bytes of the file, and whether more may follow."""
+        """Return the text of up to `size` bytes of the file, and whether more may follow."""
         self._file.seek(address)
         self._raw = self._file.read(size)
         more = len(self._raw) == size
@@ -143,16 +144,17 @@ class EncodedFile:
             handler = "surrogatepass" if self._encoding in UTF_16 else "surrogateescape"
             decoder = codecs.getincrementaldecoder(self._encoding)(handler)
             text = decoder.decode(self._raw, final=not more).encode("utf-8", "surrogatepass")
-            self._raw = self._raw[: len(self._raw) - len(decoder.getstate()[0])]  # without half a character
+            self._raw = self._raw[: len(self._raw) - len(decoder.getstate()[0])]  # without an incomplete character
         else:
             text = self._raw
         self._text = text
         return text, more
 
     def size_of(self, text: bytes) -> int:
-        """Return the size in the file of the beginning of what `read` returned last.
+        """Return the number of bytes in the file that `text` takes.
 
-        It is all of that, or whole lines.
+        Args:
+            text: the first complete lines of the last result of `read`, or all of it.
         """
         if self._encoding == "utf-8" or len(text) == len(self._text):
             return len(text) if self._encoding == "utf-8" else len(self._raw)

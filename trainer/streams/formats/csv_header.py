@@ -1,4 +1,4 @@
-"""The first line of a CSV file: the names of its columns, or a refusal."""
+"""Reads and checks the header of a CSV file, the line with the column names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCK = 1 << 16
 
 
 def read(file: EncodedFile) -> bytes | None:
-    """Return the first line, perhaps incomplete; None if the file is empty."""
+    """Return the first line, which may be incomplete, or None if the file is empty."""
     size, more, text = _BLOCK, True, b""
     while more and b"\n" not in text:
         text, more = file.read(0, size)
@@ -23,17 +23,17 @@ def read(file: EncodedFile) -> bytes | None:
 
 
 def split(header: bytes, csv_format: CsvFormat) -> list[str]:
-    """Return the names in a first line, without spaces around them."""
+    """Split a header into names, without the spaces around them."""
     text = header.decode("utf-8-sig").strip("\r\n")
     reader = csv.reader([text], delimiter=csv_format.delimiter or ",", skipinitialspace=True)
     return [name.strip() for name in next(reader, [])]
 
 
 def names(header: bytes, path: Path, csv_format: CsvFormat, declared: Collection[str]) -> list[str]:
-    """Return the names of a file's columns.
+    """Return the column names in a header.
 
     Raises:
-        StreamError: the line is not text, names a `declared` column twice, or none of them.
+        StreamError: the header is not text, names a `declared` column twice, or names none of them.
     """
     try:
         found = split(header, csv_format)
@@ -57,7 +57,7 @@ def names(header: bytes, path: Path, csv_format: CsvFormat, declared: Collection
 
 
 def names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
-    """Return the names in a file's first line."""
+    """Return the column names in a file's header."""
     own = csv_format.for_file(path)
     file = EncodedFile(path, own.encoding)
     try:

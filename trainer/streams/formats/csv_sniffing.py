@@ -1,4 +1,4 @@
-"""Tells from a CSV file how it is written: encoding, delimiter, spaces."""
+"""Detects the format of a CSV file: encoding, delimiter, spaces around fields."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from ...errors import DataError
 from .csv_format import CsvFormat
 
 DELIMITERS = (",", ";", "\t", "|")
-_SAMPLE = 1 << 16  # bytes for the delimiter
-_SCANNED = 1 << 28  # bytes for the encoding
+_SAMPLE = 1 << 16  # number of characters examined for the delimiter
+_SCANNED = 1 << 28  # number of bytes examined for the encoding
 _HIGH = re.compile(rb"[\x80-\xff]+")
-# letters, and the signs that occur in prose: euro, quotation marks, dashes, degrees
+# Western European letters in cp1252, and the signs that occur in prose: euro, quotation marks, dashes, degrees.
 _WESTERN = bytes(range(0xC0, 0x100)) + bytes.fromhex("80 84 85 91 92 93 94 95 96 97 a0 a7 ab b0 b2 b3 b4 b5 bb bc bd")
 _ASKED = ("gb18030", "shift_jis", "big5", "cp949", "cp1250", "cp1251", "cp1252")
-_WITHIN_A_WORD = re.compile(rb"[A-Za-z][\xdf-\xff]{2}[a-z]")  # two small letters, as in the German word for size
-_SHOWN = 30  # characters of a line
+_WITHIN_A_WORD = re.compile(rb"[A-Za-z][\xdf-\xff]{2}[a-z]")  # two such letters in a word, as in German "Größe"
+_SHOWN = 30  # characters of a line in messages
 
 
 def sniff(path: Path, given: CsvFormat | None = None) -> CsvFormat:
-    """Return how a CSV file is written, as far as its text shows.
+    """Detect the encoding, delimiter and outer spaces of a CSV file.
 
-    The signs within numbers are detected from whole columns, not here.
+    The signs within numbers are detected elsewhere, from whole columns.
 
     Args:
-        given: known options: values other than the defaults are kept.
+        path: the file.
+        given: known options; values that differ from the defaults are kept.
 
     Raises:
-        DataError: its encoding cannot be detected; the message says what to pass.
+        DataError: the encoding cannot be detected; the message says what to pass.
     """
     given = given or CsvFormat()
     encoding = _encoding(path) if given.encoding == "utf-8" else given.encoding
@@ -52,7 +53,7 @@ def _has_outer_spaces(lines: list[str], delimiter: str) -> bool:
 
 
 def other_format(path: Path, csv_format: CsvFormat) -> str:
-    """Return the declaration that fits a file better than `csv_format`, in words."""
+    """Return a suffix for an error message that names the format of a file."""
     try:
         found = sniff(path)
     except (DataError, OSError) as error:
@@ -86,10 +87,10 @@ def _encoding(path: Path) -> str:
 
 
 def _single_byte(path: Path, block: bytes) -> str:
-    """Return cp1252 if the text looks like western European; else ask.
+    """Return "cp1252" if the text looks Western European, else raise DataError.
 
-    There, letters beyond ASCII mostly stand alone, or two of them within a word; elsewhere they come in runs, and
-    several encodings fit.
+    In Western European words, letters beyond ASCII mostly stand alone or in pairs. In other languages they form longer
+    runs, and several encodings fit; the message then shows a line of the file in each of them.
     """
     runs = _HIGH.findall(block)
     high = b"".join(runs)

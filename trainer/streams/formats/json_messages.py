@@ -1,4 +1,4 @@
-"""Writes JSON messages that came together as lines, a row each, for one block."""
+"""Joins JSON messages to a block of lines with one row per line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SPACE = b" \t\r\n"
 
 
 def as_lines(payloads: Sequence[bytes]) -> tuple[bytes, np.ndarray]:
-    """Return lines of one row each, and the number of rows of each message, int64.
+    """Return lines of one row each, and the number of rows in each message, int64.
 
-    Whether every line holds exactly one object is for the parser of the lines to check: a list of rows is cut where a
-    brace, a comma and a brace follow each other, which may also be within a row.
+    A list of rows is split at every ``},{``. As that may also occur within a row, the parser of the lines must check
+    that each line is exactly one object.
 
     Raises:
-        UnusualError: a message holds line ends, or neither an object nor a list.
+        UnusualError: a message contains line ends, or is neither an object nor a list.
     """
     lines, counts = [], np.ones(len(payloads), np.int64)
     for number, payload in enumerate(payloads):

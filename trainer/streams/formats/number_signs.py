@@ -1,4 +1,4 @@
-"""Tells the decimal and thousands signs of a table's numbers from its columns."""
+"""Detects the decimal and thousands signs of the numbers in a table's columns."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from .csv_format import CsvFormat
 
-_SHOWN = 10_000  # values of a column that are looked at
-# forms of a number, by what they show
+_SHOWN = 10_000  # number of values of a column that are examined
+# Forms of a number, by the signs they contain.
 _FORMS = {
     "whole": re.compile(r"[+-]?\d+([eE][+-]?\d+)?"),
     "unclear": re.compile(r"[+-]?[1-9]\d{0,2},\d{3}"),  # 1,234: thousands, or a decimal comma
@@ -28,16 +28,16 @@ _FORMS = {
 }
 _MISSING = ("?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "nil", "none", "null", "missing", "unknown")
 _FEW_WORDS = 3
-_FEW = 20  # values that are categories, among which such a word is one more
+_FEW = 20  # up to this many different numbers may be categories, and a word among them another category
 _THOUSANDS = {"comma": ",", "point": ".", "space": " ", "quote": "'"}
 _SIGN = "([€$£¥₽₹%]|EUR|USD|GBP|CHF|CNY|RMB)"
 _UNIT = re.compile(rf"(?:{_SIGN}\s?)?[+-]?\d[\d.,' \xa0\u202f]*(?:{_SIGN})?")
 
 
 def with_signs(csv_format: CsvFormat, columns: Mapping[str, Sequence[Any]]) -> CsvFormat:
-    """Return the format with the signs that all columns of numbers show.
+    """Return the format with the signs that the columns of numbers use.
 
-    Nothing is changed where columns show different signs, or where signs were declared.
+    The format is returned unchanged if the columns use different signs or if signs are declared.
     """
     if (csv_format.decimal, csv_format.thousands) != (".", None):
         return csv_format
@@ -52,7 +52,7 @@ def with_signs(csv_format: CsvFormat, columns: Mapping[str, Sequence[Any]]) -> C
 
 
 def problem_of(values: Sequence[Any], csv_format: CsvFormat) -> str | None:
-    """Return why a column of numbers cannot be read with these signs, or None."""
+    """Return why a column of numbers cannot be read in this format, or None."""
     forms = _forms(values)
     if forms is None:
         units = {_UNIT.fullmatch(value.strip()) for value in _texts(values)}
@@ -77,9 +77,9 @@ def problem_of(values: Sequence[Any], csv_format: CsvFormat) -> str | None:
 
 
 def words_for_missing(columns: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
-    """Return the words that stand for missing numbers in a table, if in all columns.
+    """Return the words that stand for missing numbers in a table.
 
-    Among other texts, as "none" in "none, one, many", a word is a value.
+    A word that occurs in a column of other texts, such as "none" in "none, one, many", is a value and not returned.
     """
     words = dict.fromkeys(word for values in columns.values() for word in marks_of_missing(values))
     for values in columns.values() if words else ():
@@ -90,10 +90,13 @@ def words_for_missing(columns: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
 
 
 def marks_of_missing(values: Sequence[Any], known: Container[str] = _MISSING) -> dict[str, int]:
-    """Return the words for missing values among many numbers, with their rows.
+    """Return the words for missing values in a column of numbers, with their counts.
+
+    The result is empty if the column has other texts or few different numbers.
 
     Args:
-        known: the words that are taken for such, in lower case.
+        values: values of the column.
+        known: words that stand for a missing value, in lower case.
     """
     counts = Counter(value.strip() for value in _texts(values))
     marks = {text: count for text, count in counts.items() if text.lower() in known}
@@ -104,7 +107,10 @@ def marks_of_missing(values: Sequence[Any], known: Container[str] = _MISSING) ->
 
 
 def words_among_numbers(counts: Mapping[str, int]) -> str:
-    """Return a remark about a few words among many numbers, or ""."""
+    """Return a remark about a few words among many numbers, or "".
+
+    `counts` maps the different texts of a column to their counts.
+    """
     words = [text for text in counts if _form(text.strip()) is None]
     if not 0 < len(words) <= _FEW_WORDS or len(counts) - len(words) <= _FEW:
         return ""
@@ -124,7 +130,10 @@ def _form(value: str) -> str | None:
 
 
 def _forms(values: Sequence[Any]) -> set[str] | None:
-    """Return the forms of a column's numbers; None of text and of whole numbers."""
+    """Return the forms of a column's numbers, or None if it has other texts.
+
+    The result is empty if all numbers are whole.
+    """
     forms: set[str] = set()
     for value in _texts(values):
         form = _form(value.strip())

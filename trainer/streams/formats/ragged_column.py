@@ -15,15 +15,16 @@ class Ragged:
     """Rows of variable length.
 
     Args:
-        values: concatenated values of all rows, [n, ...].
+        values: concatenated values of all rows, shape [n, ...].
         offsets: int64 [rows + 1]; row i is ``values[offsets[i]:offsets[i + 1]]``.
-        padding: value that pads rows. None: 0, or empty text for text values, or -1, which `EmbeddingBag` ignores,
-            after integers passed with offsets.
-        max_length: longer rows are cut from the front, losing the oldest values of a history; None: no limit.
-        per_octave: number of padded lengths per power of two, 1 to 16; more means less padding but more compilations.
+        padding: value that fills rows up to the padded length. None uses 0, or an empty text for text values. Integers
+            that are passed to the network with their offsets are then padded with -1, which `EmbeddingBag` ignores.
+        max_length: longer rows lose their first values, which are the oldest of a history; None for no limit.
+        per_octave: number of padded lengths per power of two: 1, 2, 4, 8 or 16. A larger number means less padding but
+            more compilations.
 
     Raises:
-        ConfigurationError: an argument out of range, or offsets inconsistent with the values.
+        ConfigurationError: an argument is out of range, or the offsets do not match the values.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Any, **options: Any) -> Ragged:
-        """Create a column from sequences (None: empty), or from an Arrow list array."""
+        """Create a column from sequences or an Arrow list array; None is an empty row."""
         if isinstance(rows, Ragged):
             return cls(rows.values, rows.offsets, **{**rows.options, **options})
         if hasattr(rows, "combine_chunks") or hasattr(rows, "value_lengths"):
@@ -67,13 +68,13 @@ class Ragged:
 
     @classmethod
     def of_empty(cls, array: np.ndarray) -> Ragged:
-        """Create a column of empty lists from an array [rows, 0, ...]."""
-        dtype = object if array.dtype == np.float64 else array.dtype  # NumPy's default dtype for empty lists
+        """Create a column of empty lists from an array of shape [rows, 0, ...]."""
+        dtype = object if array.dtype == np.float64 else array.dtype  # float64 is NumPy's default for empty lists
         return cls(np.empty((0, *array.shape[2:]), dtype), np.zeros(len(array) + 1, np.int64))
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments besides values and offsets."""
+        """Arguments of the constructor besides values and offsets."""
         return {"padding": self.padding, "max_length": self.max_length, "per_octave": self.per_octave}
 
     def _like(self, values: np.ndarray, offsets: np.ndarray) -> Ragged:
@@ -86,17 +87,17 @@ class Ragged:
 
     @property
     def ndim(self) -> int:
-        """Number of axes when padded."""
+        """Number of axes of the padded array."""
         return self.values.ndim + 1
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Shape when padded, with None for the length."""
+        """Shape of the padded array, with None for the length."""
         return (len(self), None, *self.values.shape[1:])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and offsets."""
+        """Number of bytes of the values and offsets."""
         return self.values.nbytes + self.offsets.nbytes
 
     @property
@@ -133,12 +134,12 @@ class Ragged:
         ends = np.cumsum([len(part.values) for part in parts])
         moved = [part.offsets[1:] + end - len(part.values) for part, end in zip(parts, ends, strict=True)]
         values = [part[:].values for part in parts]  # normalizes views whose offsets do not start at 0
-        # empty parts may lack the dtype and shape of the others
+        # Skip empty parts, which may have another dtype and shape than the rest.
         known = [part for part in values if len(part)] or [part for part in values if part.dtype != object]
         return self._like(np.concatenate(known or values), np.concatenate([[0], *moved]))
 
     def astype(self, dtype: Any) -> Ragged:
-        """Return the column with values converted to another dtype."""
+        """Return the column with its values converted to another dtype."""
         return self._like(self.values.astype(dtype), self.offsets)
 
     def copy(self) -> Ragged:
@@ -152,7 +153,10 @@ class Ragged:
         return self._taken(self.offsets[1:] - self.cut_lengths, self.cut_lengths)
 
     def padded(self, length: int) -> np.ndarray:
-        """Pad the rows at the end to `length`, [rows, length, ...]; none may be longer."""
+        """Return an array [rows, length, ...] of the rows, padded at their end.
+
+        No row may be longer than `length`.
+        """
         padding = self.padding
         if padding is None:
             padding = "" if self.values.dtype.kind == "U" else 0
@@ -171,7 +175,7 @@ def _of_arrow(array: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _no_values(rows: Any) -> np.ndarray:
-    """Return an empty array of the dtype of rows that are arrays; object if unknown."""
+    """Return an empty array in the dtype of `rows`, or in dtype object if unknown."""
     dtypes = {row.dtype for row in rows if isinstance(row, np.ndarray)} - {np.dtype(np.float64)}
     return np.empty(0, dtypes.pop() if len(dtypes) == 1 else object)
 

@@ -1,4 +1,4 @@
-"""Schema of records: columns' names, dtypes and row shapes; validates data."""
+"""Schema of a stream's records; converts and validates columns."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class AlignedLists:
     """Columns of lists that have equal lengths in each row."""
 
     name: str
-    columns: Mapping[str, str | None]  # with the separator of lists that are written as one text
+    columns: Mapping[str, str | None]  # separator of each column whose lists are written as text, else None
 
     def misfits(self, arrays: Mapping[str, Any]) -> dict[int, str]:
-        """Return why rows do not fit, by row index: the columns with their lengths."""
+        """Return a reason for each row whose lists differ in length, by row index."""
         lengths = {name: _lengths(arrays[name], separator) for name, separator in self.columns.items()}
         first, *others = lengths.values()
         differ = np.any([other != first for other in others], axis=0) if others else np.zeros(len(first), bool)
@@ -38,15 +38,15 @@ class AlignedLists:
 
 
 def _lengths(values: Any, separator: str | None) -> np.ndarray:
-    """Return the number of values in each row; an empty part of a text is a value."""
+    """Return the number of values in each row; an empty part of a text counts."""
     if isinstance(values, Ragged):
         return values.lengths
-    assert separator is not None  # text has one
+    assert separator is not None  # lists written as text have a separator
     return np.where(np.char.strip(values) == "", 0, np.char.count(values, separator) + 1)
 
 
 def as_aligned(value: Any, columns: Mapping[str, Column]) -> tuple[AlignedLists, ...]:
-    """Return the sequences that the argument `aligned` of a schema declares."""
+    """Parse the argument `aligned` of a schema."""
     accepted = "a mapping from names of sequences to names of their columns"
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"aligned takes {accepted}; received {value!r}")
@@ -68,13 +68,15 @@ def as_aligned(value: Any, columns: Mapping[str, Column]) -> tuple[AlignedLists,
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Good rows of some messages, and the bad ones.
+    """Good and bad rows of a batch of messages.
 
     Attributes:
-        event_time: their event times in seconds, float64, or None.
-        message: for each good row, the index of its message, int64.
-        row: for each good row, its index within the message (bad rows included), int64.
-        counts: rows in each message, bad ones included, int64 [messages].
+        columns: columns of the good rows, by name.
+        event_time: event times of the good rows in seconds, float64, or None.
+        message: index of the message of each good row, int64.
+        row: index of each good row within its message, counting bad rows; int64.
+        counts: number of rows in each message, including bad rows, int64 [messages].
+        bad: the bad rows.
     """
 
     columns: dict[str, np.ndarray]
@@ -86,7 +88,7 @@ class Decoded:
 
     @property
     def reasons(self) -> dict[int, str]:
-        """Why rows of a single message are bad, by row index."""
+        """Reasons of the bad rows by row index, if there is a single message."""
         return {bad.row: bad.reason for bad in self.bad}
 
     def where(self, mask: np.ndarray) -> Decoded:
@@ -98,7 +100,14 @@ class Decoded:
     def as_rows_of(
         self, message: Sequence[int], row: Sequence[int], counts: np.ndarray, bad: Sequence[BadRow] = ()
     ) -> Decoded:
-        """Reassign the rows of one message, good and bad, to a `message` and `row` each."""
+        """Assign the rows of one message, good and bad, to other messages.
+
+        Args:
+            message: new message index of each row.
+            row: new row index of each row.
+            counts: number of rows in each of the new messages.
+            bad: further bad rows to add.
+        """
         moved = [replace(b, message=int(message[b.row]), row=int(row[b.row])) for b in self.bad]
         moved = sorted([*bad, *moved], key=lambda b: (b.message, b.row))
         messages, rows = np.asarray(message, np.int64), np.asarray(row, np.int64)
@@ -138,23 +147,25 @@ class Schema:
     """Names, dtypes and shapes of a stream's columns.
 
     Args:
-        columns: name -> `Column`, a dtype, or a mapping of `Column`'s arguments; batches keep this order.
+        columns: mapping from name to a `Column`, a dtype, or a mapping of `Column`'s arguments. Batches keep this
+            order.
         label: name of the label column, or None.
-        event_time: name of the field with the event's time, a number, a timestamp or a text; it becomes
-            `Batch.event_time` and is a column only when `columns` lists it.
-        event_time_unit: unit of event times that are numbers, "s", "ms", "us", "ns" or "yyyymmdd"; None: recognised by
-            their size, as `trainer.streams.formats.times` describes.
-        max_future: seconds that an event time may lie ahead of this machine's clock; a row beyond is bad, for windows
-            and times to live would follow it. None: any number.
+        event_time: name of the field with the time of the event, as a number, a timestamp or a text. It becomes
+            `Batch.event_time`, and is a column only if `columns` contains it.
+        event_time_unit: unit of event times given as numbers, "s", "ms", "us", "ns" or "yyyymmdd". None recognises the
+            unit by the size of the numbers; see `trainer.streams.formats.times`.
+        max_future: seconds that an event time may lie ahead of this machine's clock; rows further ahead are bad,
+            because windows and times to live follow the latest event time. None disables the check.
         key: name of the column by which streams are joined, or None.
-        aligned: columns of lists that describe one sequence: its name -> their names. A row where their lengths differ
-            is bad. Of lists written as one text, a mapping from the columns' names to their separators.
-        csv: how CSV files are written, and numbers that are text, a mapping of the arguments of
-            `trainer.streams.formats.csv_format.CsvFormat`; its signs are those of columns that declare none, as
-            are the words for missing values.
+        aligned: columns of lists that describe the same sequence, as a mapping from the name of the sequence to the
+            names of its columns. A row is bad if its lists differ in length. For lists that are written as text, give a
+            mapping from the names of the columns to their separators instead.
+        csv: format of CSV files and of numbers written as text, a mapping of the arguments of
+            `trainer.streams.formats.csv_format.CsvFormat`. Its signs and its words for missing values apply to all
+            columns that declare none themselves.
 
     Raises:
-        ConfigurationError: no columns, or a name that is not among them.
+        ConfigurationError: there are no columns, or a name is not among them.
     """
 
     columns: Mapping[str, Any]
@@ -208,15 +219,16 @@ class Schema:
         raw: Callable[[int], Any] = lambda row: None,
         read_only: bool = False,
     ) -> Decoded:
-        """Convert columns of raw values as one message; return unfit rows as bad.
+        """Convert columns of raw values to the good and bad rows of one message.
 
         Args:
-            values: field name -> list or array of `rows` values; an absent field is missing
+            values: mapping from field name to a list or array of `rows` values; a field that is not in it is missing
                 from every row.
-            text: the values are numeric strings (CSV cells).
-            refuse_bools: reject True as a number.
-            raw: returns the original form of a bad row, by index.
-            read_only: whether arrays may share read-only memory, because they are copied anyway.
+            rows: number of rows.
+            text: whether numbers may be given as text, as in CSV cells.
+            refuse_bools: whether to reject True as a number.
+            raw: function that returns the original form of a bad row by its index.
+            read_only: whether the result may share read-only memory, because the caller copies it.
         """
         arrays: dict[str, np.ndarray] = {}
         reasons: dict[int, str] = {}
@@ -245,21 +257,21 @@ class Schema:
         return decoded if read_only else self.writable(decoded)
 
     def writable(self, decoded: Decoded) -> Decoded:
-        """Copy columns that are not contiguous or are read-only; lists stay as they are."""
+        """Copy columns that are read-only or not contiguous, except lists of any length."""
         for name, column in self.columns.items():
             if not (column.ragged or decoded.columns[name].flags.carray):
                 decoded.columns[name] = np.require(decoded.columns[name], None, ("C", "W"))
         return decoded
 
     def _in_unit(self, name: str, values: Any) -> Any:
-        """Return values, timestamps as numbers for a plain column of event times."""
+        """Convert timestamps to numbers if the event times are declared as plain numbers."""
         if name != self.event_time or self.fields[name].times or getattr(values, "dtype", np.dtype(bool)).kind != "M":
             return values
         seconds: Any = seconds_of_array(values)
         return seconds * UNITS.get(self.event_time_unit or "s", 1.0)
 
     def _event_times(self, values: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
-        """Return event times in seconds, float64, and why rows have none."""
+        """Return event times in seconds, float64, and the reasons of rows without one."""
         assert self.event_time is not None
         if self.fields[self.event_time].times:
             return values, {}
@@ -268,13 +280,13 @@ class Schema:
         return times, {row: f"column {self.event_time!r} {reason}" for row, reason in unclear.items()}
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]], refuse_bools: bool = False) -> Decoded:
-        """Convert rows given as mappings from field name to value."""
+        """Convert rows that are mappings from field name to value."""
         values = {name: [row.get(name, MISSING) for row in rows] for name in self.fields}
         return self.convert(values, len(rows), refuse_bools=refuse_bools, raw=rows.__getitem__)
 
 
 def as_schema(value: Any) -> Schema:
-    """Return `value` as a `Schema`: itself, or a mapping of `Schema`'s arguments."""
+    """Return `value` if it is a `Schema`, else a schema with these arguments."""
     if isinstance(value, Schema):
         return value
     accepted = ["columns", "label", "event_time", "event_time_unit", "max_future", "key", "aligned", "csv"]

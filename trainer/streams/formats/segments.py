@@ -1,8 +1,8 @@
-"""Readers of a segment file: text by byte offset, Parquet by row number.
+"""Readers of segment files: text by byte offset, Parquet by row number.
 
-`read` returns the rows after an address as a `Piece`, or None if nothing complete follows; `finished` means that the
-segment will not grow. The same address always gives the same rows. `bytes_before` is the length of the file prefix that
-determines the rows before an address.
+`read` returns the rows from an address on as a `Piece`, or None if no complete row follows. Its argument `finished`
+says that the segment will not grow. The same address always gives the same rows. `bytes_before` returns the length of
+the part of the file that determines the rows before an address.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from .schema import Decoded, joined
 from .text_blocks import BlockParser, UnusualError
 
 BLOCK_BYTES = 1 << 20
-_LONGEST_RECORD = 1 << 18  # bytes of a record with line ends inside; Python's csv module rejects fields of half of that
-_MAX_LINES = 1_000  # most lines of such a record
+_LONGEST_RECORD = 1 << 18  # maximum bytes of a multi-line record; Python's csv module rejects fields of half that size
+_MAX_LINES = 1_000  # maximum lines of such a record
 _TABLE_ROWS = 65_536
-_MIN_NAMED = 1 << 18  # bytes of a block worth a warning if it is read line by line
-_MIN_BYTES = 1 << 13  # minimum size of a piece to parse as a block
+_MIN_NAMED = 1 << 18  # minimum bytes of a block for a warning that it is read line by line
+_MIN_BYTES = 1 << 13  # minimum bytes of a block that is split into halves
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of a segment (one message), and the address to continue reading at."""
+    """Rows of a segment, decoded as one message, and the address after them."""
 
     decoded: Decoded
     end: int
 
 
 class TextReader:
-    """Reads whole lines; an unfinished last line waits for its newline or the end."""
+    """Reads complete lines, and at the end a last line without a newline."""
 
     def __init__(self, path: Path, decoder: Decoder, encoding: str = "utf-8") -> None:
         self.path = path
         self.decoder = decoder
         self._file = EncodedFile(path, encoding)
-        self._counted = (0, 1)  # an address, and the number of the line there
-        self._records: list[bytes] | None = None  # records of the current block; None: its lines are the records
+        self._counted = (0, 1)  # an address and the line number there
+        self._records: list[bytes] | None = None  # records of the current block; None if each line is a record
         self._parser: BlockParser | None = None
-        self._prepared = False  # whether `_parser` is known; a CSV header must be read before
-        self._skipped = (-1, 0)  # an address, and how far its too long line has been searched for its end
-        self._reason = ""  # why the last part that no block parser took was read line by line
-        self._halves = True  # whether to try halves of a block: most of the last one could be parsed
+        self._prepared = False  # whether `_parser` was created; a CSV header must be read first
+        self._skipped = (-1, 0)  # address of a line that is too long; address up to which its end was searched
+        self._reason = ""  # why a part of a block was last read line by line
+        self._halves = True  # whether to split a block that fails; true if most of the last block was parsed as blocks
 
     def read(self, address: int, finished: bool) -> Piece | None:
-        """Return the lines of about one block from byte `address` on."""
+        """Read about one block of lines from byte `address` on."""
         limit, want, data, end = self.decoder.max_record_bytes, BLOCK_BYTES, b"", 0
         while not end:
             data, more = self._file.read(address, want)
-            # A line that is longer than a block is read on its own.
+            # A line that is longer than a block is read alone.
             end = (data.rfind(b"\n") if want == BLOCK_BYTES else data.find(b"\n")) + 1
             if not end and len(data) > limit:
                 return self._too_long(address, data, finished)
@@ -79,7 +79,7 @@ class TextReader:
             except (ConfigurationError, UnusualError) as error:
                 self._reason = str(error)
         parts: list[Decoded] = []
-        self._parsed, self._by_line = 0, 0  # records of the block, bytes of those read line by line
+        self._parsed, self._by_line = 0, 0  # number of records decoded, number of bytes read line by line
         self._parse(data, parts, self._halves)
         self._halves = 2 * self._by_line <= len(data)
         if len(data) >= _MIN_NAMED and not self._halves:
@@ -91,7 +91,7 @@ class TextReader:
         return Piece(decoded, after)
 
     def _line_numbers(self, address: int, data: bytes) -> list[int]:
-        """Return the line at which each record of the block at `address` begins."""
+        """Return the line number at which each record of the block at `address` begins."""
         counted, line = self._counted if self._counted[0] <= address else (0, 1)
         line += self._file.lines(counted, address)
         self._counted = (address, line)
@@ -103,7 +103,7 @@ class TextReader:
         return numbers
 
     def _too_long(self, address: int, head: bytes, finished: bool) -> Piece | None:
-        """Set aside the line at `address`; None while it has no end."""
+        """Return the line at `address` as a bad row, or None while its end is missing."""
         at = max(address + self._file.size_of(head), self._skipped[1] if self._skipped[0] == address else 0)
         more = True
         while more:
@@ -116,14 +116,18 @@ class TextReader:
         return Piece(self.decoder.too_long(at - address, head), at) if finished else None
 
     def _records_end(self, data: bytes, end: int, last: bool) -> int:
-        """Return the end of the last whole record of data[:end]; `last`: no data follow."""
+        """Return the end of the last complete record in ``data[:end]``.
+
+        Args:
+            last: whether no data follow.
+        """
         return end
 
     def _block_parser(self) -> BlockParser:
         return text_blocks.json_parser(self.decoder.schema)
 
     def _parse(self, data: bytes, parts: list[Decoded], halves: bool) -> None:
-        """Parse a block, else its halves, else lines."""
+        """Parse a block; if that fails, parse its halves, or read line by line."""
         limited = len(data) > self.decoder.max_record_bytes and _longest_line(data) > self.decoder.max_record_bytes
         if limited:
             self._reason = f"a line is longer than max_record_bytes={self.decoder.max_record_bytes}"
@@ -143,7 +147,7 @@ class TextReader:
         self._parse(data[cut:], parts, True)
 
     def _with_reasons(self, decoded: Decoded, data: bytes) -> Decoded:
-        """Read the bad rows of a block again, as lines: reasons show the original text."""
+        """Read bad rows again line by line, so that reasons show the original text."""
         if not decoded.bad:
             return decoded
         lines = data.split(b"\n")
@@ -157,9 +161,9 @@ class TextReader:
         return replace(decoded, bad=bad)
 
     def _decode_records(self, records: Iterable[bytes]) -> Decoded:
-        """Decode records that are not blank.
+        """Decode the records that are not blank.
 
-        The `line` of a bad row is the index of its record in the block, for `read`.
+        `BadRow.line` is the index of the record in the block; `read` replaces it by the line number.
         """
         lines = [record for record in records if record.strip()]
         decoded, before = self.decode(lines), self._parsed
@@ -190,15 +194,15 @@ def _longest_line(data: bytes) -> int:
 
 
 class CsvReader(TextReader):
-    """Reads CSV records: a line each, or several if a quoted field holds line ends.
+    """Reads CSV records, which span several lines if quoted fields contain line ends.
 
-    A quote that is not closed within `_LONGEST_RECORD` bytes and `_MAX_LINES` lines, or before the end of the segment,
-    or only by a stray one, costs only its line.
+    A quote may stay open for `_LONGEST_RECORD` bytes and `_MAX_LINES` lines at most. If it is not closed by then, is
+    still open at the end of the segment, or is closed only by a stray quote, only the line with the open quote is bad.
 
     Args:
-        names: field names; None: from the first line of each segment.
-        csv_format: how the file is written, its delimiter included.
-        list_delimiter: delimiter of values in a list field.
+        names: field names; None to read them from the first line of the segment.
+        csv_format: format of the file, including its delimiter.
+        list_delimiter: delimiter between the values of a list field.
     """
 
     def __init__(
@@ -213,7 +217,7 @@ class CsvReader(TextReader):
         self._read_header = names is None
 
     def read(self, address: int, finished: bool) -> Piece | None:
-        """Return the rows of about one block from byte `address` on, without the header."""
+        """Read about one block of rows from byte `address` on, without the header."""
         if self._read_header:
             header = csv_header.read(self._file)
             if header is None or (not header.endswith(b"\n") and not finished):
@@ -236,7 +240,7 @@ class CsvReader(TextReader):
             count = self._lines_of_record(lines, first)
             waits = not last and end - taken <= _LONGEST_RECORD and len(lines) - first <= _MAX_LINES
             if count == 0 and waits:
-                break  # the rest of the record follows
+                break  # wait for the rest of the record
             records.append(b"\n".join(lines[first : first + max(1, count)]))
             first += max(1, count)
             taken += len(records[-1]) + 1
@@ -245,10 +249,10 @@ class CsvReader(TextReader):
         return min(taken, end)
 
     def _lines_of_record(self, lines: list[bytes], first: int) -> int:
-        """Return how many lines the record of line `first` has; 0 if a quote stays open.
+        """Return how many lines the record at line `first` spans; 0 if a quote stays open.
 
-        Lines that together have another number of fields than the names, or a line end inside a number, are none: two
-        stray quotes would otherwise swallow all good rows between them.
+        Lines form one record only if it has a field for each name and line ends only in text fields. Otherwise two
+        stray quotes would swallow all good rows between them.
         """
         if b'"' not in lines[first]:
             return 1
@@ -267,7 +271,7 @@ class CsvReader(TextReader):
         reader = csv.reader(following(), strict=True, **self._reading)
         try:
             row = next(reader, [])
-        except csv.Error:  # text behind a closing quote; or the lines end inside of a quoted field
+        except csv.Error:  # text follows a closing quote, or the lines end inside a quoted field
             return 1 if closed else 0
         if not closed:
             return 0
@@ -327,20 +331,20 @@ class CsvReader(TextReader):
 class ParquetReader:
     """Reads the row groups of a Parquet file by row number; needs pyarrow.
 
-    A file is readable once its footer is written: write it under another name and rename it.
+    A Parquet file ends with a footer, so it is readable only once it is complete.
     """
 
     def __init__(self, path: Path, decoder: Decoder) -> None:
         arrow.require()
         self.path = path
         self.schema = decoder.schema
-        self._starts: list[int] = [0]  # numbers of the first row of each row group, and of all rows
+        self._starts: list[int] = [0]  # first row number of each row group, then the number of rows in the file
         self._file: Any = None
         self._seen_bytes = -1
         self._group: tuple[int, Any] = (-1, None)
 
     def read(self, address: int, finished: bool) -> Piece | None:
-        """Return up to 65,536 rows from row `address` on, of one row group."""
+        """Return up to 65,536 rows of one row group, from row `address` on."""
         try:
             self._refresh()
             if address >= self._starts[-1]:
@@ -352,7 +356,7 @@ class ParquetReader:
             table = self._group[1].slice(address - self._starts[number], _TABLE_ROWS)
             decoded = arrow.convert(self.schema, table)
         except arrow.errors() as error:
-            if isinstance(error, OSError) and error.errno is not None:  # a failure of the disk, not of the data
+            if isinstance(error, OSError) and error.errno is not None:  # the disk failed; the data need not be damaged
                 raise
             if finished:
                 raise StreamError(f"segment {self.path} is damaged: {error}") from error
@@ -365,7 +369,7 @@ class ParquetReader:
         except FileNotFoundError:
             if self._seen_bytes < 0:
                 raise
-            return  # deleted; the open file can still be read to its end
+            return  # deleted, but the open file remains readable
         if size != self._seen_bytes:
             self._file = arrow.open_parquet(self.path)
             self._starts = [0, *np.cumsum(arrow.group_rows(self._file), dtype=np.int64).tolist()]
@@ -376,7 +380,7 @@ class ParquetReader:
         return self._starts[-1]
 
     def bytes_before(self, address: int) -> int:
-        """Return the size of the file, which all rows depend on; 0 before the first row."""
+        """Return the file size, as all rows depend on the whole file; 0 for row 0."""
         return self._seen_bytes if address else 0
 
     def close(self) -> None:

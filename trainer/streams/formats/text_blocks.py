@@ -1,14 +1,14 @@
 """Parses blocks of CSV or JSON lines with pyarrow.
 
-Pyarrow reads blocks 2.4 to 2.9 times as fast as orjson reads lines, including the checks below.
+Pyarrow parses blocks 2.4 to 2.9 times as fast as orjson parses lines, including the checks below.
 
-A parser returns the good rows exactly as reading line by line gives them, and which rows are bad. Otherwise it raises
-one of `arrow.errors`; the block is then split, and finally read line by line. So input that pyarrow reads differently
-from Python is rejected first: invalid UTF-8, quotes, lone carriage returns, hexadecimal integers, and lines that do not
-hold exactly one row.
+A parser returns the same good and bad rows as reading line by line, or it raises one of `arrow.errors`. The caller then
+splits the block or reads it line by line. A parser therefore rejects input that pyarrow reads differently from Python:
+invalid UTF-8, quotes inside fields, lone carriage returns, hexadecimal integers, and lines that do not contain exactly
+one row.
 
-Values that pyarrow cannot read in their column's type, such as numbers written as text, are read in the type they are
-written in, and converted by the column.
+If pyarrow cannot read a value in its column's type, such as a number written as text, it reads the value in the type in
+which it is written; `Column.convert` then converts it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from .csv_format import CsvFormat
 from .schema import Decoded, Schema
 
 BlockParser = Callable[[bytes], Decoded]
-_LONGEST_FIELD = 131_072  # bytes; Python's csv module rejects longer fields
+_LONGEST_FIELD = 131_072  # bytes; longer fields are rejected by Python's csv module
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MIN_THREADED = 1 << 18  # bytes; smaller blocks are parsed by one thread
-_SEEN_LINES = 64  # lines of a block that show how its values are written
+_SEEN_LINES = 64  # number of first lines from which the types of a block's values are derived
 _MINUS_0 = re.compile(rb"-0[^.eE]")
 _BLANK_LINE = re.compile(rb"(?:^|\n)[ \t\r\x0b\x0c]*\n")
 _AFTER_BRACE = re.compile(rb"\}[ \t\r\n]*[^ \t\r\n,}\]]")
 
 
 class UnusualError(ValueError):
-    """The block must be read line by line."""
+    """Pyarrow may read this input differently from Python; read it line by line."""
 
 
 def json_parser(schema: Schema) -> BlockParser:
-    """Return the parser of JSON lines; ConfigurationError without pyarrow."""
+    """Return a parser of JSON lines; raise ConfigurationError without pyarrow."""
     pa = arrow.require()
     import pyarrow.json as pa_json
 
@@ -61,7 +61,7 @@ def json_parser(schema: Schema) -> BlockParser:
         if not _objects(data, rows):
             raise UnusualError("a line is not a JSON object, or holds the end of another one in a text")
         if b"\\u0000" in data:
-            raise UnusualError("a text holds the character NUL")  # NumPy drops it at the end of a text
+            raise UnusualError("a text holds the character NUL")  # NumPy drops NUL at the end of a text
         try:
             table = read(data, rows, types)
         except pa.ArrowInvalid as error:
@@ -72,18 +72,18 @@ def json_parser(schema: Schema) -> BlockParser:
                 table = read(data, rows, written)
             except pa.ArrowInvalid:
                 raise error from None
-            types.update(written)  # the next block is written alike
+            types.update(written)  # the next block is probably written in the same way
         return _decoded(schema, {name: table.column(name) for name in schema.fields}, rows, data)
 
     return parse
 
 
 def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list_delimiter: str) -> BlockParser:
-    """Return the parser of CSV lines with these fields.
+    """Return a parser of CSV lines with the fields `names`.
 
     Raises:
-        UnusualError: such lines can only be read one by one; the message says why.
-        ConfigurationError: pyarrow is absent.
+        UnusualError: these files can only be read line by line; the message says why.
+        ConfigurationError: pyarrow is missing.
     """
     pa = arrow.require()
     import pyarrow.csv as pa_csv
@@ -98,9 +98,9 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
         raise UnusualError(f"the delimiter {delimiter!r} is not ASCII")
     in_cells = {name for name, column in fields.items() if _in_cells(column) and len(within) == 1}
     layouts = [_Layout.of(fields, names, lists, between, within) for lists in (in_cells, set[str]())]
-    # what pyarrow takes for a number, and Python does not
+    # Spellings of numbers that pyarrow accepts and Python does not: 0x1F and nan(1).
     odd = [b"0x", b"0X"] if any(column.dtype.kind in "iu" for column in fields.values()) else []
-    odd += [b"("] if any(column.allow_nan for column in fields.values()) else []  # nan(1)
+    odd += [b"("] if any(column.allow_nan for column in fields.values()) else []
     outer_spaces = re.compile(rb"(?:^ +| *(%s|\r?\n) *)" % re.escape(between))
     quoted = quoted_fields(between)
     others = bytes(byte for byte in range(256) if byte not in (*between, *within, 10))
@@ -141,8 +141,8 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
         rows = len(ends)
         layout = layouts[0]
         if in_cells and data.translate(None, others) == layout.delimiters * rows:
-            data = data.replace(within, between)
-        elif in_cells:  # lists of another number of values, or their delimiter in other fields
+            data = data.replace(within, between)  # all lists have their declared length: one cell per value
+        elif in_cells:  # a list has a different length, or another field contains the list delimiter
             layout = layouts[1]
         columns, texts = layout.columns, dict.fromkeys(layout.types, pa.string())
         if len(decimals) > 1 or any(part in data for part in odd):
@@ -150,7 +150,7 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
         else:
             try:
                 table = read(data, columns, layout.types, quotes)
-            except pa.ArrowInvalid:  # a number in another spelling: the column reads the text
+            except pa.ArrowInvalid:  # pyarrow does not know a number's spelling; the column converts the text
                 table = read(data, columns, texts, quotes)
         values: dict[str, Any] = {}
         for name, column in fields.items():
@@ -165,55 +165,55 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
 
 
 def quoted_fields(delimiter: bytes) -> re.Pattern[bytes]:
-    """Return the pattern of fields that are quoted as a whole, on one line."""
+    """Return the pattern of fields that are quoted completely and lie on one line."""
     sign = re.escape(delimiter)
-    begin = rb'"(?<![^%s\n]")' % sign  # the quote first, which the search finds fast
+    begin = rb'"(?<![^%s\n]")' % sign  # begins with the quote, because the search for one character is fast
     return re.compile(begin + rb'[^"\n]*(?:""[^"\n]*)*"(?=%s|\r?(?:\n|\Z))' % sign)
 
 
 def all_quoted(data: bytes, quoted: re.Pattern[bytes]) -> bool:
-    """Return whether `quoted_fields` accounts for all quotes."""
+    """Return whether all quotes belong to completely quoted fields."""
     return sum(field.count(b'"') for field in quoted.findall(data)) == data.count(b'"')
 
 
 def _in_cells(column: Column) -> bool:
-    """Return whether pyarrow can read a list of these numbers as cells of the line."""
+    """Return whether pyarrow can read lists of the column as separate cells of a line."""
     return len(column.shape) == 1 and not column.ragged and column.dtype.kind not in "Ub"
 
 
 def _objects(data: bytes, rows: int) -> bool:
-    """Return whether `rows` lines hold one JSON object each, or are not JSON at all.
+    """Return whether `rows` lines hold one JSON object each, or are not valid JSON.
 
-    `pyarrow.json` crashes the process if the first value is null, and reads a later null as a row. So every top-level
-    value must be an object: after a closing brace the text continues inside an object or with the next line. Lines with
-    braces in strings may fail the test; they are then read one by one.
+    `pyarrow.json` crashes the process if the first value is null, and reads a later null as a row, so every top-level
+    value must be an object. Therefore a closing brace must be followed by a comma, another closing bracket, or the next
+    line. Lines with braces in strings may fail this test; they are then read one by one.
     """
     if not data.startswith(b"{") or not data.endswith((b"}\n", b"}\r\n")):
         return False
-    # A line end between } and { is never inside a JSON value.
+    # A line end between } and { never lies inside a JSON value.
     if data.count(b"}\n{") != rows - 1 and data.count(b"}\r\n{") != rows - 1:
         return False
     return len(_AFTER_BRACE.findall(data)) == rows - 1
 
 
 def _lines(data: bytes) -> bytes:
-    """Return whole lines of UTF-8 text, the last one with a line end."""
+    """Check that lines are UTF-8 text; return them with a line end after the last one."""
     data.decode("utf-8")
-    if data.startswith(_BYTE_ORDER_MARK):  # pyarrow drops it
+    if data.startswith(_BYTE_ORDER_MARK):  # pyarrow would drop it
         raise UnusualError
     return data if data.endswith(b"\n") else data + b"\n"
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The cells of CSV lines.
+    """Division of CSV lines into cells; a list field may have one cell per value.
 
     Attributes:
-        cells: names of the cells of each field, unique because no header contains a line end.
-        columns: all cells, in the order of a line.
-        types: Arrow types of the cells that are read.
-        delimiters: delimiters of a line, including its end.
-        lists: fields with a cell for each value.
+        cells: names of the cells of each field. They contain a line end, so no field has the same name.
+        columns: names of all cells, in the order of a line.
+        types: Arrow types of the cells that are read, by name.
+        delimiters: delimiters of a line, in order, including the line end.
+        lists: names of the list fields with one cell per value.
     """
 
     cells: dict[str, list[str]]
@@ -226,7 +226,15 @@ class _Layout:
     def of(
         cls, fields: Mapping[str, Column], names: Sequence[str], lists: set[str], between: bytes, within: bytes
     ) -> _Layout:
-        """Return the layout in which `lists` have a cell for each value."""
+        """Create the layout in which the fields `lists` have one cell per value.
+
+        Args:
+            fields: columns to read, by field name.
+            names: all fields of a line.
+            lists: names of the list fields to divide.
+            between: delimiter of fields.
+            within: delimiter of the values in a list.
+        """
         cells: dict[str, list[str]] = {}
         types: dict[str, Any] = {}
         for name in names:
@@ -241,7 +249,7 @@ class _Layout:
 
 
 def _type_of(column: Column, kind: str = "") -> Any:
-    """Return the Arrow type of a column, or of values of another `kind` in its shape."""
+    """Return the Arrow type of a column, or of its shape with values of dtype `kind`."""
     import pyarrow as pa
 
     kinds = {"f": pa.float64(), "i": pa.int64(), "u": pa.int64(), "b": pa.bool_(), "U": pa.string()}
@@ -252,7 +260,7 @@ def _type_of(column: Column, kind: str = "") -> Any:
 
 
 def _types_written(schema: Schema, data: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Arrow types in which the first lines write each column's values."""
+    """Return the Arrow types of the columns as their values are written in the first lines."""
     seen: dict[str, set[type]] = {name: set() for name in types}
     for line in islice(data.split(b"\n", _SEEN_LINES), _SEEN_LINES):
         row = json.loads(line or b"{}") if len(line) < len(data) else {}
@@ -263,7 +271,7 @@ def _types_written(schema: Schema, data: bytes, types: Mapping[str, Any]) -> dic
         column = schema.fields[name]
         kind = _KINDS.get(frozenset(found - {type(None)}))
         if kind == "f" and column.as_given:
-            continue  # whether all numbers have a fraction decides what they become
+            continue  # the type of the column depends on all its numbers
         if kind == "i" and column.dtype.kind == "f" and not column.times:
             kind = "f"
         if kind is not None:
@@ -287,11 +295,12 @@ def _leaf_types(value: Any, depth: int) -> set[type]:
 
 
 def _decoded(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes = b"") -> Decoded:
-    """Convert the columns of `rows` rows.
+    """Convert columns of `rows` values to rows.
 
     Args:
-        values: by column an Arrow array, one for each value of a list, or a list of Python lists.
-        json: the text, of JSON lines.
+        values: for each column an Arrow array, a list of Arrow arrays with one value of each list, or a list of Python
+            lists.
+        json: the parsed text if it is JSON, or empty for CSV.
     """
     arrays = {}
     for name, value in values.items():
@@ -308,9 +317,9 @@ def _decoded(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes =
             continue
         numbers = arrays[name].values if column.ragged else np.ma.getdata(arrays[name])
         if column.times and numbers.dtype.kind == "f" and np.abs(numbers).max(initial=0) >= EXACT:
-            raise UnusualError(f"column {name!r} holds times that no float is exact for")  # Python reads integers
+            raise UnusualError(f"column {name!r} holds times that no float is exact for")  # Python reads them exactly
         if json and numbers.dtype.kind == "f" and np.signbit(numbers[numbers == 0]).any() and _MINUS_0.search(json):
-            raise UnusualError("a number is -0")  # an integer as well, which Python reads without the sign
+            raise UnusualError("a number is -0")  # Python reads -0 as an integer, without the sign
     return schema.convert(arrays, rows, text=not json, refuse_bools=bool(json))
 
 

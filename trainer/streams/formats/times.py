@@ -1,8 +1,8 @@
-"""Reads times: the one place where numbers and texts become seconds.
+"""Converts times given as numbers or texts to seconds.
 
-A number is in a declared unit, or in the one that its magnitude shows: seconds, milliseconds, microseconds and
-nanoseconds between 2001 and 2286 have 10, 13, 16 and 19 digits. A number that could be in two units is refused by name,
-as is a date whose day and month could be swapped. Each value is judged alone, so that it is the same time in every row.
+The unit of a number is declared, or recognised by its magnitude: times between 2001 and 2286 have 10 digits in seconds,
+13 in milliseconds, 16 in microseconds and 19 in nanoseconds. A number whose unit is unclear is rejected, and so is a
+date whose day and month could be swapped. Each value is read independently, so a value is the same time in every row.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # units per second
 DATE_UNIT = "yyyymmdd"
 TIME_UNITS = (*UNITS, DATE_UNIT)
 _ARGUMENTS = "Time(unit=...), event_time_unit of Features or Schema, time_unit of Column"
-# magnitudes of the years 2001 to 2286; integers, which compare exactly with large ones
+# Magnitudes of the years 2001 to 2286, as integers, because they are compared with large integers exactly.
 _PLAIN = {"ms": (10**12, 10**13), "us": (10**15, 10**16), "ns": (10**18, 10**19)}
 _SECONDS_END = 10**10
-_DATES = (19_000_101, 21_991_231)  # the eight-digit dates that are recognised
+_DATES = (19_000_101, 21_991_231)  # first and last eight-digit date that is recognised
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _MONTHS = {name.lower(): number for number, name in enumerate(calendar.month_abbr) if number}
@@ -38,24 +38,24 @@ _TIME = re.compile(
 
 
 class UnclearTimeError(ValueError):
-    """A value could be several times; the message says which, and what to declare."""
+    """A value is ambiguous as a time; the message says what to declare."""
 
 
 def seconds_of(text: str, unit: str | None = None, day_first: bool | None = None) -> float | None:
-    """Return the time that a text tells as seconds since the epoch, or None.
+    """Convert a text to seconds since the epoch; None if it is not a time.
 
-    Everything that reads times from text calls this function: features, schemas, event times and `trainer init`.
+    Features, schemas, event times and `trainer init` all read times with this function.
 
     Args:
-        text: ISO 8601 and its relatives ("2024-02-03T17:18:00.5+02:00", "2024/2/3", "3 Feb 2024 5:18 PM",
-            "03.02.2024 17:18"), an eight-digit date ("20240203"), or a number as `seconds_of_number` takes it. UTC
-            where it names no zone; digits below a microsecond are dropped.
-        unit: unit of numbers, one of `TIME_UNITS`; None: recognised.
-        day_first: whether "03/02/2024" is the third of February, and "02/13/2024" no time; None: such a date is refused
-            unless one of its numbers is above 12 or both are equal.
+        text: an ISO 8601 time or a similar form ("2024-02-03T17:18:00.5+02:00", "2024/2/3", "3 Feb 2024 5:18 PM",
+            "03.02.2024 17:18"), an eight-digit date ("20240203"), or a number as for `seconds_of_number`. Without a
+            time zone it is UTC; digits below a microsecond are dropped.
+        unit: unit of numbers, one of `TIME_UNITS`; None to recognise it.
+        day_first: whether the day comes before the month, so that "03/02/2024" is the third of February. If None, such
+            a date is rejected unless day and month are equal or one of them is above 12.
 
     Raises:
-        UnclearTimeError: it could be several times.
+        UnclearTimeError: the text could be several times.
     """
     text = text.strip()
     if _NUMBER.fullmatch(text):
@@ -75,10 +75,12 @@ def seconds_of(text: str, unit: str | None = None, day_first: bool | None = None
 
 
 def seconds_of_number(value: int | float, unit: str | None = None) -> float:
-    """Return a number of `unit` as seconds since the epoch; None: recognised.
+    """Convert a number in `unit` to seconds since the epoch.
+
+    If `unit` is None, it is recognised by the magnitude of the number.
 
     Raises:
-        UnclearTimeError: no unit is declared, and the magnitude does not show one; or no date has these digits.
+        UnclearTimeError: the unit cannot be recognised, or the digits are not a date.
     """
     if value != value or value in (float("inf"), -float("inf")):
         return float(value)
@@ -91,9 +93,9 @@ def seconds_of_number(value: int | float, unit: str | None = None) -> float:
 
 
 def seconds_of_array(values: np.ndarray, unit: str | None = None) -> np.ndarray | None:
-    """Return numbers or datetime64 [n] as float64 [n] seconds; None if one is unclear.
+    """Convert numbers or datetime64 [n] to seconds, float64 [n]; None if any is unclear.
 
-    The result is that of `seconds_of_number` for each of them; NaN and NaT are NaN.
+    The results equal those of `seconds_of_number` for each value. NaN and NaT become NaN.
     """
     if values.dtype.kind == "M":
         seconds = values.astype("datetime64[us]").astype(np.int64) / 1e6
@@ -123,7 +125,7 @@ def seconds_of_array(values: np.ndarray, unit: str | None = None) -> np.ndarray 
 
 
 def datetimes(seconds: np.ndarray) -> np.ndarray:
-    """Return seconds since the epoch as datetime64, in plain units; NaN is NaT."""
+    """Convert seconds since the epoch to datetime64[us]; NaN becomes NaT."""
     known = np.isfinite(seconds)
     times = np.round(np.where(known, seconds, 0) * 1e6).astype(np.int64).astype("datetime64[us]")
     times[~known] = "NaT"
@@ -131,7 +133,7 @@ def datetimes(seconds: np.ndarray) -> np.ndarray:
 
 
 def text_of(value: Any) -> str:
-    """Return a time's text as a category: ISO 8601, UTC, no zeros at the end."""
+    """Format a time as the text of a category: ISO 8601, UTC, without trailing zeros."""
     if isinstance(value, datetime.datetime):
         if value.tzinfo is not None:
             value = value.astimezone(datetime.timezone.utc).replace(tzinfo=None)
@@ -141,7 +143,7 @@ def text_of(value: Any) -> str:
 
 
 def seconds_of_datetime(value: datetime.datetime | datetime.date) -> float:
-    """Return a datetime (UTC without a zone) or a date as seconds since the epoch."""
+    """Convert a datetime or date to seconds since the epoch; UTC if it has no zone."""
     if not isinstance(value, datetime.datetime):
         value = datetime.datetime(value.year, value.month, value.day)
     if value.tzinfo is None:

@@ -1,1 +1,1 @@
-"""One file per source: folders of files, Redis, Kafka, replay, iterables, joins."""
+"""Stream sources, one module each: files, Redis, Kafka, replay, iterables, joins."""

@@ -1,4 +1,4 @@
-"""Base of the streams that read from a server; marks that tell a replaced log."""
+"""Base class of streams that read from a server, and detection of replaced logs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _START_SECONDS = 30.0  # how long `position` waits for a server's first answer
 
 
 class BrokerStream(BufferedStream):
-    """Decodes payloads from a server that may be down; sets bad rows aside.
+    """A stream of messages from a server; retries while the server is down.
 
     A subclass implements `_fetch`, `_failed` and `_disconnect`, and sets `_errors`. It holds `_lock` during client
-    calls that must not overlap with closing the client.
+    calls that must not run while the client is being closed.
 
     Args:
-        source: name of the stream in dead letters ("kafka clicks").
-        server: name of the server in messages ("Kafka at localhost:9092").
+        source: name of the stream in dead-letter files, such as "kafka clicks".
+        server: name of the server in messages, such as "Kafka at localhost:9092".
     """
 
     sharing = Sharing.PARTITIONED
@@ -62,10 +62,10 @@ class BrokerStream(BufferedStream):
         self.schema = self._decoder.declared
         self._retry = Retry(server, cap=_MAX_WAIT, give_up_after=give_up_after)
         self._lock = Lock()
-        self._resume_rows: dict[str, Cursor] = {}  # messages partially read before the sought position
+        self._resume_rows: dict[str, Cursor] = {}  # by partition: cursor inside a message whose first rows are skipped
 
     def _failed(self, error: Any) -> None:
-        """Record a server failure for the back-off; raise if it is final."""
+        """Record a server failure and schedule a retry; raise if it is permanent."""
         raise NotImplementedError
 
     def declare(self, schema: Schema) -> None:
@@ -76,7 +76,7 @@ class BrokerStream(BufferedStream):
         return self._retry.failures > 0
 
     def _attempt(self, action: Callable[[], None], timeout: float) -> bool:
-        """Call the server if the back-off allows; return whether the call succeeded."""
+        """Run `action` if a retry is due within `timeout`; return whether it succeeded."""
         if not self._retry.wait(timeout):
             return False
         try:
@@ -92,7 +92,7 @@ class BrokerStream(BufferedStream):
         raise NotImplementedError
 
     def _retry_until(self, action: Callable[[], None], done: Callable[[], bool], unknown: str) -> None:
-        """Repeat `action` until `done`, for the first position, or raise at the limit."""
+        """Repeat `action` until `done`; raise if the server does not answer in time."""
         deadline = monotonic() + _START_SECONDS
         while not done():
             left = max(0.0, deadline - monotonic())
@@ -100,7 +100,7 @@ class BrokerStream(BufferedStream):
                 raise StreamError(f"{self._retry.label} did not answer for {_START_SECONDS:.0f} s; {unknown}")
 
     def _push_messages(self, decoded: Decoded, origins: Sequence[Span]) -> None:
-        """Push decoded messages; drop rows before the sought position."""
+        """Push decoded messages without the rows before the position of the last seek."""
         rows_read = {}
         for number, origin in enumerate(origins if self._resume_rows else ()):
             cursor = self._resume_rows.pop(origin.partition, None)
@@ -109,7 +109,7 @@ class BrokerStream(BufferedStream):
         self._push(self._decoder.batch(decoded, origins, rows_read))
 
     def _lost(self, message: str) -> None:
-        """Warn of messages removed unread, or raise if `on_missing` is "error"."""
+        """Warn that messages were removed unread, or raise if `on_missing` is "error"."""
         if self.on_missing == "error":
             raise StreamError(f"{message}. Seek there, or pass on_missing='skip', to continue without them")
         logger.warning("%s; continuing there", message)
@@ -124,23 +124,26 @@ class BrokerStream(BufferedStream):
         self.dead_letter.close()
 
 
-_PREFIX = "@mark:"  # in a position, before the name of a partition
+_PREFIX = "@mark:"  # a position holds the mark of a partition under "@mark:<partition>"
 _EVERY = 16
 _KEPT = 256
 
 
 class Mark(NamedTuple):
-    """A record that was read: its offset, and a CRC-32 of its content."""
+    """The offset of a record that was read, and a CRC-32 of its content."""
 
     offset: Offset
     checksum: int
 
 
 class ReadMarks:
-    """Remembers some records read from each partition, newer ones more densely.
+    """Remembers some of the records read from each partition, to detect a replaced log.
 
-    A position says how far a log was read, but not which log it was. With the mark of an earlier record, that record
-    can be read again and compared. If it was removed (retention, compaction), nothing can be concluded.
+    A position says how far a log was read, but not which log it was. So a resume reads a marked record again and
+    compares it. If that record was removed (retention, compaction), a replaced log is not detected.
+
+    Args:
+        order: key function by which offsets are compared.
     """
 
     def __init__(self, order: Callable[[Offset], Any] = lambda offset: offset) -> None:
@@ -148,14 +151,14 @@ class ReadMarks:
         self._marks: dict[str, deque[Mark]] = {}
 
     def add(self, partition: str, offset: Offset, content: Iterable[bytes | None]) -> None:
-        """Remember a record; records of a partition must come in order."""
+        """Mark a record; the records of a partition must be added in order."""
         marks = self._marks.setdefault(partition, deque())
         marks.append(Mark(offset, checksum(content)))
-        if len(marks) > _KEPT:  # older marks are only needed for prefetched rows and may be sparse
+        if len(marks) > _KEPT:  # keep every second one: older marks serve only prefetched rows and may be sparse
             self._marks[partition] = deque([*list(marks)[:-1:2], marks[-1]])
 
     def begin(self, position: Position) -> None:
-        """Load the marks of `position`; drop those at or after it, which are reread."""
+        """Load the marks in `position`; drop the marks of records that will be read again."""
         for name in [name for name in position if not name.startswith("@")]:
             cursor = Cursor.of(position[name])
             kept = [mark for mark in self._marks.get(name, ()) if self._is_before(mark, cursor)]
@@ -181,8 +184,8 @@ class ReadMarks:
         self._marks.pop(partition, None)
 
     def before(self, partition: str, cursor: Cursor) -> Mark | None:
-        """Return the newest mark before `cursor`, or partially read at it, or None."""
-        marks = list(self._marks.get(partition, ()))  # another thread may append
+        """Return the newest mark of a record read before `cursor`, at least in part, or None."""
+        marks = list(self._marks.get(partition, ()))  # copied, because another thread may append
         return next((mark for mark in reversed(marks) if self._is_before(mark, cursor)), None)
 
     def _is_before(self, mark: Mark, cursor: Cursor) -> bool:
@@ -197,7 +200,7 @@ class ReadMarks:
 
 
 def checksum(content: Iterable[bytes | None]) -> int:
-    """Return a CRC-32 of the parts; distinguishes a missing part from an empty one."""
+    """Return a CRC-32 of the parts; a missing part differs from an empty one."""
     total = 0
     for part in content:
         total = zlib.crc32(b"-" if part is None else b"+%d:" % len(part), total)
@@ -206,6 +209,6 @@ def checksum(content: Iterable[bytes | None]) -> int:
 
 
 def indices_to_mark(origins: Sequence[Span]) -> list[int]:
-    """Return the records to mark: every 16th, and each partition's last."""
+    """Return the indexes of the records to mark: every 16th, and each partition's last."""
     newest = {origin.partition: index for index, origin in enumerate(origins)}
     return sorted({*range(0, len(origins), _EVERY), *newest.values()})

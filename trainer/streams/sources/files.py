@@ -1,4 +1,4 @@
-"""A folder of segment files as a stream, read by name and followed as it grows."""
+"""A stream that reads a folder of segment files and follows it as it grows."""
 
 from __future__ import annotations
 
@@ -32,53 +32,55 @@ DONE = "_DONE"
 
 
 class FileStream(BufferedStream):
-    """Rows of a folder's files, in the order of file names.
+    """A stream of the rows in a folder's files, read in the order of the file names.
 
-    A segment is finished when a file with a later name exists, or when the folder holds a file ``_DONE``, which also
-    ends the stream. Until then it is followed: new complete lines are read as they appear, and a last line without a
-    newline waits. Names that start with ``_`` or ``.`` or end in ``.tmp`` are not segments. Other
-    entries, which `pattern` excludes or which cannot be read (folders, unknown formats), are ignored with one warning
-    that names them.
+    Each file is a segment. A segment is finished when a file with a later name exists, or when the folder contains a
+    file ``_DONE``, which also ends the stream. Until then the stream follows the segment: it reads complete lines as
+    they appear. Names that start with ``_`` or ``.`` or end with ``.tmp`` are not segments. Other entries are ignored
+    if `pattern` excludes them or if they cannot be read (folders, unknown formats); a warning names them.
 
-    A position is ``{"files": ["<name>@<address>:<fingerprint>", row]}``; the address is a byte offset in text files and
-    a row number in Parquet files, so seeking reads no earlier data. The fingerprint covers the bytes read so
-    far. Segments must only grow: the fingerprint detects a replaced or rewritten segment, while it is followed and on
-    resume, and `on_change` decides what happens then. (A change that preserves the first 16 KiB and the last 4 KiB read
-    is not detected.) A segment that was read to its end may be emptied or deleted, safely once a later checkpoint
-    exists; deleting an unread segment raises StreamError. Rows added to it later are not read: `late_rows` counts them,
-    and a warning names the segment.
+    A position is ``{"files": ["<name>@<address>:<fingerprint>", row]}``. The address is a byte offset in text files and
+    a row number in Parquet files, so `seek` does not read the data before it. The fingerprint is a hash of the first 16
+    KiB and the last 4 KiB read so far. Segments must only grow. The stream compares fingerprints while it follows a
+    segment and on resume, so it detects a segment that was replaced or rewritten, unless the hashed bytes are the same;
+    `on_change` decides what happens then.
 
-    A segment ``NAME`` with a file ``NAME.sha256`` next to it (`trainer.streams.write_checksum`) is verified before its
-    first row is read and again on resume; a mismatch raises StreamError.
+    A segment that was read to its end may be emptied or deleted once a later checkpoint exists. Deleting an unread
+    segment raises StreamError. Rows that are added to a segment after it was read to its end are not read; `late_rows`
+    counts them, and a warning names the segment.
 
-    Several processes divide a folder by segments (`streams.sources.folder_segments`): consecutive numbers in the names
-    go to the processes in turn. A position then has one partition ``files:<lane>`` for every lane begun.
+    If a segment ``NAME`` has a file ``NAME.sha256`` next to it (see `trainer.streams.write_checksum`), the stream
+    verifies the checksum before it reads the first row and again on resume. A mismatch raises StreamError.
+
+    Several processes divide a folder by segments: consecutive numbers in the segment names go to the processes in turn.
+    A position then has one partition ``files:<lane>`` for every lane begun (see `streams.sources.folder_segments`).
 
     Args:
-        path: the folder, or a single file, or the URL of one, such as ``s3://bucket/folder``: each segment is then
+        path: a folder, a single file, or the URL of either, such as ``s3://bucket/folder``. Each segment at a URL is
             copied to the local disk while it is read.
-        schema: a `Schema`, or a mapping of its arguments; None: the columns of the Trainer's features.
-        pattern: shell pattern of segment names; None: every name with a suffix that segments have (.jsonl, .ndjson,
-            .json, .csv, .tsv, .parquet; with `format` one of its own, or no suffix).
-        format: "jsonl", "csv" or "parquet"; None: by suffix.
-        end: "never": wait for more; "at_last": the stream ends with what is there.
-        poll_interval: seconds between looks at a folder that has nothing new.
-        dead_letter: file for records that do not fit, or a `DeadLetter`.
-        max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
-        max_record_bytes: bytes of the longest line of text; a longer one is a bad row. Reading a line takes up to 8
-            times its size in memory; more for a JSON line that pyarrow refuses and that lists many small values.
-        on_missing: what to do at a resume when the segment of the position is gone or empty: "error", or "skip" to
-            go on with the next one.
-        on_change: what to do if a segment was replaced after reading began: "error", or "restart" to read what
-            it holds now from its start.
-        give_up_after: seconds of unbroken failure to list, open or read, after which StreamError names the file; None:
-            never.
-        names: CSV field names; None: the first line of each segment has them. The rest of the format is the schema's.
-        list_delimiter: between the values of a CSV field that holds a list.
+        schema: a `Schema`, or a mapping of its arguments. None uses the columns of the Trainer's features.
+        pattern: shell pattern of segment names. None selects all names with the suffix .jsonl, .ndjson, .json, .csv,
+            .tsv or .parquet. If `format` is given, None selects the suffixes of that format, and names without suffix.
+        format: "jsonl", "csv" or "parquet"; None derives it from the suffix.
+        end: "never" to wait for more rows, or "at_last" to end the stream after the rows that exist now.
+        poll_interval: seconds between checks of a folder without new rows.
+        dead_letter: file for bad records, or a `DeadLetter`.
+        max_bad_share: largest share of bad records. None uses the share of `dead_letter`, which is 0.01 by default.
+        max_record_bytes: maximum length of a line of text in bytes; a longer line is a bad row. Reading a line takes up
+            to 8 times its size in memory, and more for a JSON line with many small values that pyarrow rejects.
+        on_missing: what to do on resume if the segment of the position is missing or empty: "error", or "skip" to
+            continue with the next segment.
+        on_change: what to do if a segment was replaced after reading began: "error", or "restart" to read its new
+            content from the start.
+        give_up_after: seconds of unbroken failure to list, open or read, after which StreamError is raised; None to
+            retry forever.
+        names: CSV field names; None if the first line of each segment has them. The schema declares the rest of the CSV
+            format.
+        list_delimiter: delimiter between the values of a CSV field that holds a list.
 
     Raises:
-        ConfigurationError: an unknown option, a path that does not exist, a URL that cannot be used, or pyarrow is
-            needed and missing.
+        ConfigurationError: an option is unknown, the path does not exist, the URL cannot be used, or pyarrow is needed
+            and missing.
     """
 
     sharing = Sharing.PARTITIONED
@@ -123,9 +125,9 @@ class FileStream(BufferedStream):
             arrow.require()
         number("give_up_after", give_up_after, above=0, optional=True)
         self._retry = Retry(f"folder {self._where}", give_up_after=give_up_after)
-        self._listing: list[str] | None = None  # the segments when last compared; None: before the first listing
-        self._unread: deque[str] = deque()  # the rest of the listing, and some that have been read since
-        self._sizes: dict[str, int] = {}  # bytes of unread segments that are finished
+        self._listing: list[str] | None = None  # segments at the last listing; None before the first one
+        self._unread: deque[str] = deque()  # unread segments of the listing; the first ones may have been read since
+        self._sizes: dict[str, int] = {}  # sizes of unread finished segments, in bytes
         self._done = False
         self._finished = FinishedSegments(self.folder, self._reader_of, copies)
         self._ended = False
@@ -141,7 +143,7 @@ class FileStream(BufferedStream):
         self.schema = self._decoder.declare(schema)
 
     def deal(self, rank: int, world: int) -> None:
-        """Read only the segments of rank `rank` of `world`, by the numbers in their names.
+        """Read only the segments of one rank, by the numbers in the segment names.
 
         Raises:
             ConfigurationError: there are more processes than lanes.
@@ -159,7 +161,7 @@ class FileStream(BufferedStream):
         return self._ended and not self._ready
 
     def _start_at(self, begin: Progress | None) -> None:
-        """Continue in a segment; None: start before the first."""
+        """Continue at the progress `begin`, or before the first segment if it is None."""
         if self._segment is not None:
             self._segment.close()
         restart = self.on_change == "restart"
@@ -171,7 +173,10 @@ class FileStream(BufferedStream):
         return self._segment.name if self._segment is not None else ""
 
     def _list(self, now: bool = False) -> None:
-        """List the folder, if it changed or `now`; an unread segment must not be gone."""
+        """List the folder if it has changed, or always if `now`.
+
+        Raise StreamError if an unread segment was deleted.
+        """
         before, segments = self._listing, self._segments
         segments.look(now or before is None)
         self._done = self.end == "at_last" or DONE in segments.entries
@@ -194,11 +199,13 @@ class FileStream(BufferedStream):
         raise StreamError(f"segment {name} in {self._where} was deleted before it was read") from None
 
     def _wants(self, name: str) -> bool:
+        # Whether the segment must be read after the current one.
         if self._lanes is None:
             return name > self._name
         return name != self._name and self._lanes.wants(name)
 
     def _is_past(self, name: str) -> bool:
+        # Whether the segment comes before the current one, or before the progress of its lane.
         if self._lanes is None:
             return name < self._name
         return self._lanes.reads(lane_of(name)) and not self._lanes.wants(name)
@@ -209,7 +216,7 @@ class FileStream(BufferedStream):
         return self._unread[0] if self._unread else None
 
     def _is_finished(self) -> bool:
-        """Return whether the current segment will not grow: any lane has a later one."""
+        """Return whether the current segment is finished: a later one exists in any lane."""
         return self._done or (bool(self._listing) and self._listing[-1] > self._name)
 
     @property
@@ -226,7 +233,7 @@ class FileStream(BufferedStream):
                     if moved:
                         continue
             except OSError as error:
-                if error.filename is None and self._name:  # errors of a read have no file name
+                if error.filename is None and self._name:  # read errors contain no file name
                     error = OSError(error.errno, error.strerror or str(error), f"{self._where}/{self._name}")
                 self._retry.failed(error)
             left = deadline - monotonic()
@@ -235,10 +242,10 @@ class FileStream(BufferedStream):
             self._retry.pause(min(self.poll_interval, left))
 
     def _step(self) -> bool:
-        """Read one piece or move to the next segment; False if there is nothing to do."""
+        """Read one piece or move to the next segment; return False if nothing is left."""
         if self._segment is not None and self._read():
             return True
-        # List before reading again, so that rows written before a later segment appeared are not missed.
+        # List the folder before reading again, so that rows written before a later segment appeared are not missed.
         self._list()
         if self._segment is not None and self._read(finished=self._is_finished()):
             return True
@@ -290,7 +297,7 @@ class FileStream(BufferedStream):
         partition = PARTITION if self._lanes is None else f"{PARTITION}:{lane_of(segment.name)}"
         batch = self._decoder.batch(piece.decoded, [Span(partition, at, 0, 0, after)], {0: skip} if skip else None)
         if batch is not None:
-            # Added only here, so that offsets in the dead-letter file do not depend on how rows were batched.
+            # Add fingerprints only here, so that offsets in the dead-letter file do not depend on the batches.
             at, after = f"{at}:{segment.fingerprint}", f"{after}:{segment.fingerprint}"
             spans = [span._replace(offset=at, next_offset=span.next_offset and after) for span in batch.spans]
             self._push(replace(batch, spans=tuple(spans)))
@@ -309,13 +316,13 @@ class FileStream(BufferedStream):
         """Continue reading at `position`.
 
         Raises:
-            StreamError: the position is not one of this stream's, or its segment is gone (see `on_missing`).
+            StreamError: the position belongs to another stream, or its segment is missing (see `on_missing`).
         """
         self._clear()
         self._listing = None
         whole, position = position, {name: at for name, at in position.items() if not FinishedSegments.holds(name)}
         if self._lanes is None and is_laned(position):
-            self._lanes = Lanes()  # several processes have read it; this process continues alone
+            self._lanes = Lanes()  # several processes wrote the position; this process continues alone
         if self._lanes is not None:
             self._position = self._lanes.seek(position)
             self._start_at(None)
@@ -331,7 +338,7 @@ class FileStream(BufferedStream):
         self._finished.seek(whole, self._is_past)
 
     def _check_open_segment(self, progress: Progress) -> None:
-        """Check that the segment of a position exists; without lanes, start there."""
+        """Check that the segment of a position exists; start there unless there are lanes."""
         if not self._segments.takes(progress.name):
             raise StreamError(
                 f"the position is in {progress.name!r}, which is not a segment of {self._where} (pattern="
@@ -348,7 +355,7 @@ class FileStream(BufferedStream):
                 if self._segment is not None and progress.read.bytes:
                     self._segment.is_unchanged()
                 return
-        except OSError:  # unknown at the moment; reading checks again
+        except OSError:  # cannot tell at the moment; reading checks again
             return
         if progress.address or progress.row:
             message = (
@@ -362,6 +369,7 @@ class FileStream(BufferedStream):
             logger.warning("%s; continuing with the next one", message)
 
     def resolve(self, position: Position) -> Position:
+        # Move from the end of a finished segment to the next one, so that a resume does not need the old file.
         resolved = {**position, **self._finished.position()}
         for partition in [partition for partition in position if not partition.startswith("@")]:
             at = Progress.of(Cursor.of(position[partition]))
@@ -372,7 +380,10 @@ class FileStream(BufferedStream):
         return resolved
 
     def lag(self) -> int | None:
-        """Return the rows waiting, for text estimated from bytes; None while unknown."""
+        """Return the number of unread rows, or None while unknown.
+
+        For text files it is estimated from the unread bytes and the average size of the rows read.
+        """
         segment = self._segment
         address = 0 if segment is None else segment.address
         if segment is not None and isinstance(segment.reader, ParquetReader):

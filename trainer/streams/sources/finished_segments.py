@@ -1,4 +1,4 @@
-"""Watches segments that were read to their end: rows added later are not read."""
+"""Detects rows that are added to a segment after it was read to its end."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from .segment import Fingerprint, OpenSegment, Progress
 
 logger = logging.getLogger(__name__)
 
-_WATCHED, _SAVED = 1000, 100  # most segments watched, and of these in a position: the newest
-_PAUSE = 1.0  # seconds between looks
+_WATCHED, _SAVED = 1000, 100  # number of newest segments watched; number of those stored in a position
+_PAUSE = 1.0  # seconds between checks
 _KEY = "@ended:"
 
 
 @dataclass(slots=True)
 class _Finished:
     end: int  # address at which reading ended
-    later: str  # the segment read after it, if known then
-    address: int  # rows before it were read or counted
+    later: str  # name of the segment read next; empty if not known yet
+    address: int  # address up to which rows were read or counted as late
     read: Fingerprint
-    seen: Any = None  # identity of the file at the last look
+    seen: Any = None  # identity, size and modification time of the file at the last check
     warned: bool = False
 
 
 class FinishedSegments:
     """Counts the rows that appear in finished segments, and warns once per segment.
 
-    It watches the last 1000 segments; a position holds the last 100, so a resume finds rows added while no process ran.
+    It watches the last 1000 segments. A position stores the last 100 of them, so that a resume detects rows added while
+    no process was running.
 
     Attributes:
-        late_rows: rows counted so far, bad ones included.
+        late_rows: number of rows counted so far, including bad rows.
     """
 
     def __init__(self, folder: Path, open_reader: Callable[[Path], Reader], copies: CachedSegments | None) -> None:
@@ -48,14 +49,14 @@ class FinishedSegments:
         self._next_look = 0.0
 
     def add(self, segment: OpenSegment, later: str) -> None:
-        """Watch a segment that has been read to its end."""
+        """Watch a segment that has been read to its end; `later` is the next segment."""
         self._segments.pop(segment.name, None)
         self._segments[segment.name] = _Finished(segment.address, later, segment.address, segment.fingerprint)
         if len(self._segments) > _WATCHED:
             del self._segments[next(iter(self._segments))]
 
     def end_of(self, name: str) -> tuple[int, str] | None:
-        """Return where a segment ended and the one read after it; None if unknown."""
+        """Return a segment's end address and the name of the next segment, or None."""
         segment = self._segments.get(name)
         return None if segment is None else (segment.end, segment.later)
 
@@ -65,7 +66,7 @@ class FinishedSegments:
         return key.startswith(_KEY)
 
     def seek(self, position: Position, is_past: Callable[[str], bool]) -> None:
-        """Watch the segments of a position, and known ones, that are before it."""
+        """Watch the segments in a position; stop watching those that will be read again."""
         for key in filter(self.holds, position):
             at = Progress.of(Cursor.of(position[key]))
             self._segments.setdefault(at.name, _Finished(at.address, "", at.address, at.read))
@@ -73,19 +74,19 @@ class FinishedSegments:
         self._next_look = 0.0
 
     def position(self) -> Position:
-        """Return what `seek` takes."""
+        """Return the watched segments as entries of a position."""
         newest = tuple(self._segments.items())[-_SAVED:]
         return {_KEY + name: Progress(name, kept.address, 0, kept.read).to_json() for name, kept in newest}
 
     def look(self, finished: bool) -> None:
-        """Count new rows, at most once a second unless the stream has `finished`."""
+        """Count new rows; at most once a second unless the stream has `finished`."""
         if not finished and monotonic() < self._next_look:
             return
         for name, segment in self._segments.items():
             try:
                 if self._changed(name, segment):
                     self._count(name, segment, finished)
-            except (OSError, StreamError):  # gone, being written or damaged: no rows to count
+            except (OSError, StreamError):  # the file is gone, being written or damaged
                 continue
         self._next_look = monotonic() + _PAUSE
 

@@ -1,4 +1,4 @@
-"""Determines a folder's segments, their kinds, and which a process reads."""
+"""Determines the segments of a folder, their formats, and which process reads them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _SUFFIXES = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet",
 }  # fmt: skip
 _SHOWN = 5
-_PAUSE = 50  # a folder that seems unchanged is listed again after this many times the duration of the listing
+_PAUSE = 50  # pause before an unchanged folder is listed again, as a multiple of the duration of a listing
 _MIN_PAUSE = 0.1  # seconds
-_FINE, _COARSE = 50_000_000, 3_000_000_000  # nanoseconds in which two changes may have the same modification time
+_FINE, _COARSE = 50_000_000, 3_000_000_000  # nanoseconds within which two changes may have equal modification times
 
 
 def kind_of(name: str, format: str | None) -> str | None:
-    """Return the format of a segment, by suffix or `format`; None if unknown."""
+    """Return `format` if given, else the format of the suffix, or None if unknown."""
     return _SUFFIXES.get(Path(name).suffix.lower()) if format is None else format
 
 
@@ -46,15 +46,17 @@ def folder_and_name(path: Path) -> tuple[Path, str | None]:
 
 
 class SegmentNames:
-    """Selects the segments of a folder; lists all other entries in one warning.
+    """Selects the segments of a folder, and warns of entries that are not segments.
 
     Attributes:
-        names: the segments at the last listing, in order; another list object once any came or went.
-        entries: all names in the folder at that time.
+        names: the segments at the last listing, in order. The list object is replaced when a segment appears or
+            disappears.
+        entries: all names in the folder at the last listing.
 
     Args:
-        pattern: shell pattern; None: names with a known suffix (with `format`, one of its suffixes or no suffix).
-        copies: lists a store whose segments are copied to the folder; None: list the folder itself.
+        pattern: shell pattern. None selects names with a known suffix; if `format` is given, names with a suffix of
+            that format or without suffix.
+        copies: lists a remote store whose segments are copied to the folder; None to list the folder itself.
     """
 
     def __init__(
@@ -86,8 +88,8 @@ class SegmentNames:
         """Update `names` and `entries` from the folder.
 
         Args:
-            now: list the folder in any case; False: only if its modification time has changed, or if listing is due
-                (some file systems, and all stores, do not keep that time).
+            now: list the folder in any case. If False, list it only if its modification time has changed, or if the
+                last listing is old: some file systems, and all remote stores, do not maintain that time.
         """
         began = monotonic()
         if not now and began < self._due and self._settled is not None and self._modified() == self._settled:
@@ -108,11 +110,11 @@ class SegmentNames:
         self._due = monotonic() + max(_MIN_PAUSE, _PAUSE * (monotonic() - began))
 
     def _modified(self) -> int | None:
-        """Return the folder's modification time; None if it is too recent to tell."""
+        """Return the folder's modification time, or None if it is too recent to be reliable."""
         if self._copies is not None:
-            return 0  # unknown; listing again when due
+            return 0  # a store has no such time; it is listed when due
         modified = os.stat(self.folder).st_mtime_ns
-        coarse = modified % 1_000_000_000 == 0  # a file system that counts whole seconds, or two
+        coarse = modified % 1_000_000_000 == 0  # the file system has a resolution of one or two seconds
         return None if abs(time.time_ns() - modified) < (_COARSE if coarse else _FINE) else modified
 
     def _warn_of_others(self, names: AbstractSet[str]) -> None:
@@ -151,28 +153,31 @@ LANES = 251  # a prime, so that numbers with a fixed step (minutes, thousands) s
 def lane_of(name: str) -> int:
     """Return a segment's lane: the number in its name, or a hash, modulo `LANES`.
 
-    It depends only on the name, so every process knows it for future segments, and deleting other segments does not
-    change it. Consecutive numbers go to the processes in turn.
+    The lane depends only on the name, so all processes agree on it, and deleting other segments does not change it.
+    Segments with consecutive numbers are in consecutive lanes, which the processes read in turn.
     """
     digits = "".join(re.findall(r"\d", name))
     return (int(digits) if digits else zlib.crc32(name.encode("utf-8"))) % LANES
 
 
 class Lanes:
-    """The lanes of a process: ordered parts of the folder, each with a `Progress`.
+    """The lanes that a process reads: ordered parts of the folder.
 
-    In a position a lane is the partition ``files:<lane>``; the offset ``<name>@end`` means that all its segments up to
-    that name have been read. The partition ``files`` stands for the lanes that are not named. A process reads those
-    with ``lane % world == rank``.
+    A process reads the lanes with ``lane % world == rank``. In a position, a lane is the partition ``files:<lane>``;
+    the offset ``<name>@end`` means that all segments of the lane up to that name have been read. The partition
+    ``files`` stands for all lanes that the position does not name.
+
+    Attributes:
+        progress_of: progress of each lane begun.
     """
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
         self.rank, self.world = rank, world
-        self._floor: Progress | None = None
+        self._floor: Progress | None = None  # progress of the lanes that are not in `progress_of`
         self.progress_of: dict[int, Progress] = {}
 
     def seek(self, position: Position) -> Position:
-        """Begin at `position`; return the part of it for these lanes."""
+        """Continue at `position`; return its entries for these lanes."""
         self._floor, self.progress_of = None, {}
         kept: Position = {}
         for partition, cursor in cursors_of(self, position, position).items():
@@ -188,7 +193,7 @@ class Lanes:
         return kept
 
     def _begin_everywhere(self, progress: Progress, kept: Position) -> None:
-        """Continue from a single process that read the whole folder."""
+        """Continue at the progress of a single process that read the whole folder."""
         self._floor = Progress(progress.name, done=True)
         kept[PARTITION] = self._floor.to_json()
         lane = lane_of(progress.name)
@@ -201,11 +206,11 @@ class Lanes:
         return lane % self.world == self.rank
 
     def progress(self, name: str) -> Progress | None:
-        """Return how far the lane of a segment has been read, or None if not begun."""
+        """Return the progress of the lane of a segment, or None if it has not begun."""
         return self.progress_of.get(lane_of(name), self._floor)
 
     def wants(self, name: str) -> bool:
-        """Return whether this process has to read a segment, or the rest of it."""
+        """Return whether this process must still read a segment, or the rest of it."""
         if not self.reads(lane_of(name)):
             return False
         progress = self.progress(name)
@@ -216,7 +221,7 @@ class Lanes:
         self.progress_of[lane_of(name)] = Progress(name, done=True)
 
     def open_segments(self) -> list[Progress]:
-        """Return the progress of lanes inside a segment."""
+        """Return the progress of lanes that stand inside a segment."""
         return [begun for begun in self.progress_of.values() if not begun.done and (begun.address or begun.row)]
 
 

@@ -1,4 +1,4 @@
-"""Any iterable as a stream: lists, generators, factories, MindSpore datasets."""
+"""A stream of the items of an iterable: a list, generator, factory or dataset."""
 
 from __future__ import annotations
 
@@ -25,35 +25,36 @@ logger = logging.getLogger(__name__)
 PARTITION = "iterable"
 _STATE = "@state"
 _UNKNOWN = np.dtype(object)  # dtype of empty lists
-_MAX_STATES = 65_536  # kept from the last trained row to the last read row; prefetching reads far less ahead
+_MAX_STATES = 65_536  # states kept for items read but not yet trained on; prefetching reads far fewer items ahead
 
 
 class IterableStream(BufferedStream):
-    """Items of an iterable as rows. Its position is ``{"iterable": [item, row]}``.
+    """A stream of the rows in the items of an iterable.
 
-    An item is a mapping of name to array, a frame, or a tuple or list of arrays named by `names`. It holds many rows
-    (all values have a first axis of the same length) or a single one. A column whose rows are lists of different
-    lengths becomes a `trainer.data.ragged.Ragged` one. A `mindspore.dataset` pipeline is read in one pass as NumPy
-    arrays; its size is never requested, so it may be infinite.
+    Each item is a mapping from name to array, a frame, or a tuple or list of arrays with the column names `names`. It
+    holds a single row, or several rows if all its values have a first axis of the same length. A column whose rows are
+    lists of different lengths becomes a `trainer.data.ragged.Ragged` column. A `mindspore.dataset` pipeline is read in
+    one pass as NumPy arrays; it may be infinite, as its size is never requested.
 
-    `seek` returns to an item in the first way that applies: a source with ``state_dict`` and ``load_state_dict`` is
-    restored; a factory (a callable returning an iterator) or a container is iterated again and its items are skipped; a
-    plain iterator cannot move. `poll` takes items from the source and blocks as long as the source does: `timeout` is
-    checked only between items.
+    The position is ``{"iterable": [item, row]}``. How `seek` reaches an item depends on the source. A source with
+    ``state_dict`` and ``load_state_dict`` is restored. A container or a factory (a callable that returns an iterator)
+    is iterated again from the start, skipping items. A plain iterator can only move forward.
+
+    `poll` blocks as long as the source does, because it checks `timeout` only between items.
 
     Args:
         source: the iterable, the factory, or the dataset.
-        names: names of tuple items' columns, "column_0" and so on when None; of a MindSpore dataset its own names
-            are used.
+        names: column names for items that are tuples or lists; None for "column_0" and so on. A MindSpore dataset has
+            its own names.
         event_time: name of the column with seconds since the epoch, or None.
-        rows: "batch": items hold many rows; "single": one; "auto": by the first item, which is a single row
-            when any of its values is a scalar.
+        rows: "batch" if items hold several rows, "single" if they hold one, or "auto" to decide by the first item: it
+            is a single row if any of its values is a scalar.
         dead_letter: file for rows that cannot be trained on, or a `DeadLetter`.
-        max_bad_share: largest share of such rows; None: that of `dead_letter`, 0.01 for a new one.
-        allow_nan: names of columns that may hold NaN and infinite values, or True for all.
+        max_bad_share: largest share of such rows. None uses the share of `dead_letter`, which is 0.01 by default.
+        allow_nan: names of columns that may hold NaN and infinite values, or True for all columns.
 
     Raises:
-        ConfigurationError: the source cannot be iterated over, or `rows` is none of these.
+        ConfigurationError: the source is not iterable, or `rows` is unknown.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class IterableStream(BufferedStream):
             except Exception as error:
                 if not singles:
                     raise
-                self._failure = error  # raised by the next call, after the preceding rows are returned
+                self._failure = error  # the next call raises it, after the preceding rows were returned
                 break
             if item is None:
                 break
@@ -187,14 +188,15 @@ class IterableStream(BufferedStream):
             name: (array.shape[1:], array.dtype if array.dtype.kind != "U" else "text")
             for name, array in columns.items()
         }
+        # Row shapes and dtypes must not change, except for the lengths of lists.
         known = self._shapes = self._shapes or dict(shapes)
         for name in shapes.keys() & known.keys():
             (shape, dtype), (before, dtype_before) = shapes[name], known[name]
-            # lists of equal length so far, or by chance in this item
+            # Lists had equal lengths in all earlier items, or have them in this item, only by chance.
             by_chance = shape != before and None in (shape[:1] + before[:1]) and shape[1:] == before[1:]
             if dtype == _UNKNOWN and before and isinstance(columns[name], Ragged):  # this item has only empty lists
                 known[name] = shapes[name] = (None, *before[1:]), dtype_before
-            elif (dtype_before == _UNKNOWN and shape) or by_chance:  # or only empty lists came before this item
+            elif (dtype_before == _UNKNOWN and shape) or by_chance:  # unknown: all earlier items had only empty lists
                 known[name] = shapes[name] = (None, *shape[1:]), dtype
                 columns[name] = Ragged.of(columns[name])
         if shapes != known:
@@ -229,7 +231,7 @@ class IterableStream(BufferedStream):
         self._push(self._batch(columns, spans))
 
     def _stacked(self, name: str, values: list[np.ndarray]) -> Any:
-        """Stack single rows to a column; `Ragged` if list lengths ever differed."""
+        """Stack single rows into a column, or a `Ragged` one if list lengths ever differed."""
         first = next((value.shape for value in values if value.size), values[0].shape)
         before = (self._shapes or {}).get(name, (first,))[0]
         lists = before and all(value.ndim and (not value.size or value.shape[1:] == before[1:]) for value in values)
@@ -245,7 +247,7 @@ class IterableStream(BufferedStream):
         """Continue at `position`.
 
         Raises:
-            StreamError: the source is a plain iterator already past it, or has fewer items.
+            StreamError: the source is a plain iterator that is already past the position, or it has too few items.
         """
         if position != self._position:
             self._read_from(position)
@@ -289,7 +291,7 @@ class IterableStream(BufferedStream):
             self._states = {} if state is None else {item: copy.deepcopy(state)}
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` with the source's own state at that item, if it has one."""
+        """Return `position` with the source's state at that item, if the source has states."""
         if not self._stateful:
             return position
         item = int(Cursor.of(position[PARTITION]).offset) if PARTITION in position else 0

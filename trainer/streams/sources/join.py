@@ -1,9 +1,12 @@
-"""Delayed labels: impressions joined with outcomes by key within a time limit.
+"""Delayed labels: join impressions with outcomes by key within a time limit.
 
-The time limit is a trade-off: a short one gives fresh data but labels late positives as negatives; a long one gives
-correct but stale labels (Chapelle, "Modeling Delayed Feedback in Display Advertising", KDD 2014). Here an impression
-waits at most `within` seconds of event time; it is returned as a positive when its outcome arrives, and as a negative
-after the limit.
+The time limit is a trade-off: a short limit gives fresh data but labels late positives as negatives; a long limit gives
+correct but stale labels (Chapelle, "Modeling Delayed Feedback in Display Advertising", KDD 2014). An impression waits
+at most `within` seconds of event time. It is returned as a positive when its outcome arrives, or as a negative after
+the limit.
+
+The join works in rounds, each of which produces one batch of labelled rows. The position is the next row to return,
+``{"join": [round, row]}``.
 """
 
 from __future__ import annotations
@@ -26,54 +29,56 @@ from .pending import Outcome, OutcomeBuffer, PendingRows, Side, WaitingImpressio
 PARTITION = "join"
 _STATE = "@state"
 _SLICE_SECONDS = 0.05
-# Returned rows for which `resolve` can still be called; prefetching reads less ahead.
+# `resolve` accepts positions within this many returned rows; prefetching reads fewer rows ahead.
 _KEPT_ROWS = 131_072
-# Impressions without an outcome at their limit; of a key that was seen; beyond `max_waiting`; and outcomes of an
-# impression that has one already, or that has become a negative.
+# expired_rows: impressions without an outcome at their limit. repeated_rows: impressions whose key was seen before.
+# dropped_rows: impressions beyond `max_waiting`. repeated_outcomes: outcomes of an impression that already has one.
+# late_outcomes: outcomes of an impression that no longer waits.
 _COUNTS = ("expired_rows", "repeated_rows", "dropped_rows", "repeated_outcomes", "late_outcomes")
-_EXPIRED, _LEFT_OUT = float("nan"), float("-inf")  # in the place of a label
+_EXPIRED, _LEFT_OUT = float("nan"), float("-inf")  # labels of expired and of dropped impressions
 
 
 class DelayedLabelJoin(BufferedStream):
     """A stream of impressions labelled by their outcomes.
 
-    An impression with key k and event time t is positive when an outcome with key k has an event time from t to t +
-    `within`; it is returned at once; otherwise it is returned as a negative once event time has passed t + `within` +
-    `lateness`. The streams are merged by event time, so the row order depends only on the contents of the two streams,
-    provided that neither is idle for longer than `idle_timeout` before its end.
+    An impression with key k and event time t is a positive if an outcome with key k has an event time from t to t +
+    `within`; it is returned as soon as both have arrived. Otherwise it is returned as a negative once event time has
+    passed t + `within` + `lateness`. The streams are merged by event time, so the row order depends only on the
+    contents of the two streams, unless one of them is idle for longer than `idle_timeout` before its end.
 
-    The columns are those of the impressions plus `label` (1 or 0) and `weight`, both float32. With a
+    The columns are those of the impressions plus `label` and `weight`, both float32. The label of a positive is 1, or
+    the outcome's value in the column `label` if the outcomes have one; the label of a negative is 0. With a
     `negative_sampling_rate` r below 1, negatives are sampled by a hash of key and seed and get weight 1/r, so that a
     weighted loss remains an unbiased estimate (McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD
     2013).
 
-    Waiting rows are part of the position: `resolve` adds them, compressed.
+    A checkpointed position contains the waiting impressions; `resolve` adds them in compressed form.
 
     Args:
-        impressions: a stream with event time and the key column.
-        outcomes: a stream with event time and the key column; only positives need to be in it.
+        impressions: a stream with event times and the key column.
+        outcomes: a stream with event times and the key column; it may contain positives only.
         key: name of the key column in both.
-        within: seconds of event time an outcome may take.
-        label: name of the label column, which replaces one of that name.
+        within: largest delay of an outcome, in seconds of event time.
+        label: name of the label column; replaces a column of the same name.
         weight: name of the weight column.
         negative_sampling_rate: share of negatives kept, above 0 and up to 1.
         seed: seed of the sampling.
-        lateness: seconds of event time by which outcomes may come out of order.
-        idle_timeout: seconds to wait for the stream that is behind before continuing without it; None: for ever. A
-            stream whose source fails is waited for until it is back.
-        at_end: label of impressions that still wait when both streams have ended: "negative", or "drop" them.
-        expired: likewise of those without an outcome after the limit.
-        unique: whether a key names one impression: a second one of it within the limit is left out, and its outcome may
-            be dated before it, as clocks differ, by up to `within`.
-        max_waiting: most impressions that wait, and most outcomes; above it the oldest are left out. None: any number.
-
-    An outcome's label is 1, or its value in the column `label` if it has one.
+        lateness: seconds of event time by which outcomes may arrive out of order.
+        idle_timeout: seconds to wait for the stream that is behind before continuing without it; None to wait forever.
+            The join always waits for a stream whose source is being retried.
+        at_end: what to do with impressions that still wait when both streams have ended: "negative" or "drop".
+        expired: what to do with impressions without an outcome at the limit: "negative" or "drop".
+        unique: whether a key identifies a single impression. If True, further impressions with the same key within the
+            limit are dropped, and an outcome may be dated up to `within` before its impression, as clocks differ.
+        max_waiting: largest number of waiting impressions, and of stored outcomes; beyond it the oldest are dropped.
+            None for no limit.
 
     Attributes:
-        unmatched_outcomes: outcomes that met no waiting impression: they came too late, a second time, or of nothing.
+        unmatched_outcomes: number of outcomes that matched no waiting impression, because they were late, repeated or
+            had an unknown key.
 
     Raises:
-        ConfigurationError: an argument out of its range.
+        ConfigurationError: an argument is out of range.
     """
 
     def __init__(
@@ -112,13 +117,13 @@ class DelayedLabelJoin(BufferedStream):
         self._begin(1, None)
 
     def _begin(self, round_number: int, record: dict[str, Any] | None) -> None:
-        """Start round `round_number` without waiting rows; `record` is the state before."""
+        """Start a round with empty buffers; `record` is the state before it, if known."""
         self._clear()
         self.unmatched_outcomes = 0
         self._counts = dict.fromkeys(_COUNTS, 0)
-        self._seen = OutcomeBuffer()  # unique keys of impressions, by time
+        self._seen = OutcomeBuffer()  # keys of recent impressions, if keys are unique
         self._round = round_number
-        # Latest merged event time, and the time below which an outcome cannot match a future impression.
+        # Latest merged event time; time before which outcomes cannot match a future impression.
         self._reached = self._closed_until = float("-inf")
         self._rows = PendingRows()
         self._waiting = WaitingImpressions()
@@ -131,7 +136,7 @@ class DelayedLabelJoin(BufferedStream):
 
     @property
     def decoded(self) -> Schema | None:
-        """The schema that the impressions were read by; None: they are raw."""
+        """Schema with which the impressions are decoded, or None if they are raw."""
         return super().decoded or self._sides[0].stream.decoded
 
     @property
@@ -174,12 +179,12 @@ class DelayedLabelJoin(BufferedStream):
                     side.poll(min(left, _SLICE_SECONDS))
 
     def _merge(self) -> bool:
-        """Merge rows that have their final order; return whether there were any."""
+        """Merge the rows whose order is final; return whether there were any."""
         impressions, outcomes = self._sides
         if all(side.head is None and side.stream.exhausted for side in self._sides):
             return self._flush()
         impressions_until, outcomes_until = outcomes.bound(self.idle_timeout), impressions.bound(self.idle_timeout)
-        # At equal times impressions come first.
+        # At equal event times, impressions come before outcomes.
         first, first_clock = impressions.take(int(np.searchsorted(impressions.clock, impressions_until, side="right")))
         second, second_clock = outcomes.take(int(np.searchsorted(outcomes.clock, outcomes_until, side="left")))
         if first is None and second is None:
@@ -189,13 +194,13 @@ class DelayedLabelJoin(BufferedStream):
         order = np.lexsort((is_outcome, clock))
         times = np.concatenate([batch.event_time for batch in (first, second) if batch is not None]).tolist()
         keys = [key for batch in (first, second) if batch is not None for key in batch.columns[self.key].tolist()]
-        number = self._rows.count
+        number = self._rows.count  # number of the first new impression
         if first is not None:
             self._rows.add(self._round, first.columns, first.event_time)
         values = [1.0] * len(times)
         if second is not None and self.label in second.columns:
             values[len(first_clock) :] = second.columns[self.label].astype(float).tolist()
-        leaving: list[tuple[int, float]] = []
+        leaving: list[tuple[int, float]] = []  # numbers and labels of the impressions that leave the join
         impression_rows = len(first_clock)
         clock = clock.tolist()
         for row in order.tolist():
@@ -214,6 +219,7 @@ class DelayedLabelJoin(BufferedStream):
                 leaving.append((number, _LEFT_OUT))
                 return
             self._seen.add(Outcome(key, time, self._round, True))
+        # The outcome may have arrived before its impression.
         value = self._outcomes.match(key, time - self._early, time + self.within)
         if value is None:
             self._waiting.add(key, time, number)
@@ -231,7 +237,7 @@ class DelayedLabelJoin(BufferedStream):
         self._outcomes.add(outcome)
 
     def _expire(self, time: float, closed_until: float, leaving: list[tuple[int, float]]) -> None:
-        """At a row's `time`, release impressions past their limit; drop old outcomes."""
+        """Advance event time to `time`: release expired impressions, drop old outcomes."""
         self._reached = max(self._reached, time)
         now, most = self._reached - self.lateness, self.max_waiting
         expired = self._waiting.expire(now, self.within)
@@ -252,7 +258,7 @@ class DelayedLabelJoin(BufferedStream):
         return True
 
     def _emit(self, leaving: list[tuple[int, float]]) -> None:
-        """Emit labelled rows, with negatives sampled, as the output of a round."""
+        """Sample the negatives and push the rows, given as (number, label), as a round."""
         if not leaving:
             return
         numbers, labels = np.array([number for number, _ in leaving]), np.array([label for _, label in leaving])
@@ -290,10 +296,10 @@ class DelayedLabelJoin(BufferedStream):
         self._records = {number: record for number, record in self._records.items() if number >= before - 1}
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` with the join's state at that point; discard older states.
+        """Return `position` with the join's state at that point, and discard older states.
 
         Raises:
-            StreamError: the position is too far back.
+            StreamError: the state at `position` was discarded.
         """
         if _STATE in position:
             return position
@@ -325,7 +331,8 @@ class DelayedLabelJoin(BufferedStream):
         """Continue at `position`, as returned by `resolve`.
 
         Raises:
-            StreamError: it has no state and is not from this process, or is not a position of a join.
+            StreamError: the position is not that of a join; or it contains no state, and this process does not know the
+                state either.
         """
         cursors = cursors_of(self, position, (PARTITION,))
         if PARTITION not in cursors:
@@ -358,7 +365,7 @@ class DelayedLabelJoin(BufferedStream):
             self._seen.restore(state.get("seen", []), following - 1)
             columns, times, labels = unpack_rows(*state["ready"])
             if times is not None:
-                if labels.dtype == bool:  # written by an earlier version: whether a row is positive
+                if labels.dtype == bool:  # an earlier version stored only whether a row is positive
                     labels = np.where(labels, 1.0, _EXPIRED)
                 first = self._rows.add(following - 1, columns, times)
                 numbers = first + np.arange(len(times))
@@ -367,13 +374,16 @@ class DelayedLabelJoin(BufferedStream):
             self._position = {PARTITION: cursor.to_json()}
 
     def commit(self, position: Position) -> None:
-        """Commit both streams at their positions in `position`, as returned by `resolve`."""
+        """Commit both streams at their positions in a resolved `position`."""
         if _STATE in position:
             for side, at in zip(self._sides, position[_STATE]["positions"], strict=True):
                 side.stream.commit(at)
 
     def lag(self) -> int | None:
-        """Return both streams' unread rows, without impressions that wait; None: unknown."""
+        """Return the number of unread rows of both streams, or None if unknown.
+
+        Impressions that wait for a label are not counted.
+        """
         impressions, outcomes = (side.lag() for side in self._sides)
         return None if impressions is None or outcomes is None else impressions + outcomes + self._ready_rows
 
@@ -387,7 +397,10 @@ class DelayedLabelJoin(BufferedStream):
         return self._waiting.rows
 
     def counts(self) -> dict[str, int]:
-        """Return what became of impressions and outcomes since the start, by name."""
+        """Return counts of impressions and outcomes, by name.
+
+        The counts named in `_COUNTS` are included if `unique`.
+        """
         known = {"waiting_rows": self._waiting.rows, "unmatched_outcomes": self.unmatched_outcomes}
         return known | (self._counts if self.unique else {})
 

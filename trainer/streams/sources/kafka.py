@@ -1,4 +1,4 @@
-"""Kafka topics as a stream. Needs confluent-kafka, the extra ``kafka``."""
+"""A stream that reads a Kafka topic; needs confluent-kafka (extra ``kafka``)."""
 
 from __future__ import annotations
 
@@ -25,49 +25,51 @@ _ORDERS = ("round_robin", "arrival")
 _BLOCK_SECONDS = 0.2  # longest blocking call, so that `close` takes effect
 _ASK_SECONDS = 3.0
 _LOOK_SECONDS = 60.0  # interval of checks for added partitions and for a recreated topic
-_AHEAD = 1000  # messages; a partition is paused when it has buffered eight times as many
+_AHEAD = 1000  # messages; a partition with more than eight times as many buffered messages is paused
 
 
 class KafkaStream(BrokerStream):
-    """Messages of a topic's partitions, JSON or Arrow IPC.
+    """A stream of the messages in a topic's partitions, JSON or Arrow IPC.
 
-    Partitions are assigned, not subscribed to, and reading starts from explicit offsets: a position is ``{"topic:0":
-    [offset, row], ...}``. `commit` writes offsets to the consumer group only as a hint. The ranks of a group divide the
-    partitions in turn, in numeric order.
+    The stream assigns partitions itself instead of subscribing, and reads from explicit offsets. A position is
+    ``{"topic:0": [offset, row], ...}``. `commit` writes offsets to the consumer group, but only as a hint. Several
+    processes divide the partitions: partitions go to the ranks in turn, in numeric order.
 
-    Order: with "round_robin", the default, partitions take turns of `quota` offsets each. Turns are derived from the
-    offsets (the position stores the first offsets under ``"@start"``), so the same logs give the same row order in
-    every run, as long as every partition has messages. The stream waits up to `turn_timeout` seconds for an empty
-    partition, then skips it until it has caught up; with None it waits forever, so the order depends only on the logs.
-    With "arrival" rows come as the client delivers them, which is fastest but has no fixed order.
+    With the order "round_robin", the default, partitions take turns of `quota` offsets each. Turns depend only on the
+    offsets (a position stores the first offsets under ``"@start"``), so the same logs give the same row order in every
+    run, as long as every partition has messages. The stream waits up to `turn_timeout` seconds for an empty partition,
+    then skips it until it has caught up. If `turn_timeout` is None, it waits forever, and the order depends only on the
+    logs. With the order "arrival", the stream returns rows as the client delivers them: this is fastest, but the order
+    is not fixed.
 
-    A recreated topic is detected if it ends before the position, else by a message before the position: a checkpoint
-    stores the checksum of one (``"@mark:topic:0": [offset, checksum]``), which is compared on resume, and once a minute
-    while idle. If retention or compaction removed that message, a recreated topic is not detected.
+    The stream detects that a topic was deleted and created again. Either the topic ends before the position, or a
+    message before the position has changed: a checkpoint stores the checksum of one message
+    (``"@mark:topic:0": [offset, checksum]``), which is compared on resume and once a minute while the stream is idle.
+    If retention or compaction removed that message, the change is not detected.
 
     Args:
-        topic: the topic.
-        schema: a `Schema`, or a mapping of its arguments; None: the columns of the Trainer's features.
-        servers: the ``bootstrap.servers``.
-        partitions: their numbers; None: all, those that are added later included (looked for every minute, and read
-            from their first message on).
+        topic: name of the topic.
+        schema: a `Schema`, or a mapping of its arguments. None uses the columns of the Trainer's features.
+        servers: the client's ``bootstrap.servers``.
+        partitions: numbers of the partitions to read. None reads all partitions. New partitions are then looked for
+            every minute and read from their first message.
         format: "json", "arrow" or "auto".
-        start: where to begin without a position: "earliest", "latest", or "committed" (what the group holds, else the
-            earliest).
-        group: name under which positions are committed.
+        start: where to begin without a position: "earliest", "latest", or "committed" for the offsets committed to the
+            group, or the earliest without any.
+        group: name of the consumer group to which positions are committed.
         order: "round_robin" or "arrival".
-        quota: offsets in a turn; a resumed run keeps that of its position.
-        turn_timeout: seconds to wait for a partition whose turn it is, or None.
-        config: further client settings, such as those for TLS; they come after the stream's own.
-        on_missing: when unread messages are gone, by retention or because the topic was deleted and created again:
-            "error", or "skip" to warn and continue with the first available.
-        dead_letter: file for records that do not fit, or a `DeadLetter`.
-        max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
-        max_record_bytes: bytes of the longest message; a longer one is a bad row.
-        give_up_after: seconds of unbroken failure after which StreamError is raised; None: never.
+        quota: number of offsets in a turn; a resumed run keeps the quota of its position.
+        turn_timeout: seconds to wait for a partition whose turn it is; None to wait forever.
+        config: further client settings, for example for TLS; they override the stream's own settings.
+        on_missing: what to do if unread messages were removed, by retention or because the topic was deleted and
+            created again: "error", or "skip" to warn and continue with the first available message.
+        dead_letter: file for bad records, or a `DeadLetter`.
+        max_bad_share: largest share of bad records. None uses the share of `dead_letter`, which is 0.01 by default.
+        max_record_bytes: maximum size of a message in bytes; a larger message is a bad row.
+        give_up_after: seconds of unbroken failure after which StreamError is raised; None to retry forever.
 
     Raises:
-        ConfigurationError: confluent-kafka is missing, or an option is not one of those accepted.
+        ConfigurationError: confluent-kafka is missing, or an option is invalid.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class KafkaStream(BrokerStream):
         self._turns = client.RoundRobinMerger({}, {}, quota, turn_timeout)
         self._paused = client.PausedPartitions(self._consumer, topic, 8 * max(quota, _AHEAD))
         self._marks = ReadMarks()
-        self._unverified: dict[int, Mark] = {}  # records to read again, to check that the log is the same
+        self._unverified: dict[int, Mark] = {}  # marked records that are read again to check for a replaced log
 
     def _on_error(self, error: Any) -> None:
         self._trouble = error
@@ -142,21 +144,22 @@ class KafkaStream(BrokerStream):
     def position(self) -> Position:
         """Return the position after the rows returned so far.
 
-        The first call asks the brokers for the first offsets, and waits up to 30 seconds for an answer.
+        The first call asks the brokers for the first offsets and waits up to 30 seconds for the answer.
 
         Raises:
-            StreamError: they did not answer, or there is no such topic.
+            StreamError: the brokers did not answer, or the topic does not exist.
         """
         self._retry_until(self._assign, lambda: self._assigned, f"the first offsets of {self.topic!r} are unknown")
         return dict(self._position)
 
     def seek(self, position: Position) -> None:
-        """Continue reading at `position` from the next call on.
+        """Continue reading at `position`.
 
-        Missing partitions begin at `start`.
+        If `position` is empty, all partitions begin at `start`. Otherwise partitions missing from it begin at their
+        first message.
 
         Raises:
-            StreamError: it is not one of this stream's.
+            StreamError: the position belongs to another stream.
         """
         cursors = cursors_of(self, position, position)
         if not all(n.rpartition(":")[0] == self.topic and isinstance(c.offset, int) for n, c in cursors.items()):
@@ -208,6 +211,7 @@ class KafkaStream(BrokerStream):
             if cursor.row:
                 resume_rows[name] = cursor
             mark = self._marks.before(name, cursor)
+            # Begin at a marked message that was read before, to compare it with its checksum.
             if mark is not None and low <= int(mark.offset):
                 marked[tp.partition], tp.offset = mark, int(mark.offset)
         turns = self._position.get(_START) or {"quota": self.quota, "offsets": {}}
@@ -216,7 +220,7 @@ class KafkaStream(BrokerStream):
         position[_START] = {"quota": turns["quota"], "offsets": offsets}
         with self._lock:
             if not self._closed:
-                self._paused.resume_all()  # pausing survives an assignment
+                self._paused.resume_all()  # partitions stay paused when they are assigned again
                 self._consumer.assign(topics)
         self._clear()
         fair = self.order == "round_robin"
@@ -227,7 +231,7 @@ class KafkaStream(BrokerStream):
         self._look_at = monotonic() + _LOOK_SECONDS
 
     def _first(self, tp: Any, low: int, high: int) -> int:
-        """Return the start offset of a partition without a position."""
+        """Return the start offset of a partition if there is no position."""
         if self.start == "committed":
             (held,) = self._consumer.committed([tp], timeout=_ASK_SECONDS)
             return low if held.offset < 0 else max(low, held.offset)
@@ -246,14 +250,17 @@ class KafkaStream(BrokerStream):
             try:
                 self._consume(min(timeout, _BLOCK_SECONDS))
             except self._kafka.KafkaException as error:
-                self._go_back()  # buffered messages are fetched again
+                self._go_back()  # fetches the buffered messages again
                 self._failed(error)
                 return
-            if self._assigned:  # otherwise buffered messages are fetched again
+            if self._assigned:  # otherwise `_consume` has sought back, and the buffered messages are obsolete
                 self._deliver(max_rows)
 
     def _check_topic(self) -> None:
-        """Start reading added partitions; when idle, check that the topic is the same."""
+        """Look for added partitions; when idle, also check for a recreated topic.
+
+        Both happen when the partitions are assigned again.
+        """
         self._look_at = monotonic() + _LOOK_SECONDS
         again = not any(self._turns.held(number) for number in self._turns.next)
         if self._partitions is None:
@@ -263,16 +270,16 @@ class KafkaStream(BrokerStream):
             self._go_back()
 
     def _consume(self, timeout: float) -> None:
-        """Move the client's messages into the partitions' buffers."""
+        """Move messages from the client to the buffers of the partitions."""
         if self._turns.ready:
             timeout = 0.0
         with self._lock:
             if self._closed:
                 return
-            # A call waits until it has all requested messages, so wait for only one.
+            # `consume` waits until it has all requested messages, so request only one when waiting.
             messages = self._consumer.consume(2000, 0)
             if not messages and timeout:
-                messages = self._consumer.consume(1, timeout)  # also without partitions: it waits and serves callbacks
+                messages = self._consumer.consume(1, timeout)  # even without partitions: it also runs callbacks
             self._note_ends()
             self._commit_now()
         for message in messages:
@@ -288,17 +295,20 @@ class KafkaStream(BrokerStream):
         elif messages and not messages[-1].error():
             self._retry.succeeded()
         elif self._retry.failures:
-            # On a quiet topic the client reports that brokers are gone, but not that they are back, so ask.
+            # On a quiet topic the client reports lost brokers but not their return, so send a request.
             self._attempt(lambda: self._consumer.list_topics(self.topic, timeout=1.0), 0.0)
         self._paused.balance({number: self._turns.held(number) for number in self._turns.next})
 
     def _is_new(self, message: Any) -> bool:
-        """Check a message against the one read at its offset; return whether it is new."""
+        """Return whether a message is unread; compare a marked one with its checksum.
+
+        If it differs, the topic was recreated: raise, or restart the partition if `on_missing` is "skip".
+        """
         partition, offset = message.partition(), message.offset()
         mark = self._unverified.get(partition)
         if mark is not None and offset >= int(mark.offset):
             del self._unverified[partition]
-            # at a later offset the marked message was compacted, which is inconclusive
+            # A later offset means that the marked message was removed, so nothing can be compared.
             if offset == mark.offset and checksum(client.content_of(message)) != mark.checksum:
                 name = self._name(partition)
                 low, high = client.ends_of(self._consumer, self.topic, partition, _ASK_SECONDS)
@@ -321,7 +331,7 @@ class KafkaStream(BrokerStream):
         partition = message.partition()
         low, high = client.ends_of(self._consumer, self.topic, partition, _ASK_SECONDS)
         fetched = self._turns.fetched(partition)
-        if low <= fetched <= high:  # only the mark is gone, or the topic was recreated and has grown since
+        if low <= fetched <= high:  # only the marked message is gone, or the topic was recreated and has grown since
             self._go_back()
             return
         name = self._name(partition)
@@ -344,12 +354,12 @@ class KafkaStream(BrokerStream):
         self._push_messages(self._decoder.decode([m.value() or b"" for m in taken]), origins)
 
     def commit(self, position: Position) -> None:
-        """Write `position` to the group, in the background; a failure is only logged."""
+        """Commit `position` to the group in the background; only log a failure."""
         if self._closed:
             return
         self._uncommitted = dict(position)
-        # Never during a call of the reading thread: its callback into Python could deadlock with this call on the GIL
-        # and the client's lock. The reading thread commits after its call.
+        # Do not call the client while the reading thread does: a callback from its call into Python could deadlock with
+        # this call on the GIL and the client's lock. In that case the reading thread commits after its own call.
         if self._lock.acquire(blocking=False):
             try:
                 self._commit_now()
@@ -369,14 +379,14 @@ class KafkaStream(BrokerStream):
             self._on_commit(error, None)
 
     def lag(self) -> int | None:
-        """Return the messages waiting at the last known ends; None before a first fetch."""
+        """Return how many messages wait, by the last known end offsets; None if unknown."""
         if not self._assigned:
             return None
         behind = (self._ends.get(partition, 0) - offset for partition, offset in list(self._turns.next.items()))
         return self._ready_rows + sum(max(0, count) for count in behind)
 
     def _note_ends(self) -> None:
-        # Not in `lag`, which other threads call: a client call during a consume can deadlock, as in `commit`.
+        # `lag` must not do this, because other threads call it: a concurrent client call can deadlock (see `commit`).
         for partition in self._ends:
             tp = self._kafka.TopicPartition(self.topic, partition)
             _, high = self._consumer.get_watermark_offsets(tp, cached=True)

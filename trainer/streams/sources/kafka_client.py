@@ -1,4 +1,4 @@
-"""The Kafka client of a `KafkaStream`, and the merged order of its partitions."""
+"""Kafka client functions for `KafkaStream`, and the merge order of partitions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def library() -> Any:
 
 
 def connect(servers: str, group: str, options: Mapping[str, Any]) -> Any:
-    """Return a consumer with the stream's settings, overridden by `options`.
+    """Return a consumer with the stream's settings; `options` override them.
 
     Raises:
-        ConfigurationError: the client is missing or rejects its settings.
+        ConfigurationError: the client library is missing or rejects the settings.
     """
     kafka = library()
     settings = {
@@ -33,8 +33,8 @@ def connect(servers: str, group: str, options: Mapping[str, Any]) -> Any:
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",
         "allow.auto.create.topics": False,
-        # The stream buffers decoded rows, so the client's queue may be smaller than the default of 64 MB. It may be
-        # used up in far less than the second that the client pauses by default once it is full.
+        # The stream buffers messages itself, so the client's queue may be smaller than the default of 64 MB. A full
+        # queue may drain in far less than one second, the client's default pause before it fetches again.
         "queued.max.messages.kbytes": 16_384,
         "fetch.queue.backoff.ms": 20,
         "log_level": 2,
@@ -50,10 +50,10 @@ def connect(servers: str, group: str, options: Mapping[str, Any]) -> Any:
 
 
 def weak_callback(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a client's callback that calls `method` while its object is alive.
+    """Return a callback that calls `method` while its object is alive.
 
-    Otherwise the client and the object that owns it would wait for the garbage collector, and a process has room for
-    about 1,000 clients.
+    A normal reference would form a cycle of client and stream, which only the garbage collector frees. A process can
+    hold only about 1,000 clients, so they must be freed earlier.
     """
     reference = weakref.WeakMethod(method)
 
@@ -66,7 +66,7 @@ def weak_callback(method: Callable[..., None]) -> Callable[..., None]:
 
 
 def partitions_of(consumer: Any, topic: str, chosen: Sequence[int] | None, timeout: float) -> list[int]:
-    """Return the partition numbers of `topic` to read: the `chosen`, or all."""
+    """Return the numbers of the partitions to read: `chosen`, or all if it is None."""
     metadata = consumer.list_topics(timeout=timeout)
     described = metadata.topics.get(topic)
     if described is None:
@@ -85,8 +85,8 @@ def partitions_of(consumer: Any, topic: str, chosen: Sequence[int] | None, timeo
 def ends_of(consumer: Any, topic: str, partition: int, timeout: float) -> tuple[int, int]:
     """Return the first offset of a partition and the offset after its last message.
 
-    Does not use `get_watermark_offsets`: it requests both at once and, if one request fails, may return the other
-    twice, which looks like an empty partition whose messages would be skipped.
+    It does not call `get_watermark_offsets`, which sends two requests and, if one of them fails, may return the other
+    result twice. The partition would then look empty, and its messages would be skipped.
     """
     kafka = library()
     ends = []
@@ -99,7 +99,10 @@ def ends_of(consumer: Any, topic: str, partition: int, timeout: float) -> tuple[
 
 
 class PausedPartitions:
-    """Pauses partitions with more than `limit` buffered messages, until half are left."""
+    """Pauses partitions while too many of their messages are buffered.
+
+    A partition is paused above `limit` buffered messages, and resumed below half of that.
+    """
 
     def __init__(self, consumer: Any, topic: str, limit: int) -> None:
         self._consumer, self._topic, self._limit = consumer, topic, limit
@@ -125,25 +128,26 @@ class PausedPartitions:
 
 
 def content_of(message: Any) -> tuple[bytes | None, ...]:
-    """Return the identity of a message at an offset: its time, key and value."""
+    """Return the content of a message for a checksum: its time, key and value."""
     return str(message.timestamp()[1]).encode(), message.key(), message.value()
 
 
 @dataclass
 class RoundRobinMerger:
-    """Buffers the messages of numbered partitions and returns them in turns.
+    """Buffers messages by partition and returns them in turns.
 
     A turn of a partition ends where its offset crosses a multiple of `quota`. The partition with the fewest completed
-    turns is next; ties go to the lowest number. Completed turns are computed from the next and the first offset of the
-    partition, so a position determines whose turn it is, even within a turn, and gaps in the offsets are harmless.
+    turns is next; among equals, the partition with the lowest number. The number of completed turns follows from the
+    first and the next offset of a partition. So the position alone determines whose turn it is, even within a turn, and
+    gaps in the offsets do no harm.
 
     Args:
-        next: partition -> offset to read next.
-        bases: partition -> its first offset.
-        quota: offsets in a turn.
-        timeout: seconds to wait for an empty partition; then it is skipped until it has caught up with the others.
-            None: wait forever.
-        in_turns: False: return all messages buffered.
+        next: mapping from partition to the offset to read next.
+        bases: mapping from partition to its first offset.
+        quota: number of offsets in a turn.
+        timeout: seconds to wait for an empty partition. Then it is skipped until it has caught up with the others. None
+            waits forever.
+        in_turns: whether partitions take turns; if False, `take` returns all buffered messages.
     """
 
     next: dict[int, int]
@@ -155,8 +159,8 @@ class RoundRobinMerger:
     def __post_init__(self) -> None:
         self.next = dict(self.next)
         self._buffers: dict[int, deque[Any]] = {number: deque() for number in self.next}
-        self._passed: set[int] = set()
-        self._waits: dict[int, float] = {}
+        self._passed: set[int] = set()  # empty partitions that are skipped
+        self._waits: dict[int, float] = {}  # by partition: time when waiting for it began
 
     def add(self, partition: int, message: Any) -> None:
         """Buffer a message; ``offset()`` must increase within the partition."""
@@ -173,14 +177,14 @@ class RoundRobinMerger:
 
     @property
     def ready(self) -> bool:
-        """Whether `take` returns messages."""
+        """Whether `take` would return messages."""
         if not self.in_turns:
             return any(self._buffers.values())
         chosen = self._choose()
         return chosen is not None and bool(self._buffers[chosen])
 
     def take(self) -> list[Any]:
-        """Return the next messages, partitions in turn; none if empty."""
+        """Return the next messages: the buffered part of the current turn, or none."""
         taken: list[Any] = []
         if not self.in_turns:
             for partition, buffer in self._buffers.items():
@@ -203,9 +207,9 @@ class RoundRobinMerger:
         return taken
 
     def _order(self, partition: int) -> tuple[int, int]:
-        """Return the completed turns of a partition, then its number."""
+        """Return the sort key of a partition: its number of completed turns, its number."""
         buffer = self._buffers[partition]
-        # With gaps in the offsets, the next message may belong to a later turn than the next offset.
+        # If offsets are missing, the next message may belong to a later turn than the next offset.
         following = buffer[0].offset() if buffer else self.next[partition]
         return following // self.quota - self.bases[partition] // self.quota, partition
 
@@ -214,7 +218,7 @@ class RoundRobinMerger:
             return None
         waited_for = [self._order(number) for number in self._buffers if number not in self._passed]
         front = min(waited_for) if waited_for else max(map(self._order, self._buffers))
-        # Not before the front: a partition skipped in a round is not awaited again in that round.
+        # A skipped partition is waited for again only once it has reached the front.
         self._passed -= {number for number in self._passed if self._order(number) >= front}
         eligible = [number for number in self._buffers if number not in self._passed or self._buffers[number]]
         return min(eligible, key=self._order, default=None)

@@ -1,7 +1,7 @@
-"""A join's state: unmerged rows, impressions waiting for a label, outcomes.
+"""State of a join: unmerged rows, impressions waiting for a label, and outcomes.
 
-Rows and outcomes are kept for some rounds after they leave, so that a checkpoint can store the state of an earlier
-round.
+Rows and outcomes are kept for some rounds after they leave the join, so that a checkpoint can store the state at the
+end of an earlier round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ _READ_ROWS = 4096
 
 
 class Side:
-    """One of the two streams: its unmerged rows, and the event time it has reached."""
+    """One of the two streams of a join, with its unmerged rows and its event time.
+
+    Attributes:
+        head: rows read but not merged yet, or None.
+        clock: merge order of the rows in `head`: running maximum of their event times, float64 [rows].
+        reached: event time up to which rows were merged.
+        position: position after the last merged row.
+    """
 
     def __init__(self, stream: Stream, name: str, key: str) -> None:
         self.stream, self.name, self.key = stream, name, key
@@ -33,25 +40,25 @@ class Side:
         self.reset(float("-inf"))
 
     def reset(self, reached: float) -> None:
-        """Drop the unmerged rows and set the event time to `reached`."""
+        """Drop the unmerged rows and set the event time reached."""
         self.head: Batch | None = None
         self.reached = reached
         self.idle_since: float | None = None
         self.clock = np.empty(0)
 
     def seek(self, position: Position, reached: float) -> None:
-        """Continue at `position`, where the event time was `reached`."""
+        """Continue at `position`; `reached` is the event time there."""
         self.stream.seek(position)
         self.reset(reached)
         self.position = position
 
     def lag(self) -> int | None:
-        """Return the rows that wait upstream or are unmerged; None: unknown."""
+        """Return the number of rows that are unread or unmerged, or None if unknown."""
         upstream = self.stream.lag()
         return None if upstream is None else upstream + (0 if self.head is None else self.head.rows)
 
     def poll(self, timeout: float) -> None:
-        """Read rows if none are waiting."""
+        """Read rows unless unmerged rows are left."""
         if self.head is not None:
             return
         batch = self.stream.poll(_READ_ROWS, timeout)
@@ -60,16 +67,19 @@ class Side:
         if batch.event_time is None or self.key not in batch.columns:
             absent = "event time" if batch.event_time is None else self.key
             raise DataError(f"the {self.name} of a join need {absent!r}; received columns {list(batch.columns)}")
-        if self.stream.schema is None:  # with a schema such rows are set aside already
+        if self.stream.schema is None:  # a stream with a schema has removed such rows already
             for reason in far_ahead(batch.event_time, self.stream.max_future).values():
                 raise DataError(f"the {self.name} of a join: {reason}; others that wait would be taken for negatives")
         self.head = batch
-        # The running maximum preserves the stream's own order in the merge, even if event times are out of order.
+        # The running maximum keeps the rows of a stream in their order, even if event times are out of order.
         self.clock = np.maximum.accumulate(np.maximum(batch.event_time, self.reached))
         self.idle_since = None
 
     def bound(self, idle_timeout: float | None) -> float:
-        """Return a lower bound of future rows' event times; infinity if none will come."""
+        """Return the time up to which the other stream may be merged.
+
+        It is a lower bound of the event times still to come, or infinity if this stream has ended or is idle.
+        """
         if self.head is not None:
             return float(self.clock[-1])
         if self.stream.exhausted:
@@ -84,7 +94,7 @@ class Side:
         return float("inf") if idle else self.reached
 
     def take(self, rows: int) -> tuple[Batch | None, np.ndarray]:
-        """Return the first `rows` waiting rows and their clock."""
+        """Remove the first `rows` unmerged rows and return them with their clock."""
         if not rows or self.head is None:
             return None, np.empty(0)
         taken, rest = self.head.split(rows)
@@ -96,9 +106,12 @@ class Side:
 
 
 class _Chunk:
-    """Impressions that arrived together, in round `arrived`, numbered from `first` on.
+    """Impressions that arrived together in round `arrived`, numbered from `first` on.
 
-    For each row: the round in which it `left`, its `rank` in that round's output, and its `label`.
+    Attributes:
+        left: round in which each row left, or `_WAITING`, int64 [rows].
+        rank: index of each row in the output of that round, or -1 if it was not returned, int64 [rows].
+        label: label of each row, float64 [rows].
     """
 
     def __init__(self, first: int, arrived: int, columns: dict[str, np.ndarray], times: np.ndarray) -> None:
@@ -109,7 +122,11 @@ class _Chunk:
 
 
 class PendingRows:
-    """Numbered impressions. Those that have left are kept until `forget`."""
+    """Impressions, numbered in order of arrival; rows that left are kept until `forget`.
+
+    Attributes:
+        count: number of impressions added so far.
+    """
 
     def __init__(self) -> None:
         self._chunks: list[_Chunk] = []
@@ -123,7 +140,7 @@ class PendingRows:
         return first
 
     def _held(self, numbers: np.ndarray) -> list[tuple[_Chunk, np.ndarray, np.ndarray]]:
-        """Return the chunks with rows of `numbers`, those rows, and indices in `numbers`."""
+        """Return the chunks that hold `numbers`, with row indexes and indexes in `numbers`."""
         where = np.searchsorted([chunk.first for chunk in self._chunks], numbers, side="right") - 1
         chosen = [(self._chunks[c], np.flatnonzero(where == c)) for c in np.unique(where)]
         return [(chunk, numbers[indices] - chunk.first, indices) for chunk, indices in chosen]
@@ -139,14 +156,17 @@ class PendingRows:
         return columns, np.concatenate([chunk.times[rows] for chunk, rows, _ in held])[back]
 
     def pack(self, numbers: np.ndarray, *labels: np.ndarray) -> list[Any]:
-        """Return columns, times and `labels` of rows as `unpack_rows` reads them."""
+        """Encode the columns and times of rows, and `labels`, for `unpack_rows`."""
         if not len(numbers):
             return [None, None, *map(pack, labels)]
         columns, times = self.gather(numbers)
         return [{name: pack(column) for name, column in columns.items()}, pack(times), *map(pack, labels)]
 
     def leave(self, numbers: np.ndarray, left: int, ranks: np.ndarray, labels: np.ndarray) -> None:
-        """Mark rows leaving in round `left`, with their rank in its output (-1: none)."""
+        """Record that rows left in round `left`, with their ranks and labels.
+
+        The rank is the row's index in the output of that round, or -1 if the row was not returned.
+        """
         for chunk, rows, indices in self._held(numbers):
             chunk.left[rows], chunk.rank[rows], chunk.label[rows] = left, ranks[indices], labels[indices]
 
@@ -160,7 +180,7 @@ class PendingRows:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def output_of(self, left: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of round `left`'s output from `rank` on, and their labels."""
+        """Return the rows in the output of round `left` from `rank` on, and their labels."""
         parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
         for chunk in self._chunks:
             rows = np.flatnonzero((chunk.left == left) & (chunk.rank >= rank))
@@ -170,22 +190,22 @@ class PendingRows:
         return numbers[order], labels[order]
 
     def forget(self, before: int) -> None:
-        """Drop chunks whose impressions have all left before round `before`."""
+        """Drop chunks whose impressions all left before round `before`."""
         self._chunks = [chunk for chunk in self._chunks if not ((chunk.left != _WAITING) & (chunk.left < before)).all()]
 
     @property
     def rows(self) -> int:
-        """Rows held in memory."""
+        """Number of rows held in memory."""
         return sum(len(chunk.times) for chunk in self._chunks)
 
 
 class WaitingImpressions:
-    """The numbers of the impressions without an outcome yet, by key and by time."""
+    """Numbers of the impressions that wait for an outcome, by key and by time."""
 
     def __init__(self) -> None:
         self.rows = 0
         self._by_key: dict[Any, list[tuple[float, int]]] = {}
-        self._by_time: list[tuple[float, int, Any]] = []  # a heap; those that have left stay in it until their turn
+        self._by_time: list[tuple[float, int, Any]] = []  # a heap; impressions that left stay until they are at its top
 
     def add(self, key: Any, time: float, number: int) -> None:
         """Add an impression."""
@@ -194,7 +214,7 @@ class WaitingImpressions:
         heapq.heappush(self._by_time, (time, number, key))
 
     def match(self, key: Any, time: float, early: float, within: float) -> list[int]:
-        """Remove impressions that an outcome at `time` belongs to; return their numbers."""
+        """Remove the impressions that match an outcome at `time`; return their numbers."""
         held = self._by_key.get(key, ())
         matches = [(since, number) for since, number in held if since - early <= time <= since + within]
         for since, number in matches:
@@ -209,14 +229,14 @@ class WaitingImpressions:
         return left
 
     def keep(self, most: int) -> list[int]:
-        """Remove the oldest beyond `most`; return their numbers."""
+        """Remove the oldest impressions if there are more than `most`; return their numbers."""
         left = []
         while self.rows > most:
             left += self._remove_oldest()
         return left
 
     def clear(self) -> list[int]:
-        """Remove all; return their numbers in order."""
+        """Remove all impressions; return their numbers in ascending order."""
         numbers = sorted(number for held in self._by_key.values() for _, number in held)
         self.rows, self._by_key, self._by_time = 0, {}, []
         return numbers
@@ -239,7 +259,14 @@ class WaitingImpressions:
 
 @dataclass(eq=False, slots=True)
 class Outcome:
-    """An outcome kept for future impressions, with its first and last round."""
+    """An outcome kept for impressions still to come.
+
+    Attributes:
+        arrived: round in which the outcome arrived.
+        matched: whether it has matched an impression.
+        value: label that it gives to an impression.
+        left: round in which it was dropped, or None.
+    """
 
     key: Any
     time: float
@@ -250,11 +277,11 @@ class Outcome:
 
 
 class OutcomeBuffer:
-    """Outcomes by key. Dropped ones stay in the log until `forget`."""
+    """Outcomes by key; dropped outcomes stay in a log until `forget`."""
 
     def __init__(self) -> None:
         self._by_key: dict[Any, list[Outcome]] = {}
-        self._queue: list[tuple[float, int, Outcome]] = []  # by event time, then by arrival
+        self._queue: list[tuple[float, int, Outcome]] = []  # heap ordered by event time, then by arrival
         self._log: list[Outcome] = []
         self._count = 0
 
@@ -270,9 +297,10 @@ class OutcomeBuffer:
         return self._by_key.get(key, [])
 
     def match(self, key: Any, since: float, until: float) -> float | None:
-        """Mark outcomes of `key` from `since` to `until` as matched; return one's value.
+        """Mark the outcomes of a key from `since` to `until` as matched.
 
-        It is that of the earliest; None without any.
+        Returns:
+            The value of the earliest of them, or None if there is none.
         """
         matches = [entry for entry in self.of(key) if since <= entry.time <= until]
         for entry in matches:
@@ -280,9 +308,15 @@ class OutcomeBuffer:
         return min(matches, key=lambda entry: entry.time).value if matches else None
 
     def drop(self, before: float, left: int, most: int | None = None) -> int:
-        """Drop outcomes before a time, or beyond `most`; return the number unmatched.
+        """Drop the outcomes before a time, and the oldest ones beyond `most`.
 
-        They leave in round `left`.
+        Args:
+            before: event time.
+            left: the current round.
+            most: largest number of outcomes to keep; None for no limit.
+
+        Returns:
+            How many of the dropped outcomes had matched no impression.
         """
         unmatched = 0
         while self._queue and (self._queue[0][0] < before or (most is not None and len(self._queue) > most)):
@@ -300,12 +334,12 @@ class OutcomeBuffer:
         self._log = [o for o in self._log if o.left is None or o.left >= before]
 
     def pack(self, done: int) -> list[Any]:
-        """Return the outcomes at the end of round `done` as JSON; empty without any."""
+        """Return the outcomes held at the end of round `done`, encoded as JSON."""
         held = [o for o in self._log if o.arrived <= done and (o.left is None or o.left > done)]
         return [pack(np.array(values)) for values in zip(*map(_values, held), strict=True)]
 
     def restore(self, packed: list[Any], arrived: int) -> None:
-        """Add outcomes returned by `pack`, as if they arrived in round `arrived`."""
+        """Add outcomes encoded by `pack`, as if they had arrived in round `arrived`."""
         if packed:
             for key, time, matched, *value in zip(*(unpack(values).tolist() for values in packed), strict=True):
                 self.add(Outcome(key, time, arrived, matched, *value))
@@ -316,7 +350,7 @@ def _values(outcome: Outcome) -> tuple[Any, ...]:
 
 
 def pack(array: Any) -> list[Any]:
-    """Encode an array, or a `Ragged`'s two, as JSON: dtype, shape, compressed bytes."""
+    """Encode an array or `Ragged` as JSON: dtype, shape and compressed bytes."""
     if isinstance(array, Ragged):
         array = array[:]
         return [pack(array.values), pack(array.offsets), array.options]
@@ -325,7 +359,7 @@ def pack(array: Any) -> list[Any]:
 
 
 def unpack(packed: list[Any]) -> Any:
-    """Decode an array encoded by `pack`; ValueError for anything else."""
+    """Decode the output of `pack`; raise ValueError for anything else."""
     dtype, shape, text = packed
     if isinstance(dtype, list):
         try:
@@ -342,9 +376,10 @@ def unpack(packed: list[Any]) -> Any:
 
 
 def keep_share(keys: np.ndarray, seed: int) -> np.ndarray:
-    """Return a number in [0, 1) for each key, a hash of key and seed.
+    """Hash each key and the seed to a number in [0, 1).
 
-    Integers go through the finaliser of SplitMix64 (Steele, Lea and Flood, 2014), text through CRC-32 first.
+    Keys are mixed by the finaliser of SplitMix64 (Steele, Lea and Flood, 2014). Text is first hashed to 64 bits with
+    CRC-32 and Adler-32.
     """
     if keys.dtype.kind in "iub":
         mixed = keys.astype(np.int64).view(np.uint64).copy()
@@ -359,7 +394,7 @@ def keep_share(keys: np.ndarray, seed: int) -> np.ndarray:
 
 
 def unpack_rows(columns: Any, times: Any, *labels: Any) -> list[Any]:
-    """Return the output of `PendingRows.pack`; None if there are no rows."""
+    """Decode the output of `PendingRows.pack`; columns and times are None without rows."""
     if times is None:
         return [None, None, *labels]
     return [{name: unpack(own) for name, own in columns.items()}, unpack(times), *map(unpack, labels)]

@@ -1,4 +1,7 @@
-"""Redis Streams as a stream; needs redis-py (extra ``redis``), Redis 6.2 or later."""
+"""A stream that reads Redis Streams.
+
+Needs redis-py (extra ``redis``) and Redis 6.2 or later.
+"""
 
 from __future__ import annotations
 
@@ -18,48 +21,48 @@ from ..formats.schema import Schema
 from .broker_stream import BrokerStream, ReadMarks, checksum, indices_to_mark
 from .redis_removals import Id, Removals, parse, text
 
-_REMOVED = "@removed:"  # in a position: id up to which removals of unread entries were accepted
+_REMOVED = "@removed:"  # a position holds under "@removed:<key>" the id up to which removals were accepted
 _LAST_SEQUENCE = 2**64 - 1
-_BLOCK_SECONDS = 0.5  # maximum blocking time of a call, so that `close` and dead connections are noticed
+_BLOCK_SECONDS = 0.5  # longest blocking call, so that `close` takes effect and dead connections are noticed
 _LOOK_SECONDS = 60.0  # interval of checks that an entry read earlier is still the same
 
 
 class RedisStream(BrokerStream):
-    """Entries of one or several Redis stream keys.
+    """A stream of the entries in one or several Redis stream keys.
 
-    An entry carries a payload, JSON or Arrow IPC, in one field; or its fields are the columns of one row, as text.
-    Entries are read by id, without a consumer group. A position is ``{key: [id, row]}``, the next row to read.
+    One field of an entry contains a payload, JSON or Arrow IPC; or the fields of an entry are the columns of one row,
+    as text. Entries are read by id, without a consumer group. A position is ``{key: [id, row]}`` with the next row to
+    read of each key.
 
-    Several keys are merged by entry id, that is by the server's clock. The order is the same in every run, provided
-    that the server generates the ids (``XADD key *``).
+    Entries of several keys are merged by id, so by the time of the server's clock. The order is the same in every run
+    if the server generates the ids (``XADD key *``).
 
-    When entries after the position have been removed unread (XDEL, XTRIM, MAXLEN, a key deleted or created again),
-    StreamError describes the loss (see `on_missing`). Redis cannot tell whether only the last read entry was trimmed or
-    also the next one, so the last read entry must stay: a MAXLEN must be generous. Entries deleted from the middle of
-    the unread ones are detected from Redis 7 on. A key recreated with the same ids is detected by an entry before the
-    position: a checkpoint stores the checksum of one (``"@mark:key"``), which is compared on resume and once a minute,
-    while that entry exists.
+    If unread entries were removed (XDEL, XTRIM, MAXLEN, a key deleted or created again), StreamError describes the
+    loss; see `on_missing`. Keep the last read entry: if it was trimmed, Redis cannot tell whether the next one was
+    trimmed, too. So choose a large MAXLEN. Entries removed from between unread entries are detected with Redis 7 or
+    later. A key that was recreated with the same ids is detected as long as a certain entry before the position exists:
+    a checkpoint stores its checksum (``"@mark:key"``), which is compared on resume and once a minute.
 
-    The ranks of a group divide the keys in turn, sorted by name.
+    Several processes divide the keys: keys sorted by name go to the ranks in turn.
 
     Args:
-        keys: the stream key, or several.
-        schema: a `Schema`, or a mapping of its arguments; None: the columns of the Trainer's features.
-        url: URL of the server, as redis-py takes it; "unix://path.sock" works as well.
-        field: name of the field with the payload; None: the entry's fields are the columns.
+        keys: one stream key, or several.
+        schema: a `Schema`, or a mapping of its arguments. None uses the columns of the Trainer's features.
+        url: URL of the server as redis-py takes it, including "unix://path.sock".
+        field: name of the field with the payload; None if the fields of an entry are the columns.
         format: "json", "arrow" or "auto".
-        list_delimiter: between the values of a list, where fields are columns.
+        list_delimiter: delimiter between the values of a list, if fields are columns.
         start: where to begin without a position: "0" (the oldest entry), "$" (after the newest) or an id.
-        count: entries fetched in one call per key.
-        on_missing: when unread entries are gone: "error", or "skip" to warn and continue with the first available (in a
-            key created again, its first).
-        dead_letter: file for records that do not fit, or a `DeadLetter`.
-        max_bad_share: largest share of such records; None: that of `dead_letter`, 0.01 for a new one.
-        max_record_bytes: bytes of the longest message; a longer one is a bad row.
-        give_up_after: seconds of unbroken failure after which StreamError is raised; None: never.
+        count: number of entries fetched per key in one call.
+        on_missing: what to do if unread entries were removed: "error", or "skip" to warn and continue with the first
+            available entry.
+        dead_letter: file for bad records, or a `DeadLetter`.
+        max_bad_share: largest share of bad records. None uses the share of `dead_letter`, which is 0.01 by default.
+        max_record_bytes: maximum size of a message in bytes; a larger message is a bad row.
+        give_up_after: seconds of unbroken failure after which StreamError is raised; None to retry forever.
 
     Raises:
-        ConfigurationError: redis-py is missing, or an option is not one of those accepted.
+        ConfigurationError: redis-py is missing, or an option is invalid.
     """
 
     def __init__(
@@ -103,18 +106,21 @@ class RedisStream(BrokerStream):
             return
         self._dealt = rank, world
         mine = sorted(self._all_keys)[rank::world]
-        self.keys = [key for key in self._all_keys if key in mine]  # key order breaks ties between equal ids
+        self.keys = [key for key in self._all_keys if key in mine]  # in the given order, which breaks ties between ids
         self._reset({})
 
     def _reset(self, position: Position) -> None:
-        """Drop the fetched entries and set `_cursors`, the last ids read."""
+        """Drop the fetched entries and continue at `position`.
+
+        `_cursors` maps each key to the id of the last entry read.
+        """
         self._clear()
         self._position = {}
         self._cursors: dict[str, Id] = {}
         self._resume_rows = {}
         self._removals: dict[str, Removals] = {}
         self._buffers: dict[str, deque[tuple[Id, Mapping[bytes, bytes]]]] = {key: deque() for key in self.keys}
-        self._final_before: dict[str, Id] = {}  # no entry with a lower id can still arrive
+        self._final_before: dict[str, Id] = {}  # by key: no more entries with a lower id can arrive
         self._look_at = 0.0
         for key in self.keys:
             if key in position:
@@ -132,7 +138,7 @@ class RedisStream(BrokerStream):
             self._resume_rows[key] = cursor
 
     def _newest(self) -> None:
-        """Set the cursors of keys that start after the newest entry; needs the server."""
+        """Ask the server for the newest entry of the keys that start after it."""
         for key in self.keys:
             if key not in self._cursors:
                 last = self._client.xrevrange(key, count=1)
@@ -141,7 +147,7 @@ class RedisStream(BrokerStream):
     def position(self) -> Position:
         """Return the position after the rows returned so far.
 
-        With ``start="$"`` the first call asks the server and waits up to 30 seconds for an answer.
+        With ``start="$"``, the first call asks the server and waits up to 30 seconds for the answer.
 
         Raises:
             StreamError: the server did not answer.
@@ -150,10 +156,10 @@ class RedisStream(BrokerStream):
         return dict(self._position)
 
     def seek(self, position: Position) -> None:
-        """Continue reading at `position`; missing keys begin at `start`.
+        """Continue reading at `position`; keys missing from it begin at `start`.
 
         Raises:
-            StreamError: it has an invalid id, or a key that this stream does not read.
+            StreamError: the position has an invalid id, or a key that this stream does not read.
         """
         cursors_of(self, position, self._all_keys)
         try:
@@ -185,7 +191,7 @@ class RedisStream(BrokerStream):
             self._attempt(lambda: self._await(left), left)
 
     def _read(self) -> None:
-        """Fetch each key's next entries in one transaction; push those in final order."""
+        """Fetch the next entries of each key in one transaction; push the ordered ones."""
         if not self.keys:
             return
         self._newest()
@@ -202,7 +208,7 @@ class RedisStream(BrokerStream):
                 pipe.xrange(key, mark.offset, mark.offset)
             (seconds, micros), *answers = pipe.execute(raise_on_error=False)
         again = dict(zip(marked, answers[2 * len(wanted) :], strict=True))
-        # New entries can still get ids of this millisecond, but not of earlier ones.
+        # New entries may still get an id of the current millisecond, but not of an earlier one.
         now = (seconds * 1000 + micros // 1000, 0)
         for key, info, answer in zip(wanted, answers[::2], answers[1::2], strict=False):
             for error in (info, answer, again.get(key)):
@@ -221,7 +227,7 @@ class RedisStream(BrokerStream):
         self._deliver()
 
     def _replaced(self, key: str, at: Offset, info: Mapping[str, Any]) -> None:
-        """Restart a key if its entry `at` differs from the one read, or raise."""
+        """Restart a key whose entry `at` has changed, or raise if `on_missing` is "error"."""
         self._lost(
             f"stream {key!r} holds another entry {at} than the one that was read there: it was deleted and created "
             f"again, or is another one; it holds {info['length']} entries, none of which was read"
@@ -233,7 +239,7 @@ class RedisStream(BrokerStream):
         self._cursors[key] = self._final_before[key] = (0, 0)
 
     def _check_removals(self, key: str, info: Any, entries: list[tuple[Id, Any]], full: bool) -> bool:
-        """Check for entries removed unread; return whether to continue from the cursor."""
+        """Check for removed unread entries; return False if the key restarts."""
         resume_id = parse(self._resume_rows[key].offset) if key in self._resume_rows else (0, 0)
         within = resume_id if resume_id > self._cursors[key] else None
         loss = self._removals[key].look(info, self._cursors[key], [at for at, _ in entries], full, within)
@@ -252,7 +258,7 @@ class RedisStream(BrokerStream):
         return self._marks.resolve(position) | removed
 
     def _deliver(self) -> None:
-        # A single key needs no merging, so its newest entries need not wait.
+        # A single key is not merged, so its newest entries need not wait.
         alone = len(self.keys) == 1
         final_before = min(self._final_before.values())
         taken = []
@@ -275,14 +281,17 @@ class RedisStream(BrokerStream):
 
     def _await(self, timeout: float) -> None:
         if not self.keys or any(self._buffers.values()):
-            # with buffered entries, until the millisecond of the newest has passed
+            # Buffered entries are due once the millisecond of the newest id has passed.
             self._retry.pause(min(timeout, 0.001) if self.keys else timeout)
             return
         block = max(1, int(1000 * min(timeout, _BLOCK_SECONDS)))
         self._client.xread({key: text(at) for key, at in self._cursors.items()}, count=1, block=block)
 
     def lag(self) -> int | None:
-        """Return the entries waiting, estimated from the ids' times; None if unknown."""
+        """Return the number of entries waiting, or None if unknown.
+
+        It is estimated from the times in the ids of the oldest, the newest and the last read entry.
+        """
         waiting = self._ready_rows + sum(len(buffer) for buffer in self._buffers.values())
         try:
             for key, cursor in list(self._cursors.items()):
@@ -300,10 +309,10 @@ class RedisStream(BrokerStream):
 
 
 def connect(url: str) -> tuple[Any, Any]:
-    """Return the module redis and a client, which connects later.
+    """Return the module redis, and a client that connects on first use.
 
     Raises:
-        ConfigurationError: redis-py is missing, or refuses the URL.
+        ConfigurationError: redis-py is missing or rejects the URL.
     """
     redis = require("redis", "Redis needs redis-py", "redis")
     from redis.backoff import NoBackoff
@@ -324,7 +333,7 @@ def connect(url: str) -> tuple[Any, Any]:
 
 
 def _entries(answer: Any) -> list[Any]:
-    """Return one key's entries in an XREAD answer: a list, or a mapping in RESP3."""
+    """Return the entries in an XREAD answer for one key; RESP3 answers are mappings."""
     if not answer:
         return []
     if isinstance(answer, Mapping):

@@ -1,4 +1,4 @@
-"""Detects entries of a Redis stream removed unread, from XINFO STREAM."""
+"""Detects removed unread entries of a Redis stream, by XINFO STREAM."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _START: Id = (0, 0)
 
 @dataclass(frozen=True)
 class Loss:
-    """Entries that were removed unread, with a message that tells what happened."""
+    """Unread entries that were removed, with a message that says what happened."""
 
     message: str
     restart: bool = False  # whether the key was replaced and must be read from its start
-    upto: Id = _START  # the newest removed entry, as far as known; `Removals.accepted` once accepted
+    upto: Id = _START  # id of the newest removed entry, if known
 
 
 class Removals:
-    """Compares the state of a key between reads.
+    """Detects removals by comparing the state of a key between reads.
 
-    Before Redis 7 there are no counters, so removals from the middle of the unread entries are not detected.
+    Redis before version 7 has no counters, so removals from between unread entries are not detected.
 
     Args:
-        resumed: whether entries before the cursor are known to have existed.
-        accepted: removals up to this id were reported and accepted.
+        resumed: whether an entry at or before the cursor is known to have existed.
+        accepted: id up to which removals were reported and accepted.
     """
 
     def __init__(self, resumed: bool, accepted: Id = _START) -> None:
@@ -45,14 +45,14 @@ class Removals:
     def look(
         self, info: Mapping[str, Any] | None, cursor: Id, ids: Sequence[Id], full: bool, within: Id | None
     ) -> Loss | None:
-        """Return the entries removed unread since the last look, or None.
+        """Return the loss of unread entries since the last call, or None.
 
         Args:
-            info: the answer to XINFO STREAM; None when there is no such key.
-            cursor: the last id read earlier.
-            ids: the ids read now, in the same transaction.
-            full: whether there may be more entries after `ids`.
-            within: a partially read entry, which must still exist.
+            info: the answer to XINFO STREAM; None if the key does not exist.
+            cursor: id of the last entry read before.
+            ids: ids of the entries just read, in the same transaction as `info`.
+            full: whether more entries may follow `ids`.
+            within: id of a partially read entry, which must still exist, or None.
         """
         last, added = (_START, None) if info is None else (parse(info["last-generated-id"]), info.get("entries-added"))
         if self._seen and (info is None or last < cursor or (added or 0) < (self._added or 0)):
@@ -64,12 +64,14 @@ class Removals:
         self._all_read, self._added, self._last = not full, added, last
         oldest = parse(info["first-entry"][0]) if info["first-entry"] else None
         reached = ids[-1] if ids else cursor
+        # If the key ends before its last generated id, the entry with that id was removed.
         removed = last if not full and last > reached else parse(info.get("max-deleted-entry-id", b"0-0"))
         news = seen and removed > max(cursor, self.accepted)
+        # Although an entry at or before the cursor existed, the key now begins after the cursor.
         lost_start = resumed and oldest is not None and oldest > cursor
         trimmed = lost_start if within is None else bool(ids) and ids[0] != within
         if not trimmed and not news:
-            if removed > cursor:  # before this stream began reading
+            if removed > cursor:  # removed before this stream began to read
                 self.accepted = max(self.accepted, removed)
             return None
         count = "" if before is None or full or not all_read else f"{added - before - len(ids)} "
@@ -90,7 +92,7 @@ class Removals:
 
 
 def parse(value: Offset | bytes, label: str = "") -> Id:
-    """Return an entry id as (milliseconds, sequence); errors name `label`."""
+    """Parse an entry id into (milliseconds, sequence); `label` begins error messages."""
     if isinstance(value, bytes):
         value = value.decode()
     first, _, second = str(value).partition("-")
@@ -100,5 +102,5 @@ def parse(value: Offset | bytes, label: str = "") -> Id:
 
 
 def text(at: Id) -> str:
-    """Return an entry id as Redis writes it."""
+    """Format an entry id as Redis writes it."""
     return f"{at[0]}-{at[1]}"

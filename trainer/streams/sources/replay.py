@@ -1,4 +1,4 @@
-"""A table replayed in time order, at full speed or at a fixed rate."""
+"""A stream that replays a table in time order, at full speed or at a fixed rate."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ PARTITION = "table"
 
 
 class ReplayStream(Stream):
-    """The rows of a table as a stream. Its position is ``{"table": [pass, row]}``.
+    """A stream of the rows of a table; its position is ``{"table": [pass, row]}``.
 
     Args:
-        table: a frame, or name -> array, or lists of different lengths; all with the same number of rows.
-        event_time: name of the column to order by (stable), seconds; None: the order of the table.
-        repeat: number of passes, or None for passes without end. Event times repeat as they are.
-        rows_per_second: pace at which rows become available; None: all at once. Counted from the first `poll`,
-            and again after a `seek`.
-        clock: returns seconds, for the pace; a simulated clock makes `poll` return None at once where wall time would
-            have waited.
+        table: a frame, or a mapping from name to an array or to lists of different lengths. All columns have the same
+            number of rows.
+        event_time: name of the column with the event time in seconds, by which rows are sorted (stable sort); None to
+            keep the order of the table.
+        repeat: number of passes over the table; None to repeat forever. Event times are the same in every pass.
+        rows_per_second: rate at which rows become available; None to make all rows available at once. The time counts
+            from the first `poll`, also after a `seek`.
+        clock: function that returns the time in seconds. With any other clock than the default, `poll` returns None
+            immediately instead of waiting for a row.
         dead_letter: file for rows that cannot be trained on, or a `DeadLetter`.
-        max_bad_share: largest share of such rows; None: that of `dead_letter`, 0.01 for a new one.
-        allow_nan: names of columns that may hold NaN and infinite values, or True for all.
+        max_bad_share: largest share of such rows. None uses the share of `dead_letter`, which is 0.01 by default.
+        allow_nan: names of columns that may hold NaN and infinite values, or True for all columns.
 
     Raises:
-        ConfigurationError: an empty table, a missing column, or a pace or number of passes that is not positive.
-        DataError: columns of different length.
+        ConfigurationError: the table is empty, a column is missing, or `repeat` or `rows_per_second` is not positive.
+        DataError: the columns differ in length.
     """
 
     sharing = Sharing.REPEATABLE
@@ -71,7 +73,7 @@ class ReplayStream(Stream):
         self.repeat, self.rows_per_second = repeat, rows_per_second
         self.event_time = event_time
         self._times = None if event_time is None else self._table[event_time].astype(np.float64)
-        self._order: np.ndarray | None = None  # rows ordered by time; None: the table's order
+        self._order: np.ndarray | None = None  # row indexes in time order; None if the table is sorted already
         if self._times is not None and not (np.diff(self._times) >= 0).all():
             self._order = np.argsort(self._times, kind="stable")
         self._clock = clock
@@ -85,7 +87,7 @@ class ReplayStream(Stream):
         return self.repeat is not None and self._pass >= self.repeat
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
-        """Return 1 to `max_rows` rows of one pass; None if the pace allows none in time.
+        """Return 1 to `max_rows` rows of one pass, or None if none is due in time.
 
         Raises:
             ValueError: `max_rows` is not positive.
@@ -102,7 +104,7 @@ class ReplayStream(Stream):
             self._released += rows
         first, last = self._row, self._row + rows
         index = slice(first, last) if self._order is None else self._order[first:last]
-        # Copies, so that changes to the batch do not affect the caller's table.
+        # Copy the rows, so that changes to the batch do not affect the caller's table.
         columns = {name: column[index].copy() for name, column in self._table.items()}
         ended = last == self.rows
         span = Span(PARTITION, self._pass, first, last - 1, self._pass + 1 if ended else None)
@@ -110,7 +112,7 @@ class ReplayStream(Stream):
         return Batch(columns, None if self._times is None else np.array(self._times[index]), (span,))
 
     def _due(self, timeout: float) -> int:
-        """Return the number of released unread rows, waiting up to `timeout` for one."""
+        """Return the number of rows that are due; wait up to `timeout` for the first one."""
         if self._started is None:
             self._started, self._released = self._clock(), 0
         due = self._waiting()
@@ -121,7 +123,7 @@ class ReplayStream(Stream):
         return due
 
     def _waiting(self) -> int:
-        # The epsilon keeps rounding from delaying a row that is due exactly now.
+        # The small term keeps rounding errors from delaying a row that is due exactly now.
         return int((self._clock() - self._started) * self.rows_per_second + 1e-9) - self._released
 
     def position(self) -> Position:
@@ -131,7 +133,7 @@ class ReplayStream(Stream):
         """Continue at `position`.
 
         Raises:
-            StreamError: it is not within the table.
+            StreamError: the position is not within the table.
         """
         cursor = cursors_of(self, position, (PARTITION,)).get(PARTITION, Cursor(0))
         number, row = cursor.offset, cursor.row
@@ -141,7 +143,10 @@ class ReplayStream(Stream):
         self._started = None
 
     def lag(self) -> int | None:
-        """Return the released unread rows, or all without a pace; None if endless."""
+        """Return the number of rows that are due.
+
+        Without a rate, return the number of all rows left, or None if the table repeats forever.
+        """
         if self.rows_per_second is not None:
             return 0 if self._started is None else max(0, self._waiting())
         return None if self.repeat is None else (self.repeat - self._pass) * self.rows - self._row

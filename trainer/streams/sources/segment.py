@@ -1,4 +1,4 @@
-"""A segment being read: its progress, detection of changes, and its checksum."""
+"""State of a segment while it is read: progress, change detection, checksum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 CHECKSUM_SUFFIX = ".sha256"
 _LINE = re.compile(rb"\\?([0-9a-fA-F]{64})(?:[ \t].*)?")
-_MOST = 65_536  # maximum bytes of a checksum file
+_MOST = 65_536  # bytes of a checksum file that are read
 _HEAD, _TAIL = 16_384, 4_096  # bytes covered by a fingerprint
 _END = "end"
 
@@ -27,12 +27,12 @@ _END = "end"
 def write_checksum(segment: str | Path, target: str | Path | None = None) -> Path:
     """Write the checksum file of a finished segment next to it; return its path.
 
-    Readers do not verify a segment without a checksum file, so write the checksum first: write the segment under a name
-    that ends in ``.tmp``, call this with its final `target`, then rename the segment.
+    Readers do not verify a segment without a checksum file, so the checksum must exist first. Write the segment under a
+    name that ends with ``.tmp``, call this function with the final path as `target`, then rename the segment.
 
     Args:
         segment: the segment file.
-        target: the final path of the segment; None: it already has its final name.
+        target: the final path of the segment; None if the segment already has its final name.
 
     Raises:
         OSError: the file cannot be read, or the checksum cannot be written.
@@ -68,17 +68,18 @@ def _digest(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """A hash of the first 16 KiB and last 4 KiB of the first `bytes` bytes of a file.
+    """A fingerprint of the first `bytes` bytes of a file.
 
-    It depends on content, not on the inode, so a folder can be copied to another machine and read on there.
+    It is a hash of the first 16 KiB and the last 4 KiB of these bytes. It depends on the content, not on the inode, so
+    a resume may read a copy of the folder on another machine.
     """
 
     bytes: int = 0
-    digest: str = ""  # hexadecimal BLAKE2b of 8 bytes, if there are any
+    digest: str = ""  # hexadecimal BLAKE2b of 8 bytes; empty if `bytes` is 0
 
     @classmethod
     def of(cls, path: Path, size: int) -> Fingerprint | None:
-        """Return the fingerprint of the first `size` bytes; None if the file is shorter."""
+        """Return the fingerprint of the first `size` bytes, or None if the file is shorter."""
         if size == 0:
             return cls()
         with path.open("rb") as file:
@@ -92,7 +93,7 @@ class Fingerprint:
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint:
-        """Parse a fingerprint formatted by `str`; ValueError for other text."""
+        """Parse a fingerprint formatted by `str`; raise ValueError for other text."""
         size, colon, digest = text.partition(":")
         if not (colon and len(digest) == 16 and int(digest, 16) >= 0 and int(size) > 0):
             raise ValueError(f"{text!r} is not a fingerprint")
@@ -104,9 +105,10 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Read progress of a folder, or of a lane of it.
+    """Read progress in a folder, or in one lane of it.
 
-    All segments before `name` have been read, and that one to its end if `done`, else up to row `row` from `address`.
+    All segments before segment `name` have been read. If `done`, that segment has been read to its end as well;
+    otherwise the next row to read is row `row` after `address`.
     """
 
     name: str
@@ -139,7 +141,10 @@ class Progress:
 
 
 class OpenSegment:
-    """An open segment; of changed bytes it raises, or with `restart` begins again."""
+    """An open segment, which is checked for changes of the bytes already read.
+
+    If they changed, `read` raises StreamError, or starts again at the beginning if `restart`.
+    """
 
     def __init__(self, folder: Path, begin: Progress, open_reader: Callable[[Path], Reader], restart: bool) -> None:
         self.folder, self.name, self.path = folder, begin.name, folder / begin.name
@@ -156,23 +161,23 @@ class OpenSegment:
     def close(self) -> None:
         """Close the file."""
         reader, self.reader = self.reader, None
-        with contextlib.suppress(OSError):  # opened read-only
+        with contextlib.suppress(OSError):  # the file is only read, so a failed close loses no data
             if reader is not None:
                 reader.close()
 
     def read(self, finished: bool) -> Piece | None:
-        """Return the next piece; None if nothing complete follows.
+        """Return the next piece, or None if no complete row follows.
 
         Raises:
-            StreamError: the segment is damaged, or was replaced.
-            OSError: it cannot be read at the moment.
+            StreamError: the segment is damaged or was replaced.
+            OSError: the segment cannot be read at the moment.
         """
         while not self._emptied:
             if self.reader is None:
                 self.reader = self._open()
             if self.is_unchanged():
                 piece = self.reader.read(self.address, finished)
-                if self.is_unchanged():  # otherwise a change during the read would go unnoticed
+                if self.is_unchanged():  # the file may have changed during the read
                     return piece
         self.is_unchanged()
         return None
@@ -180,17 +185,17 @@ class OpenSegment:
     def _open(self) -> Reader:
         stat = self.path.stat()
         self._inode = stat.st_ino
-        if stat.st_size or not self.address:  # otherwise it was emptied after it had been read
+        if stat.st_size or not self.address:  # else the segment was emptied after it had been read
             verify_checksum(self.path)
         return self._open_reader(self.path)
 
     def advance(self, piece: Piece) -> bool:
-        """Advance past a piece; return False if the file has become shorter than that."""
+        """Advance past a piece; return False if the file has become too short for it."""
         size = self.reader.bytes_before(piece.end)
         if size != self.fingerprint.bytes:
             try:
                 fingerprint = Fingerprint.of(self.path, size)
-            except FileNotFoundError:  # deleted; the open file can be read to its end
+            except FileNotFoundError:  # deleted, but the open file remains readable
                 fingerprint = self.fingerprint
             if fingerprint is None:
                 return False
@@ -202,7 +207,7 @@ class OpenSegment:
         """Return whether the bytes already read are unchanged in the file.
 
         Raises:
-            StreamError: it was replaced, rewritten, or emptied before it was read.
+            StreamError: the segment was replaced, rewritten, or emptied before it was read.
         """
         try:
             stat = self.path.stat()
@@ -212,16 +217,17 @@ class OpenSegment:
         if seen == before:
             return not self._emptied
         emptied = stat.st_size == 0 and (self.address > 0 or self.fingerprint.bytes > 0)
+        # Without a fingerprint, check at least that the file is not shorter than before.
         known = self.fingerprint.bytes > 0 or self.reader is None or self.reader.size() >= self.address
         same = not emptied and known and Fingerprint.of(self.path, self.fingerprint.bytes) == self.fingerprint
-        self._seen, self._emptied = seen, emptied  # only after a successful read, or no later check would happen
+        self._seen, self._emptied = seen, emptied  # set after the read above: if it fails, the next call checks again
         if emptied:
             if before is not None and isinstance(self.reader, TextReader) and before[1] > self.address:
                 raise StreamError(f"segment {self.name} in {self.folder} was emptied before it was read")
             logger.warning("segment %s was emptied after %s of it had been read", self.name, self._read_so_far())
         elif not same:
             self._changed()
-        elif self.reader is not None and self._inode != stat.st_ino:  # another file with the same prefix
+        elif self.reader is not None and self._inode != stat.st_ino:  # another file with the same content so far
             self.close()
         else:
             return True

@@ -1,4 +1,4 @@
-"""Rows that a server answered, labelled by outcomes that come later."""
+"""A stream of the rows that a server scored, labelled by later outcomes."""
 
 from __future__ import annotations
 
@@ -23,35 +23,37 @@ from .kafka import KafkaStream
 from .redis import RedisStream
 
 SERVED_AT, SHARE = "served_at", "share"
-LOG_COLUMNS = ("request_id", SERVED_AT, "version", "score", SHARE)  # in addition to the raw columns
+LOG_COLUMNS = ("request_id", SERVED_AT, "version", "score", SHARE)  # columns that the log adds to the raw columns
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 
 
 class ServedOutcomes(DelayedLabelJoin):
-    """The rows that `trainer serve --log` wrote, labelled by outcomes.
+    """A stream of the rows that `trainer serve --log` wrote, labelled by outcomes.
 
-    A row is positive when an outcome with its id is dated at most `wait` after it; otherwise it is a negative once
-    event time has passed `negative_after`. Only the first row of an id counts. An outcome may hold the label itself, in
-    the label's column: then the row gets that value.
+    A row becomes a positive if an outcome with its id has a time at most `wait` after the row's time. A row without an
+    outcome becomes a negative after `negative_after`, in event time. If several rows have the same id, only the first
+    one is used. If an outcome has a value in the label's column, the row gets that value as its label.
 
-    The columns are those that the Trainer's features declare, with the label, and the weight where they declare one:
-    the inverse of the logged share, and of `negative_sampling_rate` for sampled negatives.
+    The columns are those that the Trainer's features declare, including the label. If the features declare a weight,
+    its value is the inverse of the logged share of requests; for sampled negatives it is also divided by
+    `negative_sampling_rate`.
 
     Args:
         served: folder, ``redis://`` or ``kafka://`` URL that the server writes to, or a stream.
-        outcomes: likewise, of what came of the rows: JSON with the key and a time.
+        outcomes: folder, URL or stream of the outcomes, JSON objects with the key and a time.
         key: name of the id in both.
-        wait: longest time from a row to its outcome: seconds, or a text such as "30m", "12h" or "7d".
-        negative_after: time after which a row without an outcome is a negative, `wait` or longer (for outcomes that are
-            delivered late); None: `wait`; "never": such a row is left out.
-        time: name of the time in the outcomes; None: the name of the features' event time, or "time".
+        wait: longest time from a row to its outcome, in seconds or as a text such as "30m", "12h" or "7d".
+        negative_after: time after which a row without an outcome becomes a negative, at least `wait`; longer if
+            outcomes are delivered late. None uses `wait`; "never" drops such rows.
+        time: name of the time in the outcomes. None uses the name of the features' event time, or "time" without one.
         weight: name of the weight column of the features.
-        negative_sampling_rate, seed, idle_timeout: as of `DelayedLabelJoin`.
-        max_waiting: most rows that wait in memory, and most outcomes; above them the oldest are left out and counted.
+        negative_sampling_rate, seed, idle_timeout: see `DelayedLabelJoin`.
+        max_waiting: largest number of rows, and of outcomes, that wait in memory; beyond it the oldest are dropped and
+            counted.
 
     Raises:
-        ConfigurationError: an argument out of its range, or a target that cannot be read.
+        ConfigurationError: an argument is out of range, or a target cannot be read.
     """
 
     counts_rows = True
@@ -98,10 +100,11 @@ class ServedOutcomes(DelayedLabelJoin):
         self.dead_letter = DeadLetter() if given is None else given
 
     def declare(self, schema: Schema) -> None:
-        """Take the columns of the features for the rows, and the label for the outcomes.
+        """Declare the features' columns for the rows, and their label for the outcomes.
 
         Raises:
-            ConfigurationError: they have no single label of numbers, or no weight where it is needed.
+            ConfigurationError: the features do not have exactly one numeric label, or lack the weight that negative
+                sampling needs.
         """
         if self.schema is not None:
             return
@@ -147,7 +150,7 @@ def duration(name: str, value: Any) -> float:
     """Return a duration in seconds: a number, or a text such as "30m".
 
     Raises:
-        ConfigurationError: it is neither, or not above 0.
+        ConfigurationError: the value is neither, or is not above 0.
     """
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     seconds = float(match[1]) * _UNITS[match[2]] if match else value
@@ -157,7 +160,7 @@ def duration(name: str, value: Any) -> float:
 
 
 def _stream(name: str, given: Any) -> Stream:
-    """Return a stream of a folder or a broker's URL."""
+    """Return a stream that reads a folder or a broker's URL; a stream is returned as is."""
     if isinstance(given, Stream):
         return given
     if not isinstance(given, str | Path):

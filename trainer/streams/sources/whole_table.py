@@ -1,4 +1,4 @@
-"""Tables in files, read at once."""
+"""Reads whole tables from files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PART_ROWS = 1 << 16
 
 
 def names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
-    """Return the column names of a path's first file; empty if unknown."""
+    """Return the column names of a file, or of a folder's first file; empty if unknown."""
     with contextlib.suppress(OSError, ValueError, ImportError, csv.Error):
         if path.is_dir():
             path = min(file for file in path.iterdir() if file.is_file() and not file.name.startswith((".", "_")))
@@ -38,10 +38,10 @@ def names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
 
 
 def read_table(path: Path, schema: Schema, what: str) -> dict[str, Any]:
-    """Return the columns of a schema, of all rows of a file or folder.
+    """Read all rows of a file or folder; return the columns of the schema by name.
 
     Raises:
-        DataError: there is no such file, it has no rows, or one that does not fit; `what` begins the message.
+        DataError: the path does not exist, has no rows, or has a bad row. `what` begins the message.
     """
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
