@@ -1,4 +1,4 @@
-"""Experiments from YAML: schema, loader, instantiation and the command line."""
+"""Experiments in YAML: schema, loader, instantiation and the command line."""
 
 from __future__ import annotations
 

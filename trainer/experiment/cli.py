@@ -1,4 +1,4 @@
-"""The command line: ``trainer fit|online|evaluate|predict|check|...``."""
+"""Command line ``trainer COMMAND ...``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .commands import (
 )
 from .console import Console, logging_to, print_error, print_traceback, recorded_output
 
-_REPORTING = ("fit", "online", "launch", "serve")  # their output also goes to files; for the others it is the result
+_REPORTING = ("fit", "online", "launch", "serve")  # commands with results in files; other commands print their results
 
 
 class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse unknown options with the command's own usage and the nearest one."""
+        """Reject unknown options; show the command's usage and the most similar option."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             option = next((word for word in unknown if word.startswith("-")), "").partition("=")[0]
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         args = _parser().parse_args(arguments)
-    except SystemExit as leaving:  # --help, --version or a wrong command line; a library call must get a number
+    except SystemExit as leaving:  # --help or a wrong command line; a caller of `main` needs the number
         return int(leaving.code or 0)
     handler = Console()
     try:
@@ -135,7 +135,7 @@ _EXIT_CODES = """exit codes: 0 done, 1 the run failed, 2 a wrong configuration o
 
 
 def _overview() -> str:
-    """Return the commands by task, each with a line of help."""
+    """Return the help text that lists the commands by task."""
     lines = ["usage: trainer COMMAND ...; `trainer COMMAND --help` shows its options"]
     for task, names in _BY_TASK.items():
         lines += ["", f"{task}:", *(f"  {name:<10} {_COMMANDS[name][1]}" for name in names)]
@@ -143,7 +143,10 @@ def _overview() -> str:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Run a command; failed writes to stdout matter if the result goes there."""
+    """Run a command and return its exit code.
+
+    A failed write to stdout is an error only for commands that print their result.
+    """
     code = 0
     with recorded_output() as output:
         try:
@@ -159,7 +162,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.command in _REPORTING:
         print(f"standard output cannot be written ({reason}); the files of the run are complete", file=sys.stderr)
         return code
-    if not isinstance(output.lost, BrokenPipeError):  # the reader closed the pipe, as `head` does
+    if not isinstance(output.lost, BrokenPipeError):  # no message if the reader closed the pipe, as `head` does
         print(f"error: standard output cannot be written ({reason}): the result is not complete", file=sys.stderr)
     return 1
 

@@ -1,4 +1,4 @@
-"""Output of the command line: log, errors, results, and lost writes."""
+"""Write the output of the command line: log, errors and results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wrapped(text: str, stream: TextIO | None) -> str:
     """Return `text` wrapped for a terminal `stream`; long words stay whole."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns if stream is not None and stream.isatty() else 0
-    except (OSError, ValueError):  # a stream without a file descriptor
+    except (OSError, ValueError):  # the stream has no file descriptor
         columns = 0
     if columns < MIN_COLUMNS:
         return text
@@ -49,9 +49,9 @@ def print_traceback(*exception: Any) -> None:
 
 
 class Console(logging.StreamHandler):
-    """Writes log messages and remembers the last error, to print it once.
+    """Log handler that remembers the last error, so that it is not printed again.
 
-    What is said of raw rows is written once: train, valid and test are often parts of the same files.
+    Messages about raw rows are written only once, because train, valid and test are often parts of the same files.
     """
 
     last_error = ""
@@ -61,7 +61,7 @@ class Console(logging.StreamHandler):
         self._said: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record."""
+        """Write a log record, unless it repeats a message about raw rows."""
         if record.name.startswith("trainer.features."):
             message = record.getMessage()
             if message in self._said:
@@ -78,7 +78,10 @@ class Console(logging.StreamHandler):
 
 @contextlib.contextmanager
 def logging_to(handler: logging.Handler, verbose: bool = False) -> Iterator[None]:
-    """Show the package's log; hide MindSpore's: its errors arrive as exceptions."""
+    """Write this package's log to `handler`, and hide MindSpore's log.
+
+    No error is lost, because MindSpore also raises its errors as exceptions.
+    """
     loggers = [logging.getLogger(name) for name in ("trainer", "callbacks")]
     levels = [logger.level for logger in loggers]
     quiet = "GLOG_v" not in os.environ and "mindspore" not in sys.modules
@@ -98,7 +101,7 @@ def logging_to(handler: logging.Handler, verbose: bool = False) -> Iterator[None
 
 
 def print_results(finished: Run) -> None:
-    """Print the last and best metrics of a finished run, and its files."""
+    """Print the last and best metrics of a finished run, and where its files are."""
     from callbacks.output import shown_once
 
     from ..storage.fetch import PUBLISHED
@@ -116,7 +119,7 @@ def print_results(finished: Run) -> None:
     before = metrics.get("seconds_before", 0.0)
     print(f"took {duration(metrics['seconds'])}" + (f", {duration(before)} of it before the resume" if before else ""))
     snapshot = metrics["snapshot"] or "none"
-    with contextlib.suppress(ValueError):  # not below the working directory
+    with contextlib.suppress(ValueError):  # the snapshot is not below the working directory
         snapshot = Path(snapshot).relative_to(Path.cwd()) if metrics["snapshot"] else snapshot
     print(f"snapshot {snapshot}")
     print(f"run folder {finished.path}")
@@ -125,9 +128,9 @@ def print_results(finished: Run) -> None:
 
 
 class RecordedOutput:
-    """Standard output that remembers its latest failed write.
+    """Wrapper of standard output that remembers its latest failed write.
 
-    The exceptions are not enough: callbacks swallow them, and a failure may occur as late as the last flush.
+    Exceptions alone are not enough: callbacks swallow them, and a write may fail as late as the last flush.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -158,7 +161,10 @@ class RecordedOutput:
 
 @contextlib.contextmanager
 def recorded_output() -> Iterator[RecordedOutput]:
-    """Record failures of `sys.stdout`; print nothing more after one."""
+    """Record failed writes to `sys.stdout` inside the context.
+
+    After a failure, everything printed later is discarded.
+    """
     stream = sys.stdout
     output = RecordedOutput(stream)
     if stream is not None:  # None in a process without stdout
@@ -166,5 +172,5 @@ def recorded_output() -> Iterator[RecordedOutput]:
     try:
         yield output
     finally:
-        # the interpreter flushes stdout on exit; a failure there would make the exit code 120
+        # the interpreter flushes stdout on exit; if that fails, the exit code becomes 120
         sys.stdout = stream if output.lost is None else open(os.devnull, "w")  # noqa: SIM115

@@ -1,6 +1,6 @@
-"""`sweep`: trains an experiment with many values, as a folder of runs.
+"""Train an experiment with many combinations of values, as a folder of runs.
 
-    FOLDER/sweep.json      the plan: search space, method and metric; written once
+    FOLDER/sweep.json      the plan (search space, method, metric), written once
     FOLDER/trials.jsonl    the values of each trial, written before it begins
     FOLDER/000, 001, ...   the run folder of each trial
     FOLDER/report.html     table, parallel coordinates and the best runs overlaid
@@ -70,18 +70,18 @@ def sweep(
     seed: int = 0,
     overrides: Sequence[str] = (),
 ) -> list[Trial]:
-    """Train with many values, one process per trial; return trials, best first.
+    """Train with many values, one process per trial; return the trials, best first.
 
     Args:
         config: experiment file (YAML).
-        vary: dotted path of the configuration -> list of values, or (low, high) or (low, high, "log") for numbers
-            between them.
-        monitor: metric to compare trials by, named as in the history: "val_auc", "window_auc", "loss".
-        folder: folder for runs, plan and report. If it holds the same sweep, that sweep is resumed.
+        vary: values to try, by dotted path in the configuration: a list, or a range of numbers as (low, high) or
+            (low, high, "log").
+        monitor: metric to compare trials by, named as in the history, such as "val_auc", "window_auc" or "loss".
+        folder: folder for runs, plan and report. If it holds the same sweep, the sweep is resumed.
         search: "grid" (all combinations), "random", or "optuna" (extra ``[sweep]``).
         trials: number of trials; required except for a grid.
-        mode: "min", "max", or "auto": as the metric declares.
-        prune: with "optuna", end trials early that are worse than the median of the others at the same point.
+        mode: "min", "max", or "auto" for the direction that the metric declares.
+        prune: with "optuna", end a trial early if it is worse than the median of the others at the same step.
         command: "fit" or "online".
         processes: number of concurrent trials.
         seed: seed of the random draws.
@@ -131,7 +131,7 @@ def _check(plan: Plan) -> None:
 
 
 def _check_first(plan: Plan) -> None:
-    """Check that the first combination is an experiment."""
+    """Check that the first combination of values is a valid configuration."""
     from .configuration.loader import load_config
 
     first = {path: v.low if isinstance(v, Range) else v[0] for path, v in plan.vary.items()}
@@ -139,7 +139,7 @@ def _check_first(plan: Plan) -> None:
 
 
 def _own_publications(config: str, settings: list[str], folder: Path) -> list[str]:
-    """Return settings that make a trial publish to its own folder."""
+    """Return overrides that make a trial publish to a subfolder of its own."""
     from .configuration.loader import load_config
 
     root = dump_line(str(folder / "published"))
@@ -154,7 +154,7 @@ def _settings(values: Mapping[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit on the main thread, to stop the trials."""
+    """Raise SystemExit on SIGTERM, so that the trials are stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -170,7 +170,7 @@ def _sigterm_as_exit() -> Iterator[None]:
 
 
 class _Sweep:
-    """A running sweep: proposes values, starts processes and monitors them."""
+    """Running sweep: proposes values, starts trials and monitors their processes."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
@@ -207,7 +207,7 @@ class _Sweep:
                         self._look_at(trial)
                     running = [trial for trial in running if trial.state == "running"]
             finally:
-                _stop(running)  # interrupted: each resumes from its snapshot with the sweep
+                _stop(running)  # trials still run only after an interruption; a resumed sweep resumes them
         return best_first(self.trials, self.plan)
 
     def _next(self) -> Trial | None:
@@ -224,7 +224,7 @@ class _Sweep:
         return trial
 
     def _start(self, trial: Trial) -> None:
-        """Start a trial; it fails if its values do not work together."""
+        """Start a trial, or mark it as failed if its values are not a valid configuration."""
         try:
             options = self._options(trial)
         except ConfigurationError as error:
@@ -234,9 +234,9 @@ class _Sweep:
             self.search.ended(trial, None)
             return
         arguments = [sys.executable, "-m", "mindspore_trainer", self.plan.command, *options]
-        if not is_running(trial.folder):  # else it is the process of a sweep that was killed
+        if not is_running(trial.folder):  # otherwise, a process of the killed sweep still trains it
             with open(trial.folder.with_suffix(".log"), "ab") as log:
-                # a new session, so that Ctrl+C reaches only this process, which then stops each trial once
+                # a new session, so that Ctrl+C reaches only this process, which then stops the trial once
                 trial.process = subprocess.Popen(
                     arguments, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
                 )
@@ -269,7 +269,7 @@ class _Sweep:
             return
         read_outcome(trial, self.plan)
         self._check_monitor(trial)
-        if trial.state == "waiting":  # killed by a signal from outside, or ended without a result
+        if trial.state == "waiting":  # it was killed, or ended without a result
             trial.state = "failed"
         if trial.state == "failed":
             logger.warning("trial %d failed; its output is in %s", trial.number, trial.folder.with_suffix(".log"))
@@ -278,7 +278,7 @@ class _Sweep:
         self.search.ended(trial, None if trial.value is None else -trial.value if higher else trial.value)
 
     def _check_monitor(self, trial: Trial) -> None:
-        """Check that a finished trial recorded the monitored metric, even as NaN."""
+        """Raise ConfigurationError if a finished trial did not record the metric."""
         if trial.state != "done" or trial.value is not None:
             return
         names = recorded_names(trial.folder)
@@ -291,7 +291,7 @@ class _Sweep:
 
 
 def _stop(trials: Sequence[Trial]) -> None:
-    """Terminate the processes of trials and wait for them."""
+    """Terminate the processes of trials, and wait until they have ended."""
     processes = [trial.process for trial in trials if trial.process is not None]
     for process in processes:
         process.send_signal(signal.SIGTERM)

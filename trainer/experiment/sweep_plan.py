@@ -1,4 +1,4 @@
-"""The plan of a sweep and its trials, as stored in the folder of the sweep."""
+"""Define the plan and the trials of a sweep, and read them from its folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Range:
     log: bool = False
 
     def draw(self, generator: random.Random) -> float:
-        """Return a random number of the range."""
+        """Return a random number in the range."""
         ends = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         value = generator.uniform(*ends)
         value = min(max(math.exp(value) if self.log else value, self.low), self.high)
@@ -43,7 +43,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a sweep: the arguments of `sweep`, ranges as `Range`."""
+    """Plan of a sweep: the arguments of `sweep`, with ranges as `Range`."""
 
     config: str
     vary: Mapping[str, Any]
@@ -66,9 +66,9 @@ class Trial:
     folder: Path
     state: str = "waiting"  # "waiting", "running", "done", "pruned" or "failed"
     value: float | None = None  # best value of the monitored metric, or None
-    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)  # None if not started by this process
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)  # None if another process started it
     reported: int = 0  # number of measurements passed to the search
-    record_version: tuple[int, int] | None = None  # `record_version` of the run's record at that time
+    record_version: tuple[int, int] | None = None  # version of the record when it was last read
 
 
 def read_plan(folder: Path) -> Plan:
@@ -89,7 +89,7 @@ def read_trials(folder: Path) -> list[Trial]:
     for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
         try:
             values = json.loads(line)
-        except ValueError:  # the process was killed during the write
+        except ValueError:  # the sweep was killed during this write
             break
         trial = Trial(len(trials), values, folder / f"{len(trials):03d}")
         read_outcome(trial, plan)
@@ -106,13 +106,13 @@ def drop_torn_line(path: Path) -> None:
 
 
 def best_first(trials: Sequence[Trial], plan: Plan) -> list[Trial]:
-    """Return the trials sorted by value, best first; trials without a value come last."""
+    """Return the trials sorted by value, best first; those without a value are last."""
     sign = -1.0 if any(higher_is_better(trial, plan) for trial in trials) else 1.0
     return sorted(trials, key=lambda trial: (trial.value is None, sign * (trial.value or 0.0), trial.number))
 
 
 def read_outcome(trial: Trial, plan: Plan) -> None:
-    """Set `state` and `value` of a trial from its run folder."""
+    """Set the `state` and the `value` of a trial from its run folder."""
     metrics = read_json_or(trial.folder / METRICS, {})
     reason = str(metrics.get("stop_reason", ""))
     if (trial.folder / PRUNED).exists():
@@ -136,20 +136,20 @@ def measurements(folder: Path, monitor: str) -> list[tuple[int, float]]:
 
 
 def recorded_names(folder: Path) -> list[str]:
-    """Return the names that a monitor may have: the metrics a run recorded."""
+    """Return the monitor names of all metrics that a run recorded."""
     series = read_record(folder / RECORD).series
     return sorted({monitor for name in series for monitor in _monitors_of(name)})
 
 
 def _monitors_of(name: str) -> tuple[str, ...]:
-    """Return the names in a run's history for a series: "val_auc" for "val/auc"."""
+    """Return the monitor names of a series, such as "val_auc" for "val/auc"."""
     group, _, short = name.partition("/")
     names = {"epoch": (short,), "val": (f"val_{short}",), "window": (f"window_{short}", short)}
     return names.get(group, ())
 
 
 def record_version(folder: Path) -> tuple[int, int] | None:
-    """Return time and size of a run's record; None without a record."""
+    """Return (modification time in ns, size) of a run's record, or None without one."""
     try:
         status = (folder / RECORD).stat()
     except OSError:
@@ -165,5 +165,5 @@ def higher_is_better(trial: Trial, plan: Plan) -> bool:
 
 
 def plain(plan: Plan) -> dict[str, Any]:
-    """Return a plan as plain JSON values."""
+    """Convert a plan to plain JSON values."""
     return json.loads(json.dumps(asdict(plan)))  # type: ignore[no-any-return]

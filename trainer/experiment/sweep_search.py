@@ -1,4 +1,4 @@
-"""Search methods of a sweep: grid, random and Optuna."""
+"""Define the search methods of a sweep: grid, random and Optuna."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .sweep_plan import Plan, Range, Trial, higher_is_better
 
 
 class Grid:
-    """All combinations, the last path varying fastest."""
+    """Search of all combinations; the last path varies fastest."""
 
     def __init__(self, plan: Plan, trials: Sequence[Trial]) -> None:
         self.plan = plan
         self.combinations = list(itertools.product(*plan.vary.values())) if plan.search == "grid" else []
 
     def propose(self, number: int) -> dict[str, Any] | None:
-        """Return the values of the trial with this number, or None when there are no more."""
+        """Return the values of trial `number`, or None if all were tried."""
         if number >= len(self.combinations):
             return None
         return dict(zip(self.plan.vary, self.combinations[number], strict=True))
@@ -33,10 +33,10 @@ class Grid:
 
 
 class Random(Grid):
-    """Independent random draws; each depends only on the seed and the trial's number."""
+    """Independent random draws, which depend only on the seed and the trial number."""
 
     def propose(self, number: int) -> dict[str, Any] | None:
-        """Return a random draw."""
+        """Return random values for trial `number`."""
         generator = random.Random(f"{self.plan.seed}/{number}")
         return {
             path: values.draw(generator) if isinstance(values, Range) else generator.choice(values)
@@ -45,14 +45,14 @@ class Random(Grid):
 
 
 class Optuna(Grid):
-    """Optuna's TPE and median pruner; a new study starts from earlier trials."""
+    """Search by Optuna's TPE sampler and median pruner; earlier trials are included."""
 
     def __init__(self, plan: Plan, trials: Sequence[Trial]) -> None:
         super().__init__(plan, trials)
         optuna = require("optuna", "search 'optuna' needs Optuna", "sweep")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         pruner = optuna.pruners.MedianPruner(n_startup_trials=2) if plan.prune else optuna.pruners.NopPruner()
-        # with only the seed, a resumed sweep would draw the values of its first trials again
+        # the same seed would make a resumed sweep repeat the values of its first trials
         sampler = optuna.samplers.TPESampler(seed=plan.seed + len(trials))
         self.study = optuna.create_study(sampler=sampler, pruner=pruner)
         self.distributions = {path: _distribution(values) for path, values in plan.vary.items()}
@@ -69,18 +69,18 @@ class Optuna(Grid):
                 self.study.add_trial(done)
 
     def propose(self, number: int) -> dict[str, Any] | None:
-        """Return the study's next suggestion."""
+        """Return the values that the study suggests next."""
         self.asked[number] = self.study.ask(self.distributions)
         return dict(self.asked[number].params)
 
     def is_hopeless(self, trial: Trial, step: int, loss: float) -> bool:
-        """Return whether the pruner would end the trial."""
+        """Return whether the pruner ends the trial, given its latest loss."""
         asked = self.asked[trial.number]
         asked.report(loss, step)
         return bool(asked.should_prune())
 
     def ended(self, trial: Trial, loss: float | None) -> None:
-        """Report the result to the study."""
+        """Report the result of a trial to the study."""
         import optuna
 
         states = {"pruned": optuna.trial.TrialState.PRUNED, "done": optuna.trial.TrialState.COMPLETE}

@@ -1,4 +1,4 @@
-"""`trainer check`: declared streams, paths and roles, without user code."""
+"""Implement `trainer check`: find mistakes in an experiment without training it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..configuration.object_spec import ObjectSpec
 from ..configuration.problems import ConfigErrors, Problem, join
 from ..configuration.sections import make_features
 
-_HORIZONS = ("window_", "decayed_", "lifetime_")
+_HORIZONS = ("window_", "decayed_", "lifetime_")  # prefixes of metrics that only `online` produces
 
 
 def run(config: ExperimentConfig) -> str:
-    """Return the line about an experiment that can be trained.
+    """Check an experiment; return a message to print if it has no problems.
 
     Raises:
-        ConfigErrors: all contradictions in the declaration.
+        ConfigErrors: the experiment has problems; all of them are reported at once.
     """
     roles, wrong = declared_roles(config)
     problems = [*stream_problems(config), *missing_beginning(config), *wrong, *tower_problems(config)]
@@ -34,7 +34,7 @@ def run(config: ExperimentConfig) -> str:
 
 
 def stream_problems(config: ExperimentConfig) -> list[Problem]:
-    """Return the problems of declared streams: paths, schemas, labels, inputs."""
+    """Return problems of streams: their paths, schemas and network inputs."""
     problems: list[Problem] = []
     data = config.data
     for spec in (data.train, data.valid, data.test, data.stream):
@@ -54,7 +54,7 @@ def stream_problems(config: ExperimentConfig) -> list[Problem]:
 
 
 def _streams(value: Any) -> Iterator[tuple[ObjectSpec, dict[str, Any]]]:
-    """Yield this package's streams in a value, nested ones too, and their arguments."""
+    """Yield (stream, arguments) for each stream of this package, nested ones too."""
     from ...streams.base import Stream
 
     for spec in _objects(value):
@@ -113,7 +113,7 @@ def _objects(value: Any) -> Iterator[ObjectSpec]:
 
 
 def argument_problems(config: ExperimentConfig) -> list[Problem]:
-    """Return the problems that constructors of callbacks and raw files find."""
+    """Construct the callbacks and raw files; return the problems this reveals."""
     problems: list[Problem] = []
     for spec in [*_objects(config.callbacks), *_raw_files(config)]:
         if getattr(_target(spec), "__module__", "").startswith(("callbacks.", "trainer.")):
@@ -125,10 +125,10 @@ def argument_problems(config: ExperimentConfig) -> list[Problem]:
 
 
 def monitor_problems(config: ExperimentConfig) -> list[Problem]:
-    """Return monitored metrics that `fit` does not produce.
+    """Return problems of callbacks that monitor a metric `fit` does not produce.
 
-    What metrics or losses of the user's own produce, and how many validation sets their functions return, shows only
-    when they run: then nothing is reported.
+    Nothing is reported if the loss, a metric or the validation data come from user code, because only a run shows which
+    metrics they produce.
     """
     from ...metrics.registry import task_metrics
     from ...run.monitors import check_monitors, produced_metrics
@@ -142,7 +142,7 @@ def monitor_problems(config: ExperimentConfig) -> list[Problem]:
         tasks = loss if hasattr(loss, "tasks") else None
         named = [instantiate(metric) if isinstance(metric, ObjectSpec) else metric for metric in config.metrics]
         metrics = task_metrics(named, () if tasks is None else tasks.tasks)
-    except (ConfigErrors, ConfigurationError):  # reported elsewhere, or when the Trainer is made
+    except (ConfigErrors, ConfigurationError):  # reported elsewhere, or by the Trainer
         return []
     validated = produced_metrics(metrics, tasks, ("",), None)
     produced = produced_metrics(metrics, tasks, (), None) if data.train and not data.valid else validated
@@ -152,10 +152,10 @@ def monitor_problems(config: ExperimentConfig) -> list[Problem]:
         try:
             callback = instantiate(spec)
             monitor = str(callback.monitor)
-            of_a_window = data.stream is not None and not monitor.startswith("val_")  # perhaps, for `online`
+            of_a_window = data.stream is not None and not monitor.startswith("val_")  # may be one of `online`
             if not of_a_window or (did_you_mean(monitor, validated, 0.7) and not monitor.startswith(_HORIZONS)):
                 check_monitors([callback], produced, validated)
-        except ConfigErrors:  # `argument_problems` has them
+        except ConfigErrors:  # reported by `argument_problems`
             continue
         except ConfigurationError as error:
             problems.append(Problem(spec.location, f"{spec.path}.init_args.monitor", str(error)))
@@ -172,7 +172,7 @@ def _raw_files(config: ExperimentConfig) -> Iterator[ObjectSpec]:
 
 
 def column_problems(config: ExperimentConfig) -> list[Problem]:
-    """Return columns of features that the file of training rows lacks."""
+    """Return problems of features whose columns the training file lacks."""
     if config.features is None:
         return []
     try:
@@ -193,7 +193,10 @@ def column_problems(config: ExperimentConfig) -> list[Problem]:
 
 
 def tower_problems(config: ExperimentConfig) -> list[Problem]:
-    """Return a problem if the user tower reads columns known only after the choice."""
+    """Return a problem if the user tower reads a label or the weight of the rows.
+
+    Both are known only after the user has chosen an item.
+    """
     from ...models.two_tower import TwoTower, after_the_choice
 
     item = None if config.network is None else config.network.init_args.get("item")
@@ -204,9 +207,9 @@ def tower_problems(config: ExperimentConfig) -> list[Problem]:
 
 
 def _of_network(config: ExperimentConfig, stream: ObjectSpec, schema: Any) -> list[Problem]:
-    """Return the network arguments missing from a schema that names some of them.
+    """Return a problem if the schema lacks columns that the network needs.
 
-    A schema that names none passes its columns by position.
+    A schema that names none of the network's arguments passes its columns by position.
     """
     from mindspore import nn
 
@@ -232,9 +235,9 @@ def _of_network(config: ExperimentConfig, stream: ObjectSpec, schema: Any) -> li
 
 
 def missing_beginning(config: ExperimentConfig) -> list[Problem]:
-    """Return the problem of an `init_from` path that does not exist.
+    """Return a problem if the `init_from` path does not exist.
 
-    A resumed run does not read that path.
+    The loader cannot require the path, because a resumed run does not read it.
     """
     path = None if config.init_from is None else config.init_from.get("path")
     if not _is_missing(path):
@@ -244,9 +247,9 @@ def missing_beginning(config: ExperimentConfig) -> list[Problem]:
 
 
 def declared_roles(config: ExperimentConfig) -> tuple[str, list[Problem]]:
-    """Return the use of declared label and weight, and any problem of the loss.
+    """Return a description of the declared label and weight, and problems of the loss.
 
-    Losses and networks of the user's own, which are code, are left to the verbs: then both are empty.
+    Both are empty if the network or the loss is user code, which only a run can check.
     """
     from ...graph.roles import loss_columns
     from ...metrics.registry import check_weighted, task_metrics

@@ -1,4 +1,4 @@
-"""Summarizes a column: kind, number and range of its values."""
+"""Summarize a column: the kind, the counts and the range of its values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...streams.formats.number_signs import problem_of, words_among_numbers
 from ...streams.formats.times import DATE_UNIT, UNITS, UnclearTimeError, seconds_of, seconds_of_number
 
 _SEPARATORS = ("|", ";", ",")
-_SECONDS = (3e8, 5e9)  # 1979 to 2128
+_SECONDS = (3e8, 5e9)  # epoch seconds of 1979 and 2128; numbers between them count as times
 _TIME_NAME = re.compile(r"(^|_)(ts|time|timestamp|unixtime|date|datetime|at)$|time$|timestamp$", re.IGNORECASE)
 
 
@@ -29,19 +29,19 @@ class ColumnSummary:
     kind: str  # "number", "integer", "bool", "time", "text", "list", "vector", "map" or "empty"
     rows: int  # number of rows examined
     missing: int = 0
-    distinct: int = 0  # values; for lists, elements
-    values: Mapping[str, int] = field(default_factory=dict, repr=False)  # counts of values, or list elements, as text
-    minimum: float = 0.0  # and maximum: of numbers, of times in seconds, or of list lengths
-    maximum: float = 0.0
+    distinct: int = 0  # number of distinct values; for lists, of distinct elements
+    values: Mapping[str, int] = field(default_factory=dict, repr=False)  # counts by value or list element, as text
+    minimum: float = 0.0  # lowest number, time in epoch seconds, or list length
+    maximum: float = 0.0  # highest number, time in epoch seconds, or list length
     median: float = 0.0
     mean: float = 0.0
     deviation: float = 1.0
-    width: float = 0.0  # length of a vector; for text, the mean number of words; for lists, the mean length
+    width: float = 0.0  # length of a vector; mean number of words of texts; mean length of lists
     separator: str | None = None  # separator of a list written as text, or None
     whole: bool = False  # whether the elements of a list are integers
     unit: str | None = None  # unit of times given as numbers
-    day_first: bool | None = None  # for dates such as 03/02/2024: order shown by other rows of the column
-    problem: str | None = None  # why the values cannot be read as what they seem to be, and what to do
+    day_first: bool | None = None  # order in dates such as 03/02/2024; None if they are unambiguous
+    problem: str | None = None  # why apparent numbers or dates cannot be read, and the remedy
 
     @property
     def missing_share(self) -> float:
@@ -74,14 +74,19 @@ class ColumnSummary:
 
 
 def summary_of(name: str, values: Sequence[Any], csv_format: CsvFormat, day_first: bool | None) -> ColumnSummary:
-    """Summarize the values of a column; dates and numbers are read as declared."""
+    """Summarize the values of a column.
+
+    Args:
+        csv_format: how numbers are written.
+        day_first: whether dates such as 03/02/2024 start with the day; None: detected from the column.
+    """
     present = [value for value in values if not (is_missing(value) or value == "")]
     rows, missing = len(values), len(values) - len(present)
     if not present:
         return ColumnSummary(name, "empty", rows, missing)
     facts = _numbers(name, present, csv_format) or _times(present, day_first) or _lists(present)
     if facts is None:
-        texts = [_text(value) for value in present]  # counted as the categories that are learned
+        texts = [_text(value) for value in present]  # the same text as in a learned vocabulary
         problem = problem_of(present, csv_format)
         facts = _texts(texts) if problem is None else {"kind": "text", **_counted(texts), "problem": problem}
     return ColumnSummary(name, rows=rows, missing=missing, **facts)
@@ -129,11 +134,11 @@ def _numbers(name: str, present: list[Any], csv_format: CsvFormat) -> dict[str, 
 _BOOLS = ("true", "false")
 _DAY_MONTH = re.compile(r"\s*\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
 _CODE = re.compile(r"\s*[+-]?0[0-9]")
-_DIGITS = re.compile(r"\s*([+-]?\d{1,7}|[+-]\d+|\d{9,}|[+-]?\d*\.\d+)\s*")  # eight are a date
+_DIGITS = re.compile(r"\s*([+-]?\d{1,7}|[+-]\d+|\d{9,}|[+-]?\d*\.\d+)\s*")  # numbers; 8 digits may be a date
 
 
 def _number(value: Any, csv_format: CsvFormat) -> Any:
-    """Return text in Python's notation of numbers, other values as they are."""
+    """Convert text to Python's notation of numbers; return other values unchanged."""
     if not isinstance(value, str):
         return value
     return in_plain_notation(value, csv_format.decimal, csv_format.thousands)
@@ -141,13 +146,13 @@ def _number(value: Any, csv_format: CsvFormat) -> Any:
 
 def _is_plain_number(value: Any) -> bool:
     if isinstance(value, str):
-        is_code = _CODE.match(value) is not None  # "0301" is another post code than "301"
+        is_code = _CODE.match(value) is not None  # "0301" may be a post code, which is not the number 301
         return value.isascii() and "_" not in value and not value.strip()[:1].isalpha() and not is_code
     return isinstance(value, int | float) or type(value).__name__ == "Decimal"
 
 
 def _packed_dates(numbers: np.ndarray) -> dict[str, float] | None:
-    """Return the ends of numbers that are dates such as 20240203, else None."""
+    """Return the range of dates written as 20240203, or None for other numbers."""
     try:
         seconds = [seconds_of_number(number, DATE_UNIT) for number in np.unique(numbers).tolist()]
     except UnclearTimeError:
@@ -156,9 +161,9 @@ def _packed_dates(numbers: np.ndarray) -> dict[str, float] | None:
 
 
 def _times(present: list[Any], day_first: bool | None) -> dict[str, Any] | None:
-    """Summarize times, or return None if they are not times.
+    """Summarize a column of times; return None if it holds other values.
 
-    The order of day and month is the one in which all rows of the column are dates, if there is one such order.
+    If only one order of day and month makes every row a valid date, this order is used.
     """
     texts = [value.isoformat() if isinstance(value, datetime.date) else value for value in present]
     if not all(isinstance(text, str) and not _DIGITS.fullmatch(text) for text in texts):
@@ -180,7 +185,10 @@ def _times(present: list[Any], day_first: bool | None) -> dict[str, Any] | None:
 
 
 def _seconds(texts: list[str], day_first: bool | None) -> list[float] | str | None:
-    """Return texts as times; a text, which of them is unclear; None if one is no time."""
+    """Return texts as epoch seconds.
+
+    The result is a message if a text is ambiguous, and None if one is not a time.
+    """
     seconds, unclear = [], None
     for text in texts:
         try:
@@ -232,6 +240,6 @@ def _texts(texts: list[str]) -> dict[str, Any]:
             return {"kind": "list", **facts, "separator": separator, "whole": whole}
     words = float(np.mean([len(text.split()) for text in texts]))
     parts = {word for text in distinct for word in text.split()}
-    if words < 3 and 3 * len(parts) < len(distinct):  # few words in many combinations, such as genres
+    if words < 3 and 3 * len(parts) < len(distinct):  # few words in many combinations, such as genres: a list
         return {"kind": "list", **_list_facts([text.split() for text in texts]), "separator": " "}
     return {"kind": "text", **_counted(texts), "width": words}

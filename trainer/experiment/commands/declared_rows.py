@@ -1,4 +1,4 @@
-"""Raw rows of a file for commands, read as the declared features read them."""
+"""Read raw rows from files with the column types that the features declare."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from ...streams.formats.csv_format import CsvFormat
 
 logger = logging.getLogger(__name__)
 
-_NAMED_ROWS = 1000  # rows of JSON lines whose keys are the names of columns
+_NAMED_ROWS = 1000  # JSON lines from which the names of the columns are collected
 
 
 class DeclaredRows:
-    """The rows of a file or folder that have the declared types, block by block.
+    """Rows of a file or folder, read in blocks with the declared column types.
 
     Columns are converted as in training: "0301" in a CSV file stays text if the features declare text. Columns that the
-    file lacks are absent, for the features to judge. It is a CSV, TSV, JSON-lines or Parquet file, a folder of
-    them, or the URL of one.
+    file lacks are left out of the blocks; the features decide whether they are required.
+
+    Args:
+        path: a CSV, TSV, JSON-lines or Parquet file, a folder of such files, or a URL.
 
     Raises:
-        ConfigurationError: no such file, or an unknown format.
-        DataError: it cannot be read, or has no rows.
+        ConfigurationError: the file does not exist, or its format is unknown.
+        DataError: the file cannot be read, or has no rows.
     """
 
     def __init__(self, path: str, csv_format: CsvFormat) -> None:
@@ -43,7 +45,7 @@ class DeclaredRows:
         require_column(self.path, name, self.names)
 
     def blocks(self, columns: Mapping[str, Column], size: int, max_bad_share: float) -> Iterator[dict[str, Any]]:
-        """Yield blocks of up to `size` good rows as columns; warn of the others."""
+        """Yield blocks of up to `size` good rows as columns; log a summary of the others."""
         from ...features.raw_files import read_files
         from ...features.raw_rows import SetAside
         from ...streams.formats.schema import Schema
@@ -61,7 +63,7 @@ class DeclaredRows:
 
 
 def _masked(values: Any, column: Column | None) -> Any:
-    """Return integers masked where missing, to be read as raw rows again."""
+    """Mask missing integers, so that the block can be read as raw rows again."""
     from ...features.feature import NO_ID
 
     if column is None or column.default != NO_ID or not (values == NO_ID).any():

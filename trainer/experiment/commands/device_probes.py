@@ -1,8 +1,9 @@
-"""Try what MindSpore does on a device: one short probe for each ability.
+"""Probe what MindSpore can do on a device, with one function per ability.
 
     python -m trainer.experiment.commands.device_probes DEVICE PROBE
 
-prints the answer as JSON. `device_report` runs each in its own process and writes the table.
+This command prints the result of a probe as JSON. `device_report` runs each probe in its own process and writes a
+table of the results.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main() -> None:
 
 
 class Linear(nn.Cell):
-    """A linear regression that begins at zero."""
+    """Linear regression with weights that start at zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,27 +51,27 @@ class Linear(nn.Cell):
 
 
 class Product(nn.Cell):
-    """A matrix product."""
+    """Matrix product."""
 
     def construct(self, x):
-        """Return x x'."""
+        """Return the product of x and its transpose."""
         return ops.matmul(x, x.T)
 
 
 class FromPython(nn.Cell):
-    """An operator written in Python."""
+    """Network with an operator written in Python."""
 
     def __init__(self, doubler: Doubler) -> None:
         super().__init__()
         self.operator = python_operators.operator(doubler.double, lambda shape: shape)
 
     def construct(self, x):
-        """Return what Python returns."""
+        """Return the result of the Python function."""
         return self.operator(x)
 
 
 class Doubler:
-    """Holds the Python function."""
+    """Owner of the Python function that `FromPython` calls."""
 
     def double(self, values: np.ndarray) -> np.ndarray:
         """Return twice the values."""
@@ -94,7 +95,7 @@ def _losses(trainer: Trainer, **options: Any) -> list[float]:
 
 
 def _expected() -> list[float]:
-    """Return the mean loss of each epoch, by NumPy in float64."""
+    """Compute the mean loss of each epoch with NumPy in float64."""
     x, y = (array.astype(np.float64) for array in _data())
     weight, bias, losses = np.zeros((4, 1)), 0.0, []
     for _ in range(EPOCHS):
@@ -113,12 +114,12 @@ def losses_are_right() -> bool:
 
 
 def sinks_agree() -> bool:
-    """Train with 1, 8 and 32 steps per call."""
+    """Train with 1, 8 and 32 steps per call, and compare the losses with NumPy's."""
     return all(np.allclose(_losses(_trainer(), sink_size=size), _expected(), rtol=1e-5) for size in (1, 8, 32))
 
 
 def resumes_to_the_bit() -> bool:
-    """Train in one go, and with a copy of weights and optimizer in between."""
+    """Compare an uninterrupted run with one that is resumed from a copy of its state."""
     whole, first, second = _trainer(optimizer=nn.Adam), _trainer(optimizer=nn.Adam), _trainer(optimizer=nn.Adam)
     whole.fit(_data(), 2, batch_size=BATCH, shuffle=False, callbacks=[])
     first.fit(_data(), 1, batch_size=BATCH, shuffle=False, callbacks=[])
@@ -131,12 +132,12 @@ def resumes_to_the_bit() -> bool:
 
 
 def shares_memory() -> bool:
-    """See whether a parameter's NumPy array is its memory."""
+    """Check whether a NumPy array can share the memory of a parameter."""
     return shared_memory.try_view()
 
 
 def runs_python() -> bool:
-    """Call Python from a graph."""
+    """Call a Python function from a compiled graph."""
     doubler = Doubler()
     output = FromPython(doubler).compile_and_run(Tensor(np.ones(3, np.float32)))
     return bool((output.asnumpy() == 2).all())
@@ -149,7 +150,7 @@ def has_bfloat16() -> bool:
 
 
 def lowers_batch_norm() -> bool:
-    """Apply BatchNorm at O3, in training and in evaluation."""
+    """Train and evaluate at O3 with BatchNorm in the lower precision."""
     network = nn.SequentialCell(nn.Dense(4, 4), nn.BatchNorm1d(4), nn.Dense(4, 1))
     trainer = _trainer(network, amp_level="O3", keep_batchnorm_fp32=False)
     trainer.fit(_data(), 1, batch_size=BATCH, callbacks=[])
@@ -157,7 +158,7 @@ def lowers_batch_norm() -> bool:
 
 
 def has_overflow_status() -> bool:
-    """Run a step of MindSpore's cell for loss scales, with its own overflow check."""
+    """Train one step with MindSpore's loss-scaling cell and its overflow check."""
     network = Linear()
     step = nn.TrainOneStepWithLossScaleCell(
         nn.WithLossCell(network, nn.MSELoss()), nn.SGD(trainable_parameters(network), RATE), Tensor(8.0)
@@ -175,7 +176,7 @@ def trains_with_mint() -> bool:
 
 
 def keeps_programs_apart() -> bool:
-    """Train twice in one process, with the first Trainer kept."""
+    """Train twice in one process, keeping the first Trainer; compare the losses."""
     first, second = _trainer(optimizer=_momentum), _trainer(optimizer=_momentum)
     losses = [_losses(trainer, sink_size=1) for trainer in (first, second)]
     return losses[0] == losses[1]
@@ -186,14 +187,14 @@ def _momentum(parameters: Any, rate: float) -> nn.Cell:
 
 
 def scales_the_loss() -> bool:
-    """Train at O2 from a loss scale that overflows."""
+    """Train at O2 with an initial loss scale that overflows."""
     trainer = _trainer(amp_level="O2", loss_scale=amp.DynamicLossScaler(2.0**40, 2, 1000))
     losses = _losses(trainer)
     return losses[-1] < losses[0] and float(trainer.scaler.scale_value.asnumpy()) < 2.0**40
 
 
 def microseconds_per_step() -> dict[str, int]:
-    """Measure a step of the linear regression, by steps per call; the least of three."""
+    """Return the shortest time per step of three runs, by steps per call."""
     found = {}
     for size in (1, 32):
         trainer = _trainer()
@@ -208,7 +209,7 @@ def microseconds_per_step() -> dict[str, int]:
 
 
 def versions() -> dict[str, str]:
-    """Return MindSpore's version and the device that it names."""
+    """Return the version of MindSpore and the name of the device."""
     return {"mindspore": mindspore.__version__, "device": device.current().name}
 
 

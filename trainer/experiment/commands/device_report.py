@@ -1,4 +1,4 @@
-"""``trainer doctor --device NAME``: a table of what MindSpore does on it."""
+"""Implement `trainer doctor --device NAME`: a table of what MindSpore can do there."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ from ...errors import ConfigurationError
 from ...mindspore_internals.device import CHOICES, DEVICES, UNSAFE
 from .device_probes import PROBES
 
-_SECONDS = 600  # timeout of one probe: on a new chip the driver compiles operators first
+_SECONDS = 600  # timeout of one probe; on a new chip, the driver first compiles the operators
 _FAILED = "failed: "
 
 
 def run(name: str | None, path: Path | None) -> int:
-    """Try the device `name`, write or print the table; return the exit code.
+    """Probe a device, and write or print the table; return the exit code.
+
+    Args:
+        name: "cpu", "gpu" or "ascend".
+        path: the file to write; None: the table is printed.
 
     Raises:
-        ConfigurationError: the device does not exist here.
+        ConfigurationError: `name` is missing or unknown, or this machine has no such device.
     """
     if name is None:
         raise ConfigurationError("trainer doctor --report FILE takes --device too: cpu, gpu or ascend")
@@ -44,10 +48,10 @@ def run(name: str | None, path: Path | None) -> int:
 
 
 def try_all(name: str) -> dict[str, Any]:
-    """Run each probe in a separate process; return probe -> answer or failure.
+    """Run each probe in a separate process; return results or errors by probe.
 
     Raises:
-        ConfigurationError: MindSpore has no such device here.
+        ConfigurationError: this machine has no such device.
     """
     first = _try(name, "versions")
     if isinstance(first, str):
@@ -75,7 +79,7 @@ def _try(name: str, probe: str) -> Any:
 
 
 def table(name: str, results: dict[str, Any], assumed: dict[str, Any]) -> list[str]:
-    """Return the table in Markdown: observed and assumed behaviour."""
+    """Return Markdown lines that compare observed with assumed behaviour."""
     of = results["versions"]
     lines = [
         f"# {of['device']}, {date.today()}",

@@ -1,4 +1,4 @@
-"""`trainer doctor`: describes machine and installation, and what prevents a run."""
+"""Implement `trainer doctor`: check the machine and the installation."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 _REASONS = {"numpy": "; MindSpore's binaries are built against NumPy 1"}
 _OWN = "mindspore-trainer"
-_SAME_DISTRIBUTIONS = ("mindspore", "numpy", _OWN)  # on all ranks of a job, as are these settings
+_SAME_DISTRIBUTIONS = ("mindspore", "numpy", _OWN)  # versions that must be equal on all ranks of a job
 _SAME_SETTINGS = ("MS_CPU_COMM_OP_TIMEOUT", "ONEDNN_MAX_CPU_ISA", "MS_COMPILER_CACHE_ENABLE")
 _MESSAGE_BYTES = 1 << 20
 _TRIES = 5
 _FOR_DEVELOPERS = ("test", "dev")
-_REPEATABLE_CORES = 2  # measured: LeNet has the same bits twice on 2 cores, not on 16
+_REPEATABLE_CORES = 2  # measured: two LeNet runs give equal bits on 2 cores, but not on 16
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MS_DEV_RUNTIME_CONF", "GLOG_v")
-# e_machine of an ELF header, by the names platform.machine() uses
+# e_machine field of an ELF header -> name that platform.machine() uses
 _ELF_MACHINES = {0x3E: "x86_64", 0xB7: "aarch64", 0x03: "i686", 0xF3: "riscv64"}
 _SAME_MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}
 
@@ -72,7 +72,7 @@ def examine(run_a_graph: bool = True) -> list[Finding]:
 
 
 def report(findings: list[Finding]) -> str:
-    """Return the findings as text."""
+    """Format the findings as text."""
     width = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
@@ -100,7 +100,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _requirements() -> dict[str, list[Requirement]]:
-    """Return the package's requirements by extra; "" holds the unconditional ones."""
+    """Return the package's requirements by extra; "" has those of no extra."""
     needed: dict[str, list[Requirement]] = {}
     for text in (importlib.metadata.requires(_OWN) or ()) if installed(_OWN) else ():
         requirement = Requirement(text)
@@ -110,7 +110,7 @@ def _requirements() -> dict[str, list[Requirement]]:
 
 
 def _job() -> Iterator[Finding]:
-    """Yield findings about this process's job, if any. A collective call."""
+    """Yield findings about the job of this process; all its ranks must call this."""
     if not is_launched() or process_count() == 1:
         return
     from ...distributed.group import join
@@ -137,7 +137,7 @@ def _job() -> Iterator[Finding]:
 
 
 def own_facts() -> dict[str, str | None]:
-    """Return the settings that must be equal on all processes, and the host."""
+    """Return the host name and the settings that must be equal on all ranks."""
     facts: dict[str, str | None] = {"host": socket.gethostname(), "python": platform.python_version()}
     facts |= {name: installed(name) for name in _SAME_DISTRIBUTIONS}
     package, code = Path(__file__).parents[2], 0
@@ -148,7 +148,7 @@ def own_facts() -> dict[str, str | None]:
 
 
 def compare_ranks(facts: Sequence[Mapping[str, str | None]]) -> Iterator[Finding]:
-    """Yield a finding for each difference between ranks, or one if there is none."""
+    """Yield a finding for each setting that differs, or one if all ranks agree."""
     differing = [name for name in facts[0] if len({of_rank[name] for of_rank in facts}) > 1]
     for name in differing:
         values = defaultdict(list)
@@ -162,9 +162,9 @@ def compare_ranks(facts: Sequence[Mapping[str, str | None]]) -> Iterator[Finding
 
 
 def _gathering_takes(group: Group) -> float:
-    """Return the seconds of a small collective, at best."""
+    """Return the shortest time of a small AllGather, in seconds."""
     message, least = np.zeros(128, np.int64), float("inf")
-    for _ in range(_TRIES):  # the first one compiles
+    for _ in range(_TRIES):  # the first call compiles the program
         began = time.perf_counter()
         group.gather(message)
         least = min(least, time.perf_counter() - began)
@@ -172,7 +172,7 @@ def _gathering_takes(group: Group) -> float:
 
 
 def _exchange(group: Group) -> tuple[float, bool]:
-    """Return (best seconds of an exchange of all pairs; whether all bytes arrived)."""
+    """Return (shortest all-to-all time in seconds, whether all bytes arrived)."""
     least, sound = float("inf"), True
     parts = [bytes([16 * group.rank + rank & 0xFF]) * _MESSAGE_BYTES for rank in range(group.size)]
     for _ in range(_TRIES):
@@ -201,7 +201,7 @@ def _architecture() -> Iterator[Finding]:
 
 
 def elf_machine(path: Path) -> str | None:
-    """Return an ELF library's machine as `platform.machine` names it, else None."""
+    """Return the machine an ELF library is built for, or None for other files."""
     with open(path, "rb") as file:
         head = file.read(20)
     if len(head) < 20 or head[:4] != b"\x7fELF":
@@ -245,7 +245,7 @@ def _threads() -> Iterator[Finding]:
 
 
 def _graph_cache() -> Iterator[Finding]:
-    # Measured with MindSpore 2.10: restarting the same network with another constant reused the first run's graph.
+    # Measured with MindSpore 2.10: a run restarted with another constant in the network still ran the old graph.
     import mindspore
 
     on = os.environ.get("MS_COMPILER_CACHE_ENABLE") == "1" or mindspore.get_context("enable_compile_cache")
@@ -336,7 +336,7 @@ def _differences() -> Iterator[Finding]:
 
 def _extras() -> Iterator[Finding]:
     for extra, requirements in _requirements().items():
-        if extra in ("", "gpu", *_FOR_DEVELOPERS):  # `_gpu` tells of its libraries
+        if extra in ("", "gpu", *_FOR_DEVELOPERS):  # `_gpu` reports the GPU libraries
             continue
         have = {requirement.name: installed(requirement.name) for requirement in requirements}
         missing = None in have.values()

@@ -1,4 +1,4 @@
-"""Commands over a configuration: fit, online, evaluate, predict, export, check."""
+"""Implement the commands fit, online, evaluate, predict, export and check."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Begin or continue a run: `fit` and `online`."""
+    """Start or resume a run (`fit` and `online`)."""
     from ...storage.location import is_url
     from ..runs import run_folder
     from ..runs.restart import fetch_published, fetched_run
@@ -65,7 +65,7 @@ def train(args: argparse.Namespace) -> None:
             "CONFIG --resume auto (the run of CONFIG, if it was begun)"
         )
     if args.resume is None and folder_to_resume() is not None:
-        args.config, args.resume, args.overrides = None, folder_to_resume(), []  # the run's own configuration has them
+        args.config, args.resume, args.overrides = None, folder_to_resume(), []  # they are in the run's configuration
     mirror = args.resume if is_url(args.resume) else None
     if mirror is not None:
         args.resume = fetched_run(mirror)
@@ -80,7 +80,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def _resume_begun(args: argparse.Namespace) -> None:
-    """Replace --resume auto by --resume RUN if the run was begun."""
+    """Replace `--resume auto` by `--resume RUN` if the run exists, else remove it."""
     from ..runs.restart import existing_run
 
     with _loaded(Path(args.config), args) as config:
@@ -91,7 +91,7 @@ def _resume_begun(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _loaded(source: Path, args: argparse.Namespace) -> Iterator[Any]:
-    """Yield the checked configuration; its project is importable inside the context."""
+    """Yield the checked configuration; modules of its project can be imported."""
     from ..configuration.loader import load_config
     from ..runs.run_folder import project_paths
 
@@ -99,13 +99,13 @@ def _loaded(source: Path, args: argparse.Namespace) -> Iterator[Any]:
         config = load_config(source, args.overrides)
         if getattr(args, "baseline", False) and config.baseline is None:
             config = load_config(source, [*args.overrides, "baseline={}"])
-        # a run folder may have been moved since it was written
+        # the recorded run_dir is wrong if the run folder has been moved
         yield config.model_copy(update={"run_dir": source}) if source.is_dir() else config
 
 
 @contextlib.contextmanager
 def _applied(args: argparse.Namespace) -> Iterator[tuple[Any, Path, Path]]:
-    """Yield configuration, run folder and snapshot of a trained network."""
+    """Yield the configuration, the run folder and the snapshot of a trained network."""
     from ..runs import run_folder
     from ..runs.training_run import default_checkpoint
 
@@ -158,7 +158,7 @@ def export(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Print a description of an experiment, or all its problems."""
+    """Check an experiment; print the result or raise all problems."""
     source = Path(args.config)
     with _loaded(source, args) as config:
         from . import check_command

@@ -1,4 +1,4 @@
-"""The command ``trainer export``: exports a run's snapshot for other programs."""
+"""Implement `trainer export`: export a run's snapshot for other programs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ...trainer import Trainer
     from ..configuration.experiment_config import ExperimentConfig
 
-_SHOWN_ROWS = 256  # raw rows that show an export what the network reads
+_SHOWN_ROWS = 256  # raw rows that are given to the export as example inputs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add arguments besides CONFIG, --run, --checkpoint, --split, --data and --set."""
+    """Add the arguments that `evaluate` does not have."""
     add = parser.add_argument
     add("--output", metavar="FOLDER", help="a folder that does not exist yet; default: RUN/export")
     add(
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, config: ExperimentConfig, run_dir: Path, checkpoint: Path) -> None:
-    """Export, and print what was written; errors as for `export_model`."""
+    """Export a snapshot, and print the files written; raises as `export_model`."""
     from ...checkpoint import find
     from ...checkpoint.saver import snapshots_of
     from ...serving.exported_model import export_model
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, config: ExperimentConfig, run_dir: Path, check
 def _snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | None) -> tuple[Trainer, Any]:
     """Return a Trainer with a snapshot's weights, and rows for its `predict`.
 
-    A stream is not read: the declared features get rows in which every value is missing.
+    Without a finite dataset, the rows have only missing values; the stream is not read.
     """
     from ..runs.training_run import build_restored, split_of, splits_of
 
@@ -84,7 +84,7 @@ def _snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | Non
 
 
 def _first_rows(features: Features, data: Any) -> Any:
-    """Return the network's inputs for the first raw rows; or data as they are."""
+    """Return the network's inputs for the first raw rows; other data unchanged."""
     from ...features.feature_data import is_raw, raw_data, rows_of
 
     if not is_raw(data):
@@ -97,7 +97,7 @@ def _first_rows(features: Features, data: Any) -> Any:
 
 
 def _publish(trainer: Trainer, rows: Any, args: argparse.Namespace, step: int) -> int:
-    """Write a version, with the items if they are given; return its number."""
+    """Publish a version, with the items if they are given; return its number."""
     from ...serving import Publish, Versions
     from .declared_rows import DeclaredRows
 
@@ -119,7 +119,10 @@ def _publish(trainer: Trainer, rows: Any, args: argparse.Namespace, step: int) -
 
 
 def _rows(trainer: Any, path: str | None, column: str | None) -> tuple[Any, Any] | None:
-    """Return (ids, raw rows) of a file, or None; by default its first column has ids."""
+    """Return (ids, raw rows) of a file, or None without a path.
+
+    The ids are in `column`, by default the first column.
+    """
     from ...features.feature import text_column
     from .declared_rows import DeclaredRows
 

@@ -1,4 +1,4 @@
-"""`trainer features`: values of the first rows, column statistics, drift."""
+"""Implement `trainer features`: show declared features, or fit them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ _KIND_NAMES = {kind: name for name, kind in KINDS.items()}
 
 
 def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Path | None, rows: int = 10_000) -> str:
-    """Describe the features computed from the first rows, as text.
+    """Return a table of the first rows' features, their statistics and their drift.
 
     Args:
-        snapshot: a run folder, a folder of snapshots or a snapshot with the fitted features, which is also the baseline
-            for drift. None, or a folder without snapshots: features are fitted on data.train.
+        snapshot: a run folder, a folder of snapshots or a snapshot. Its fitted features are used, and drift is measured
+            from the rows they were fitted on. Without a snapshot, the features are fitted on data.train.
         data: a file or folder of raw rows; None: data.train, else the files of data.stream.
+        rows: maximum number of rows to read.
     """
     if config.features is None:
         raise ConfigurationError(f"{config.source}: has no section features, whose columns could be shown")
@@ -47,7 +48,7 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
     source = data if data is not None else _source(config)
     learned_from = None if snapshot is None else restore_features(features, snapshot)
     drift = {}
-    if learned_from is not None and features.learned.profiled_rows:  # older snapshots lack it
+    if learned_from is not None and features.learned.profiled_rows:  # older snapshots have no profile
         drift = features.drift(source, max_rows=rows)
     if not features.is_fitted:
         features.fit(source if config.data.train is None else instantiate(config.data.train))
@@ -69,12 +70,15 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
 
 
 def fit_features(config: ExperimentConfig, data: Path | None, target: Path | None, engine: str) -> str:
-    """Fit the declared features on all rows, write them to a folder, and say so.
+    """Fit the declared features on all rows, and write them to a folder.
 
     Args:
-        data: a file or folder of raw rows; None: data.train.
+        data: a file or folder of raw rows; None: data.train, else the files of data.stream.
         target: a folder that does not exist yet.
         engine: "local", or "ray" for Ray Data over a Parquet folder.
+
+    Returns:
+        A message to print.
     """
     choice("--engine", engine, ("local", "ray"))
     if config.features is None or target is None:
@@ -92,7 +96,7 @@ def fit_features(config: ExperimentConfig, data: Path | None, target: Path | Non
 
 
 def restore_features(features: Features, path: Path) -> str | None:
-    """Restore features from the newest snapshot below `path`; return it or None."""
+    """Restore features from the newest snapshot in `path`; return its path, or None."""
     from ... import checkpoint
     from ...checkpoint.capture import part_states
     from ...checkpoint.saver import snapshots_of
@@ -119,7 +123,7 @@ def _source(config: ExperimentConfig) -> Any:
 
 
 def _first(parts: Iterator[Rows], wanted: int) -> Rows:
-    """Return the first good rows, concatenated."""
+    """Return the first `wanted` good rows as one table."""
     read: list[dict[str, Any]] = []
     count = 0
     while count < wanted and (rows := next(parts, None)) is not None:
@@ -166,7 +170,7 @@ def _time(seconds: float) -> str:
 
 
 def _unseen(feature: Feature, ids: Any) -> str:
-    """Return the share of ids outside the vocabulary; empty if the feature has none."""
+    """Return the share of ids outside the vocabulary, or "" without a vocabulary."""
     if not isinstance(feature, IdFeature) or feature.vocabulary is None:
         return ""
     ids = ids[:].values if isinstance(ids, Ragged) else ids

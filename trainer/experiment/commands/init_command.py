@@ -1,4 +1,4 @@
-"""`trainer init`: writes a commented, runnable first experiment for a table."""
+"""Implement `trainer init`: write a commented first experiment for a table."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _BASELINE = """
 baseline: {{start: {starts}}}
 """
 _START = "; the network begins as the regression"
-_STARTS = ("lr", "fm", "wide_deep", "deepfm")  # have a linear part
+_STARTS = ("lr", "fm", "wide_deep", "deepfm")  # models with a linear part, which can start as the regression
 
 
 def _commands(file: str, name: str) -> str:
-    """Return the file's commands as comments, with explanations in a column."""
+    """Return comment lines with the commands for the file and their explanations."""
     lines = [(command.format(file=file, name=name), about) for command, about in _COMMANDS]
     width = max(len(command) for command, about in lines if about)
     return "\n".join(f"#   trainer {command:<{width if about else 0}}  {about}".rstrip() for command, about in lines)
@@ -107,7 +107,7 @@ def _loss(table: TableSummary, proposal: Proposal, label: str) -> str:
 
 
 def _metrics(table: TableSummary, proposal: Proposal) -> list[str]:
-    """Return the metrics, the one that the best snapshot is chosen by first."""
+    """Return the metrics; the first one selects the best snapshot."""
     kinds = {table.column(name).is_binary for name in proposal.labels}
     if proposal.model == "two_tower" or len(kinds) > 1:
         return []
@@ -117,13 +117,13 @@ def _metrics(table: TableSummary, proposal: Proposal) -> list[str]:
 
 
 def _monitor(table: TableSummary, proposal: Proposal) -> str:
-    """Return the name of the validation metric that decides which weights are best."""
+    """Return the validation metric that selects the best weights."""
     metrics = _metrics(table, proposal)
     return f"val_{metrics[0]}" if metrics and len(proposal.labels) == 1 else "val_loss"
 
 
 def _stream(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
-    """Return the stream's arguments; it may set aside rows without label or time."""
+    """Return the stream's arguments; rows without label or time may be set aside."""
     required = [*proposal.labels, *([proposal.event_time] if proposal.event_time else [])]
     share = sum(table.column(name).missing_share for name in required)
     arguments: dict[str, Any] = {"path": str(table.path), "end": "at_last"}
@@ -165,7 +165,7 @@ callbacks:
 
 
 def _published(proposal: Proposal) -> str:
-    # two-tower vectors are for retrieval, not for serving predictions
+    # commented out for two towers: their vectors are for retrieval, not for serving predictions
     start = "  # " if proposal.model == "two_tower" else "  "
     return f"""{start}- class_path: trainer.serving.Publish  # for servers
 {start}  init_args: {{every: 10}}
@@ -190,13 +190,13 @@ def write_first_config(
     *,
     labels: Sequence[str] = (),
     event_time: str | None = None,
-    sides: Sides = NO_SIDES,  # columns of two towers, and those left out
-    output: Path | None = None,  # None: named like the data, with the suffix .yaml, in the working directory
-    overwrite: Callable[[Path], bool] = lambda path: False,  # whether an existing file may be replaced
+    sides: Sides = NO_SIDES,  # columns of each tower, and columns that are left out
+    output: Path | None = None,  # None: the name of the data with suffix .yaml, in the working directory
+    overwrite: Callable[[Path], bool] = lambda path: False,  # returns whether an existing file may be replaced
     csv_format: CsvFormat | None = None,  # known options of a CSV file; the others are detected
     day_first: bool | None = None,
 ) -> tuple[Path, TableSummary, Proposal]:
-    """Write a first experiment for a table; return its path and what it was made from."""
+    """Write a first experiment; return its path, the table summary and the proposal."""
     output = Path(f"{data.name.partition('.')[0] or 'table'}.yaml") if output is None else output
     table = summarize(data, given=csv_format, day_first=day_first)
     proposal = propose(table, model, labels, event_time, sides)

@@ -1,4 +1,4 @@
-"""Console report of `trainer init`: the columns and what they became."""
+"""Format the console report of `trainer init`: columns, features, model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _DELIMITERS = {"\t": "tab", ",": "','", ";": "';'", "|": "'|'"}
 
 
 def described(table: TableSummary, proposal: Proposal) -> str:
-    """Return what each column became and why, and how rows are divided.
+    """Describe the use of each column, the split of the rows, and the model, as text.
 
-    No line is longer than `WIDTH` columns.
+    Lines have at most `WIDTH` characters.
     """
     about = f"{table.path}: {'' if table.complete else 'about '}{table.rows:,} rows, {len(table.columns)} columns"
     if not table.complete:
@@ -42,7 +42,7 @@ def described(table: TableSummary, proposal: Proposal) -> str:
 
 
 def _written(table: TableSummary) -> str:
-    """Return the unusual parts of a CSV file's format."""
+    """Describe the options of a CSV file that differ from their defaults."""
     declared: Mapping[str, Any] = {} if table.csv is None else table.csv.declaration()
     words = {
         "delimiter": lambda sign: f"fields end with {_DELIMITERS.get(sign, repr(sign))}",
@@ -56,7 +56,7 @@ def _written(table: TableSummary) -> str:
 
 
 def _rows(table: TableSummary, proposal: Proposal) -> Iterator[tuple[str, str, str]]:
-    """Yield (column, what it became, why) in the order of the table."""
+    """Yield (column, its use, description) in the order of the table."""
     features = {}
     for (arguments, about), name in zip(proposal.features, _names(table, proposal), strict=True):
         features[name] = ("left out", about.partition(": ")[2]) if arguments is None else (_kind(arguments), about)
@@ -72,7 +72,7 @@ def _rows(table: TableSummary, proposal: Proposal) -> Iterator[tuple[str, str, s
 
 
 def _names(table: TableSummary, proposal: Proposal) -> list[str]:
-    """Return the columns that `proposal.features` are about, in order."""
+    """Return the column of each entry of `proposal.features`."""
     both = proposal.model == "two_tower"
     return [column.name for column in table.columns if both or column.name not in proposal.labels]
 

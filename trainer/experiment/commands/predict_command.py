@@ -1,4 +1,4 @@
-"""The command ``trainer predict``: writes the predictions of a dataset to a file."""
+"""Implement `trainer predict`: write the predictions for a dataset to a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT = "predictions.npy"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add arguments besides those of `evaluate`."""
+    """Add the arguments that `evaluate` does not have."""
     add = parser.add_argument
     add(
         "--output",
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Check the arguments; let features keep the columns of --keep."""
+    """Check the arguments; turn `--keep` into an override of `features.keep`."""
     from .prediction_file import WRITERS
 
     suffix = Path(args.output or DEFAULT).suffix
@@ -64,15 +64,18 @@ def check_arguments(args: argparse.Namespace) -> None:
 def predict(
     config: ExperimentConfig, checkpoint: Path, output: Path, split: str | None, *, set_aside: bool = False
 ) -> tuple[str, str]:
-    """Write the predictions of a dataset; return it, and a description for print.
+    """Write the predictions for a dataset.
 
     Args:
         checkpoint: a snapshot, a pointer, a folder of snapshots, a run folder or a .ckpt file.
         split: "test", "valid" or "train"; None: the first of these in the configuration.
         set_aside: see `Trainer.predict`.
 
+    Returns:
+        The name of the dataset, and a message to print.
+
     Raises:
-        ConfigurationError: a kept column that the rows lack, or `set_aside` without kept columns.
+        ConfigurationError: the rows lack a kept column, or `set_aside` is given without kept columns.
         TrainerError: the file cannot be written.
     """
     from ..runs.training_run import build_restored, split_of
@@ -95,9 +98,9 @@ def predict(
 
 
 def _save(output: Path, experiment: Experiment, data: Any) -> str:
-    """Write the network's outputs, all in memory; return a description for print.
+    """Write the network's outputs as a NumPy file; return a message to print.
 
-    Several outputs, and a name that ends .npz, make an archive of arrays.
+    All outputs are held in memory. Several outputs are written as .npz, also if `output` ends with .npy.
     """
     from ..runs.training_run import batch_size
     from .prediction_file import writing
@@ -122,7 +125,7 @@ def _shapes(predictions: Any) -> Any:
 
 
 def _check_kept(columns: list[str], data: Any, csv_format: CsvFormat) -> None:
-    """Refuse kept columns that raw files lack; ConfigurationError names the nearest."""
+    """Raise ConfigurationError if raw files lack a kept column."""
     from ...features.raw_files import RawFiles
     from .declared_rows import DeclaredRows
 
@@ -133,7 +136,7 @@ def _check_kept(columns: list[str], data: Any, csv_format: CsvFormat) -> None:
 
 
 def _batches(experiment: Experiment, data: Any, keep: bool, set_aside: bool) -> Iterator[dict[str, np.ndarray]]:
-    """Yield the number of each row, kept columns and predictions of each batch."""
+    """Yield each batch as columns: row numbers, kept columns and predictions."""
     from ...data.user_data import UserData
     from ...features.feature import PREDICTION
     from ..runs.training_run import DEFAULT_BATCH_SIZE, batch_size
@@ -145,7 +148,7 @@ def _batches(experiment: Experiment, data: Any, keep: bool, set_aside: bool) -> 
     for predictions in trainer.predict(data, batch_size=own, stream=True, **options):
         answers = prediction_columns(trainer, predictions[PREDICTION] if keep else predictions)
         count = len(next(iter(answers.values())))
-        columns = {} if set_aside else {"row": np.arange(first, first + count)}  # others would shift the numbers
+        columns = {} if set_aside else {"row": np.arange(first, first + count)}  # omitted rows would shift the numbers
         if keep:
             columns |= {name: column for name, column in predictions.items() if name != PREDICTION}
         yield columns | answers
@@ -153,7 +156,7 @@ def _batches(experiment: Experiment, data: Any, keep: bool, set_aside: bool) -> 
 
 
 def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarray]:
-    """Return predictions in label units by name, [n, ...]."""
+    """Return predictions of shape [n, ...] in the unit of the label, by name."""
     from ...metrics.predictions import named_classes
 
     tasks = () if trainer.tasks is None else trainer.tasks.tasks

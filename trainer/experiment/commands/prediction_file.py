@@ -1,4 +1,4 @@
-"""A file of predictions of any size: Parquet, CSV or JSON lines."""
+"""Write any number of predictions to a Parquet, CSV or JSON-lines file."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from ...checks import require
 from ...errors import DataError, TrainerError
 from ...streams.formats.ragged_column import Ragged
 
-PART_ROWS = 1 << 17  # written at a time
+PART_ROWS = 1 << 17  # rows that are written at a time
 
 Columns = Mapping[str, np.ndarray | Ragged]
 
 
 def write_columns(path: Path, batches: Iterable[Columns]) -> int:
-    """Write batches of columns to a file, which appears when it is complete.
+    """Write batches of columns to a file atomically.
 
     Args:
-        path: its suffix, a key of `WRITERS`, says the format.
+        path: the file; its suffix, a key of `WRITERS`, selects the format.
 
     Returns:
         The number of rows.
 
     Raises:
         ConfigurationError: PyArrow is missing.
-        DataError: there are no rows.
-        TrainerError: it cannot be written.
+        DataError: there are no rows, or Parquet cannot hold a column's mixed types or large integers.
+        TrainerError: the file cannot be written.
     """
     aside, rows = path.with_name(f".{path.name}.{os.getpid()}.tmp"), 0
     with contextlib.ExitStack() as opened:
@@ -59,7 +59,7 @@ def write_columns(path: Path, batches: Iterable[Columns]) -> int:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name the file in errors of writing it."""
+    """Convert an OSError in the context to a TrainerError that names the file."""
     try:
         yield
     except OSError as error:
@@ -86,9 +86,9 @@ def _concatenated(parts: list[Columns]) -> Columns:
 
 
 def _as_they_are(columns: list[np.ndarray | Ragged]) -> list[Any]:
-    """Return arrays that NumPy joins without changing values.
+    """Convert columns of different number types to objects, so that joining is exact.
 
-    Joined as they are, 2**60 + 1 and 0.5, or 1 and true, would change.
+    Otherwise NumPy would round 2**60 + 1 when it is joined with 0.5, and turn True into 1 when it is joined with 2.
     """
     kinds = {column.dtype.kind for column in columns if isinstance(column, np.ndarray)}
     return [column.astype(object) for column in columns] if len(kinds) > 1 and kinds <= set("biuf") else columns
@@ -167,7 +167,7 @@ def _cell(value: Any) -> Any:
 
 
 def _values(column: np.ndarray | Ragged) -> list[Any]:
-    """Return rows' values as JSON has them; those that are not finite become null."""
+    """Return each row's value for JSON; numbers that are not finite become null."""
     rows = [column[row].tolist() for row in range(len(column))] if isinstance(column, Ragged) else column.tolist()
     return [_finite(row) for row in rows] if column.dtype.kind in "fO" else rows
 

@@ -17,7 +17,7 @@ from .declared_rows import require_column
 from .table_summary import TableSummary
 
 HISTORY_MODELS, TASK_MODELS = ("din", "bst"), ("mmoe", "ple", "esmm")
-UNWRITTEN = ("bpr", "sasrec", "hstu")  # `data.split` makes their rows from interactions
+UNWRITTEN = ("bpr", "sasrec", "hstu")  # not proposed: `data.split` creates their training rows
 _LABELS = re.compile(
     r"(^|_)(label|labels|target|y|click|clicks|clicked|is_click|conversion|converted|purchase|purchased|bought|buy|"
     r"like|liked|churn|churned|survived|fraud|class|outcome|response|rating|score)\W*$",
@@ -41,10 +41,10 @@ class Proposal:
     model: str
     options: dict[str, Any]
     labels: tuple[str, ...]
-    binary: bool  # every label has two values
-    classes: tuple[Any, ...]  # the values of a categorical label other than 0 and 1; () for numbers, and for 0 and 1
+    binary: bool  # whether every label has two values
+    classes: tuple[Any, ...]  # values of a categorical label; () for numbers, and for the classes 0 and 1
     event_time: str | None  # name of the column that the table is split by, or None
-    # (arguments of the feature, description of its column). A column that is left out has None for arguments, and the
+    # Pairs (feature arguments, column description). A column that is not a feature has None instead of arguments; its
     # description gives the reason.
     features: list[tuple[dict[str, Any] | None, str]] = field(default_factory=list)
     reason: str = ""
@@ -52,7 +52,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Sides:
-    """Columns assigned to a side of two towers, or left out of the features."""
+    """Columns assigned to the user tower or the item tower, or left out."""
 
     user: Sequence[str] = ()
     item: Sequence[str] = ()
@@ -72,9 +72,12 @@ def propose(
     """Propose features and a model for a table.
 
     Args:
-        labels: names of the label columns; empty: the column whose name and values look like a label.
+        labels: names of the label columns. If empty, a column is chosen whose name and values look like a label.
         event_time: name of the column with the time of an event; None: the first with at least 10 distinct times.
-        sides: which columns go into which tower, and which are not features.
+        sides: columns of each tower, and columns that are left out of the features.
+
+    Raises:
+        ConfigurationError: the arguments do not fit the table or each other, or no column can be a label or a feature.
     """
     choice("MODEL", model, MODELS, optional=True)
     if model in UNWRITTEN:
@@ -152,7 +155,7 @@ def _label(table: TableSummary, model: str | None) -> tuple[str, ...]:
 
 
 def _classes(table: TableSummary, labels: Sequence[str]) -> tuple[Any, ...]:
-    """Return the values of a categorical label; () for numbers, and for 0 and 1."""
+    """Return the values of a categorical label; see `Proposal.classes`."""
     for column in map(table.column, labels):
         text = column.kind == "text"
         two = column.kind in ("integer", "number") and column.distinct == 2 and not column.is_binary
@@ -185,10 +188,13 @@ def _item_label(table: TableSummary) -> tuple[str, ...]:
 
 
 def _sides(table: TableSummary, label: str, sides: Sides) -> tuple[list[str], list[str]]:
-    """Return the item's columns, and those known only after the user's choice.
+    """Return (columns of the item, columns known only after the user's choice).
 
-    A column with one value per item belongs to the item, one with one value per user to the user. A time is taken as
-    the time of the choice. For any other column the caller has to say; see the error.
+    A column with one value per item belongs to the item. A column with one value per user belongs to the user. A time
+    column is the time of the choice, so it is known by then. A column named like a label is known only afterwards.
+
+    Raises:
+        ConfigurationError: another column is not in `sides`; the message says how to assign it.
     """
     user = next((c.name for c in table.columns if c.name != label and _USERS.search(c.name)), None)
     item, outcomes, unknown = [label, *sides.item], list[str](), list[str]()
@@ -210,7 +216,8 @@ def _sides(table: TableSummary, label: str, sides: Sides) -> tuple[list[str], li
 
 
 def _history(table: TableSummary, labels: Sequence[str], *, wanted: bool) -> tuple[str | None, str | None]:
-    """Return (history, item): a list column and the column with its values, or Nones."""
+    """Return (list column, column that shares its values), or (None, None)."""
+    # (share of common values, list column, other column); a share up to 0.2 counts as chance
     best: tuple[float, str | None, str | None] = (0.2, None, None)
     lists = [c for c in table.columns if c.kind == "list" and (wanted or _HISTORIES.search(c.name))]
     for column, other in itertools.product(lists, table.columns):
@@ -237,7 +244,7 @@ def _suitable(
 
 
 def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[dict[str, Any] | None, str]:
-    """Return feature arguments and description of a column."""
+    """Return the feature arguments and the description of a column."""
     about = column.describe()
     shared = {"table": table} if table is not None and table != column.name else {}
     if (reason := _useless(column)) is not None:
@@ -302,7 +309,7 @@ def _list_vector_or_time(column: ColumnSummary, sequence: bool, shared: dict[str
 def _number(column: ColumnSummary) -> dict[str, Any]:
     arguments: dict[str, Any] = {"kind": "numeric", "name": column.name}
     if column.minimum >= 0 and column.maximum > 100 * max(1.0, column.median):
-        arguments["transform"] = "log1p"  # a long tail
+        arguments["transform"] = "log1p"  # the values have a long tail
     arguments["normalize"] = "standard"
     return {**arguments, **({"indicator": True} if column.missing else {})}
 

@@ -1,4 +1,4 @@
-"""The command ``trainer recommend``: writes the best items of users to a file."""
+"""Implement `trainer recommend`: write the best items for users to a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...errors import ConfigurationError
 if TYPE_CHECKING:
     from ...serving.served_model import ServedModel
 
-_USERS = 4096  # answered at a time
+_USERS = 4096  # users per batch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,13 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Recommend and report.
+    """Write the recommendations, and print their number.
 
     Raises:
-        ConfigurationError: the version has no items, or an argument cannot work.
+        ConfigurationError: an argument is invalid, the run does not publish, or the version has no items.
         CheckpointError: there is no intact version.
-        DataError: no users, or rows with none of the users' columns.
-        TrainerError: the file cannot be written.
+        DataError: the file has no users, or none of the columns that describe a user.
+        TrainerError: the output file cannot be written.
     """
     from ...serving.served_model import ServedModel
     from ..runs import run_folder

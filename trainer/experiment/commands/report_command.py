@@ -1,4 +1,4 @@
-"""The commands ``trainer report`` and ``trainer watch``."""
+"""Implement `trainer report` and `trainer watch`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def report(args: argparse.Namespace) -> None:
-    """Write the page of one run or more."""
+    """Write the HTML page of one or more runs."""
     from ...checkpoint import durable
     from ..runs.run_pages import render
 

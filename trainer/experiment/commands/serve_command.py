@@ -1,4 +1,4 @@
-"""The command ``trainer serve``: serves a published model over HTTP."""
+"""Implement `trainer serve`: serve a published model over HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...errors import CheckpointNotFoundError, ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-SERVED = "served"  # name of a run's folder with its snapshot as a version, if the run does not publish
+SERVED = "served"  # subfolder for the snapshot of a run that does not publish
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,10 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal; return the exit code.
+    """Serve until a signal arrives; return the exit code.
 
     Raises:
-        ConfigurationError: invalid options, the extra is not installed, or the source has nothing to serve.
+        ConfigurationError: an option is invalid, the extra is not installed, or the source has nothing to serve.
         CheckpointError: there is no intact model to serve.
     """
     from ...serving.http.service_call import ServeOptions, default_name, token_from
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     )
 
     def started(url: str) -> None:
-        # A full collection of MindSpore's objects takes 100 ms, and no thread runs meanwhile. After freezing,
-        # collections visit only what came later.
+        # A full garbage collection visits MindSpore's objects and stops all threads for 100 ms. After freezing,
+        # collections visit only objects created later.
         gc.collect()
         gc.freeze()
         logger.info("%s is served at %s (%s/openapi.json)", root, url, url)
@@ -89,10 +89,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def published_folder(source: Path, wait: bool = False) -> Path:
-    """Return the folder of a published model: `source`, or where its run publishes.
+    """Return the folder that holds the published versions of `source`.
 
-    If the run does not publish, its snapshot is exported as a version to the run's folder "served".
-    ConfigurationError: the folder belongs to another run.
+    Args:
+        source: such a folder, or a run folder. If the run does not publish, its snapshot is exported as a version to
+            the subfolder "served".
+        wait: accept a folder in which nothing is published yet.
+
+    Raises:
+        ConfigurationError: there is no such folder, or the run's published folder belongs to another run.
+        CheckpointNotFoundError: nothing is published yet, and `wait` is False.
     """
     from ..runs import run_folder
     from ..runs.restart import published_by
@@ -110,7 +116,10 @@ def published_folder(source: Path, wait: bool = False) -> Path:
 
 
 def _published_snapshot(run_dir: Path) -> Path:
-    """Export the snapshot as a version, in a process: only one thread may run graphs."""
+    """Export the snapshot as a version, in a subprocess.
+
+    The server needs this process for itself, because only one thread of a process may run graphs.
+    """
     root = run_dir / SERVED
     logger.info("run %s does not publish, so its snapshot is served; it becomes a version in %s", run_dir, root)
     command = [sys.executable, "-m", "mindspore_trainer", "export", str(run_dir), "--publish", str(root)]

@@ -1,4 +1,4 @@
-"""Arguments and result table of `trainer sweep CONFIG`."""
+"""Implement `trainer sweep`: its arguments and its table of results."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _parsed(text: str) -> tuple[str, Any]:
     high, colon, log = high.partition(":")
     ends = [_number(end) for end in (low, high)]
     if None in ends:
-        return path, listed  # a text with two dots in it, as "../data"
+        return path, listed  # a string that contains "..", such as "../data"
     return path, (*ends, log) if colon else tuple(ends)
 
 

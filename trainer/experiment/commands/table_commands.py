@@ -1,4 +1,4 @@
-"""``init``, ``features``, ``schema``, and ``--data`` of other commands."""
+"""Implement the commands init, features and schema, and the option `--data`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def features_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def features(args: argparse.Namespace) -> None:
-    """Show the values of declared features for the first rows."""
+    """Show the declared features of the first rows, or fit them with `--fit`."""
     from ..configuration.loader import load_config
     from ..runs import run_folder
     from .features_command import describe_features, fit_features
@@ -125,7 +125,7 @@ def schema(args: argparse.Namespace) -> None:
 
 
 def with_data(config: Any, data: str, split: str | None) -> Any:
-    """Return the configuration with a file or folder of raw rows as data.test."""
+    """Return a copy of the configuration whose data.test reads the raw rows `data`."""
     from ...storage.location import is_url
     from ..configuration.object_spec import ObjectSpec
 

@@ -1,4 +1,4 @@
-"""Summarizes a table's columns from its first rows: type, distinct values, range."""
+"""Summarize the columns of a table from its first rows."""
 
 from __future__ import annotations
 
@@ -34,12 +34,15 @@ class TableSummary:
     columns: tuple[ColumnSummary, ...]
     rows: int  # rows in the whole table; an estimate if `complete` is False
     complete: bool  # whether all rows were examined
-    values: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)  # column values of the rows examined
-    csv: CsvFormat | None = None  # how a CSV file is written; None for others
-    set_aside: str | None = None  # lines of a CSV file that are no rows, in words
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)  # examined values by column
+    csv: CsvFormat | None = None  # CSV format; for other files, None or a format with only `missing`
+    set_aside: str | None = None  # report on CSV lines that are not rows, or None
 
     def determines(self, key: str, name: str) -> bool:
-        """Return whether each value of `key` has one value of `name` only."""
+        """Return whether each value of `key` occurs with only one value of `name`.
+
+        Two rows per key on average, or fewer, prove nothing; the result is then False.
+        """
         pairs = {
             (str(of), str(value))
             for of, value in zip(self.values[key], self.values[name], strict=True)
@@ -63,11 +66,16 @@ def summarize(
     sample: int = SAMPLE_ROWS,
     given: CsvFormat | None = None,  # known options of CSV files; the others are detected
     day_first: bool | None = None,
-    declared: bool = False,  # whether `given` is all there is to know
+    declared: bool = False,  # whether `given` is complete, so that nothing is detected
 ) -> TableSummary:
     """Summarize the table `path` from its first `sample` rows.
 
-    It is a CSV, TSV, JSON-lines or Parquet file, or a folder of them, of which only the first file is read.
+    The table is a CSV, TSV, JSON-lines or Parquet file, or a folder of such files. Only the first file of a folder is
+    read.
+
+    Raises:
+        ConfigurationError: `path` does not exist, or holds no such file.
+        DataError: the file cannot be read, or has no rows.
     """
     files = _files(path)
     first = files[0]
@@ -112,7 +120,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_csv(path: Path, sample: int, csv_format: CsvFormat) -> tuple[dict[str, list[Any]], bool, float, str | None]:
-    """Read like `_read_json`, all values as text; also return lines that are not rows."""
+    """Read like `_read_json`, with text values; also return a report on bad lines."""
     from ...features.raw_rows import SetAside
 
     names = [name for name in names_of_file(path, csv_format) if name]
@@ -134,7 +142,7 @@ def _read_csv(path: Path, sample: int, csv_format: CsvFormat) -> tuple[dict[str,
 
 
 def _read_json(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
-    """Return (first rows' columns; whether these are all; their share of the file)."""
+    """Return (columns of the first rows, whether the file ends there, share read)."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = iter(file.readline, "")
         records = [json.loads(line) for line in itertools.islice(lines, sample) if line.strip()]
@@ -153,7 +161,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _read_parquet(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
-    """Read a Parquet file; returns the same as `_read_json`."""
+    """Read a Parquet file like `_read_json`."""
     from ...streams.formats.arrow import open_parquet
 
     parquet = open_parquet(path)

@@ -1,4 +1,4 @@
-"""``trainer versions``: list, pin, roll back and promote versions."""
+"""Implement `trainer versions`: list, pin, roll back and promote versions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the requested action; errors as for `Versions`."""
+    """Run the requested action; raises as the methods of `Versions`."""
     from ...serving.versions import Versions
     from ..runs import run_folder
     from ..runs.restart import published_by

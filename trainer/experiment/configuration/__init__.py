@@ -1,1 +1,1 @@
-"""An experiment in YAML: reading, checking, and building its objects."""
+"""Read and check an experiment in YAML, and build its objects."""

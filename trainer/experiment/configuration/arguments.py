@@ -1,9 +1,11 @@
-"""Pydantic models of class signatures: the values that parameters accept.
+"""Build pydantic models from signatures, to check the arguments in a configuration.
 
-MindSpore's optimizers show ``(*args, **kwargs)``; `real_signature` unwraps them. The type of a parameter is taken from
-its annotation, else from its docstring line ``name (TYPE): ...``, else from its default value; without any of these,
-every value fits. Values come from a configuration: None, bool, int, float, str, list, dict, or an `ObjectSpec` that
-stands for the object it will create.
+The type of a parameter is taken from its annotation, else from its docstring line ``name (TYPE): ...``, else from its
+default value. Without any of these, every value is accepted. MindSpore hides the signatures of its optimizers behind
+``(*args, **kwargs)``; `real_signature` unwraps them.
+
+A checked value is None, bool, int, float, str, list, dict, or an `ObjectSpec`, which describes an object that will be
+created later.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from ...mindspore_internals.decorated_functions import names_read, undecorated
 from .class_paths import DOTTED, UnresolvedError, resolve
 from .object_spec import ObjectSpec
 
-OBJECT = {"$ref": "https://object"}  # pydantic leaves URLs as references; `experiment_schema` fills it in
+OBJECT = {"$ref": "https://object"}  # pydantic does not resolve URLs; `experiment_schema` replaces it
 _REFERENCE = {"type": "string", "pattern": r"\$\{env:"}
 _LISTS = tuple(getattr(collections.abc, name) for name in ("Sequence", "MutableSequence", "Iterable", "Collection"))
 _SETS = (set, frozenset, collections.abc.Set)
@@ -54,7 +56,7 @@ _PLAIN = (bool, int, float, str, list, dict, types.NoneType)
 
 
 def configured(annotation: Any) -> Any:
-    """Return the pydantic type of configuration values for an annotation."""
+    """Return the pydantic type that checks configuration values for an annotation."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in _UNIONS:
         parts = dict.fromkeys(map(configured, arguments))
@@ -68,7 +70,7 @@ def configured(annotation: Any) -> Any:
         return None
     kind = origin or annotation
     if not isinstance(kind, type) or kind in (object, Any) or getattr(kind, "_is_protocol", False):
-        return Any  # nothing that could be checked
+        return Any  # cannot be checked
     return Annotated[_of_kind(kind, arguments), WrapValidator(functools.partial(_object_or_plain, kind))]
 
 
@@ -99,14 +101,14 @@ def _object_or_plain(kind: type, value: Any, validate: Callable[[Any], Any]) -> 
     if isinstance(value, ObjectSpec):
         return _instance(kind, value)
     if not isinstance(value, _PLAIN):
-        return value  # made already
+        return value  # already an object
     converted = validate(value)
-    return value if isinstance(value, int | float) else converted  # 1 for a float stays 1
+    return value if isinstance(value, int | float) else converted  # 1 given for a float stays an int
 
 
 def _instance(kind: type, value: Any) -> Any:
-    """Return `value` if it is, or can create, a `kind`; functions may return anything."""
-    with contextlib.suppress(TypeError, UnresolvedError):  # an unresolved one is reported with the object itself
+    """Return `value` if it is or may create a `kind`, else raise ValueError."""
+    with contextlib.suppress(TypeError, UnresolvedError):  # an unresolved class path is reported elsewhere
         if isinstance(value, ObjectSpec):
             target = resolve(value.class_path)
             fits = not isinstance(target, type) or issubclass(target, kind)
@@ -117,7 +119,7 @@ def _instance(kind: type, value: Any) -> Any:
 
 
 def _named(kind: type, arguments: tuple[Any, ...], path: str) -> Any:
-    """Return the class, or the callable, that `path` names."""
+    """Return the class or callable that `path` names, else raise ValueError."""
     try:
         named = resolve(path)
     except UnresolvedError as error:
@@ -129,7 +131,7 @@ def _named(kind: type, arguments: tuple[Any, ...], path: str) -> Any:
 
 
 def _same_type(value: Any, validate: Callable[[Any], Any]) -> Any:
-    _require(type(validate(value)) is type(value))  # True equals 1
+    _require(type(validate(value)) is type(value))  # otherwise True would pass as 1
     return value
 
 
@@ -171,7 +173,7 @@ def words(schema: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Accepted:
-    """The values that a parameter accepts, as a pydantic type."""
+    """Values that a parameter accepts, as a pydantic type."""
 
     type: Any = Any
 
@@ -181,25 +183,28 @@ class Accepted:
 
     @functools.cached_property
     def text(self) -> str:
-        """The accepted values in words: "a number"."""
+        """Accepted values in words, such as "a number"."""
         return words(self._adapter.json_schema())
 
     @property
     def takes_object(self) -> bool:
-        """Whether a dotted text names an object."""
+        """Whether a string with the form of a dotted path names an object."""
         schema = self._adapter.json_schema()
         parts = schema.get("anyOf", [schema])
         return any("$ref" in part for part in parts) and {"type": "string"} not in parts
 
     def convert(self, value: Any) -> tuple[bool, Any]:
-        """Return whether a value fits, and as what: a path, tuple, class, ..."""
+        """Return (whether `value` fits, `value` converted to a path, tuple, class, ...)."""
         try:
             return True, self._adapter.validate_python(value)
         except ValidationError:
             return False, value
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
-        """Add references, and objects: functions may return anything."""
+        """Return the schema of the type; also accept objects and ``${env:NAME}``.
+
+        Any object is accepted, because it may come from a function whose result is not known here.
+        """
         schema = handler(core_schema)
         parts = schema.get("anyOf", [schema])
         if {} in parts:
@@ -212,14 +217,14 @@ def accepted(parameter: inspect.Parameter, documented: str, names: Mapping[str, 
     """Return the values that `parameter` accepts.
 
     Args:
-        documented: the TYPE of its docstring line ``name (TYPE): ...``, or "".
-        names: globals in which an annotation given as text is evaluated.
+        documented: the TYPE in its docstring line ``name (TYPE): ...``, or "".
+        names: globals for the evaluation of an annotation that is a string.
     """
     annotation, default = parameter.annotation, parameter.default
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, dict(names))
-        except Exception:  # names imported under TYPE_CHECKING
+        except Exception:  # it may need a name that is imported only under TYPE_CHECKING
             annotation = parameter.empty
     told = annotation is not parameter.empty
     accepts = configured(annotation) if told else _from_documentation(documented, default)
@@ -243,15 +248,19 @@ _SIMPLE: dict[str, type] = {
 
 
 def _from_documentation(documented: str, default: Any) -> Any:
-    """Return the type of a documented TYPE, strict if all are plain, or a default."""
-    kinds = re.sub(r"\[[^\[\]]*\](?=[^\[\]]*\])", "", documented)  # list[int] inside Union[...]: the list counts
+    """Return the accepted type according to the docstring, or else the default value.
+
+    The type is strict only if the docstring names nothing but plain types.
+    """
+    kinds = re.sub(r"\[[^\[\]]*\](?=[^\[\]]*\])", "", documented)  # drop the [int] in Union[list[int], ...]
     spoken = [word.lower() for word in _WORDS.findall(kinds)]
     named = [_SIMPLE[word] for word in spoken if word in _SIMPLE] + [float] * ("number" in spoken)
     if all(word in _SIMPLE or word in _FILLERS for word in spoken) and named:
         more = [type(default)] if type(default) in _PLAIN else []
-        named = sorted(dict.fromkeys([*named, *more]), key=lambda kind: kind is tuple)  # a list stays one if it may
+        # tuple last, so that a list stays a list if lists are accepted
+        named = sorted(dict.fromkeys([*named, *more]), key=lambda kind: kind is tuple)
         return configured(Union[tuple(named)])  # noqa: UP007
-    # objects are accepted too, but a string for a number is still an error
+    # other objects are accepted, but a string for a number is an error
     if str in named or not isinstance(default, int | float):
         return Any
     if isinstance(default, bool):
@@ -266,13 +275,13 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True)
 class Signature:
-    """The call signature of a class or function."""
+    """Call signature of a class or function."""
 
-    name: str  # the name for messages
+    name: str  # name used in messages
     parameters: Mapping[str, inspect.Parameter]  # named parameters in order, without ``self``
     positional: int | None  # maximum number of positional arguments, or None if unlimited
-    open_keywords: bool  # whether it takes ``**kwargs``
-    extra_names: frozenset[str]  # names it is known to read from its ``**kwargs``
+    open_keywords: bool  # whether there are ``**kwargs``
+    extra_names: frozenset[str]  # names known to be read from ``**kwargs``
     accepts: Mapping[str, Accepted]  # accepted values of each named parameter
 
     def names(self) -> list[str]:
@@ -282,17 +291,18 @@ class Signature:
     def model(
         self, left_out: Iterable[str] = (), described: Mapping[str, str] | None = None, *, needed: bool = True
     ) -> type[BaseModel]:
-        """Return the model of the keyword arguments, but those `left_out`.
+        """Return a pydantic model of the keyword arguments except `left_out`.
 
         Args:
-            described: description of each argument, for the JSON schema.
+            described: descriptions of the arguments for the JSON schema, by name.
             needed: whether arguments without a default are required.
         """
         fields: dict[str, Any] = {}
         for name in [*self.names(), *sorted(self.extra_names)]:
             accepts = self.accepts.get(name, Accepted())
             required = needed and name in self.parameters and self.parameters[name].default is inspect.Parameter.empty
-            # the alias, because a field may not be called "schema" or "_x"; a factory is no default that a schema shows
+            # pydantic rejects field names such as "schema" and "_x", so the name is an alias; a default factory makes
+            # the field optional without a default in the JSON schema
             rest: dict[str, Any] = {} if required else {"default_factory": lambda: None}
             field = Field(alias=name, description=(described or {}).get(name), **rest)
             if name not in left_out:
@@ -327,7 +337,7 @@ def real_signature(target: Callable[..., Any]) -> Signature | None:
 
 
 def _function_of(target: Any) -> tuple[Any, int]:
-    """Return the innermost function, and how many leading parameters to skip."""
+    """Return (innermost function, number of leading parameters to skip)."""
     if not inspect.isclass(target):
         return undecorated(target), 0
     if "__signature__" in vars(target) or not inspect.isfunction(target.__init__):
@@ -340,4 +350,4 @@ _DOCUMENTED = re.compile(r"^[ \t]+(\w+) \(([^\n]*?)\)[ \t]*:", re.MULTILINE)
 
 def _documented_types(target: Any) -> dict[str, str]:
     doc = getattr(target, "__doc__", None)
-    return dict(reversed(_DOCUMENTED.findall(doc))) if isinstance(doc, str) else {}  # the first of a name counts
+    return dict(reversed(_DOCUMENTED.findall(doc))) if isinstance(doc, str) else {}  # the first entry of a name wins

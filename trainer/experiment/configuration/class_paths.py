@@ -1,6 +1,6 @@
-"""Resolves the strings of a configuration: dotted paths and ``${env:NAME}``.
+"""Resolve dotted paths and references ``${env:NAME}`` in a configuration.
 
-A variable is looked up when the object is created; its value is never written anywhere.
+An environment variable is read when the object that uses it is created. Its value is never written to a file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DOTTED = {"type": "string", "pattern": r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"}  # in
 
 
 class UnresolvedError(Exception):
-    """A dotted path cannot be resolved; the message says which part failed."""
+    """Raised if a dotted path cannot be resolved; the message names the failed part."""
 
 
 def is_dotted(text: Any) -> bool:
@@ -82,7 +82,7 @@ def _import(name: str) -> ModuleType | None:
 
 
 def _hidden(package: str) -> str:
-    """Return advice to rename a user's file that is named like a package of ours."""
+    """Return advice to rename a file of the user that has the name of our package."""
     file = Path(f"{package}.py")
     if package not in ("trainer", "callbacks") or not file.is_file():
         return ""
@@ -90,7 +90,10 @@ def _hidden(package: str) -> str:
 
 
 def _names_in(owner: Any, fits: Callable[[Any], bool]) -> list[str]:
-    """Return the public names with values that fit; for `_has_names` also submodules."""
+    """Return the public names of `owner` whose values fit.
+
+    Submodules are included if `fits` is `_has_names`.
+    """
     names = []
     for name in dir(owner):
         with contextlib.suppress(Exception):
@@ -107,7 +110,7 @@ def _has_names(value: Any) -> bool:
 
 
 def _similar_module(name: str) -> str:
-    # strict cutoff: among hundreds of installed modules there is always a near match
+    # strict cutoff, because hundreds of installed modules nearly always include a similar name
     matches = difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules()], n=1, cutoff=0.75)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
@@ -116,7 +119,7 @@ _REFERENCE = re.compile(r"\$\{env:([^}]{0,200})\}")
 
 
 def has_reference(value: Any) -> bool:
-    """Return whether a plain value contains a reference, at any depth."""
+    """Return whether a plain value contains a reference ``${env:NAME}``."""
     if isinstance(value, dict):
         return any(has_reference(item) for item in value.values())
     if isinstance(value, list):
@@ -125,22 +128,24 @@ def has_reference(value: Any) -> bool:
 
 
 def wrong_reference(text: str) -> str:
-    """Return the problem with the references in a text, or an empty string."""
+    """Return the problem with the references in `text`, or an empty string."""
     wrong = [name for name, *_ in map(_parts_of, _REFERENCE.findall(text)) if not name.isidentifier()]
     return f"${{env:{wrong[0]}}} names no environment variable; accepts letters, digits and '_'" if wrong else ""
 
 
 def _parts_of(inner: str) -> tuple[str, str, str]:
-    """Return the variable's name, "," if a default follows, and the default."""
+    """Split ``NAME`` or ``NAME,DEFAULT`` into the name, the comma and the default."""
     name, comma, default = inner.partition(",")
     return name.strip(), comma, default.strip()
 
 
 def expand(text: str, name: object = "") -> str:
-    """Substitute variables in `text`; later output masks those that are credentials.
+    """Replace the references in `text` by the values of their variables.
+
+    Credentials among the values are masked in all later output.
 
     Args:
-        name: the argument or key that receives the value.
+        name: the argument or key that receives the text. The name may reveal that the text is a credential.
 
     Raises:
         ConfigurationError: a variable is not set, and the reference has no default.

@@ -1,7 +1,8 @@
-"""The sections of an experiment.
+"""Sections of an experiment.
 
-Each section is one field of `ExperimentConfig`: `load_config` reads it as its annotation says, the JSON schema and the
-YAML reference show it with its docstring, the run folder records it, and `build` makes the objects in it.
+Each section is a field of `ExperimentConfig`. The annotation of the field defines how `load_config` reads the section.
+The docstring of the field is its description in the JSON schema and the YAML reference. The run folder records all
+sections, and `build` creates their objects.
 """
 
 from __future__ import annotations
@@ -132,16 +133,16 @@ class ExperimentConfig(Section):
 
     @property
     def source(self) -> Path | None:
-        """The file the configuration was read from."""
+        """File the configuration was read from, or None."""
         return self._source
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The ``--set`` arguments that were applied."""
+        """Arguments of ``--set`` that were applied."""
         return self._overrides
 
     def read_from(self, source: Path, overrides: tuple[str, ...], tree: Tree) -> ExperimentConfig:
-        """Return the configuration with where it was read."""
+        """Return a copy that knows its file, its overrides and the location of each value."""
         config = self.model_copy()
         config._source, config._overrides, config._tree = source, overrides, tree
         return config
@@ -151,7 +152,7 @@ class ExperimentConfig(Section):
         return SourceLocation("configuration") if self._tree is None else self._tree.location(path)
 
     def problem(self, section: str, message: str) -> Problem:
-        """Return `message` as a problem at the key it begins with, else at the section."""
+        """Return a problem at the key that `message` begins with, else at the section."""
         key = message.partition(":")[0].partition("=")[0].strip()
         written = None if self._tree is None else self._tree.get((section,))
         if isinstance(written, dict) and key in written:
@@ -159,15 +160,15 @@ class ExperimentConfig(Section):
         return Problem(self.location(section), section, message)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plain form for the run folder, without empty values.
+        """Return the plain values to write to the run folder, without empty ones.
 
-        References to environment variables stay references; credentials are masked.
+        References to environment variables are kept as references, and credentials are masked.
         """
         plain = mask_value(to_plain(self))
         return {name: value for name, value in plain.items() if value not in (None, {}, [])}
 
     def default_paths(self) -> list[str]:
-        """Return the dotted paths of the arguments that have their default values."""
+        """Return the dotted paths of arguments that were filled in with defaults."""
         return list(default_paths(self))
 
 

@@ -1,4 +1,4 @@
-"""``extends: base.yaml``: an experiment based on another file."""
+"""Support ``extends: base.yaml``: an experiment that is based on another file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from .yaml_tree import Tree, read_tree
 
 KEY = "extends"
 _MOST = 10
-_OBJECTS = ("class_path", "model", "kind")  # keys that identify an object; a different one drops the base arguments
+_OBJECTS = ("class_path", "model", "kind")  # keys that identify an object; another value drops the base's arguments
 
 
 def read_extended(path: Path, above: tuple[Path, ...] = ()) -> Tree:
     """Return the tree of the YAML file `path` merged over the files it extends.
 
-    Mappings are merged key by key; anything else replaces the base value, including objects of another class, model or
-    kind. In a list of files, later ones override earlier ones. Paths are relative to the file; `above` are the resolved
-    files that extend it.
+    Mappings are merged key by key. Any other value replaces the base value, and so does an object of another class,
+    model or kind. In a list of files, later files override earlier ones. A relative path starts at the folder of the
+    file that contains it.
+
+    Args:
+        above: resolved paths of the files that extend this file.
 
     Raises:
-        ConfigErrors: see `read_tree`; or a file extends itself or an unreadable file.
+        ConfigErrors: a file cannot be read (see `read_tree`), is missing, or extends itself.
     """
     tree = read_tree(path)
     if not isinstance(tree.value, dict) or KEY not in tree.value:
@@ -49,7 +52,7 @@ def read_extended(path: Path, above: tuple[Path, ...] = ()) -> Tree:
 
 
 def _merged(base: Any, over: Any) -> Any:
-    """Return the plain value `base` overridden by `over`."""
+    """Return the plain value `base`, overridden by `over`."""
     if not isinstance(base, dict) or not isinstance(over, dict):
         return over
     if any(over.get(key) is not None and over[key] != base.get(key) for key in _OBJECTS):

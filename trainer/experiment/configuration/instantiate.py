@@ -1,4 +1,4 @@
-"""Creates the objects of a configuration: `instantiate` one, `build` all."""
+"""Create the objects of a configuration: one (`instantiate`) or all (`build`)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Experiment:
     """An experiment built from a configuration.
 
     Attributes:
-        config: the source configuration.
+        config: the configuration it was built from.
         trainer: the trainer, with network, loss, optimizer and metrics.
         callbacks: the callbacks, in configuration order.
-        datasets: the requested datasets by their key in section `data`.
-        parts: the objects of the other sections by name, such as "report"; None for a section without one.
+        datasets: the requested datasets, by their key in section `data`.
+        parts: the objects of the other sections by name, such as "report"; None for a missing section.
     """
 
     config: ExperimentConfig
@@ -43,7 +43,7 @@ class Experiment:
 
     @property
     def report(self) -> Callable[[Trainer, Path], Any] | None:
-        """The object to call after `fit`, or None."""
+        """Object to call at the end of a run, or None."""
         return self.parts.get("report")
 
 
@@ -57,7 +57,7 @@ def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Ex
         datasets: keys of section `data` to build ("train", "valid", "test", "stream"); None: all that are configured.
 
     Raises:
-        ConfigErrors: objects that cannot be created from their arguments; all of them at once.
+        ConfigErrors: objects cannot be created from their arguments; all problems are reported at once.
         TrainerError: raised by a data source itself.
     """
     from ...checkpoint.capture import seed_everything
@@ -79,7 +79,7 @@ _OTHER_PARTS = {
     name: kind.takes
     for name, section in ExperimentConfig.model_fields.items()
     for kind in section.metadata
-    if isinstance(kind, Made) and name not in ("network", "loss", "optimizer", "metrics")  # the trainer gets these
+    if isinstance(kind, Made) and name not in ("network", "loss", "optimizer", "metrics")  # these go to the Trainer
 }
 
 
@@ -89,10 +89,10 @@ class _Builder:
         self.problems: list[Problem] = []
 
     def make(self, spec: Any, section: str, supplied: Mapping[str, Any] | None = None) -> Any:
-        """Return the object(s) of `spec`; None after a problem, which is recorded."""
+        """Create the object or objects of `spec`; return None after recording a problem."""
         if isinstance(spec, tuple):
             return [self.make(item, section) for item in spec]
-        if not isinstance(spec, ObjectSpec):  # None, or the name of a metric
+        if not isinstance(spec, ObjectSpec):  # None or the name of a metric
             return spec
         try:
             instance = instantiate(spec, supplied)
@@ -142,7 +142,7 @@ class _Builder:
 
 
 def keyword_values(section: Mapping[str, Any], target: Callable[..., Any]) -> dict[str, Any]:
-    """Return a section's keyword arguments as objects of the types of `target`."""
+    """Create the keyword arguments of a section for a call of `target`."""
     return _keywords(section, real_signature(target))
 
 
@@ -156,7 +156,7 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
     Raises:
         ConfigErrors: the class path cannot be resolved, or the call raises; the cause is chained.
         TrainerError: other documented exceptions of this package, unchanged.
-        OSError: reading or fetching failed, other than for a missing file.
+        OSError: data cannot be read or fetched, for another reason than a missing file.
     """
     try:
         target = resolve(spec.class_path)
@@ -201,14 +201,14 @@ def _keywords(arguments: Mapping[str, Any], signature: Signature | None) -> dict
 
 
 def _argument(name: str, value: Any, signature: Signature | None) -> Any:
-    """Return one argument as an object of its parameter's type."""
+    """Create an argument, and convert it to the type of its parameter."""
     instance = _instantiated(value, name)
     accepts = signature.accepts.get(name) if signature is not None else None
     if accepts is None:
         return instance
     fits, converted = accepts.convert(instance)
     if isinstance(value, str) and has_reference(value) and not fits:
-        fits, converted = accepts.convert(parse_tree(instance, name).value)  # "6379" for a numeric parameter
+        fits, converted = accepts.convert(parse_tree(instance, name).value)  # "6379" becomes a number
         if not fits:
             raise ConfigurationError(f"{name}: what {value} stands for does not fit; accepts {accepts.text}")
     return converted

@@ -1,4 +1,4 @@
-"""The JSON schema of experiments, from the models that the loader checks with."""
+"""Build the JSON schema of experiments from the models that the loader uses."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def experiment_schema() -> Schema:
 def _nullable(schema: Schema) -> Schema:
     if "type" not in schema:
         return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
-    # not anyOf: this way editors and validators report the error at its location
+    # editors and validators report an error at its location if this is a list of types, but not if it is anyOf
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     return {**schema, "type": [*kinds, "null"]}

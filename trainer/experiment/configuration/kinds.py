@@ -1,4 +1,4 @@
-"""Kinds of objects in a section, and the arguments the trainer fills in."""
+"""Define which objects a section accepts, and which of their arguments are supplied."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from .arguments import Signature, real_signature
 
 
 def supplied_names(section: str, signature: Signature | None, *, features: bool = False) -> set[str]:
-    """Return the arguments of an object that other sections supply.
+    """Return the arguments of a section's object that other sections supply.
 
-    Where there is a section `features`, networks may take it as an argument.
+    Args:
+        features: whether the experiment has a section `features`, which is supplied to the network.
     """
     if signature is None:
         return {"params"} if section == "optimizer" else set()
     filled = {
         "network": {"features"} if features else set(),
-        # a function that builds an optimizer may take the network instead of its parameters, to group them
+        # a function that builds an optimizer may take the network, to group its parameters
         "optimizer": {"params", "network"},
         "eval_network": {"network", "loss_fn"},
     }
@@ -39,20 +40,20 @@ def known_metrics() -> tuple[str, ...]:
 
 
 def metric_known(name: str) -> bool:
-    """Return whether `name` is a metric, also as in "gauc/user" and "click_auc"."""
+    """Return whether `name` is a metric, including "gauc/user" and "click_auc"."""
     from ...metrics import get_metrics
 
     if name in known_metrics():
         return True
     words = name.split("_")
-    for start in range(len(words)):  # the words before are a task name, which the loss knows
+    for start in range(len(words)):  # the words before `start` may be a task; only the loss knows its tasks
         with contextlib.suppress(ConfigurationError):
             get_metrics(["_".join(words[start:])])
             return True
     return False
 
 
-# Standard library modules with plain values; anything else in it has side effects or is not a valid object here.
+# Standard library modules whose objects are plain values. Other modules have side effects or no useful objects.
 _VALUE_MODULES = frozenset({"collections", "datetime", "decimal", "fractions", "pathlib", "zoneinfo"})
 
 
@@ -60,13 +61,13 @@ _VALUE_MODULES = frozenset({"collections", "datetime", "decimal", "fractions", "
 class Kind:
     """The kind of object a section takes."""
 
-    name: str  # for messages: "a callbacks.Callback or a mindspore.train.Callback"
+    name: str  # used in messages, such as "an optimizer"
     fits: Callable[[type], bool]
 
 
 @functools.cache
 def kind_of_section(section: str) -> Kind | None:
-    """Return the kind of a section; None, as for arguments, accepts anything."""
+    """Return the kind of object that a section takes; None for any object."""
     if section == "data":
         return Kind("a dataset, a stream or another source of batches", _is_data)
     if section == "report":
@@ -95,7 +96,7 @@ def kind_of_section(section: str) -> Kind | None:
 def wrong_kind(target: Any, class_path: str, section: str) -> str:
     """Return why `target` cannot create a section's object, or an empty string.
 
-    A class is checked. A function is called later and its result checked, unless it is from the standard library.
+    For a function, only its module is checked here; `wrong_result` checks the returned object later.
     """
     if not callable(target):
         return "names a value, not a class or a function"
@@ -133,7 +134,7 @@ def _standard_library(target: Any, class_path: str) -> str:
 
 
 def _has(cls: type, *names: str) -> bool:
-    # not getattr, which also finds methods of the metaclass
+    # getattr would also find methods of the metaclass
     return all(any(vars(base).get(name) is not None for base in cls.__mro__) for name in names)
 
 

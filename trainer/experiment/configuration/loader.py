@@ -1,7 +1,7 @@
-"""Loads a checked `ExperimentConfig`, or reports all problems at once.
+"""Load a checked `ExperimentConfig`, or report all problems at once.
 
-No object is created, no data is read and nothing is compiled. Modules named by class paths are imported, because
-arguments are checked against the real signatures.
+No object is created, no data is read and nothing is compiled. The modules of class paths are imported, to check the
+arguments against the real signatures.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentCo
     """Return the checked configuration of the YAML file `path`.
 
     Args:
-        path: the file, or a run folder, whose ``config.yaml`` is read.
+        path: the file, or a run folder that contains ``config.yaml``.
         overrides: ``"a.b=c"`` strings as given to ``--set``.
 
     Raises:
-        ConfigErrors: the configuration has problems; all of them at once.
+        ConfigErrors: the configuration has problems; all of them are reported at once.
     """
     path, overrides = Path(path), tuple(overrides)
     if path.is_dir() and (path / "config.yaml").is_file():

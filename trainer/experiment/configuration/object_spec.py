@@ -1,4 +1,4 @@
-"""An object that a configuration describes, and the plain forms of values."""
+"""Describe the object that a configuration asks for; convert values to plain ones."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ObjectSpec:
         class_path: dotted path of a class, or of any callable that returns the object.
         init_args: keyword arguments; values are plain or `ObjectSpec`, also inside lists and mappings.
         args: positional arguments, if ``init_args`` is a list.
-        location: where the object is in the configuration file.
-        path: its dotted path in the configuration.
-        defaults: plain default values of arguments that are not given, recorded with the run.
+        location: location of the object in the configuration file.
+        path: dotted path of the object in the configuration.
+        defaults: plain default values of arguments that are not given; they are recorded with the run.
         model: name in `trainer.models` if the configuration has ``model`` instead of ``class_path``, else "".
     """
 
@@ -47,13 +47,13 @@ class ObjectSpec:
 
 
 class Options(dict[str, Any]):
-    """The keyword arguments of a section; `defaults` lists those filled in, not given."""
+    """Keyword arguments of a section; `defaults` lists those the user did not give."""
 
     defaults: tuple[str, ...] = ()
 
 
 def to_plain(value: Any) -> Any:
-    """Return the plain form: no `ObjectSpec`, section, path or tuple."""
+    """Convert objects, sections, paths and tuples to plain mappings, text and lists."""
     if isinstance(value, ObjectSpec):
         return value.to_dict()
     if isinstance(value, BaseModel):

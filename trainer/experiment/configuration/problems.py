@@ -1,4 +1,4 @@
-"""Problems of a configuration, their locations and their exception."""
+"""Define problems of a configuration, their locations and their exception."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SourceLocation:
     """A location in a configuration.
 
     Attributes:
-        source: the file as the user named it, or the ``--set a.b=c`` the value came from.
+        source: the file as the user named it, or the ``--set a.b=c`` that gave the value.
         line: line number counted from 1, or 0 when the source has no lines.
         column: column number counted from 1, or 0.
     """
@@ -40,7 +40,7 @@ class Problem:
     Attributes:
         location: its location.
         path: the dotted path of the key, ``"optimizer.init_args.learning_rate"``; empty for the whole file.
-        message: the problem, the received value and the accepted ones.
+        message: what is wrong, with the received value and the accepted values.
     """
 
     location: SourceLocation
@@ -55,7 +55,7 @@ class ConfigErrors(ConfigurationError):  # noqa: N818 (plural: it holds many)
     """All problems of one configuration.
 
     Attributes:
-        problems: all problems, in the order of the file; those of ``--set`` come last.
+        problems: all problems in the order of the file, then problems of ``--set``.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
@@ -76,7 +76,7 @@ def join(path: str, key: Any) -> str:
 def format_value(value: Any, path: str = "") -> str:
     """Format `value` for a message: its shortened repr, and its type unless obvious.
 
-    A credential, as its dotted `path` in the configuration may show, is masked.
+    Credentials are masked, also those that only the dotted `path` of the value reveals.
     """
     if value is None:
         return "nothing (null)"

@@ -1,4 +1,4 @@
-"""Reads the values of a configuration and notes each problem at its line."""
+"""Read and check the values of a configuration; record each problem and its line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Path = tuple[Any, ...]
 
 
 class Section(BaseModel):
-    """A mapping with known keys; one that is null has its default."""
+    """Mapping with known keys; an optional key that is null gets its default."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, arbitrary_types_allowed=True, use_attribute_docstrings=True, ser_json_inf_nan=None
@@ -49,12 +49,15 @@ class _Object(Section):
 
 
 class Reader:
-    """The context of a validation: values with their lines, and problems.
+    """Reads a configuration, and collects its problems.
 
     Attributes:
-        above: path of the section whose fields are validated.
+        tree: the configuration with the location of each value.
+        problems: the problems found so far.
+        above: path of the section whose fields are being validated.
         has_features: whether there is a section `features`.
-        defaults: dotted paths of arguments that a run recorded with their defaults; one that is gone since is left out.
+        defaults: dotted paths of arguments that a run recorded with their default values. An argument that no longer
+            exists is ignored.
     """
 
     def __init__(self, tree: Tree, problems: Iterable[Problem], defaults: Collection[str] = ()) -> None:
@@ -63,7 +66,7 @@ class Reader:
         self.above: Path = ()
 
     def add(self, path: Path, message: str, *, of_key: bool = False, at: SourceLocation | None = None) -> None:
-        """Record a problem with its value or key, up to the limit."""
+        """Record a problem of a value or key, up to `MAX_PROBLEMS`."""
         if len(self.problems) < MAX_PROBLEMS:
             location = at or self.tree.location(path, of_key=of_key)
             self.problems.append(Problem(location, dotted(path), message))
@@ -72,14 +75,14 @@ class Reader:
             self.problems.append(Problem(SourceLocation("configuration"), "", message))
 
     def refuse(self, path: Path, accepts: str, hint: str = "") -> None:
-        """Note a value that is not accepted."""
+        """Record that the value at `path` is not accepted."""
         received = format_value(self.tree.get(path), dotted(path))
         self.add(path, f"received {received}; accepts {accepts}{hint}")
 
     def model(
         self, model: type[BaseModel], values: Any, path: Path, signature: Signature | None = None
     ) -> BaseModel | None:
-        """Return `values` as a model; None, once each of its problems is noted.
+        """Return `values` as a model, or None after recording their problems.
 
         Args:
             signature: signature of the class that takes the fields as arguments; problems name it.
@@ -114,14 +117,14 @@ class Reader:
         return None
 
     def _object_location(self, path: Path) -> SourceLocation:
-        """Return the location of the class with arguments at `path`, else of `path`."""
+        """Return the location of the class path or model name at `path`, else of `path`."""
         path = path[:-1] if path and path[-1] == "init_args" else path
         value = self.tree.get(path)
         key = next((key for key in ("class_path", "model") if isinstance(value, dict) and key in value), None)
         return self.tree.location(path if key is None else (*path, key))
 
     def object(self, value: Any, path: Path, section: str = "") -> ObjectSpec | None:
-        """Read class_path and init_args, or a bare class path."""
+        """Read an object: class_path and init_args, or only a class path."""
         section = "eval_network" if path == ("trainer", "eval_network") else section
         if section == "network" and isinstance(value, dict) and value.get("model") is not None:
             return self._network_by_name(value, path)
@@ -160,7 +163,7 @@ class Reader:
         return replace(spec, args=args)
 
     def _network_by_name(self, value: dict[Any, Any], path: Path) -> ObjectSpec | None:
-        """Read the name of a network in `trainer.models` and its options."""
+        """Read a network given by its name in `trainer.models` and its options."""
         name, at = value["model"], (*path, "model")
         if name not in list(MODELS):
             hint = did_you_mean(name, MODELS) if isinstance(name, str) else ""
@@ -178,7 +181,7 @@ class Reader:
         return self._with_arguments(spec, options, path, signature, supplied)
 
     def by_arguments(self, class_path: str, written: dict[Any, Any], path: Path) -> ObjectSpec:
-        """Read a section that holds the arguments of one known class."""
+        """Read a section that holds the arguments of the class `class_path`."""
         spec = ObjectSpec(class_path, location=self.tree.location(path), path=dotted(path))
         return self._with_arguments(spec, written, path, real_signature(resolve(class_path)), set())
 
@@ -193,10 +196,10 @@ class Reader:
     def arguments(
         self, written: Mapping[Any, Any], path: Path, signature: Signature | None, given: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Read keyword arguments; check them against a signature.
+        """Read keyword arguments, and check them against a signature.
 
         Args:
-            given: arguments that come from elsewhere, and what is said where they are written.
+            given: arguments that are not accepted here, each mapped to the problem to record.
         """
         values = {}
         for key, item in written.items():
@@ -215,7 +218,7 @@ class Reader:
         return values
 
     def value(self, value: Any, path: Path) -> Any:
-        """Read a value of any kind, with objects in it."""
+        """Read a plain value; objects inside it become `ObjectSpec`."""
         if isinstance(value, dict):
             if "class_path" in value or "init_args" in value:
                 return self.object(value, path)
@@ -232,12 +235,12 @@ class Reader:
 
 
 def noted() -> PydanticCustomError:
-    """Return the error of a field whose problems are recorded already."""
+    """Return a validation error for a field whose problems are already recorded."""
     return PydanticCustomError("noted", "its problems are noted")
 
 
 def _hint(value: Any, accepts: str) -> str:
-    """Return a hint for spellings that YAML 1.2 does not accept, such as yes for true."""
+    """Return advice for a value that was not accepted, such as yes instead of true."""
     if isinstance(value, str) and "true or false" in accepts and value.lower() in ("yes", "no", "on", "off"):
         return f"; write {'true' if value.lower() in ('yes', 'on') else 'false'}"
     if is_dotted(value) and "dotted path" in accepts:
@@ -251,7 +254,7 @@ def _hint(value: Any, accepts: str) -> str:
 
 
 def recordable(signature: Signature, names: Iterable[str]) -> dict[str, Any]:
-    """Return the defaults of a signature, but of `names`, that YAML can represent."""
+    """Return the defaults that YAML can represent, except those of `names`."""
     left_out = set(names)
     defaults = {name: p.default for name, p in signature.parameters.items() if name not in left_out}
     return {name: to_plain(value) for name, value in defaults.items() if _is_plain(value)}

@@ -1,4 +1,4 @@
-"""Parts of the JSON schema: arguments with descriptions from docstrings."""
+"""Build JSON schemas of arguments, with descriptions from docstrings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Schema = dict[str, Any]
 
 
 class Untitled(GenerateJsonSchema):
-    """Omits the titles that pydantic makes of field names."""
+    """Schema generator that gives fields no titles."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         """Return False."""
@@ -23,7 +23,7 @@ class Untitled(GenerateJsonSchema):
 
 
 def when(key: str, value: str, then: Schema) -> Schema:
-    """Return the schema of a mapping in which `key` has the value."""
+    """Return a schema that applies `then` to mappings whose `key` is `value`."""
     return {"if": {"properties": {key: {"const": value}}, "required": [key]}, "then": then}
 
 
@@ -35,7 +35,7 @@ def arguments_schema(
     schema = model.model_json_schema(schema_generator=Untitled)
     schema.pop("title")
     schema.setdefault("properties", {})
-    if signature.open_keywords and not signature.extra_names:  # keyword names are not known
+    if signature.open_keywords and not signature.extra_names:  # any keyword may be valid
         del schema["additionalProperties"]
     return schema
 
@@ -44,11 +44,11 @@ _ARGUMENT = re.compile(r"^ {4}(\w+(?:, \w+)*)(?: \([^)]*\))?: (.*(?:\n {8}.*)*)"
 
 
 def documented(target: Any) -> Mapping[str, str]:
-    """Return what docstrings say of each argument or attribute of a function or class."""
+    """Return the descriptions of arguments or attributes in docstrings, by name."""
     texts: dict[str, str] = {}
     for described in reversed(target.__mro__[:-1] if inspect.isclass(target) else (target,)):
         text = inspect.getdoc(described) or "" if described.__doc__ else ""
         text = text.partition("Args:\n")[2] or text.partition("Attributes:\n")[2]
-        for names, said in reversed(_ARGUMENT.findall(re.split(r"\n\n\S", text)[0])):  # the first of a name counts
+        for names, said in reversed(_ARGUMENT.findall(re.split(r"\n\n\S", text)[0])):  # the first entry of a name wins
             texts |= dict.fromkeys(names.split(", "), " ".join(said.split()))
     return texts

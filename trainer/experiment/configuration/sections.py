@@ -1,7 +1,7 @@
-"""Types of the sections of an experiment.
+"""Section types of an experiment.
 
-Each reads values and knows its part of the JSON schema. It stands in the annotation of a field of
-`ExperimentConfig`; its methods get the path of the section.
+A section type reads the values of a section and returns its JSON schema. Each field of `ExperimentConfig` names its
+section type in its annotation.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .schema_parts import Schema, arguments_schema, documented, when
 
 _SERVED = "trainer.streams.ServedOutcomes"
 _ROWS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
-_FEATURE_ARGUMENT = re.compile(r"\w+\((\w+)=")  # begins the errors of features
+_FEATURE_ARGUMENT = re.compile(r"\w+\((\w+)=")  # start of a feature's error message
 
 
 class Content:
-    """Type of a section."""
+    """Base class of section types."""
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Any:
-        """Return the section's value; note its problems."""
+        """Return the value of the section at `path`; record problems in `reader`."""
         raise NotImplementedError
 
     def schema(self) -> Schema:
@@ -60,7 +60,11 @@ class Content:
 
 @dataclass(frozen=True)
 class Made(Content):
-    """An object, or only its class path; `takes` names its kind in `kinds`."""
+    """Object, given with its arguments or only by its class path.
+
+    Attributes:
+        takes: section name for `kind_of_section`, which selects the accepted kind of object.
+    """
 
     takes: str
 
@@ -72,7 +76,7 @@ class Made(Content):
 
 
 class Network(Made):
-    """A network: an object, or a name in `trainer.models`."""
+    """Network, given as an object or by its name in `trainer.models`."""
 
     def schema(self) -> Schema:
         from ... import models
@@ -91,7 +95,7 @@ class Network(Made):
 
 
 class Rows(Made):
-    """A dataset or stream; with features, a path to raw rows is accepted as well."""
+    """Dataset or stream; with declared features also a path to raw rows."""
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> ObjectSpec | None:
         named = isinstance(value, str) and (has_reference(value) or _is_path_of_rows(value))
@@ -109,7 +113,7 @@ class Rows(Made):
 
 
 class StreamOfRows(Rows):
-    """A stream of rows; or, by name, streams of served rows and their outcomes."""
+    """Stream of rows, given as for `Rows` or by the arguments of `ServedOutcomes`."""
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> ObjectSpec | None:
         if isinstance(value, dict) and "class_path" not in value and not {"served", "outcomes"}.isdisjoint(value):
@@ -123,7 +127,7 @@ class StreamOfRows(Rows):
 
 
 class Callbacks(Made):
-    """A list of objects."""
+    """List of callbacks, each given as an object."""
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Any:
         if not isinstance(value, list):
@@ -135,7 +139,7 @@ class Callbacks(Made):
 
 
 class Metrics(Made):
-    """A metric or a list of them, each an object or a name."""
+    """One metric or a list of metrics, each an object or a name."""
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(value, dict) and "class_path" not in value:
@@ -155,20 +159,20 @@ class Metrics(Made):
         return reader.refuse(path, f"{', '.join(sorted(names))}, or class_path", did_you_mean(value, names))
 
     def schema(self) -> Schema:
-        name = {"anyOf": [{"enum": list(known_metrics())}, {"type": "string"}]}  # "click_auc", "gauc/user"
+        name = {"anyOf": [{"enum": list(known_metrics())}, {"type": "string"}]}  # "click_auc" and "gauc/user" fit
         metric = {"anyOf": [name, OBJECT]}
         return {"anyOf": [metric, {"type": "array", "items": metric}]}
 
 
 @dataclass(frozen=True)
 class Keywords(Content):
-    """Keyword arguments of `Trainer`, of a method of it, or of another class.
+    """Keyword arguments of `Trainer`, of one of its methods, or of another class.
 
     Attributes:
-        method: the method, or the class's path; "" for `Trainer` itself.
-        elsewhere: arguments that are given elsewhere, and where.
-        filled: whether defaults are filled in.
-        alone: the argument that a plain text stands for.
+        method: name of the method, or dotted path of the other class; "" for `Trainer` itself.
+        elsewhere: arguments that are not accepted here, each mapped to the place where it is given instead.
+        filled: whether missing arguments are filled in with their defaults.
+        alone: argument that is set if the section is a string; "" if it must be a mapping.
     """
 
     method: str = ""
@@ -214,7 +218,7 @@ class Keywords(Content):
 
 
 def out_of_range(section: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the problems of values that have the right types, by key."""
+    """Return the problems of values that have the right type but are invalid, by key."""
     from ...graph import precision
     from ...metrics.calibrator import Calibrator
     from ...metrics.predictions import check_activation
@@ -230,7 +234,7 @@ def out_of_range(section: str, options: Mapping[str, Any]) -> dict[str, str]:
 
     ranges = {**_RANGES, "sink_size": _sink_size if section == "fit" else checks.whole}
     for name in ranges.keys() & options.keys():
-        if checks.is_number(options[name]) or name == "max_time":  # other types are rejected by the type check
+        if checks.is_number(options[name]) or name == "max_time":  # the type check reports other types
             attempt(name, ranges[name], name, options[name])
     if section == "trainer":
         if isinstance(activation := options.get("prediction_activation"), str):
@@ -273,7 +277,7 @@ _COLUMNS = Accepted(
 
 
 class DeclaredFeatures(Content):
-    """The arguments of `Features`: its columns, each with its kind, and options."""
+    """Arguments of `Features`; its features are listed under "columns"."""
 
     def _signature(self) -> Signature:
         from ...features import Features
@@ -341,7 +345,7 @@ def make_features(section: Mapping[str, Any]) -> Any:
     """Create the `Features` that the section `features` declares.
 
     Raises:
-        ConfigurationError: invalid declaration; the message begins with the key.
+        ConfigurationError: the declaration is invalid; the message begins with the key.
     """
     from ...features import Features
 
@@ -356,5 +360,5 @@ def signature_of(target: Callable[..., Any]) -> Signature:
 
 
 def _is_path_of_rows(text: str) -> bool:
-    """Return whether a text names a file or folder of rows rather than a class."""
+    """Return whether `text` is the path of a file or folder rather than a class path."""
     return text.lower().endswith(_ROWS) or "/" in text or Path(text).is_dir()

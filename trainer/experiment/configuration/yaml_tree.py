@@ -1,9 +1,9 @@
-"""Reads YAML as plain values with their lines, applies ``--set``, writes YAML.
+"""Read YAML with the location of each value, apply ``--set``, and write YAML.
 
-Scalars follow YAML 1.2: ``1e-3`` is a float, ``010`` is ten, ``yes``, ``no``, ``on`` and ``off`` are strings, and so
-are dates; ``true``, ``false``, ``null``, ``~``, ``0x1f``, ``1_000``, ``.inf`` and ``.nan`` work. Anchors, aliases and
-merge keys (``<<``) work; duplicate keys, tags that would create Python objects and anchors that contain themselves are
-reported as problems.
+Scalars follow YAML 1.2: ``1e-3`` is a float and ``010`` is ten; ``yes``, ``no``, ``on``, ``off`` and dates are strings.
+``true``, ``false``, ``null``, ``~``, ``0x1f``, ``1_000``, ``.inf`` and ``.nan`` are supported, and so are anchors,
+aliases and merge keys (``<<``). Duplicate keys, tags that would create Python objects and anchors that contain
+themselves are reported as problems.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .problems import ConfigErrors, Problem, SourceLocation, format_value, join
 
 @dataclass(frozen=True)
 class Tree:
-    """A configuration as plain values, with the location of each in the file.
+    """A configuration as plain values, with the source location of each value.
 
     Attributes:
         value: plain mappings, lists and scalars.
-        places: path -> (location of the key, location of the value). A path is a tuple of keys and of indices as text;
-            () is the root.
+        places: path -> (location of the key, location of the value). A path is a tuple of keys and list indices, both
+            as strings; () is the root.
     """
 
     value: Any
@@ -48,7 +48,7 @@ class Tree:
         return value
 
     def location(self, path: Iterable[Any], *, of_key: bool = False) -> SourceLocation:
-        """Return the location of the value or key at `path`; if missing, of its parent."""
+        """Return the location of a value or key, or of its nearest existing parent."""
         known = tuple(map(str, path))
         while known not in self.places:
             known, of_key = known[:-1], False
@@ -120,11 +120,11 @@ def read_tree(path: Path) -> Tree:
 
 
 def _after(before: Any, line_end: Any, source: str) -> SourceLocation:
-    """Return the location at which `before`, text or bytes, ends."""
+    """Return the location at the end of `before`, which is text or bytes."""
     return SourceLocation(source, before.count(line_end) + 1, len(before) - before.rfind(line_end))
 
 
-_HINTS = {  # part of PyYAML's message -> what to do
+_HINTS = {  # advice, by a part of PyYAML's message
     "mapping values are not allowed": "; keys of one mapping begin in one column, and text with ': ' needs quotes",
     "'\\t'": "; indent with spaces",
     "could not find expected ':'": "; write KEY: VALUE",
@@ -135,7 +135,9 @@ _HINTS = {  # part of PyYAML's message -> what to do
 def parse_tree(text: str, source: str, location: SourceLocation | None = None) -> Tree:
     """Return the tree of YAML `text`.
 
-    With `location`, that of an override, every value gets this location.
+    Args:
+        source: name of the file or override, for locations.
+        location: location of an override; every value of `text` gets it.
 
     Raises:
         ConfigErrors: invalid YAML, more than one document, duplicate keys, keys that are not scalars, tags that are
@@ -172,7 +174,7 @@ def parse_tree(text: str, source: str, location: SourceLocation | None = None) -
 
 
 class _Walk:
-    """Turns PyYAML's nodes into plain values and collects their places and problems."""
+    """Converts PyYAML's nodes to plain values; collects their locations and problems."""
 
     def __init__(self, loader: _Loader, source: str, location: SourceLocation | None) -> None:
         self.loader, self.source, self.fixed = loader, source, location
@@ -189,7 +191,7 @@ class _Walk:
     def value(
         self, node: yaml.Node, path: tuple[str, ...], above: tuple[int, ...], key: yaml.Node | None = None
     ) -> Any:
-        """Return the plain value of a node below the nodes `above`."""
+        """Return the plain value of a node; `above` has the ids of its ancestors."""
         self.places[path] = (self._location(key or node), self._location(node))
         if id(node) in above:
             return self._refuse(node, path, "this anchor contains itself")
@@ -254,12 +256,12 @@ def dump_line(value: Any) -> str:
 def apply_overrides(tree: Tree, overrides: Iterable[str]) -> tuple[Tree, list[Problem]]:
     """Apply each ``a.b=c`` in order; return the new tree and the problems.
 
-    The value is read as YAML (``--set metrics=[auc]`` is a list, ``--set seed=2`` a number); a number in the path is an
-    index in a list, counted from 0. Missing mappings on the path are created, so a wrong key is reported by the schema,
-    with the ``--set`` it came from.
+    The value is read as YAML: ``--set metrics=[auc]`` is a list, ``--set seed=2`` a number. A number in the path is a
+    list index, counted from 0. Missing mappings on the path are created; the schema later reports wrong keys at the
+    ``--set`` they came from.
 
-    An override is skipped as a problem if it has no ``=``, an empty key or a value that is not YAML, or if its path
-    leads through a scalar.
+    An override is skipped and becomes a problem if it has no ``=``, has an empty key, has a value that is invalid YAML,
+    or has a path through a scalar.
     """
     problems: list[Problem] = []
     for override in overrides:
@@ -285,7 +287,7 @@ def apply_overrides(tree: Tree, overrides: Iterable[str]) -> tuple[Tree, list[Pr
 
 
 def _replaced(value: Any, keys: tuple[str, ...], new: Any, location: SourceLocation, above: tuple[str, ...]) -> Any:
-    """Return `value` with `new` at the path `keys`."""
+    """Return a copy of `value` with `new` at the path `keys`."""
     if not keys:
         return new
     key, path = keys[0], (*above, keys[0])
@@ -308,7 +310,7 @@ def _replaced(value: Any, keys: tuple[str, ...], new: Any, location: SourceLocat
 
 
 def masked(override: str) -> str:
-    """Return an ``a.b=c`` with the credentials in it masked."""
+    """Return an override ``a.b=c`` with its credentials masked."""
     path, _, text = override.partition("=")
     try:
         plain = parse_tree(text, path).value
@@ -319,7 +321,7 @@ def masked(override: str) -> str:
 
 
 def dotted(path: Iterable[Any]) -> str:
-    """Return a path with dots between its keys."""
+    """Return a path as text with dots between its keys."""
     text = ""
     for key in path:
         text = join(text, key)

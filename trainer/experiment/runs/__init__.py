@@ -1,1 +1,1 @@
-"""Runs of experiments: their folders, training, resuming, comparing."""
+"""Train, resume and compare the runs of experiments."""

@@ -1,4 +1,4 @@
-"""Tables of runs: side by side, or all of a folder."""
+"""Format tables that compare runs, or list the runs in a folder."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _STATES = {
 
 
 def compare(*folders: str | Path) -> str:
-    """Return tables of what differs between runs, and of their results.
+    """Return tables of the differences between runs, and of their results.
 
-    Columns that do not fit the terminal continue in a further table below.
+    Columns that do not fit into the terminal continue in a second table below.
     """
     runs = [Run.read(folder) for folder in folders]
     names = [str(run.path) for run in runs]
@@ -60,7 +60,7 @@ def compare(*folders: str | Path) -> str:
 def list_runs(folder: str | Path) -> str:
     """Return a table of the runs below a folder, newest first."""
     configs = sorted(Path(folder).rglob(run_folder.CONFIG), key=lambda path: path.stat().st_mtime, reverse=True)
-    # snapshots also contain a configuration
+    # snapshots contain a configuration too, but no versions.json with a command
     runs = [run for run in (Run.read(path.parent) for path in configs) if "command" in run.versions]
     if not runs:
         return f"no runs below {folder}"
@@ -74,15 +74,15 @@ def _summary(run: Run) -> list[str]:
     steps = str(metrics["progress"]["global_step"]) if metrics else ""
     seconds = duration(metrics["seconds"]) if metrics else ""
     size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file() and not path.is_symlink())
-    started = str(run.versions.get("started", ""))[:16].replace("T", " ")  # to the minute
+    started = str(run.versions.get("started", ""))[:16].replace("T", " ")  # cut to minutes
     started = started.removeprefix(f"{run_folder.now()[:4]}-")
     return [state, steps, _main_result(metrics), started, seconds, f"{size / 1e6:,.1f} MB"]
 
 
 def state_of(run: Run) -> tuple[str, str]:
-    """Return the state of a run in a word or two, and why it ended; "" if unknown.
+    """Return (state of a run in one or two words, reason for its end or "").
 
-    A run is "killed" if its newest process is gone without results.
+    A run is "killed" if its newest process ended without writing results.
     """
     if is_running(run.path):
         return "running", ""
@@ -93,7 +93,7 @@ def state_of(run: Run) -> tuple[str, str]:
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether a run holds the folder's lock; False if it cannot be tested."""
+    """Return whether a run holds its folder's lock; False if this cannot be tested."""
     try:
         claim(folder, "run folder").release()
     except (ConfigurationError, OSError) as error:
@@ -102,7 +102,7 @@ def is_running(folder: Path) -> bool:
 
 
 def _main_result(metrics: Mapping[str, Any]) -> str:
-    """Return a run's main metric and its best value; not a loss if possible."""
+    """Return a run's main metric and its best value; metrics are preferred to losses."""
     best: Mapping[str, Any] = metrics.get("best", {})
     order = sorted(best, key=lambda name: (not name.startswith(("val_", "window_")), name.endswith("loss")))
     return f"{order[0]} {four_digits(best[order[0]]['value'])}" if order else ""
@@ -119,7 +119,7 @@ def duration(seconds: float) -> str:
 
 
 def _unequal(sides: list[dict[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the keys whose values differ between sides, with the value of each side."""
+    """Yield (key, values of all runs) for each key whose values differ."""
     for key in dict.fromkeys(key for side in sides for key in side):
         values = [side.get(key, _ABSENT) for side in sides]
         if any(value != values[0] for value in values):
@@ -144,13 +144,13 @@ def _results(metrics: list[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results of a run for a table: each value once, and short."""
+    """Return a run's results for a table, with each value only once."""
     shown = {name: value for name, value in metrics.items() if name not in ("best", "baseline")}
     shown["results"] = shown_once(metrics.get("results", {}))
     shown["stop_reason"] = _STATES.get(kind := str(metrics.get("stop_reason")).partition(":")[0], kind)
     best = {name: best["value"] for name, best in metrics.get("best", {}).items()}
     shown |= {f"best {name}": value for name, value in shown_once(best).items()}
-    baseline = metrics.get("baseline", {})  # its "model" has the values of the test rows again
+    baseline = metrics.get("baseline", {})  # the key "model" repeats the results on the test rows
     shown |= {
         f"{name}, {metric}": value for name, of in baseline.get("plain", {}).items() for metric, value in of.items()
     }
@@ -175,8 +175,8 @@ def table(rows: list[list[str]], columns: int | None = None) -> list[str]:
     """Return the lines of a table; the first row is its header.
 
     Args:
-        columns: maximum width in characters; None: the terminal's, or unlimited without a terminal. A wider table
-            continues below with its first column repeated; words are not broken.
+        columns: maximum width in characters; None: the width of the terminal, or unlimited without a terminal. The
+            columns of a wider table continue below, with the first column repeated; words are not broken.
     """
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     room = shutil.get_terminal_size((10**6, 24)).columns if columns is None else columns

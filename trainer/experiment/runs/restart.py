@@ -1,6 +1,6 @@
-"""``--resume auto``: one command line that begins a run or continues it.
+"""Support `--resume auto`: one command line that starts a run or resumes it.
 
-For engines that start a job again themselves: Kubernetes, Ray, systemd, the scheduler of a cluster.
+It is meant for engines that restart jobs, such as Kubernetes, Ray, systemd and cluster schedulers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _ABSENT = object()
 
 
 def existing_run(config: ExperimentConfig) -> str | Path | None:
-    """Return the newest run of a configuration, here or in its mirror (a URL).
+    """Return the newest run of a configuration, or None if there is none yet.
 
-    None if there is none yet.
+    The result is a run folder, or the URL of the mirror if the run exists only there.
 
     Raises:
-        ConfigurationError: that run was started with other values; the message names them.
+        ConfigurationError: the run was started with other values; the message names them.
         CheckpointError: the mirror cannot be read.
     """
     folder = run_folder.newest_run(config.run_dir)
@@ -60,7 +60,7 @@ def _mirrored_run(config: ExperimentConfig) -> str | None:
 
 
 def _changed(recorded: Mapping[str, Any], defaults: Collection[str], config: ExperimentConfig) -> list[str]:
-    """Return the changed settings; changed defaults and the run folder are exempt."""
+    """Describe settings that have changed; changes of defaults and run_dir are ignored."""
     before, now = run_folder.flatten(recorded), run_folder.flatten(config.to_dict())
     given = (before.keys() - set(defaults)) | (now.keys() - set(config.default_paths()))
     sides = [(key, before.get(key, _ABSENT), now.get(key, _ABSENT)) for key in sorted(given - {"run_dir"})]
@@ -72,10 +72,10 @@ def _text(value: Any) -> str:
 
 
 def fetched_run(url: str) -> Path:
-    """Fetch a mirrored run to the run folder it names; return the folder.
+    """Fetch a mirrored run into its run_dir, and return this folder.
 
     Raises:
-        ConfigurationError: the URL cannot be used or holds no run, or the folder holds another run.
+        ConfigurationError: the URL is invalid or holds no run, or the folder holds another run.
         CheckpointError: there is no intact snapshot, or the store cannot be read.
     """
     source = Location(url)
@@ -98,9 +98,10 @@ def published_roots(config: ExperimentConfig, run_dir: Path) -> list[Path]:
 
 
 def published_by(run_dir: Path) -> Path | None:
-    """Return the folder of a run's own versions, or None if it does not publish.
+    """Return the folder that a run publishes to, or None if it does not publish.
 
-    ConfigurationError: the folder belongs to another run.
+    Raises:
+        ConfigurationError: the folder belongs to another run.
     """
     roots = published_roots(load_config(run_dir), run_dir)
     if roots:
@@ -109,7 +110,10 @@ def published_by(run_dir: Path) -> Path | None:
 
 
 def fetch_published(url: str, config: ExperimentConfig) -> None:
-    """Fetch a mirror's published versions if there are none here; numbering continues."""
+    """Fetch a mirror's published versions if there are none here.
+
+    New versions then continue the numbering.
+    """
     try:
         fetch.fetch_published(Location(url), Path(config.run_dir), published_roots(config, Path(config.run_dir)))
     except OSError as error:

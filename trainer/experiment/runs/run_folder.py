@@ -1,15 +1,15 @@
-"""The run folder: a run's inputs and results.
+"""Read and write run folders, which hold the inputs and results of a run.
 
     config.yaml      the resolved configuration, overrides applied, defaults filled in; loads as the same experiment
-    versions.json    versions, platform, seed, command, and where the configuration came from
-    resumes.json     one entry per resume: the snapshot, and how long the processes before it took
+    versions.json    versions, platform, seed, command, and source of the configuration
+    resumes.json     one entry per resume: the snapshot, and the seconds that the run had taken until then
     checkpoints/     snapshots (`callbacks.ModelCheckpoint`)
     history.json     result of `fit`: losses, metrics and their steps
     metrics.json     final results by name, stop reason, counters
     record.jsonl     data for `trainer report`: values over steps, windows, scores, tables, timings
 
-A new run never overwrites an existing folder: it uses the next free ``NAME-2``, ``NAME-3``, ... An active run holds the
-folder's lock (`trainer.checkpoint.folder_lock`), so it cannot be resumed twice at once.
+A new run never overwrites an existing folder; it uses the next free name ``NAME-2``, ``NAME-3``, ... An active run
+holds the lock of its folder (`trainer.checkpoint.folder_lock`), so that no second process can resume it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PACKAGES = ("mindspore", "numpy", DISTRIBUTION, "pyyaml", "safetensors", "tenso
 
 
 def claim_run_dir(wanted: Path) -> Path:
-    """Create a run folder: `wanted`, or with the next free number if in use."""
+    """Create a run folder: `wanted`, or ``wanted-N`` if it is in use."""
     folder, number = wanted, 1
     while True:
         try:
@@ -61,7 +61,7 @@ def claim_run_dir(wanted: Path) -> Path:
 
 
 def scratch_folder() -> Path:
-    """Return a temporary folder for records that are discarded when the process exits."""
+    """Return a temporary folder, which is removed when the process exits."""
     folder = tempfile.TemporaryDirectory(prefix="trainer-rank-")
     _scratch.append(folder)
     return Path(folder.name)
@@ -71,7 +71,7 @@ _scratch: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def remove_rejected(run_dir: Path) -> None:
-    """Remove the folder of a run rejected before its first step."""
+    """Remove the folder of a run that was rejected before its first step."""
     for name in (CONFIG, VERSIONS, METRICS, HISTORY):
         (run_dir / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ def newest_run(wanted: Path) -> Path | None:
 
 
 def existing_run(path: str | Path) -> Path:
-    """Return `path` as a run folder."""
+    """Return `path`, or raise ConfigurationError if it is not a run folder."""
     path = Path(path)
     if (path / CONFIG).is_file():
         return path
@@ -99,7 +99,7 @@ def existing_run(path: str | Path) -> Path:
 
 
 def origin(path: Path) -> Path | None:
-    """Return the file a run's configuration was read from; None if `path` is no run's."""
+    """Return the file that a run was started from; None if `path` is not in a run."""
     folder = path if path.is_dir() else path.parent
     try:
         config = json.loads((folder / VERSIONS).read_text("utf-8"))["config"]
@@ -110,7 +110,7 @@ def origin(path: Path) -> Path | None:
 
 @contextlib.contextmanager
 def _import_paths(first: Iterable[Path], last: Iterable[Path] = ()) -> Iterator[None]:
-    """Add folders to both ends of ``sys.path`` inside the context."""
+    """Prepend and append folders to ``sys.path`` inside the context."""
     known = {entry or "." for entry in sys.path}
     front = [str(folder) for folder in first if str(folder) not in known]
     back = [str(folder) for folder in last if str(folder) not in known and str(folder) not in front]
@@ -172,9 +172,9 @@ def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, secon
 
 
 def recorded_defaults(run_dir: Path, overrides: Iterable[str]) -> set[str]:
-    """Return the dotted paths that a run recorded with the defaults of its version.
+    """Return the dotted paths of arguments that a run recorded with default values.
 
-    Paths set, or containing a path set, by `overrides` or by the overrides of a resume are left out.
+    A path is left out if `overrides` or the overrides of a resume set it, or set a mapping that contains it.
     """
     resumes = read_json_or(run_dir / RESUMES, [])
     given = [*overrides, *(override for entry in resumes for override in entry.get("overrides", ()))]
@@ -184,9 +184,9 @@ def recorded_defaults(run_dir: Path, overrides: Iterable[str]) -> set[str]:
 
 
 def seconds_before(run_dir: Path) -> float:
-    """Return the recorded time in seconds of a run's processes so far.
+    """Return the seconds that the processes of a run have taken so far.
 
-    A process that was killed counts from the first to the last line of its record.
+    A killed process recorded no time; the time between the first and the last line of its record is used instead.
     """
     metrics, entries = read_json_or(run_dir / METRICS, {}), read_json_or(run_dir / RESUMES, [])
     record = read_record(run_dir / RECORD)
@@ -208,7 +208,7 @@ def _time(text: Any) -> float:
 
 
 def read_json_or(path: Path, default: Any) -> Any:
-    """Return a JSON file's value, or `default` if unreadable or of another type."""
+    """Return the value in a JSON file, or `default` if unreadable or of another type."""
     with contextlib.suppress(ConfigurationError):
         if path.is_file() and isinstance(value := read_json(path), type(default)):
             return value
@@ -218,13 +218,13 @@ def read_json_or(path: Path, default: Any) -> Any:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON atomically.
 
-    NaN and infinities become null, arrays and scalars plain numbers; credentials in strings are masked.
+    NaN and infinities become null. Arrays become lists, and NumPy scalars numbers. Credentials in strings are masked.
     """
     durable.replace_file(path, (json.dumps(_jsonable(value), indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file of a run."""
+    """Return the value in a JSON file of a run."""
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -245,7 +245,7 @@ def _jsonable(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """The contents of a run folder, read without importing the run's classes."""
+    """Contents of a run folder; reading them does not import the run's classes."""
 
     path: Path
     config: Mapping[str, Any]
@@ -266,7 +266,7 @@ class Run:
         return cls(folder, config, versions, metrics)
 
     def resumed_since_results(self) -> bool:
-        """Return whether a later process resumed the run and wrote no results."""
+        """Return whether the run was resumed after its last results were written."""
         entries = read_json_or(self.path / RESUMES, [])
         return bool(entries) and _time(entries[-1].get("time")) > _time(self.metrics.get("finished"))
 
@@ -289,7 +289,10 @@ def now() -> str:
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings and lists, empty ones too, by dotted path."""
+    """Return the leaves of nested mappings and lists, by dotted path.
+
+    Empty containers and lists of scalars are leaves, too.
+    """
     if isinstance(value, Mapping) and value:
         children: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):

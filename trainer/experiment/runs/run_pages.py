@@ -1,4 +1,4 @@
-"""The report page of run folders, and a server that refreshes it."""
+"""Render the report page of run folders, and serve it during a run."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 LINES_SHOWN = 5
 PROFILE = Path("profile") / "profile.json"  # written by `callbacks.Profiler`
 SHOWN_OF_PROFILE = {"milliseconds", "steps", "parts", "operators", "layers"}
-RUNS_SHOWN = 8  # overlaid runs of a sweep
-HIDDEN = ("defaults", "variables")  # keys of versions.json that are not shown; earlier versions wrote "variables"
+RUNS_SHOWN = 8  # runs of a sweep that are overlaid in the curves
+HIDDEN = ("defaults", "variables")  # keys of versions.json that are not shown; only earlier versions wrote "variables"
 
 
 def render(folders: Sequence[str | Path], refresh_seconds: int | None = None) -> str:
@@ -84,7 +84,7 @@ def run_data(run: Run, name: str) -> RunData:
 
 
 def _profile(path: Path) -> Mapping[str, Any]:
-    """Return what `Profiler` measured; empty if the file is missing or damaged."""
+    """Return the results of `Profiler`, or {} if the file is missing or damaged."""
     try:
         profile = run_folder.read_json(path) if path.is_file() else {}
     except ConfigurationError as error:
@@ -94,7 +94,10 @@ def _profile(path: Path) -> Mapping[str, Any]:
 
 
 def _facts(run: Run, record: Record) -> Iterator[tuple[str, str]]:
-    """Yield the facts at a run's head; without results, its progress so far."""
+    """Yield the main facts about a run as (name, value).
+
+    For a run without results, the facts include its progress so far.
+    """
     metrics = run.metrics
     if metrics:
         progress = metrics["progress"]
@@ -127,7 +130,7 @@ def _snapshots(folder: Path) -> Iterator[tuple[str, int, str, str]]:
 
 
 def _set_aside(config: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[str, int], Sequence[str]]]:
-    """Yield the contents of the dead-letter files named in a configuration."""
+    """Yield (path, line count, counts by reason, last lines) of each dead-letter file."""
     for path, value in run_folder.flatten(config).items():
         if "dead_letter" not in path or not isinstance(value, str) or not Path(value).is_file():
             continue
@@ -142,7 +145,7 @@ def _set_aside(config: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[st
 
 
 def make_server(folders: Sequence[str | Path], port: int, every: int) -> ThreadingHTTPServer:
-    """Return a server of the page on 127.0.0.1 that reloads it while a run is active."""
+    """Return a server for the page on 127.0.0.1; the page reloads during a run."""
 
     @functools.lru_cache(maxsize=1)
     def rendered(stamp: tuple[Any, ...], going: bool) -> bytes:
@@ -152,11 +155,11 @@ def make_server(folders: Sequence[str | Path], port: int, every: int) -> Threadi
         def do_GET(self) -> None:
             """Answer with the page."""
             if self.path != "/" or self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
-                self.send_error(404)  # a foreign host name that resolves to this machine (DNS rebinding)
+                self.send_error(404)  # refuse DNS rebinding: a foreign host name that resolves to this machine
                 return
             try:
                 body = rendered(_stamp(folders), any(is_running(Path(folder)) for folder in folders))
-            except (ConfigurationError, OSError) as error:  # a file is being replaced
+            except (ConfigurationError, OSError) as error:  # a file may be about to be replaced
                 self.send_error(503, str(error).splitlines()[0])
                 return
             self.send_response(200)
@@ -167,14 +170,14 @@ def make_server(folders: Sequence[str | Path], port: int, every: int) -> Threadi
             self.wfile.write(body)
 
         def log_message(self, *arguments: Any) -> None:
-            """Do not log requests to the terminal."""
+            """Discard the log of requests."""
 
     return _PageServer(("127.0.0.1", port), Handler)
 
 
 class _PageServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report errors of a request, unless the browser has closed the connection."""
+        """Report the error of a request, unless the browser closed the connection."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 

@@ -1,4 +1,4 @@
-"""Train, evaluate and predict as a configuration says."""
+"""Train and evaluate the network of a configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_BATCH_SIZE = 1024  # for evaluating arrays; it does not affect the result
+DEFAULT_BATCH_SIZE = 1024  # batch size for evaluating arrays; does not affect the result
 DRIFT_ROWS = 10_000
 SPLITS = ("test", "valid", "train")
 
@@ -41,9 +41,10 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     """Train, evaluate on ``data.test`` if configured, and call the report.
 
     Args:
-        config: a checked configuration. With `resume` its run folder is used as is; otherwise the next free one.
+        config: a checked configuration.
         command: "fit" trains on ``data.train``, "online" on ``data.stream``.
-        resume: continue from the last snapshot in the run folder, or start over if there is none yet.
+        resume: True continues from the last snapshot in the run folder, or starts over there if it has none yet. False
+            starts a new run in the next free folder.
 
     Returns:
         The run folder.
@@ -51,7 +52,7 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     Raises:
         ConfigErrors, ConfigurationError: the experiment cannot be built or run.
         TrainerError: the run failed.
-        KeyboardInterrupt, SystemExit: a signal stopped the run; it has shut down cleanly.
+        KeyboardInterrupt, SystemExit: a signal stopped the run, which then shut down cleanly.
     """
     splits = ("train", "valid", "test") if command == "fit" else ("stream", "test")
     if command == "fit" and config.baseline is not None and config.data.test is config.data.valid is None:
@@ -59,7 +60,7 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     if getattr(config.data, splits[0]) is None:
         raise ConfigurationError(f"{config.source}: data.{splits[0]}: is missing; trainer {command} needs it")
     mirror = None if config.mirror is None else Mirror(expand(config.mirror, "mirror"))
-    # a run that was killed before its first snapshot begins as at first
+    # a run that was killed before its first snapshot starts over
     continues = resume and bool(available(config.run_dir / FOLDER))
     learns = command == "online" and not continues and config.features is not None
     experiment = build(config, (*splits, "train") if learns else splits)
@@ -89,12 +90,15 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
                 run_folder.remove_rejected(run_dir)
             raise
         finally:
-            if mirror is not None:  # results are written after training
+            if mirror is not None:  # mirror the results too, which are written after training
                 mirror.catch_up()
 
 
 def _learn_features(experiment: Experiment) -> None:
-    """Fit features that learn from data on data.train, because a stream has no end."""
+    """Fit features on data.train before an online run, unless they are fitted.
+
+    They cannot be fitted on a stream, which has no end.
+    """
     features = experiment.trainer.features
     earlier = experiment.datasets.pop("train", None)
     if features is not None and not features.is_fitted and earlier is not None:
@@ -117,12 +121,12 @@ def _train_in(
         callbacks = [left for callback in callbacks for left in _without_validation(callback)]
     for callback in callbacks:
         if isinstance(callback, ProgressBar):
-            callback.results = False  # the command's table shows them with those of the test
+            callback.results = False  # the command prints them together with the test results
     if group.is_main:
         note_run_folder(run_dir)
         callbacks.append(RunRecord(run_dir / run_folder.RECORD))
     else:
-        run_dir = run_folder.scratch_folder()  # every rank writes records; only rank 0's are kept
+        run_dir = run_folder.scratch_folder()  # all ranks write records, but only those of rank 0 are kept
     earlier = 0.0
     if resume and group.is_main:
         earlier = run_folder.seconds_before(run_dir)
@@ -136,7 +140,7 @@ def _train_in(
         baseline = Baseline(given["train"], given.get("test", given.get("valid")), **arguments)
         callbacks.insert(0, baseline)
     logger.info("run folder: %s", config.run_dir)
-    # "auto" starts over with a warning if the run was killed before its first snapshot
+    # "auto" starts over, with a warning, if the run was killed before its first snapshot
     from_where = "auto" if resume else None
     start_time = time.monotonic()
     data = experiment.datasets
@@ -169,8 +173,11 @@ def _train_in(
 
 
 def _without_validation(callback: Any) -> list[Any]:
-    """Return a callback for use on a stream, which has no validation, or None."""
-    monitor = getattr(callback, "monitor", None)  # MindSpore's own callbacks have none, or one of theirs
+    """Adapt a callback to a stream, which has no validation.
+
+    The result is a list with the callback or its replacement. It is empty if the callback is left out.
+    """
+    monitor = getattr(callback, "monitor", None)  # MindSpore's callbacks have none, or one with another meaning
     if not isinstance(callback, Callback) or not str(monitor).startswith("val_"):
         return [callback]
     left = callback.without_monitor()
@@ -180,7 +187,7 @@ def _without_validation(callback: Any) -> list[Any]:
 
 
 def _drift(experiment: Experiment, split: str) -> dict[str, float]:
-    """Return the drift (PSI) of each raw column from the training rows, if known."""
+    """Return each raw column's drift (PSI) from the training rows; {} if unknown."""
     features = experiment.trainer.features
     if features is None or not features.is_fitted or not features.learned.profiled_rows:
         return {}
@@ -192,13 +199,13 @@ def _drift(experiment: Experiment, split: str) -> dict[str, float]:
 
 
 class _ResumeRecord(Callback):
-    """Records which snapshot a run resumed from, once it is restored."""
+    """Records the snapshot that a run resumes from, after it is restored."""
 
     def __init__(self, config: ExperimentConfig, seconds: float) -> None:
         self._config, self._seconds = config, seconds
 
     def on_load_checkpoint(self, trainer: Trainer) -> None:
-        """Write the note."""
+        """Add an entry to ``resumes.json``."""
         run_folder.record_resume(self._config.run_dir, self._config, trainer.state.snapshot, self._seconds)
 
 
@@ -232,7 +239,7 @@ def _write_results(run_dir: Path, trainer: Trainer, outcome: dict[str, Any]) -> 
         run_folder.write_json(run_dir / run_folder.METRICS, outcome)
         if trainer.history is not None:
             run_folder.write_json(run_dir / run_folder.HISTORY, trainer.history.as_dict())
-    except OSError as error:  # a full disk must not hide the error that ended the run
+    except OSError as error:  # a full disk, for example, must not hide the error that ended the run
         logger.error("the results cannot be written to %s: %s", run_dir, error.strerror or error)
 
 
@@ -266,12 +273,12 @@ def evaluate(config: ExperimentConfig, checkpoint: Path, split: str | None = Non
 
 
 def splits_of(config: ExperimentConfig) -> list[str]:
-    """Return the names of the finite datasets."""
+    """Return the names of the configured finite datasets."""
     return [name for name in SPLITS if getattr(config.data, name) is not None]
 
 
 def split_of(config: ExperimentConfig, split: str | None) -> str:
-    """Return the dataset to use: `split`, or the first of `SPLITS` that exists."""
+    """Return `split` if it is configured; for None, the first dataset of `SPLITS`."""
     splits = splits_of(config)
     if split is None and splits:
         return splits[0]
@@ -287,14 +294,14 @@ def split_of(config: ExperimentConfig, split: str | None) -> str:
 
 
 def build_restored(config: ExperimentConfig, checkpoint: Path, split: str | None) -> Experiment:
-    """Return the experiment with a snapshot's weights, averaged if it has such."""
+    """Build an experiment with a snapshot's weights, averaged if available."""
     experiment = build(config, () if split is None else (split,))
     experiment.trainer.load(checkpoint, weights_only=True, averaged=True)
     return experiment
 
 
 def default_checkpoint(run_dir: Path, which: str | None) -> Path:
-    """Return the requested snapshot; None is "best" where marked, else "last"."""
+    """Return the path of a snapshot; None means the best if marked, else the last."""
     if which not in (None, "best", "last"):
         return Path(which)
     folder = run_dir / run_folder.CHECKPOINTS
