@@ -1,8 +1,9 @@
-"""The public names of `trainer` under a second name.
+"""The public names of `trainer` under a second package name.
 
-The import names a file of the user's that hides one of the packages.
+    from mindspore_trainer import Trainer
 
-from mindspore_trainer import Trainer
+Importing it raises ImportError if a file of the user hides the package `trainer` or `callbacks`; the message names the
+file.
 """
 
 from __future__ import annotations
@@ -26,6 +27,6 @@ for _package in ("trainer", "callbacks"):
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__") and name != "__version__":  # asked for by the import system
+    if name.startswith("__") and name != "__version__":  # attributes that the import system looks up
         raise AttributeError(name)
     return getattr(import_module("trainer"), name)

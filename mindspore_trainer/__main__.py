@@ -1,4 +1,4 @@
-"""``python -m mindspore_trainer`` and the command `trainer`: the command line."""
+"""The command line: ``python -m mindspore_trainer`` and the command `trainer`."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""MindSpore's names: `Model` and `RecModel` over the verbs of `Trainer`."""
+"""MindSpore's `Model` and `RecModel`, implemented with `Trainer`."""

@@ -1,4 +1,4 @@
-"""Keywords of Keras, Lightning and Hugging Face, translated or refused."""
+"""Translates or refuses keywords of Keras, Lightning and Hugging Face."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ VERBS = {
 
 
 def translated(*also: str, **renamed: str) -> Callable[[Method], Method]:
-    """Let a method accept the keywords of other trainers, or name ours in an error.
+    """Let a method accept keywords of other trainers, or name ours in the error.
 
     Args:
-        also: keywords that the method takes though its signature does not show them.
-        renamed: other names of the method's own arguments.
+        also: keywords that the method accepts through its ``**kwargs``.
+        renamed: arguments of `fit` that this method has under another name, such as train_dataset="stream".
     """
     same = {name: renamed.get(ours, ours) for name, ours in SAME_MEANING.items()} | renamed
 
@@ -85,7 +85,7 @@ def translated(*also: str, **renamed: str) -> Callable[[Method], Method]:
                 kwargs = dict(_translate(method.__name__, known, same, given, item) for item in kwargs.items())
                 kwargs.pop("verbose", None)
             if "epochs" in kwargs and "epochs" in positional[: len(args)]:
-                epochs(args[positional.index("epochs")])  # labels in its place
+                epochs(args[positional.index("epochs")])  # raise the error for labels passed in place of epochs
             return method(*args, **kwargs)
 
         return cast(Method, take)
@@ -96,7 +96,7 @@ def translated(*also: str, **renamed: str) -> Callable[[Method], Method]:
 def _translate(
     verb: str, known: set[str], same: dict[str, str], given: set[str], item: tuple[str, Any]
 ) -> tuple[str, Any]:
-    """Return a keyword and its value as the method accepts them, or raise TypeError."""
+    """Translate a keyword and its value for the method, or raise TypeError."""
     name, value = item
     if name in known:
         return item
@@ -127,7 +127,7 @@ def _verbose(verb: str, known: set[str], given: set[str], value: Any) -> tuple[s
 
 
 def missing_verb(kind: type, name: str) -> AttributeError:
-    """Return the error for a missing attribute, with our name for the verb."""
+    """Return the error for a missing attribute; it names our method for the same task."""
     if name in VERBS:
         return AttributeError(f"{kind.__name__} has no {name!r}: {VERBS[name]}")
     public = [known for known in dir(kind) if not known.startswith("_")]

@@ -1,4 +1,4 @@
-"""The verbs of `mindspore.Model` and `RecModel` under their names."""
+"""Methods of `mindspore.Model` and `RecModel`, implemented with `Trainer`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class MindSporeVerbs(TrainerBase):
-    """Verbs and attributes that `mindspore.Model` has and `Trainer` lacks."""
+    """Methods and attributes of `mindspore.Model` that `Trainer` itself lacks."""
 
     def train(
         self,
@@ -42,11 +42,11 @@ class MindSporeVerbs(TrainerBase):
         return fit(self, epoch, train_dataset, None, 1, callbacks, dataset_sink_mode, False, sink_size, initial_epoch)
 
     def eval(self, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False) -> dict[str, Any]:
-        """Evaluate as `mindspore.Model.eval` does, metrics in their order.
+        """Evaluate as `mindspore.Model.eval` does; return the metrics in their order.
 
         Raises:
             ConfigurationError: the trainer has no metrics.
-            TypeError: `dataset_sink_mode` is no bool.
+            TypeError: `dataset_sink_mode` is not a bool.
         """
         checks.boolean("dataset_sink_mode", dataset_sink_mode)
         if not self.metrics:
@@ -63,12 +63,12 @@ class MindSporeVerbs(TrainerBase):
         epoch: int = 1,
         sink_mode: bool = True,
     ) -> None:
-        """Compile the training program; evaluation is compiled when first used."""
+        """Compile the training program; the evaluation program is compiled on first use."""
         if train_dataset is not None:
             training.compile_program(self, train_dataset, None, checks.steps_per_call(sink_mode, sink_size), None)
 
     def infer_train_layout(self, *data: Any, **options: Any) -> None:
-        """Refuse: layouts belong to MindSpore's automatic parallelism.
+        """Refuse the call, because layouts belong to MindSpore's automatic parallelism.
 
         Raises:
             ConfigurationError: always.
@@ -82,13 +82,13 @@ class MindSporeVerbs(TrainerBase):
 
     @property
     def train_network(self) -> nn.Cell:
-        """The training cell of network, loss and optimizer, made once, or the user's own."""
+        """The cell of network, loss and optimizer; without an optimizer, the network."""
         trainer: Any = self
         return self.network if self.optimizer is None else self._made_once("train", lambda: TrainNetwork(trainer))
 
     @property
     def eval_network(self) -> nn.Cell | None:
-        """The evaluation cell: the given one, else (with metrics) one of network and loss."""
+        """The user's evaluation cell, else a cell of network and loss, or None."""
         given = self.own_eval_network
         if given is not None or not self.metrics or self.loss_fn is None:
             return given
@@ -114,10 +114,10 @@ class MindSporeVerbs(TrainerBase):
 def predict(trainer: TrainerBase, *predict_data: Any, backend: str | None = None, config: Any = None) -> Any:
     """Apply the network to Tensors, as `mindspore.Model.predict` does.
 
-    The `backend` "lite" is the network itself, as in MindSpore without MindSpore Lite; `config` has no effect.
+    The backend "lite" also runs the network itself, like MindSpore without MindSpore Lite. `config` has no effect.
 
     Raises:
-        ConfigurationError: another backend.
+        ConfigurationError: `backend` is neither None nor "lite".
     """
     if checks.choice("backend", backend, ("lite",), optional=True):
         logger.warning("predict: MindSpore Lite is not used; the network itself is applied")
@@ -153,12 +153,12 @@ def fit(
 ) -> History:
     """Train and validate up to `epoch`, as `mindspore.Model.fit` does.
 
-    If a MindSpore callback watches steps, each step is a separate call, for any sink size, as in MindSpore on
-    CPU. Evaluation takes one batch at a time. `options` are the other keywords of `Trainer.fit`.
+    If a MindSpore callback is passed, each step is a separate call for any sink size, as in MindSpore on CPU.
+    Evaluation takes one batch at a time. `options` are the other keywords of `Trainer.fit`.
 
     Raises:
-        ConfigurationError: an invalid number of epochs.
-        TypeError: a sink mode that is no bool.
+        ConfigurationError: a number of epochs is invalid.
+        TypeError: a sink mode is not a bool.
     """
     checks.boolean("dataset_sink_mode", dataset_sink_mode)
     checks.boolean("valid_dataset_sink_mode", valid_dataset_sink_mode)
@@ -185,29 +185,29 @@ def _watches_steps(callbacks: Any) -> bool:
 
 
 class _EpochsOfCall(Every):
-    """Cadence of `valid_frequency`: every n epochs of a call, or a list of them."""
+    """Cadence for `valid_frequency`: every n epochs of a `fit` call, or listed epochs."""
 
     def __init__(self, epochs: int | Sequence[int], initial_epoch: int) -> None:
         super().__init__(epochs=1)
         self._wanted, self._initial, self._base = epochs, initial_epoch, 0
 
     def start(self, progress: Any) -> None:
-        """Count from here."""
+        """Count epochs from the current one, which gets the number `initial_epoch`."""
         super().start(progress)
         self._base = progress.epoch - self._initial
 
     def due(self, progress: Any) -> bool:
-        """Return whether one of the wanted epochs has just ended."""
+        """Return whether an epoch that needs validation has just ended."""
         if not super().due(progress):
             return False
         epoch = progress.epoch - self._base
         return epoch % self._wanted == 0 if isinstance(self._wanted, int) else epoch in self._wanted
 
     def state_dict(self) -> dict[str, Any]:
-        """Return mark and base."""
+        """Return the state of `Every` and the offset of the call's epochs."""
         return {**super().state_dict(), "base": self._base}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         super().load_state_dict(state)
         self._base = state.get("base", 0)

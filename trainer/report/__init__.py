@@ -1,1 +1,1 @@
-"""Turns a run folder into one self-contained HTML page."""
+"""Turns a run folder into a self-contained HTML page."""

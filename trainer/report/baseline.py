@@ -26,29 +26,30 @@ from .boosted_trees import BoostedTrees
 
 logger = logging.getLogger(__name__)
 
-RETRIEVED = 10
+RETRIEVED = 10  # items per user in the comparison of a two-tower model
 RETRIEVED_METRIC = f"recall_{RETRIEVED}"
 IMPORTANCE_ROWS = 10_000
-SHUFFLES = 5
-DIGITS = 4  # decimals of a metric in the table; models are compared after rounding to them
+SHUFFLES = 5  # per column
+DIGITS = 4  # decimals of the metrics in the table; models are compared after rounding to as many decimals
 
 Values = dict[str, float]
 
 
 class Baseline(Callback):
-    """Compares a run with plain models of the same rows and features.
+    """Compares a run with plain models that learn from the same rows and features.
 
     The plain models are a regression (`trainer.models.linear_model.LinearModel`: logistic for classes, else ridge) and,
-    if scikit-learn is installed, gradient boosting. Two towers are compared with the most popular items instead.
-    Needed as a callback only for `start`; `compare` prints the result. All processes read the same rows.
+    if scikit-learn is installed, gradient boosting. A two-tower model is compared with a recommendation of the most
+    popular items instead. `compare` prints the result. The object needs to be a callback only if `start` is set. All
+    processes read the same rows.
 
     Args:
-        train: raw rows to learn from, as `RawFiles`.
+        train: raw rows to learn from, such as `RawFiles`.
         test: raw rows to compare on.
-        start: initialise an untrained network that has a linear part (`trainer.models`: lr, fm, wide_deep, deepfm) from
-            the regression. With ``fit(valid_on_start=True)`` and the best weights kept, the run is then at least as
-            good as the regression on the validation rows.
-        rows: learn from the first `rows` rows.
+        start: whether to initialise an untrained network with the weights of the regression. The network needs a linear
+            part (`trainer.models`: lr, fm, wide_deep, deepfm). With ``fit(valid_on_start=True)`` and the best weights
+            kept, the run is then at least as good as the regression on the validation rows.
+        rows: approximate number of rows to learn from, counted from the first row.
     """
 
     def __init__(self, train: Any, test: Any, start: bool = False, rows: int = 200_000) -> None:
@@ -57,7 +58,9 @@ class Baseline(Callback):
         self._plain: tuple[Inputs, LinearModel] | None = None
 
     def setup(self, trainer: Any) -> None:
-        """Initialise the network from the regression, if `start`; not in a resumed run.
+        """Initialise the network from the regression if `start` is set.
+
+        A network that has been trained already, as in a resumed run, keeps its weights.
 
         Raises:
             ConfigurationError: the run has no declared features with one label, or no metrics.
@@ -80,9 +83,10 @@ class Baseline(Callback):
         """Print the comparison on the test rows, and return it.
 
         Returns:
-            "model": the run's metrics, {metric: value}; "plain": {name of a plain model: its metrics}; "best": "this
-            run" or the name of the plain model that is best in the first metric; "importance": how much worse that
-            metric gets if a raw column is shuffled, {column: [mean, standard deviation over the shuffles]}.
+            A dict. "model" has the run's metrics, {metric: value}. "plain" has the metrics of each plain model, by
+            name. "best" is the name of the model with the best first metric: "this run" or a plain model. "importance"
+            tells how much worse the first metric gets if a raw column is shuffled: {column: [mean, standard deviation
+            over the shuffles]}.
         """
         features = _checked(trainer)
         importance: dict[str, list[float]] = {}
@@ -125,7 +129,7 @@ class Baseline(Callback):
         }
 
     def _retrieved(self, trainer: Any, label: str) -> tuple[Values, Values]:
-        """Return recall of the two towers and of the most popular items."""
+        """Return the recall of the two-tower model and of the most popular items."""
         features = trainer.features
         train, test = (
             _columns(list(_parts(features, data, most))) for data, most in ((self.train, self.rows), (self.test, None))
@@ -161,7 +165,7 @@ def _name(loss_fn: Any) -> str:
 
 
 def _classes(features: Features, inputs: Inputs, loss_fn: Any) -> int:
-    """Return the number of classes of the label; 1 if the label is a number."""
+    """Return the number of classes of the label, or 1 if the label is a number."""
     if meaning_of(loss_fn).target == CLASSES:
         return len(features.label_classes) or int(np.max(inputs[features.labels[0]])) + 1
     return 2 if meaning_of(loss_fn).target == BINARY else 1
@@ -178,7 +182,7 @@ def _measured(trainer: Any, features: Features, inputs: Inputs, outputs: np.ndar
 
 
 def _importance(trainer: Any, features: Features, raw: Mapping[str, Any], higher: bool) -> dict[str, list[float]]:
-    """Return how much worse the metric gets if a raw column is shuffled: mean and std."""
+    """Return how much worse the first metric gets per shuffled column: [mean, std]."""
     raw = {name: column[:IMPORTANCE_ROWS] for name, column in raw.items()}
     first = next(name for name, metric in trainer.metrics.items() if not isinstance(metric, Loss))
     rng, rows = np.random.default_rng(0), len(raw[features.labels[0]])
@@ -200,7 +204,7 @@ def _inputs(features: Features, raw: Mapping[str, Any]) -> Inputs:
 
 
 def _parts(features: Features, data: Any, most: int | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the raw columns of the first `most` rows, a part at a time."""
+    """Yield raw columns part by part until they have at least `most` rows."""
     count = 0
     for rows in rows_of(features, data):
         yield rows.columns

@@ -1,4 +1,4 @@
-"""`BoostedTrees`: scikit-learn's gradient boosting over declared features."""
+"""`BoostedTrees`: scikit-learn's gradient boosting on declared features."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 from ..features import Features
 from ..features.feature import IDS, NUMBERS, Kind
 
-_MAX_CATEGORIES = 254  # the most that scikit-learn's trees accept in a column, besides "other"
-_LISTED = 32
+_MAX_CATEGORIES = 254  # scikit-learn's limit per column, minus one category for other ids
+_LISTED = 32  # number of ids of a list feature that become columns
 
 
 class BoostedTrees:
     """Histogram-based gradient boosting with scikit-learn's defaults.
 
-    Numbers are taken as they are. Of ids the most frequent are categories, and all others are one; of a list each of
-    the most frequent ids is a column, whether the list has it.
+    Numbers are used unchanged. In a column of ids, each of the most frequent ids is a category, and all other ids share
+    one category. For lists, each of the most frequent ids becomes a column that tells whether the list contains the id.
 
     Args:
         features: the declared columns, fitted.
         inputs: result of `Features.batch` for the rows to learn from.
-        classes: as of `trainer.models.linear_model.LinearModel`.
+        classes: number of classes of the label, or 1 if the label is a number.
 
     Raises:
         ImportError: scikit-learn is not installed.
@@ -44,7 +44,7 @@ class BoostedTrees:
         self._model.fit(self._table(inputs), labels, weight)
 
     def outputs(self, inputs: Mapping[str, Any]) -> np.ndarray:
-        """Return logits or numbers, float64 [N], or [N, classes] of several classes."""
+        """Return logits or numbers, float64 [N]; [N, classes] for more than two classes."""
         table = self._table(inputs)
         return self._model.predict(table) if self._is_number else self._model.decision_function(table)
 
@@ -67,6 +67,6 @@ def _frequent(ids: np.ndarray, most: int) -> np.ndarray:
 
 
 def _numbered(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return 1 + the place of each id in `known`, 0 for others."""
+    """Return 1 + the index of each id in `known`, or 0 for other ids."""
     places = np.minimum(np.searchsorted(known, ids), max(0, len(known) - 1))
     return np.where(known[places] == ids, 1 + places, 0) if len(known) else np.zeros(len(ids), np.int64)

@@ -1,4 +1,4 @@
-"""Bokeh figures: lines over steps or event time, calibration, bars."""
+"""Bokeh figures: lines over steps or event time, calibration curves and bars."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def _figure(title: str, x: str, y: str = "", **options: Any) -> Any:
 def _finish(plot: Any) -> Any:
     from bokeh.models import BasicTickFormatter, DataRange1d, NumeralTickFormatter
 
-    for axis in plot.axis:  # 20k, not 2.000e+4
+    for axis in plot.axis:  # show 20k instead of 2.000e+4
         if isinstance(axis.formatter, BasicTickFormatter):
             axis.formatter = NumeralTickFormatter(format="0.[0000]a")
             axis.ticker.num_minor_ticks = 0
     if isinstance(plot.y_range, DataRange1d):
-        # for a constant line Bokeh shows a span of 2, in which a learning rate of 0.001 looks like 0
+        # Bokeh's y axis spans 2 for a constant line, which would make a learning rate of 0.001 look like 0.
         shown = [renderer.data_source.data["y"] for renderer in plot.renderers if renderer.name == "data"]
         heights = [abs(y) for column in shown for y in column if y is not None and math.isfinite(y)]
         plot.y_range.default_span = max(heights, default=0.0) or 2.0
@@ -76,7 +76,7 @@ def _finish(plot: Any) -> Any:
         plot.add_layout(legend, "below")
         legend.orientation = "horizontal"
         legend.ncols = 2
-        plot.tags = [plot.height, LEGEND_ROW]  # page.js adds a row for each line of the legend
+        plot.tags = [plot.height, LEGEND_ROW]  # page.js sets the height again when the number of legend rows changes
         plot.height += LEGEND_ROW * max(0, (len(legend.items) + 1) // 2 - 1)
     return plot
 
@@ -84,10 +84,17 @@ def _finish(plot: Any) -> Any:
 def lines(
     title: str, runs: Sequence[RunData], names: Sequence[str], by_time: bool = False, unless_flat: bool = False
 ) -> Any | None:
-    """Plot values of runs: a color per run, a dash per name; None if no values.
+    """Plot series of several runs, with a color per run and a dash style per name.
 
-    `names` are of `Record.series`, in which some may be missing. With `by_time` the x axis is the event time, for runs
-    whose values have it. With `unless_flat` a constant figure, such as a constant learning rate, is left out.
+    Args:
+        title: title of the figure.
+        runs: the runs to plot.
+        names: names of series in `Record.series`; missing series are skipped.
+        by_time: use the event time as x axis, if all series have event times; else the step.
+        unless_flat: return None if all series are constant, such as a constant learning rate.
+
+    Returns:
+        The figure, or None if there are no values.
     """
     names = [name for name in names if any(name in run.record.series for run in runs)]
     drawn = [
@@ -143,14 +150,14 @@ def _hover(plot: Any, tooltips: Sequence[tuple[str, str]]) -> None:
 
 
 def _scored(runs: Sequence[RunData], task: str) -> list[tuple[int, str, Mapping[str, Any]]]:
-    """Return (index, name, score table) of runs with a table; a single run: no name."""
+    """Return (index, name, score table) of scored runs; a single run has the name ""."""
     tables = [run.record.scores.get(task) for run in runs]
     names = [run.name if len(runs) > 1 else "" for run in runs]
     return [(index, name, table) for index, (name, table) in enumerate(zip(names, tables, strict=True)) if table]
 
 
 def calibration(runs: Sequence[RunData], task: str) -> Any | None:
-    """Plot the share of positives over the mean prediction, a line per run."""
+    """Plot the share of positives over the mean prediction, with a line per run."""
     scored = _scored(runs, task)
     if not scored:
         return None
@@ -165,7 +172,7 @@ def calibration(runs: Sequence[RunData], task: str) -> Any | None:
 
 
 def distribution(runs: Sequence[RunData], task: str) -> Any | None:
-    """Plot the share of rows by prediction, one line per run and class."""
+    """Plot the distribution of predictions, with a line per run and class."""
     scored = _scored(runs, task)
     if not scored:
         return None
@@ -182,10 +189,19 @@ def distribution(runs: Sequence[RunData], task: str) -> Any | None:
 
 
 def tables(title: str, runs: Sequence[RunData], field: str, unit: float = 1) -> Any | None:
-    """Plot a number of each sparse table over steps, in units: "rows", "admitted", ...
+    """Plot a statistic of each sparse table over steps.
 
-    More than `MAX_TABLE_CURVES` curves would be a legend without a figure: then each run has one, the sum of its
-    tables. None if no number changed over the run: the table below has it.
+    With more than `MAX_TABLE_CURVES` curves the legend would hide the figure. Each run then has a single curve, the sum
+    over its tables.
+
+    Args:
+        title: title of the figure.
+        runs: the runs to plot.
+        field: name of the statistic, such as "rows" or "admitted".
+        unit: values are divided by this.
+
+    Returns:
+        The figure, or None if all values are constant. The page's HTML table shows constant values.
     """
     curves: dict[tuple[int, str], list[float]] = {}
     for index, run in enumerate(runs):
@@ -215,7 +231,7 @@ def tables(title: str, runs: Sequence[RunData], field: str, unit: float = 1) -> 
 
 
 def parallel_coordinates(sweep: SweepData) -> Any | None:
-    """Plot a line per trial through an axis per varied value; the best is red."""
+    """Plot each trial as a line through one axis per varied setting; the best is red."""
     from bokeh.models import ColumnDataSource
 
     trials = [(name, [*values, metric]) for name, _, values, metric in sweep.rows if metric is not None]
@@ -236,7 +252,7 @@ def parallel_coordinates(sweep: SweepData) -> Any | None:
         width = 3.0 if rank == 0 else 1.4
         plot.line("x", "y", source=ColumnDataSource(data), color=color, line_width=width, name="data")
     for number, (_, ticks) in enumerate(scales):
-        beyond = {0.0: -0.05, 1.0: 1.05}  # move end labels out of the way of the lines
+        beyond = {0.0: -0.05, 1.0: 1.05}  # move the end labels away from the lines
         heights = [beyond.get(y, y) for y, _ in ticks]
         labels = {"x": [number] * len(ticks), "y": heights, "text": [text for _, text in ticks]}
         text_style = {"text_font_size": "11px", "text_color": NEUTRAL, "text_baseline": "middle", "x_offset": 5}
@@ -246,7 +262,7 @@ def parallel_coordinates(sweep: SweepData) -> Any | None:
 
 
 def _scale(values: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[float, str]]]:
-    """Return a function value -> height on an axis (0 to 1), and labels by height."""
+    """Return a function from value to axis height (0 to 1), and (height, text) labels."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         low, high = min(values), max(values)
         logs = low > 0 and high / low >= 100
@@ -260,13 +276,20 @@ def _scale(values: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[fl
 
 
 def _warmth(share: float) -> str:
-    """Return a color from red (0) to blue (1)."""
+    """Return a color between red (share 0) and blue (share 1)."""
     ends = ((239, 68, 68), (59, 130, 246))
     return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(*ends, strict=True))
 
 
 def bars(title: str, x: str, values: Mapping[str, Mapping[str, float]], runs: Sequence[RunData]) -> Any | None:
-    """Plot a horizontal bar per category and run; values: run -> category -> length."""
+    """Plot a horizontal bar per category and run.
+
+    Args:
+        title: title of the figure.
+        x: label of the x axis.
+        values: length of each bar by the run's name and category.
+        runs: the runs to plot.
+    """
     from bokeh.models import ColumnDataSource, FactorRange
 
     categories = list(dict.fromkeys(name for of_run in values.values() for name in of_run))

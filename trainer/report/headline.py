@@ -1,4 +1,4 @@
-"""The first card of a run: its result next to the plain model's, names in words."""
+"""The summary card of a run: its main metric, next to that of the plain models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLACES = {
     "window/lifetime": "all rows so far",
 }
 _SIZES = ("B", "kB", "MB", "GB", "TB")
-_FIRST = {  # prefix of a result, the most telling first -> prefix of the series
+_FIRST = {  # prefix of a result -> prefix of its series, in order of preference
     "test_": "test/",
     "val_": "val/",
     "lifetime_": "window/lifetime_",
@@ -28,7 +28,7 @@ _FIRST = {  # prefix of a result, the most telling first -> prefix of the series
 
 
 def in_words(name: str) -> str:
-    """Return the name of a metric or series in words: "log_loss" is "log loss"."""
+    """Return a metric's or series' name in words: "log_loss" becomes "Log loss"."""
     place, _, metric = name.rpartition("/")
     for horizon in ("decayed_", "lifetime_"):
         if place == "window" and metric.startswith(horizon):
@@ -39,12 +39,12 @@ def in_words(name: str) -> str:
 
 
 def place_of(name: str) -> str:
-    """Return where a series was measured, for a legend below a metric's title."""
+    """Return where a series was measured, for a legend: "val/auc" is "validation"."""
     return in_words(name).partition(", ")[2] or in_words(name)
 
 
 def size(count: float) -> str:
-    """Return a number of bytes with its unit."""
+    """Return a number of bytes as text with a unit."""
     power = 0
     while count >= 1000 and power < len(_SIZES) - 1:
         count, power = count / 1000, power + 1
@@ -52,7 +52,7 @@ def size(count: float) -> str:
 
 
 def numbers(run: RunData) -> Iterator[tuple[str, str]]:
-    """Yield (label, value) of the main metric: last, best, and of plain models."""
+    """Yield (label, value) for the main metric: last, best, and of each plain model."""
     chosen = _chosen(run)
     if chosen is None:
         return
@@ -67,13 +67,13 @@ def numbers(run: RunData) -> Iterator[tuple[str, str]]:
 
 
 def warning(run: RunData) -> str:
-    """Return a sentence if validation became worse after its best, else "".
+    """Return a warning if validation became worse after its best value, else "".
 
-    It is about the metric that a snapshot was kept for, else about that of the card.
+    Metrics for which a snapshot was kept are checked first, then the card's main metric.
     """
     chosen = _chosen(run)
     kept = [name.removeprefix("val_") for name, best in run.best.items() if best.get("snapshot")]
-    kept.sort(key=lambda name: name == "loss")  # which log_loss may repeat
+    kept.sort(key=lambda name: name == "loss")  # the loss last, because log_loss may be the same metric
     first = chosen[1] if chosen else "loss"
     for metric in sorted(dict.fromkeys((first, *kept, "loss")), key=lambda name: name not in kept):
         best, series = run.best.get(f"val_{metric}"), run.record.series.get(f"val/{metric}")
@@ -90,7 +90,7 @@ def warning(run: RunData) -> str:
 
 
 def _chosen(run: RunData) -> tuple[str, str] | None:
-    """Return place and name of the metric of the card; the loss is the last choice."""
+    """Return prefix and name of the card's main metric; a loss is the last choice."""
     values = {name: value for name, value in run.results.items() if isinstance(value, float) and "/" not in name}
     for place in _FIRST:
         found = [name.removeprefix(place) for name in values if name.startswith(place)]

@@ -1,9 +1,9 @@
-// The colors of the figures follow the page; a figure that has the focus is moved with the keyboard.
+// Gives the figures the colors of the page, and lets the keyboard pan and zoom the focused figure.
 (() => {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const models = () => Bokeh.documents.flatMap((doc) => [...doc._all_models.values()]);
 
-  const columns = () => (innerWidth < 600 ? 1 : 2); // of a legend
+  const columns = () => (innerWidth < 600 ? 1 : 2); // columns of a legend
 
   function paint() {
     const style = getComputedStyle(document.documentElement);

@@ -1,4 +1,4 @@
-"""The page of a report: sections of figures and tables as self-contained HTML."""
+"""Builds the report page: sections of figures and tables as self-contained HTML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .run_data import RunData, Series, SweepData
 
 PROFILE_ROWS = 12
 _SLICE = "/"  # "auc/site=3" is the AUC of a slice
-_ICON = (  # in the page, because a browser asks its server for one otherwise
+_ICON = (  # embedded, because a browser would otherwise request an icon from the server
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
     '<path d="M2 3q3 9 12 10" fill="none" stroke="#3b82f6" stroke-width="2.5" stroke-linecap="round"/></svg>'
 )
@@ -28,12 +28,13 @@ _HINT = "Drag to zoom or pan, hover for values. With the focus on a figure: arro
 def page(
     runs: Sequence[RunData], title: str, refresh_seconds: int | None = None, sweep: SweepData | None = None
 ) -> str:
-    """Return a report of `runs`, overlaid, as HTML that needs no network.
+    """Return a report that overlays `runs`, as HTML that needs no network.
 
     Args:
-        runs: one or more, with different names.
-        sweep: the sweep whose best trials the runs are, or None.
-        refresh_seconds: reload interval of the page in a browser; None: never.
+        runs: one or more runs with distinct names.
+        title: title of the page.
+        refresh_seconds: interval at which a browser reloads the page; None for no reload.
+        sweep: the sweep whose best trials are `runs`, or None.
 
     Raises:
         ConfigurationError: Bokeh is not installed.
@@ -68,7 +69,7 @@ def _file(name: str) -> str:
 
 
 def _embedded(plots: Sequence[Any]) -> tuple[str, str, Iterator[str]]:
-    """Return Bokeh's code for the head, the scripts and the elements of the plots."""
+    """Return Bokeh's library, the plots' scripts and an HTML element for each plot."""
     if not plots:
         return "", "", iter(())
     from bokeh.embed import components
@@ -81,7 +82,7 @@ def _embedded(plots: Sequence[Any]) -> tuple[str, str, Iterator[str]]:
 
 def _drawn(div: str, plot: Any) -> str:
     name = html.escape(plot.title.text)
-    # the title is above the figure: inside it begins behind the labels of the axis, and is cut off where these are long
+    # The title is HTML above the figure: Bokeh's title starts right of the axis labels and is cut off if they are wide.
     return f'<figure tabindex="0" role="group" aria-label="{name}"><figcaption>{name}</figcaption>{div}</figure>'
 
 
@@ -91,7 +92,7 @@ def _drawn(div: str, plot: Any) -> str:
 def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], marked: Callable | None = None) -> str:
     """Return a table; numbers are right-aligned, and marked rows are highlighted.
 
-    A line may break behind the dots of a name in the first column.
+    Names in the first column may wrap after a dot.
     """
     rows = [list(row) for row in rows]
     if not rows:
@@ -111,7 +112,7 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], ma
 
 
 def _by_run(runs: Sequence[RunData], caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table whose rows begin with the run's name, if there are several."""
+    """Return a table; the run's name is the first column if there are several runs."""
     if len(runs) == 1:
         return _table(caption, heads, [row[1:] for row in rows])
     return _table(caption, ["run", *heads], rows)
@@ -134,7 +135,7 @@ def _text(value: Any) -> str:
 
 
 def _side_by_side(caption: str, head: str, runs: Sequence[RunData], sides: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a column per run; rows that differ come first, bold."""
+    """Return a table with a column per run; rows that differ come first, highlighted."""
     names = dict.fromkeys(name for side in sides for name in side)
     rows = [[name, *(side.get(name) for side in sides)] for name in names]
 
@@ -145,7 +146,7 @@ def _side_by_side(caption: str, head: str, runs: Sequence[RunData], sides: Seque
     return _table(caption, [head, *(run.name for run in runs)], rows, differs)
 
 
-# -- sections: figures, tables, or something empty where the runs have none --------------------------------------------
+# -- sections: each function returns figures and tables, some of which may be empty ------------------------------------
 
 
 def _sweep(sweep: SweepData) -> list[Any]:
@@ -187,7 +188,7 @@ def _results(runs: Sequence[RunData]) -> list[Any]:
 
 
 def _baseline(run: RunData) -> str:
-    """Return a table of the run and the plain models."""
+    """Return a table that compares a run with the plain models."""
     results = {"this run": run.baseline.get("model", {}), **run.baseline.get("plain", {})}
     names = list(results["this run"])
     rows = [[model, *(values.get(name) for name in names)] for model, values in results.items()] if names else []
@@ -211,7 +212,7 @@ def _curves(runs: Sequence[RunData]) -> list[Any]:
 
 
 def _once(runs: Sequence[RunData], names: Sequence[str]) -> list[str]:
-    """Return the names without log losses that repeat the loss in all runs."""
+    """Return `names` without log losses that equal the loss in all runs."""
     return [name for name in names if not all(_repeats_loss(run.record.series, name) for run in runs)]
 
 
@@ -291,7 +292,7 @@ def _speed(runs: Sequence[RunData]) -> list[Any]:
 
 
 def _profile(run: RunData) -> list[str]:
-    """Return tables of a measured step: its parts, its operators, its layers."""
+    """Return tables of a profiled step: its parts, operators and layers."""
     profile = run.profile
     if not profile:
         return []

@@ -1,4 +1,4 @@
-"""`RunData`: the data of a run's page; `read_record`: reads a record file."""
+"""`RunData`: the data for a run's report page; `read_record` reads a record file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 @dataclass
 class Series:
-    """Values of one metric or other recorded number."""
+    """The recorded values of one metric or other number."""
 
     steps: list[int] = field(default_factory=list)  # optimizer step of each value, ascending
-    values: list[float | None] = field(default_factory=list)  # None: not finite
+    values: list[float | None] = field(default_factory=list)  # None for values that are not finite
     times: list[float | None] = field(default_factory=list)  # event times, seconds since the epoch
 
 
@@ -24,34 +24,34 @@ class Record:
     """The contents of ``record.jsonl``."""
 
     series: dict[str, Series] = field(default_factory=dict)  # "train/loss", "val/auc", "window/decayed_auc", ...
-    scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # task -> latest `binary.score_table`
-    # (step, {table: its rows, bytes and counters}) over the run
+    scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # latest `binary.score_table` of each task
+    # (step, statistics of each sparse table: rows, bytes and counters)
     tables: list[tuple[int, Mapping[str, Mapping[str, int]]]] = field(default_factory=list)
-    seconds: Counter[str] = field(default_factory=Counter)  # by activity, over the attempts of a resumed run
+    seconds: Counter[str] = field(default_factory=Counter)  # by activity, summed over the attempts of a resumed run
     seconds_beside: Counter[str] = field(default_factory=Counter)  # by activity, on the reading thread
-    set_aside: list[str] = field(default_factory=list)  # how many raw rows each attempt set aside, and why
+    set_aside: list[str] = field(default_factory=list)  # number of raw rows that each attempt set aside, and reasons
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    directions: Mapping[str, bool | None] = field(default_factory=dict)  # whether higher is better, None: not declared
-    began: float | None = None  # when the newest process began to write, seconds since the epoch
+    directions: Mapping[str, bool | None] = field(default_factory=dict)  # metric -> higher is better; None if unknown
+    began: float | None = None  # start of the newest process that wrote to it, seconds since the epoch
     newest: float | None = None  # time of the last line, seconds since the epoch
 
 
 @dataclass(frozen=True)
 class RunData:
-    """The data of one run on a page."""
+    """The data of one run for a report page."""
 
     name: str
-    state: str = ""  # how it ended, or that it is running
+    state: str = ""  # sentence about how the run ended, or that it is running
     record: Record = field(default_factory=Record)
     results: Mapping[str, Any] = field(default_factory=dict)
     best: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> value, step, snapshot
-    facts: Sequence[tuple[str, str]] = ()  # name and text, shown in the header: steps, rows, time, snapshot
+    facts: Sequence[tuple[str, str]] = ()  # (name, text) pairs for the header: steps, rows, time, snapshot
     config: Mapping[str, Any] = field(default_factory=dict)  # dotted path -> value
-    defaults: frozenset[str] = frozenset()  # the paths of `config` that have their default values
+    defaults: frozenset[str] = frozenset()  # paths of `config` with default values
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions and platform
-    features: Mapping[str, str] = field(default_factory=dict)  # feature -> its kind
+    features: Mapping[str, str] = field(default_factory=dict)  # feature -> kind
     drift: Mapping[str, float] = field(default_factory=dict)  # column -> stability index, test against training rows
-    baseline: Mapping[str, Any] = field(default_factory=dict)  # what `Baseline.compare` returned
+    baseline: Mapping[str, Any] = field(default_factory=dict)  # result of `Baseline.compare`
     snapshots: Sequence[tuple[str, int, str, str]] = ()  # name, bytes, time as text, pointers
     set_aside: Sequence[tuple[str, int, Mapping[str, int], Sequence[str]]] = ()  # file, rows, reasons, newest lines
     profile: Mapping[str, Any] = field(default_factory=dict)
@@ -70,7 +70,7 @@ _SPECIAL = ("time", "directions", "step", "event_time", "tables", "scores", "tas
 
 
 def read_record(path: Path) -> Record:
-    """Read a ``record.jsonl`` up to a truncated line; missing: an empty record."""
+    """Read a ``record.jsonl``; skip invalid lines. A missing file is an empty record."""
     record = Record()
     try:
         lines = path.read_text("utf-8", errors="replace").splitlines()
@@ -80,7 +80,7 @@ def read_record(path: Path) -> Record:
         try:
             line = json.loads(text)
             step = int(line["step"])
-        except (ValueError, KeyError, TypeError):  # still being written, or truncated by a kill
+        except (ValueError, KeyError, TypeError):  # the line is still being written, or was truncated by a crash
             continue
         _add(record, step, line)
     return record
@@ -100,7 +100,7 @@ def _add(record: Record, step: int, line: Mapping[str, Any]) -> None:
         record.set_aside.append(str(line["set_aside"]))
     elif "directions" in line:
         record.directions = line["directions"]
-        record.began = line.get("time")  # the first line of a process
+        record.began = line.get("time")  # this is the first line that a process writes
     elif "hyperparameters" in line:
         record.hyperparameters = line["hyperparameters"]
     elif "event_time" in line:
@@ -117,7 +117,7 @@ def _add(record: Record, step: int, line: Mapping[str, Any]) -> None:
 
 
 def series_of_history(history: Mapping[str, Any]) -> dict[str, Series]:
-    """Return the series of a ``history.json``, named as in a record."""
+    """Return the series of a ``history.json``, with the names used in a record."""
     records = {}
     curve = history.get("curve", {})
     if curve.get("steps"):

@@ -1,4 +1,4 @@
-"""Calls an exported model with onnxruntime and PyArrow: python call.py [FOLDER].
+"""Runs an exported model with onnxruntime and PyArrow: python call.py [FOLDER].
 
 `trainer export` copies this file into the folder of the model as ``call.py``.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 
 class ExportedModel:
-    """The ONNX graph in a folder, with the rows of its tables."""
+    """An exported ONNX graph with the rows of its tables."""
 
     def __init__(self, folder: Path) -> None:
         import onnxruntime
@@ -25,7 +25,7 @@ class ExportedModel:
         if "calibration" in self.about:
             self._calibration = runpy.run_path(str(folder / "calibration_map.py"))["CalibrationMap"].of
         self.session = onnxruntime.InferenceSession(folder / "network.onnx")
-        self._rows: dict[str, np.ndarray] = {}  # per table: zeros for padding, the row of unknown ids, rows of ids
+        self._rows: dict[str, np.ndarray] = {}  # per table: row 0 for padding, row 1 for unknown ids, rows of all ids
         self._numbers: dict[str, dict[int | None, int]] = {}  # per table: id -> row number
         for name, table in self.about["tables"].items():
             from pyarrow import parquet
@@ -38,11 +38,14 @@ class ExportedModel:
             self._numbers[name] = {**ids, table["padding"]: 0}
 
     def answer(self, columns: Mapping[str, Any]) -> list[Any]:
-        """Return the outputs for a batch of columns by name, ids as int64."""
+        """Return the outputs for a batch: a mapping from column names to arrays.
+
+        Ids are int64.
+        """
         given: dict[str, Any] = dict(self._rows)
         for entry in self.about["inputs"]:
             column = np.asarray(columns[entry["name"]])
-            if entry["tables"] is not None:  # row numbers in place of ids
+            if entry["tables"] is not None:  # replace ids by row numbers
                 flat = column.reshape(len(column), -1).copy()
                 for element, name in enumerate(entry["tables"]):
                     if name is not None:
@@ -53,7 +56,7 @@ class ExportedModel:
         return self.session.run(None, {name: array for name, array in given.items() if name in wanted})
 
     def probability(self, columns: Mapping[str, Any]) -> Any:
-        """Return calibrated probabilities for a batch; KeyError: no calibration."""
+        """Return calibrated probabilities; raise KeyError if there is no calibration."""
         calibration = self._calibration(self.about["calibration"])
         by, ids = calibration.column, None
         if by is not None:
@@ -63,7 +66,7 @@ class ExportedModel:
 
 
 def main() -> None:
-    """Compare the answers for the example with the network's."""
+    """Compare the ONNX graph's answers for the example with those of the network."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
     folder = folder if folder.is_dir() else folder.parent
     model, example = ExportedModel(folder), np.load(folder / "example.npz")

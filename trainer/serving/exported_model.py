@@ -1,4 +1,4 @@
-"""A trained model as a folder for other programs: ONNX, MindIR, tables."""
+"""Exports a trained model to a folder for other programs: ONNX, MindIR, tables."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from callbacks.callback import Trainer
 
 MODEL, ONNX, EXAMPLE = "model.json", "network.onnx", "example.npz"
-PROBABILITY = "@probability"  # calibrated, of the example
-_ALLOWED, _ALLOWED_HALF = 1e-4, 2e-2  # float32; where the network computes in float16
-_UNSEEN = 8_765_432_109_876_543
+PROBABILITY = "@probability"  # name of the example's calibrated probabilities
+_ALLOWED, _ALLOWED_HALF = 1e-4, 2e-2  # largest allowed difference in float32, and in float16
+_UNSEEN = 8_765_432_109_876_543  # an id that tables are unlikely to have
 _RAGGED_LONGEST = 8
 
 
@@ -48,12 +48,12 @@ class Exported:
     """The files that `export_model` wrote.
 
     Attributes:
-        folder: where.
-        files: name -> bytes.
-        batch: rows of a batch that the ONNX graph takes, None for any number; also None without ONNX.
-        difference: largest absolute difference between onnxruntime's answers and the network's, of numbers above 1
-            relative to the largest; None without ONNX.
-        compared: rows of that comparison.
+        folder: path of the folder.
+        files: mapping from file name to size in bytes.
+        batch: batch size of the ONNX graph; None if it takes any number of rows, or without ONNX.
+        difference: largest difference between the answers of onnxruntime and of the network, relative to the largest
+            expected magnitude if that is above 1; None without ONNX.
+        compared: number of rows compared.
     """
 
     folder: Path
@@ -76,30 +76,29 @@ def export_model(
 ) -> Exported:
     """Write a trained model for other programs into a new folder.
 
-    The folder appears whole or not at all.
+    If the export fails, the folder is not created.
 
     Args:
         trainer: a Trainer.
         folder: a folder that does not exist yet.
-        data: some rows, as `Trainer.predict` takes them: they show what the network takes, and answers are compared for
-            them. Not needed while it trains, in a callback.
-        onnx: whether ``network.onnx`` is written (extra [onnx]), and compared with the network by onnxruntime.
-        batch: rows of a batch of the MindIR program, and of the ONNX graph where it cannot take any number.
-        items: (ids, raw rows) of items: their vectors are written as ``items.parquet``; of a `TwoTower`.
-        users: the same for users, ``users.parquet``.
-        step: optimizer steps the model has seen; default: those of the trainer, which are 0 where only weights were
-            loaded.
+        data: some rows, as `Trainer.predict` takes them. They define the network's inputs, and answers are compared on
+            them. In a callback during training, the default is the last trained batch.
+        onnx: whether to write ``network.onnx`` (extra [onnx]) and compare its answers with the network's.
+        batch: batch size of the MindIR program, and of the ONNX graph if it cannot take any number of rows.
+        items: pair (ids, raw rows) of items, whose vectors are written to ``items.parquet``; only for a `TwoTower`.
+        users: pair (ids, raw rows) of users, whose vectors are written to ``users.parquet``; only for a `TwoTower`.
+        step: number of optimizer steps to record; default: the trainer's step, which is 0 if only weights were loaded.
 
     Returns:
-        What was written.
+        A description of the written files.
 
     Raises:
-        ConfigurationError: an argument cannot work, an extra is missing, or the network cannot be exported; MindSpore's
-            ONNX exporter lacks an operator, which is named.
-        DataError: the calibration has not learned yet; or rows of `items` or `users` that the features' declaration
-            forbids.
-        NonFiniteError: a parameter, a row or a statistic of features is NaN or infinite.
-        OSError: the file system refused.
+        ConfigurationError: an argument is invalid, an extra is missing, or the network cannot be exported. If
+            MindSpore's ONNX exporter lacks an operator, the message names it.
+        DataError: the calibration has not been fitted yet, or a row of `items` or `users` violates the features'
+            declaration.
+        NonFiniteError: a parameter, a table row or a feature statistic is NaN or infinite.
+        OSError: a file cannot be written.
     """
     whole("export_model(batch=...)", batch)
     folder = _new_folder(folder)
@@ -195,13 +194,13 @@ def _fill(graph: ServedGraph, trainer: Trainer, sparse_tables: Sequence[Exported
         table.put(rows.ids, rows.vectors)
 
 
-# -- a batch to compare answers by -----------------------------------------------------------------------------------
+# -- a batch to compare answers on -----------------------------------------------------------------------------------
 
 
 def _sample(seen: InputBatch, graph: ServedGraph, fields: FieldMap) -> list[np.ndarray]:
-    """Return a batch to compare answers on, from the rows of `seen`.
+    """Return a batch to compare answers on, made from the rows of `seen`.
 
-    Lists of ragged columns are drawn at random, and the ids of the first row are unknown to the tables.
+    Lists of ragged columns are drawn at random. The ids of the first row are replaced by ids unknown to the tables.
     """
     blank = blank_inputs(seen, graph.batch)
     random = np.random.default_rng(0)
@@ -234,7 +233,7 @@ def _numbers(rows: np.ndarray) -> np.ndarray:
 def _onnx_inputs(
     names: Sequence[str], fields: FieldMap, columns: Sequence[np.ndarray], sparse_tables: Sequence[ExportedTable]
 ) -> dict[str, np.ndarray]:
-    """Return the ONNX graph's inputs: row numbers in place of ids, tables' rows."""
+    """Return the ONNX graph's inputs: table rows, and columns with ids as row numbers."""
     by_name = {table.name: table for table in sparse_tables}
     inputs = {f"rows.{table.name}": table.rows for table in sparse_tables}
     for index, (name, column) in enumerate(zip(names, columns, strict=True)):
@@ -291,7 +290,7 @@ def _write_tables(files: FolderWriter, sparse_tables: Sequence[ExportedTable]) -
 
 
 def _tolerance(trainer: Trainer) -> float:
-    """Return how far onnxruntime's answers may differ from the network's."""
+    """Return the allowed difference between onnxruntime's answers and the network's."""
     half = any(parameter.dtype == ms.float16 for parameter in parameters_of(trainer.network)) or trainer.builder.cast
     return _ALLOWED_HALF if half else _ALLOWED
 
@@ -303,7 +302,7 @@ def _write_onnx(
     expected: Sequence[np.ndarray],
     allowed: float,
 ) -> dict[str, Any]:
-    """Write the ONNX graph; return how it compares with the network."""
+    """Write the ONNX graph; return its batch size and the result of the comparison."""
     graph = onnx_graph.onnx_graph(exported, inputs, expected, allowed)
     files.write(ONNX, [graph.content])
     files.write("call.py", [Path(call_exported.__file__).read_bytes()])
@@ -311,7 +310,7 @@ def _write_onnx(
 
 
 def _write_published(files: FolderWriter, graph_folder: Path) -> None:
-    """Copy the files of a published network that another program needs."""
+    """Copy the published network and the features into the export."""
     for file in (NETWORK, ABOUT, f"{FEATURES}.json", f"{FEATURES}.safetensors"):
         if (graph_folder / file).is_file():
             files.write(file, [(graph_folder / file).read_bytes()])
@@ -325,7 +324,7 @@ def _write_example(files: FolderWriter, inputs: Mapping[str, Any], outputs: Mapp
 
 
 def _write_all_vectors(files: FolderWriter, trainer: Trainer, items: Any, users: Any) -> dict[str, str]:
-    """Write vectors of items and users, each (ids, rows) or None; return file names."""
+    """Write the vectors of `items` and `users`, if given; return the file names."""
     written = {}
     for name, rows, vectors_of in (("items", items, item_vectors), ("users", users, user_vectors)):
         if rows is not None:

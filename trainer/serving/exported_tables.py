@@ -1,4 +1,4 @@
-"""Sparse tables for other programs: rows in the order of their ids."""
+"""Exports sparse tables for other programs, with rows sorted by id."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class ExportedTable:
     """The rows of one table."""
 
     name: str
-    ids: np.ndarray  # int64 [n], ascending: all ids of the tables that are read by the same columns
+    ids: np.ndarray  # int64 [n], ascending: the ids of all tables that the same columns read
     vectors: np.ndarray  # float32 [n, dim]
     default: np.ndarray  # vector of any other id, float32 [dim]
-    padding: int | None  # the id of no entry, whose vector is zeros; or None
+    padding: int | None  # id that means "no entry" and has a vector of zeros, or None
 
     @property
     def rows(self) -> np.ndarray:
-        """Rows for the exported network: no id, unknown id, all ids; [2 + n, dim]."""
+        """Rows [2 + n, dim] for the exported network: no id, unknown id, then `ids`."""
         zeros = np.zeros_like(self.default)
         return np.concatenate([zeros[None], self.default[None], self.vectors])
 
     def positions(self, ids: np.ndarray) -> np.ndarray:
-        """Return which of `rows` belongs to each id, int32."""
+        """Return the int32 index in `rows` of each id."""
         indices = np.searchsorted(self.ids, ids).clip(max=max(0, len(self.ids) - 1))
         known = self.ids[indices] == ids if len(self.ids) else np.zeros(ids.shape, np.bool_)
         positions = np.where(known, FIRST_ROW + indices, UNKNOWN_ROW)
@@ -44,7 +44,7 @@ class ExportedTable:
         return positions.astype(np.int32)
 
     def write(self, folder: FolderWriter, file: str) -> None:
-        """Write ids and vectors as Parquet."""
+        """Write ids and vectors to a Parquet file."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -55,9 +55,10 @@ class ExportedTable:
 
 
 def exported_tables(fields: FieldMap, tables: Sequence[SparseTable]) -> list[ExportedTable]:
-    """Return the trained rows of all tables, in their order.
+    """Return the trained rows of each table, in the order of `tables`.
 
-    ConfigurationError: tables that read the same columns differ in their padding.
+    Raises:
+        ConfigurationError: tables that read the same columns have different paddings.
     """
     exported: dict[int, ExportedTable] = {}
     for component in fields.components:
@@ -77,7 +78,7 @@ def exported_tables(fields: FieldMap, tables: Sequence[SparseTable]) -> list[Exp
 
 
 def _trained(table: SparseTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the ids of a table, their vectors and the vector of all others."""
+    """Return a table's ids, their vectors, and the default vector of other ids."""
     with table.lock:
         ids, rows = table.map.items()
         trained = ~table.columns["uncommitted"][rows]
@@ -92,9 +93,10 @@ def _trained(table: SparseTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def table_of_each_element(
     fields: FieldMap, index: int, column: np.ndarray, tables: Sequence[ExportedTable]
 ) -> list[str | None] | None:
-    """Return the name of a table for each element of a row of an input column.
+    """Return the table that each element of an input column's row reads from.
 
-    The index is that of the column. None stands for an element that is no id, and for a column without ids.
+    `index` is the index of the column. The result has one table name per element, or None for an element that is not an
+    id. For a column without ids, the result is None.
     """
     count = int(np.prod(column.shape[1:], dtype=np.int64))
     names: list[str | None] = [None] * count
@@ -107,7 +109,7 @@ def table_of_each_element(
 
 
 def file_name(name: str, taken: Collection[str]) -> str:
-    """Return a new name for a table's file: letters, digits and . _ - only."""
+    """Return an unused file name for a table, of letters, digits and . _ - only."""
     plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", name)[:100]
     number = 1
     while (file := f"table-{plain}{'' if number == 1 else f'-{number}'}.parquet") in taken:

@@ -12,11 +12,11 @@ from ..errors import NonFiniteError
 
 
 def check_finite(arrays: Mapping[str, Any], what: str) -> None:
-    """Raise NonFiniteError if an array holds NaN or infinite values.
+    """Raise NonFiniteError if an array contains NaN or infinite values.
 
     Args:
         arrays: arrays by name.
-        what: description of each array, for the message.
+        what: what each array is, for the message.
     """
     for name, array in arrays.items():
         values = np.asarray(array)
@@ -26,7 +26,7 @@ def check_finite(arrays: Mapping[str, Any], what: str) -> None:
 
 
 def check_state(state: Mapping[str, Any], what: str = "the statistic of features") -> None:
-    """Raise NonFiniteError if a number of a state is not finite; see `write_state`."""
+    """Raise NonFiniteError if a state (see `write_state`) has NaN or infinite values."""
     check_finite(state["arrays"], what)
     for path, number in _numbers(state["json"], ""):
         if not math.isfinite(number):

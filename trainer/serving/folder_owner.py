@@ -1,4 +1,4 @@
-"""Ownership of published folders: each belongs to one run."""
+"""Ownership of published folders: each folder belongs to one run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from ..errors import CheckpointDamagedError, ConfigurationError
 from ..storage.fetch import PUBLISHED
 
 OWNER = "owner.json"  # {"run": path of the run folder}
-_CONFIG = "config.yaml"  # file in a run folder
+_CONFIG = "config.yaml"  # exists in the run folder of an experiment
 
 
 def owner_of(root: Path) -> Path | None:
-    """Return the run folder that a published folder belongs to, if it exists.
+    """Return the folder of the run that owns a published folder, or None.
 
-    CheckpointDamagedError: the file that names it is damaged.
+    None means that no run owns it, or that the run's folder no longer exists.
+
+    Raises:
+        CheckpointDamagedError: ``owner.json`` is damaged.
     """
     inside = durable.resolved(root).parent
     if root.name == PUBLISHED and (inside / _CONFIG).is_file():
@@ -27,7 +30,7 @@ def owner_of(root: Path) -> Path | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointDamagedError(f"{root / OWNER} does not name a run folder: {error!r}") from None
-    return owner if owner.is_dir() else None  # else it was removed, or renamed
+    return owner if owner.is_dir() else None  # None if the run folder was removed or renamed
 
 
 def check_owner(root: Path, run_dir: Path) -> None:
@@ -41,7 +44,7 @@ def check_owner(root: Path, run_dir: Path) -> None:
 
 
 def own(root: Path, run_dir: Path) -> None:
-    """Note that a run publishes to a folder; ConfigurationError: another run does."""
+    """Record a run as the owner of a folder; raise as `check_owner` does."""
     check_owner(root, run_dir)
     record = json.dumps({"run": str(durable.resolved(run_dir))}) + "\n"
     durable.replace_file(root / OWNER, record.encode())

@@ -1,4 +1,4 @@
-"""Exports a network whose table rows are parameters, filled by the caller."""
+"""Exports a network with parameters for table rows, which the caller fills."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NETWORK, ABOUT = "network.mindir", "graph.json"
 
 
 def program_file(batch: int) -> str:
-    """Return the name of a further program, for fewer rows than ``network.mindir``."""
+    """Return the file name of a program with a smaller batch than ``network.mindir``."""
     return f"network-{batch}.mindir"
 
 
@@ -48,17 +48,17 @@ def export_network(
     cast: bool = False,
     file: str = NETWORK,
 ) -> dict[str, Any]:
-    """Write ``network.mindir``; return the description for `ServedGraph`, as JSON.
+    """Write ``network.mindir``; return a JSON description of it for `ServedGraph`.
 
     Args:
         network: network to export; its training mode is restored afterwards.
-        tables: its sparse tables, or None.
-        columns: one batch of its inputs as raw columns of the shapes and dtypes it takes, [batch, ...]; for lists
-            passed with offsets, the concatenated values [values].
+        tables: sparse tables of the network, or None.
+        columns: one batch of raw input columns [batch, ...] with the network's shapes and dtypes; for lists passed with
+            offsets, the concatenated values [values].
         folder: an existing folder.
-        batch: rows of a batch.
+        batch: batch size.
         cast: whether outputs are cast to float32.
-        file: another name of the file.
+        file: name of the file.
     """
     fields = fields_of(tables)
     specs = [] if tables is None else [table.spec for table in tables.planner.tables]
@@ -87,18 +87,19 @@ def exportable(
     cast: bool = False,
     stacked: bool = False,
 ) -> Iterator[tuple[nn.Cell, list[Tensor], list[dict[str, Any]]]]:
-    """Yield a cell for `mindspore.export`; its embeddings read from parameters.
+    """Yield a cell for `mindspore.export` whose embeddings read from parameters.
 
-    Inside, the network is in inference mode. Arguments as of `export_network`, and:
+    The network is in inference mode inside the context. The other arguments are those of `export_network`.
 
     Args:
-        stacked: tables of one width share a parameter (`layout.read_layout`), so one operator can read many of them;
-            False: one parameter per table.
+        stacked: True lets tables of equal width share a parameter (`layout.read_layout`), so that one operator can read
+            several tables; False gives each table its own parameter.
 
     Yields:
-        The cell; its inputs, with int32 positions in the parameters instead of ids; and a description of each parameter
-        of rows (a stack): "name" (of its first table), "dim", "tables", "size" of ``embedding.<name>.rows`` and
-        "map_size" of ``embedding.<name>.places``.
+        The cell; its inputs, with int32 positions in the parameters instead of ids; and a description of each stack of
+        tables. A description has the keys "name" (of the first table), "dim", "tables", "size" (number of rows of the
+        parameter ``embedding.<name>.rows``) and "map_size" (length of ``embedding.<name>.places``, or 0 if there is no
+        such parameter).
     """
     fields = fields_of(tables)
     sizes = _sizes(tables, fields, columns, stacked) if tables is not None else []
@@ -117,7 +118,7 @@ def exportable(
 
 
 def fields_of(tables: SparseTables | None) -> FieldMap:
-    """Return which columns feed which sparse table."""
+    """Return the map from input columns to sparse tables."""
     return tables.planner.fields if tables is not None else FieldMap()
 
 
@@ -125,7 +126,10 @@ def fields_of(tables: SparseTables | None) -> FieldMap:
 def plain_folder(folder: Path) -> Iterator[str]:
     """Create a temporary folder whose path `mindspore.export` accepts.
 
-    It is in `folder` if that path is plain ASCII without spaces. ConfigurationError: no such folder can be written.
+    The temporary folder is inside `folder` if the path of `folder` has only letters, digits and . _ - @ /.
+
+    Raises:
+        ConfigurationError: no such folder can be written.
     """
     folders = dict.fromkeys([str(folder.resolve()), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", os.getcwd()])
     plain = [parent for parent in folders if _PLAIN.fullmatch(parent)]
@@ -151,7 +155,7 @@ def _sizes(
     described = []
     for stack in layout.stacks:
         bundle = layout.bundles[stack.bundle]
-        size = 1 + sum(_ids_read(fields.components[index], columns) for index in bundle.components)
+        size = 1 + sum(_ids_read(fields.components[index], columns) for index in bundle.components)  # row 0 is padding
         first, names = specs[stack.tables[0]], [specs[table].name for table in stack.tables]
         sizes = {"size": size, "map_size": size if bundle.indirect else 0}
         described.append({"name": first.name, "dim": first.dim, "tables": names, **sizes})
@@ -159,7 +163,7 @@ def _sizes(
 
 
 def _ids_read(component: Component, columns: Sequence[np.ndarray]) -> int:
-    # a column read as a whole may have another width than in the first batch
+    # The width of a column that is read as a whole may differ from that of the first batch.
     return sum(
         columns[part.column].size if part.elements is None else len(columns[part.column]) * len(part.elements)
         for part in component.parts
@@ -170,7 +174,7 @@ def _ids_read(component: Component, columns: Sequence[np.ndarray]) -> int:
 def _windows_of_fixed_size(
     network: nn.Cell, described: Sequence[dict[str, Any]], stacked: bool
 ) -> Iterator[list[Parameter]]:
-    """Let embeddings read from parameters of fixed sizes; restore them on exit."""
+    """Make embeddings read from parameters of fixed sizes until the context ends."""
     cells = [cell for cell in embedding_cells(network) if not cell.is_dense]
     hidden = ("working_set", "working_reading", "working_reading_map")
     before = [(cell, cell.reading, cell.indirect, [getattr(cell, name) for name in hidden]) for cell in cells]
@@ -189,7 +193,7 @@ def _windows_of_fixed_size(
         for cell in cells:
             rows, row_map = window_of[cell.spec.name]
             cell.reading, cell.indirect = True, row_map is not None
-            hide(cell, "working_set", rows)  # `EmbeddingGroup.refresh` compares it
+            hide(cell, "working_set", rows)  # `EmbeddingGroup.refresh` compares this attribute
             hide(cell, "working_reading", rows)
             if row_map is not None:
                 hide(cell, "working_reading_map", row_map)
@@ -207,6 +211,6 @@ def _windows_of_fixed_size(
 
 
 def write_features(features: Features, folder: FolderWriter) -> None:
-    """Write the declaration and the learned state of the features."""
+    """Write the features' declaration and learned state."""
     check_state(features.published_state())
     write_state(described_state(features), folder)

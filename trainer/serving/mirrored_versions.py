@@ -1,6 +1,6 @@
 """Keeps a local copy of a model published to a mirror.
 
-Folders are fetched and verified before the local ``current.json`` names them.
+The local ``current.json`` is replaced after the folders that it names have been downloaded and verified.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .published import CURRENT, PINS, is_proven, remove
 
 
 class MirroredVersions:
-    """A local copy of a published model; the URL is of the model or of its run."""
+    """A local copy of a published model, from the URL of the model or of its run."""
 
     def __init__(self, url: str) -> None:
         self._source = Location(url)
@@ -28,7 +28,7 @@ class MirroredVersions:
         return self._source.shown("")
 
     def pull(self) -> None:
-        """Update the copy to the mirror's state; a CheckpointError leaves it unchanged."""
+        """Update the copy to the mirror's state; a CheckpointError leaves it as it was."""
         try:
             self._pull()
         except OSError as error:
@@ -43,7 +43,7 @@ class MirroredVersions:
                 needed = self._fetch(*pointers)
                 break
             except CheckpointError:
-                # Retry if a folder was removed during the fetch: the pointers name a newer version by then.
+                # Retry if the pointers have changed, because a folder may have been removed during the download.
                 if is_last_try or self._read_pointers() == pointers:
                     raise
         current, pins = pointers
@@ -58,7 +58,7 @@ class MirroredVersions:
                 remove(self.folder / name)
 
     def _read_pointers(self) -> tuple[bytes, bytes | None]:
-        """Return the mirror's ``current.json`` and ``pins.json``, None without pins."""
+        """Return the mirror's ``current.json`` and ``pins.json`` (None if missing)."""
         pins, current = self._read(PINS), self._read(CURRENT)
         if current is not None:
             return current, pins
@@ -75,7 +75,7 @@ class MirroredVersions:
             return None
 
     def _fetch(self, current: bytes, pins: bytes | None) -> set[str]:
-        """Fetch what the pointers need; return the names of the folders."""
+        """Download the folders that the pointers need; return their names."""
         manifest.unseal(self._source.shown(CURRENT), "current", current)
         needed, waiting = named_in(current), set()
         if pins is not None:
@@ -83,7 +83,7 @@ class MirroredVersions:
             waiting = named_in(pins)
         for name in sorted(needed):
             fetch_part(self._source, name, self.folder)
-        while waiting:  # pinned versions, and all versions that they build on
+        while waiting:  # pinned versions, and everything that they build on
             name = waiting.pop()
             folder = fetch_part(self._source, name, self.folder)
             needed.add(name)
@@ -91,13 +91,13 @@ class MirroredVersions:
             try:
                 builds_on = [body["graph"]["name"], *([] if body["restart"] else [body["before"]["name"]])]
             except (KeyError, TypeError):
-                continue  # a graph builds on nothing
+                continue  # the folder is a graph, which builds on nothing
             waiting |= set(builds_on) - needed
         return needed
 
 
 def root_of(source: str | os.PathLike[str]) -> tuple[Path, MirroredVersions | None]:
-    """Return a published model's local folder, and its `MirroredVersions` for a URL."""
+    """Return a published model's local folder, and a `MirroredVersions` for a URL."""
     if not is_url(source):
         return Path(source), None
     mirrored = MirroredVersions(str(source))

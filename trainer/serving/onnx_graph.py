@@ -1,7 +1,8 @@
-"""A network as ONNX: table rows are inputs, batches have any size if possible.
+"""Exports a network to ONNX, with table rows as inputs.
 
-MindSpore exports for one size of batch. The network is exported for two, and where the results differ only in numbers
-that follow from the size, these are replaced; onnxruntime's answers for further sizes show whether that was right.
+The ONNX graph takes any batch size if possible. MindSpore exports a graph for a single size, so the network is exported
+for two sizes. If the two graphs differ only in constants that follow from the size, these constants are replaced by
+values that fit any size. Running onnxruntime with other sizes verifies the result.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     import onnx
     from mindspore import nn
 
-SIZES = (61, 67)  # primes that are unlikely to be a network's own numbers
-_REFUSED = re.compile(r"key (\w+) in convert map|[Oo]perator (\w+) is not")
-_TO_THE_END = 2**31 - 1
+SIZES = (61, 67)  # primes, unlikely to be dimensions of the network itself
+_REFUSED = re.compile(r"key (\w+) in convert map|[Oo]perator (\w+) is not")  # the operator in MindSpore's error
+_TO_THE_END = 2**31 - 1  # as the end of an ONNX Slice: up to the end of the axis
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Where", "Equal", "Greater", "Less", "And", "Or", "Max", "Min"})
 
 Inputs = Mapping[str, np.ndarray]
@@ -36,8 +37,8 @@ class OnnxGraph(NamedTuple):
     """A checked ONNX graph."""
 
     content: bytes  # the file
-    batch: int | None  # rows of a batch; None where any number is taken
-    difference: float  # largest absolute difference between its answers and the expected ones
+    batch: int | None  # batch size; None if the graph takes any number of rows
+    difference: float  # largest difference from the expected outputs; see `onnx_graph`
     rows: int  # number of rows compared
 
 
@@ -48,9 +49,9 @@ class Network(NamedTuple):
     tables: SparseTables | None
     names: Sequence[str]  # names of its inputs
     outputs: Sequence[str]  # names of its outputs
-    blank: Callable[[int], Sequence[np.ndarray]]  # returns a batch of so many rows, as `export_network` takes it
+    blank: Callable[[int], Sequence[np.ndarray]]  # returns a batch with the given number of rows for `export_network`
     cast: bool  # whether outputs are cast to float32
-    by_row: bool  # whether all inputs have a row for each row of the batch
+    by_row: bool  # whether the first axis of every input is the batch
 
 
 def onnx_graph(network: Network, inputs: Inputs, expected: Sequence[np.ndarray], allowed: float) -> OnnxGraph:
@@ -58,9 +59,10 @@ def onnx_graph(network: Network, inputs: Inputs, expected: Sequence[np.ndarray],
 
     Args:
         network: the network to export.
-        inputs: a batch: the network's inputs with row numbers in place of ids, and the tables as "rows.<name>".
-        expected: the network's outputs for it.
-        allowed: largest difference between answers, relative to the largest expected number where that is above 1.
+        inputs: a batch of the network's inputs with row numbers in place of ids, and the tables as "rows.<name>".
+        expected: the network's outputs for this batch.
+        allowed: largest allowed difference between outputs, relative to the largest expected magnitude if that is
+            above 1.
 
     Raises:
         ConfigurationError: MindSpore cannot export the network, onnxruntime cannot run it, or its answers differ.
@@ -68,7 +70,7 @@ def onnx_graph(network: Network, inputs: Inputs, expected: Sequence[np.ndarray],
     rows = len(expected[0])
     first, second = [_exported(network, size) for size in SIZES] if network.by_row else [None, None]
     if first is not None and _take_any_size(first, second):
-        # sizes of neither export: a graph that depends on the size in another way fails for them
+        # Test with sizes of neither export: a graph that still depends on the batch size fails for them.
         sizes = [size for size in (1, 2, rows - 1, rows) if 0 < size <= rows]
         difference = _differences(first, network, inputs, expected, sizes)
         if not isinstance(difference, Exception) and difference <= allowed:
@@ -117,7 +119,7 @@ def _exported(network: Network, size: int) -> onnx.ModelProto:
 
 
 def _name_inputs(graph: onnx.GraphProto, names: Sequence[str], columns: Sequence[np.ndarray]) -> None:
-    """Name the inputs after the columns; the exporter numbers them and drops some."""
+    """Name the inputs after the columns, because the exporter only numbers them."""
     renamed = {}
     for value in graph.input:
         number = re.search(r"(\d+)$", value.name)
@@ -134,16 +136,16 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def _make_input(graph: onnx.GraphProto, described: Mapping[str, Any]) -> None:
-    """Turn the parameter of a table's rows into an input of any number of rows."""
+    """Turn the parameter with a table's rows into an input with any number of rows."""
     from onnx import TensorProto, helper
 
     rows, places = f"embedding.{described['name']}.rows", f"embedding.{described['name']}.places"
     kept = [value for value in graph.initializer if value.name not in (rows, places)]
     if len(kept) == len(graph.initializer):
-        return  # the network does not use what it reads there
+        return  # the network does not use the rows of this table
     del graph.initializer[:]
     graph.initializer.extend(kept)
-    for node in graph.node:  # the caller's rows of tables that share ids have one order, so nothing is translated
+    for node in graph.node:  # tables that share ids are exported with one row order, so the position map is an identity
         if places in node.input:
             inputs = [name for name in node.input if name != places]
             node.CopyFrom(helper.make_node("Identity", inputs, list(node.output), name=node.name))
@@ -155,7 +157,7 @@ def _make_input(graph: onnx.GraphProto, described: Mapping[str, Any]) -> None:
 
 
 def _mend_last_elements(graph: onnx.GraphProto) -> None:
-    """Correct `x[:, -1]`, which MindSpore exports as an empty slice."""
+    """Fix `x[:, -1]`, which MindSpore exports as an empty slice."""
     from onnx import numpy_helper
 
     constants = dict(_constants(graph))
@@ -172,7 +174,7 @@ def _sort(graph: onnx.GraphProto) -> None:
     """Sort the nodes topologically; MindSpore puts some casts of constants too late."""
     nodes = list(graph.node)
     makers = {name: number for number, node in enumerate(nodes) for name in node.output}
-    ordered: dict[int, None] = {}  # near the order there is, in which alike graphs are compared
+    ordered: dict[int, None] = {}  # close to the given order, because `_take_any_size` compares graphs in order
     for last in range(len(nodes)):
         waiting = [last]
         while waiting:
@@ -190,7 +192,7 @@ def _sort(graph: onnx.GraphProto) -> None:
 
 
 def _take_any_size(first: onnx.ModelProto, second: onnx.ModelProto) -> bool:
-    """Let `first` take batches of any size; return False if that is impossible."""
+    """Make `first` accept batches of any size; return False if that is impossible."""
     graph, other = first.graph, second.graph
     if [node.op_type for node in graph.node] != [node.op_type for node in other.node]:
         return False
@@ -216,7 +218,10 @@ def _constants(graph: onnx.GraphProto) -> list[tuple[str, onnx.TensorProto]]:
 
 
 def _follow_size(tensor: onnx.TensorProto, twin: onnx.TensorProto, users: Sequence[tuple[str, int]]) -> bool:
-    """Make a constant follow the batch size; return whether the rest is equal."""
+    """Make a constant independent of the batch size; return whether that succeeded.
+
+    `twin` is the same constant in the graph of the second size. `users` has (operator, input position) of each use.
+    """
     from onnx import numpy_helper
 
     array, other = numpy_helper.to_array(tensor), numpy_helper.to_array(twin)
@@ -226,16 +231,16 @@ def _follow_size(tensor: onnx.TensorProto, twin: onnx.TensorProto, users: Sequen
         differs = array != other
         follows = array[differs] * SIZES[1] == other[differs] * SIZES[0]
         if set(users) == {("Reshape", 1)} and differs.sum() == 1 and follows.all():
-            value = 0 if (array == -1).any() else -1  # 0 takes the length that the axis has
+            value = 0 if (array == -1).any() else -1  # in Reshape, 0 keeps the length of the axis
         elif set(users) == {("Slice", 2)} and follows.all():
             value = _TO_THE_END
         elif set(users) == {("Expand", 1)} and follows.all():
-            value = 1  # keeps the length that the axis has
+            value = 1  # in Expand, 1 keeps the length of the axis
         else:
             return False
         changed = np.where(differs, value, array)
     elif array.ndim == other.ndim and {operator for operator, _ in users} <= _ELEMENTWISE:
-        # as many equal numbers as the batch has rows: one, which operators by element repeat
+        # A constant that repeats one number along the batch: keep one element and let the operators broadcast it.
         if array.size == 0 or other.size == 0 or (array != array.flat[0]).any() or (other != array.flat[0]).any():
             return False
         differs = np.array(array.shape) != np.array(other.shape)
@@ -252,7 +257,7 @@ def _follow_size(tensor: onnx.TensorProto, twin: onnx.TensorProto, users: Sequen
 def _differences(
     model: onnx.ModelProto, network: Network, inputs: Inputs, expected: Sequence[np.ndarray], sizes: Sequence[int]
 ) -> float | Exception:
-    """Return the largest difference over all `sizes`, or the exception raised."""
+    """Return the largest relative difference over `sizes`, or the exception raised."""
     import onnx
     import onnxruntime
 

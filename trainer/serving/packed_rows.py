@@ -16,10 +16,10 @@ ROW_TYPES = ("float32", "int8")
 
 
 def pack_rows(weights: np.ndarray, rows: str) -> dict[str, np.ndarray]:
-    """Return weights [n, dim] as stored: "weights", for int8 also "scale".
+    """Return weights [n, dim] in stored form: "weights" and, for int8, "scale".
 
-    Weights are float32 or float16; rows="float32" keeps them as they are. "scale" is float32 [n], the largest absolute
-    weight of a row / 127.
+    Weights are float32 or float16. With rows="float32", both keep their dtype. "scale" is float32 [n]: the largest
+    absolute weight of each row, divided by 127.
     """
     if rows == "float32":
         return {"weights": np.ascontiguousarray(weights)}
@@ -30,14 +30,14 @@ def pack_rows(weights: np.ndarray, rows: str) -> dict[str, np.ndarray]:
 
 
 def unpack_rows(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the float32 [n, dim] weights of `pack_rows` output."""
+    """Return weights as float32 [n, dim] from the output of `pack_rows`."""
     if "scale" in arrays:
         return arrays["weights"].astype(np.float32) * np.asarray(arrays["scale"])[:, None]
     return np.asarray(arrays["weights"], np.float32)
 
 
 def pack_tables(saved: Mapping[str, Any], rows: str) -> dict[str, Frozen]:
-    """Return {"<table>/<key>": array} for a file of rows, computed when read.
+    """Return the arrays of a file of rows by "<table>/<key>", computed when read.
 
     Args:
         saved: the result of `Tables.take`.
@@ -51,16 +51,16 @@ def pack_tables(saved: Mapping[str, Any], rows: str) -> dict[str, Frozen]:
 
 
 def _pack_table(name: str, saved: Mapping[str, Any], dim: int, rows: str) -> dict[str, Frozen]:
-    """Return one table's arrays, computed together at the first read.
+    """Return one table's arrays; reading one computes all of them.
 
-    NonFiniteError, at each read: a value is NaN or infinite.
+    Reading raises NonFiniteError if a value is NaN or infinite.
     """
 
     @functools.cache
     def packed() -> dict[str, np.ndarray]:
         own = np.asarray(saved["rows"]) > 0
         weights = np.asarray(saved["values"])[:, :dim]
-        # Only the default row has number 0, and rows ascend, so a slice (a view, not a copy) usually suffices.
+        # Rows ascend and only the default row has number 0, so a slice (a view, not a copy) usually suffices.
         chosen: Any = slice(int(len(own) > 0 and not own[0]), None)
         if not own[chosen].all():
             chosen = own
@@ -71,5 +71,5 @@ def _pack_table(name: str, saved: Mapping[str, Any], dim: int, rows: str) -> dic
 
     kinds: dict[str, Any] = {"ids": np.int64, "removed": np.int64, "default": np.float32}
     kinds |= {"weights": saved["values"].dtype} if rows == "float32" else {"weights": np.int8, "scale": np.float32}
-    # Each `Frozen` drops its function once computed, so the last one frees the cached arrays.
+    # Each `Frozen` drops its function once its array is computed, so the last one frees the cached arrays.
     return {key: Frozen(functools.partial(lambda name: packed()[name], key), kind) for key, kind in kinds.items()}

@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 
 
 class PublishRoot:
-    """Lock a published folder, remove unfinished and old versions.
+    """A locked published folder; removes unfinished and old versions.
 
     Args:
-        root: the folder; it is created if missing.
-        run_dir: the run that it belongs to from now on; None: unchanged.
-        keep: newest versions that `sweep` leaves, with those that they build on.
-        size: bytes of the network's parameters; a warning if fewer are free.
+        root: the folder, which is created if missing.
+        run_dir: folder of the run that becomes the owner; None keeps the current owner.
+        keep: number of versions before the newest that `sweep` keeps, with the versions that they build on.
+        size: size of the network's parameters in bytes; logs a warning if less disk space is free.
 
     Attributes:
-        path: the folder, free of links.
-        newest: the highest number that a version has had, 0 for none.
+        path: the folder, with symbolic links resolved.
+        newest: the highest version number used so far, or 0.
 
     Raises:
         ConfigurationError: the folder cannot be written, or belongs to another run.
@@ -54,11 +54,11 @@ class PublishRoot:
             raise
 
     def check(self) -> None:
-        """Check that the lock is still held; FolderInUseError: another run took it."""
+        """Raise FolderInUseError if another run has taken the lock."""
         self._lock.check()
 
     def sweep(self) -> None:
-        """Remove versions that no server needs, unless others pin one."""
+        """Remove old versions; skipped while another process changes the pins."""
         try:
             with contextlib.suppress(FolderInUseError), changing(self.path, wait=0):
                 self._remove_old()
@@ -71,13 +71,13 @@ class PublishRoot:
             now = Current.read(self.path)
         except CheckpointError:
             if os.path.lexists(self.path / CURRENT):
-                return  # the versions that it named may still be needed
+                return  # the file is unreadable, but the versions that it names may still be needed
         needed = self._records.needed(now, self._keep)
         for name in os.listdir(self.path):
             if name not in needed and is_proven(self.path / name):
                 remove(self.path / name)
 
     def release(self) -> None:
-        """Remove old versions and unlock the folder."""
+        """Remove old versions, then unlock the folder."""
         with self._lock:
             self.sweep()

@@ -1,17 +1,18 @@
 """The files of a published model, with checksums.
 
     root/
-      current.json        which folders make up the present model; replaced atomically, last of all
+      current.json        names the folders of the current model; replaced atomically after they are complete
       graph-<id>/         network.mindir, graph.json (which columns feed which table), manifest.json
-      v_00000007/         weights.safetensors, rows.safetensors (what changed), full.safetensors (all rows, in some),
-                          items.json, items.safetensors (of `Publish(items=...)`),
-                          calibration.json, calibration.safetensors (of `Trainer(calibration=...)`),
-                          manifest.json; of several processes rows.<rank>.safetensors and so on, see `version_parts`
-      pins.json           which version servers stay with, and which are kept, where that has been said
+      v_00000007/         weights.safetensors, rows.safetensors (changed rows),
+                          full.safetensors (all rows; only in some versions),
+                          items.json, items.safetensors (with `Publish(items=...)`),
+                          calibration.json, calibration.safetensors (with `Trainer(calibration=...)`),
+                          manifest.json; several processes write rows.<rank>.safetensors etc., see `version_parts`
+      pins.json           the version that servers are pinned to and the versions to keep; optional
 
-Each folder is written aside, forced to the disk and renamed, its manifest last. ``current.json`` names the graph and
-the versions, a full one and the changes after it, each with the digest of its manifest; it is a document with a
-checksum of itself. See `trainer.checkpoint.manifest`.
+Each folder is written under a temporary name, with its manifest last, then synced to disk and renamed.
+``current.json`` names the graph, a full version and the incremental versions after it, each with the digest of its
+manifest. The file contains its own checksum. See `trainer.checkpoint.manifest`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _VERSION_IN_POINTER = re.compile(rb"(?<![\w-])v_(\d{8,18})(?!\w)")
 
 @dataclass(frozen=True)
 class Part:
-    """A folder named by its content, with the digest of its manifest."""
+    """A reference to a published folder: its name and the digest of its manifest."""
 
     name: str
     digest: str
@@ -60,16 +61,16 @@ class Part:
 class Current:
     """Content of ``current.json``; times are seconds since the epoch."""
 
-    version: int  # number of the present version
-    step: int  # optimizer steps it has seen
-    time: float  # when it was published
-    event_time: float | None  # time of its newest event
+    version: int  # number of the current version
+    step: int  # optimizer steps that the version was trained for
+    time: float  # time of publication
+    event_time: float | None  # time of the newest trained event
     graph: Part  # the network
-    chain: tuple[Part, ...]  # a full version and the changes after it
-    full: str  # name of the file with all rows in the first version of the chain: "rows" or "full"
+    chain: tuple[Part, ...]  # a full version and the incremental versions after it
+    full: str  # file with all rows in the first version of the chain: "rows" or "full"
 
     def write(self, root: Path) -> None:
-        """Make this the present model; OSError when the file system refuses."""
+        """Write ``current.json`` atomically; raise OSError if that fails."""
         durable.replace_file(root / CURRENT, manifest.seal("current", asdict(self)))
 
     @classmethod
@@ -83,12 +84,13 @@ class Current:
 
     @classmethod
     def read(cls, root: Path) -> Current:
-        """Return the present model.
+        """Read ``current.json``.
 
         Raises:
             CheckpointNotFoundError: nothing has been published.
-            CheckpointDamagedError: the file is damaged, or of a version of this package that kept no checksums.
-            CheckpointError: no permission, or written by a newer version of this package.
+            CheckpointDamagedError: the file is damaged, or was written by an early version of this package, which
+                stored no checksums.
+            CheckpointError: the file is not readable, or was written by a newer version of this package.
         """
         path = root / CURRENT
         with durable.reading(path):
@@ -110,16 +112,16 @@ class Current:
 
 @contextlib.contextmanager
 def locked(root: Path, current: Current) -> Iterator[None]:
-    """Lock the folders of a model against removal by `Publish` while they are read."""
+    """Keep `Publish` from removing the folders of a model while they are read."""
     with contextlib.ExitStack() as locks:
         for name in (current.graph.name, *(part.name for part in current.chain)):
-            with contextlib.suppress(OSError):  # already removed: reading it will raise
+            with contextlib.suppress(OSError):  # already removed, so reading the folder will raise
                 locks.callback(os.close, durable.lock_folder(root / name, shared=True))
         yield
 
 
 def remove(path: Path) -> None:
-    """Remove a published folder; if a server reads it, the next sweep does."""
+    """Remove a published folder, unless a server is reading it."""
     try:
         lock = durable.lock_folder(path)
     except OSError:
@@ -147,8 +149,17 @@ def publish_folder(root: Path, folder: FolderWriter, kind: str, name: str, body:
 class Folder:
     """A published folder with a verified manifest; files are verified when read.
 
-    `before` is the version that its changes follow, or None. Its kind is `GRAPH` or `VERSION`.
-    CheckpointDamagedError: it is missing, damaged or another one of this name.
+    Args:
+        root: folder of the published model.
+        kind: `GRAPH` or `VERSION`.
+        part: name of the folder and the expected digest of its manifest.
+
+    Attributes:
+        path: path of the folder.
+        before: the version that this version's changes follow, or None.
+
+    Raises:
+        CheckpointDamagedError: the folder is missing or damaged, or its manifest has another digest.
     """
 
     def __init__(self, root: Path, kind: str, part: Part) -> None:
@@ -167,23 +178,24 @@ class Folder:
             ) from None
 
     def verify(self) -> None:
-        """Check every file; CheckpointDamagedError names a damaged one."""
+        """Verify every file; raise CheckpointDamagedError naming the first damaged file."""
         for name, sums in self._files.items():
             manifest.verified(self.path / name, *sums)
 
     def pieces(self, name: str) -> list[tuple[str, dict[str, np.ndarray]]]:
-        """Return (path, arrays) of a file, or of each of its parts in rank order.
+        """Return (path, arrays) for a file, or for each of its parts in rank order.
 
-        Raises CheckpointDamagedError as `verify` does.
+        Raises:
+            CheckpointDamagedError: a file is damaged.
         """
         ranks = range(self._parts.get(name, 0))
         names = [manifest.part_of(name, rank) for rank in ranks] or [name]
         return [(str(self.path / piece), self._arrays(piece)) for piece in names]
 
     def tensors(self, name: str) -> dict[str, np.ndarray]:
-        """Return the arrays of one file, its parts joined; see `pieces`.
+        """Return the arrays of one file, with its parts joined; see `pieces`.
 
-        The arrays of a file without parts are read-only views of a copy.
+        The arrays of a file without parts are read-only.
         """
         pieces = [arrays for _, arrays in self.pieces(name)]
         if len(pieces) == 1:
@@ -200,10 +212,11 @@ class Folder:
         return tensor_file.parse(manifest.verified(self.path / file, *self._files[file]), str(self.path / file))
 
     def state(self, name: str) -> dict[str, Any] | None:
-        """Return what `write_state` wrote; None if the version has no such files.
+        """Return a state that `write_state` wrote, or None if the folder has none.
 
-        `FEATURES` are the statistics of features (None to keep those of the graph), `ITEMS` the items,
-        `CALIBRATION` what `CalibrationMap` takes.
+        Args:
+            name: `FEATURES` for feature statistics, `ITEMS` for the argument of `PublishedItems`, or `CALIBRATION` for
+                the argument of `CalibrationMap`. Without feature statistics, those of the graph still apply.
         """
         file = f"{name}.json"
         if file not in self._files:
@@ -213,16 +226,19 @@ class Folder:
 
 
 def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where: str) -> dict[str, dict]:
-    """Return table -> key -> array of a file of rows; shapes and types checked.
+    """Group the arrays of a file of rows by table and check their shapes and dtypes.
 
     Args:
-        tensors: content of the file, "<table>/<key>" -> array.
-        dims: table -> columns of its weights.
-        where: name of the file.
+        tensors: content of the file, a mapping from "<table>/<key>" to array.
+        dims: mapping from table to the number of columns of its weights.
+        where: name of the file, for messages.
+
+    Returns:
+        A mapping from table to its arrays by key.
 
     Raises:
-        CheckpointDamagedError: the file does not hold rows of these tables.
-        NonFiniteError: a number of a row is NaN or infinite.
+        CheckpointDamagedError: the file does not contain rows of these tables.
+        NonFiniteError: a value of a row is NaN or infinite.
     """
     rows: dict[str, dict[str, np.ndarray]] = {name: {} for name in dims}
     for key, array in tensors.items():
@@ -237,7 +253,7 @@ def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where
         wanted |= {"default": (np.float32, None)} | ({"scale": (np.float32, (count,))} if "scale" in arrays else {})
         for key, (dtype, shape) in wanted.items():
             array = arrays.get(key)
-            if shape is None and array is not None:
+            if shape is None and array is not None:  # any number of removed ids, at most one default row
                 shape = (array.size,) if key == "removed" else (min(len(array), 1) if array.ndim else 0, dims[name])
             if array is None or array.dtype != dtype or array.shape != shape:
                 what = "is missing" if array is None else f"is {array.dtype} {list(array.shape)}"
@@ -252,13 +268,14 @@ def known_versions(root: Path) -> list[int]:
 
 
 def newest_number(root: Path) -> int:
-    """Return the highest number that a version of a folder has had, 0 for none.
+    """Return the highest version number that a folder has used, or 0.
 
-    Pointers count too: the folder of a version may be missing, as that of one that was damaged in a mirror is.
+    The numbers in ``current.json`` and ``pins.json`` count too, because the folder of a version may be missing. For
+    example, a model restored from a mirror lacks versions that were damaged there.
     """
     numbers = known_versions(root)
     for pointer in (CURRENT, PINS):
-        with contextlib.suppress(FileNotFoundError):  # a damaged one may still show names
+        with contextlib.suppress(FileNotFoundError):  # the names in a damaged file may still be readable
             numbers += [int(digits) for digits in _VERSION_IN_POINTER.findall((root / pointer).read_bytes())]
     return max(numbers, default=0)
 

@@ -1,4 +1,4 @@
-"""The trained network as a published folder: program, columns, features."""
+"""Publishes the trained network as a folder: program, columns and features."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], se
     Args:
         trainer: a Trainer.
         root: folder of the published model.
-        batch: rows of the exported program, or of several.
-        seen: a batch that shows the network's inputs. ConfigurationError if it has lists without a longest row.
+        batch: batch size of the exported program, or several sizes for several programs.
+        seen: a batch with the network's inputs.
+
+    Raises:
+        ConfigurationError: `seen` has a ragged column without a maximum length.
     """
     tables = trainer.tables.tables if trainer.tables is not None else None
     _check_lists(seen)
@@ -63,9 +66,12 @@ def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], se
 
 
 def check_folder(root: Path, size: int) -> None:
-    """Check before training that versions and a program can be written here.
+    """Check before training that versions and a program can be written to a folder.
 
-    ConfigurationError: they cannot. Warns if less than `size` bytes are free, those of the network's parameters.
+    Warns if less than `size` bytes, the size of the network's parameters, are free.
+
+    Raises:
+        ConfigurationError: the folder cannot be written.
     """
     try:
         with FolderWriter(root / "v_00000000") as folder:
@@ -95,10 +101,10 @@ def blank_inputs(seen: InputBatch, batch: int) -> list[np.ndarray]:
 
 
 def trained_batch(trainer: Trainer) -> InputBatch:
-    """Return the network's inputs of the batch that was trained last."""
+    """Return the network's inputs from the last trained batch."""
     chunk = trainer.state.outputs.chunk
     names = chunk.names[: len(chunk.names) - trainer.label_count]
-    if trainer.features is not None:  # a group and loss weights follow the inputs
+    if trainer.features is not None:  # drop the group and loss weights that follow the inputs
         names = tuple(name for name in names if base_of(name) in trainer.features.inputs)
     columns = tuple(array[0] if chunk.stacked else array for array in chunk.arrays[: len(names)])
     return InputBatch(names, columns, trainer.run.feed.ragged_inputs)
@@ -116,7 +122,8 @@ def _check_lists(seen: InputBatch) -> None:
 def check_publishable(features: Features) -> None:
     """Check before training that a server can transform raw rows.
 
-    ConfigurationError: a list has no longest row, or a custom function cannot be imported.
+    Raises:
+        ConfigurationError: a list feature has no `max_length`, or a custom function cannot be imported.
     """
     features.declaration()
     for feature in features.features:

@@ -1,4 +1,4 @@
-"""Publishes the items of a two-tower model, and recommends from a version's items."""
+"""Publishes the items of a two-tower model; recommends items of a version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _QUERIES = 256  # number of items used to measure an index's recall
 class Recommended(NamedTuple):
     """Recommended items: one array per user, best item first.
 
-    An array has fewer than `k` items if no more pass the filters.
+    An array is shorter than `k` if fewer items pass the filters.
     """
 
     version: int  # version of the published model
@@ -46,11 +46,11 @@ class ItemTable:
 
     Args:
         source: raw rows of the items, or the path of a CSV, TSV, JSON-lines or Parquet file or folder, which is read
-            for every version.
-        id_column: the column with the ids to recommend; they must differ.
-        filters: columns by which a request may filter; a column that no feature reads is taken as text.
-        index_above: with more items than this, a version gets an approximate index ("hnsw" of `ItemIndex`); None:
-            every item is compared.
+            again for every version.
+        id_column: column with the ids to recommend; ids must be unique.
+        filters: columns that a request may filter by. Columns that no feature reads are text.
+        index_above: number of items above which a version gets an approximate index ("hnsw" of `ItemIndex`). None
+            always compares all items.
 
     Raises:
         ConfigurationError: an argument is invalid, or Faiss is missing.
@@ -74,8 +74,8 @@ class ItemTable:
 
         Raises:
             ConfigurationError: the table lacks a column.
-            DataError: the table cannot be read, has no rows, or has a row that the features forbid; an id is missing or
-                occurs twice.
+            DataError: the table cannot be read, has no rows, or has a row that violates the features' declaration; an
+                id is missing or occurs twice.
         """
         for name, column in features.columns.items():
             if column.default is None:
@@ -110,16 +110,19 @@ class ItemTable:
         """Return the items with their vectors, as a version stores them.
 
         Args:
-            network: the network of the model.
+            model: computes the vectors, such as a Trainer.
+            features: features of the model.
+            network: network of the model.
 
-        Errors as for `item_vectors`. All errors of `read` become DataErrors: the table may change during a training.
+        Raises the errors of `item_vectors` and `read`. A ConfigurationError of `read` becomes a DataError, because the
+        table may change during training.
         """
         try:
             columns = self.read(features)
         except ConfigurationError as error:
             raise DataError(str(error)) from error
         vectors = item_vectors(model, features.apply(columns))
-        others = set(raw_data(self.source).names(features.csv))
+        others = set(raw_data(self.source).names(features.csv))  # columns that are not columns of a user
         of_training = network.training_columns if isinstance(network, BPR) else ()
         others |= set(of_training)
         history, item = (isinstance(network, NextItem) and network.raw_columns) or (None, None)
@@ -164,11 +167,11 @@ class PublishedItems:
         state: a saved `ItemTable.state`.
 
     Attributes:
-        user_columns: raw columns that the table of items does not have, but for those that only training reads.
-        training_columns: raw columns that only the loss reads, which no request needs.
-        history: the raw column of the user that lists ids of the items, or None.
-        recall: share of an item's exact ten nearest that the version's index found when it was published; None:
-            items are compared one by one.
+        user_columns: raw columns of users: those that the table of items lacks, except for `training_columns`.
+        training_columns: raw columns that only the loss reads; requests do not need them.
+        history: raw column of the user that lists ids of items, or None.
+        recall: share of the exact ten nearest items that the version's index finds, measured at publication. None if
+            the version has no index.
 
     Raises:
         ValueError, TypeError, KeyError, TrainerError: `state` is invalid.
@@ -189,7 +192,7 @@ class PublishedItems:
         return len(self.index)
 
     def check_user(self, names: Sequence[str]) -> None:
-        """Check the names of a user's columns; DataError: it has none of them."""
+        """Raise DataError if `names` contains none of the users' columns."""
         if not set(names) & set(self.user_columns):
             near = next((hint for name in names if (hint := did_you_mean(name, self.user_columns))), "")
             raise DataError(
@@ -199,10 +202,12 @@ class PublishedItems:
     def of_history(
         self, history: Sequence[Sequence[Any]], without: Sequence[Sequence[Any]] | None
     ) -> tuple[dict[str, Any], list[list[Any]]]:
-        """Return raw rows of histories, and the ids to leave out: theirs and `without`.
+        """Return raw rows of users with these histories, and each user's excluded ids.
+
+        The excluded ids are those of the history and of `without`.
 
         Raises:
-            ConfigurationError: the version has no history, or `without` has another length.
+            ConfigurationError: the version's model reads no history, or `without` has another length than `history`.
             DataError: a history is not a list of ids.
         """
         if self.history is None:
@@ -219,10 +224,10 @@ class PublishedItems:
         return {self.history: [list(chosen) for chosen in history]}, hidden
 
     def filter_of(self, given: Sequence[str]) -> dict[str, list[Any]]:
-        """Parse filters such as ``genre=comedy``; values of number columns become float.
+        """Parse filters such as ``genre=comedy``; values of numeric columns become float.
 
         Raises:
-            ConfigurationError: a text without "=", an unknown column, or text for a column of numbers.
+            ConfigurationError: a filter has no "=", names an unknown column, or has text for a numeric column.
         """
         found: dict[str, list[Any]] = {}
         for text in given:
@@ -268,11 +273,11 @@ class PublishedItems:
                 raise DataError(
                     f"recommend(without=..., history=...): the ids of the items are {shown}; received {value!r}"
                 )
-        # an integer beyond int64 names no item
+        # ids are int64, so a larger integer cannot be the id of an item
         return np.array([value for value in listed if kind is str or abs(value) < 1 << 63], self.index.ids.dtype.kind)
 
     def _chosen(self, filters: Mapping[str, Any] | None) -> np.ndarray | None:
-        """Return the numbers of the items that pass all filters; None: all items."""
+        """Return the indices of the items that pass all filters; None without filters."""
         if not filters:
             return None
         passes = np.ones(len(self.index), np.bool_)
@@ -288,7 +293,7 @@ class PublishedItems:
 
 
 class _Filter:
-    """A column of the items: its distinct values, and which items have each."""
+    """Maps the distinct values of an item column to the items that have them."""
 
     def __init__(self, name: str, values: Sequence[Any]) -> None:
         self.name, self.count = name, len(values)
@@ -300,11 +305,11 @@ class _Filter:
         self._is_text = any(isinstance(value, str) for value in self._items)
 
     def value_of(self, text: str) -> Any:
-        """Parse a value of the column; ValueError: it is not a number."""
+        """Parse a value of the column; raise ValueError if it should be a number."""
         return text if self._is_text else float(text)
 
     def __call__(self, wanted: Any) -> np.ndarray:
-        """Return a mask of items with the value, or one of a list of values."""
+        """Return a mask of the items that have the value, or any of several values."""
         passes = np.zeros(self.count, np.bool_)
         for value in wanted if isinstance(wanted, list | tuple) else [wanted]:
             fits = isinstance(value, str) if self._is_text else isinstance(value, int | float)

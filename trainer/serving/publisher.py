@@ -1,7 +1,7 @@
 """Publishes a model while it trains, as versions that servers follow.
 
-`published` describes the files and their checksums. A server that has an earlier version applies the
-changes it lacks.
+The module `published` describes the files and their checksums. A server that runs an earlier version applies the
+changes published since then.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-States = dict[str, dict[str, Any]]  # kind of state, a name of its files -> what `write_state` takes
+States = dict[str, dict[str, Any]]  # base name of the state's files -> state for `write_state`
 CONSUMER = "serving"
 _LONGEST_PAUSE = 60.0
 
@@ -52,47 +52,51 @@ _LONGEST_PAUSE = 60.0
 class Publish(Callback):
     """Publishes the model for servers, in the background, while it trains.
 
-    The first version holds everything and exports the network, which holds training for the time of a compilation.
-    Later ones hold the rows that changed. A version starts when it is due and the one before it is written. A version
-    that cannot be written, or would hold a parameter, a row or a statistic of features that is NaN or infinite, leaves
-    nothing behind: servers stay with the last good one, and the next one holds everything again. Training does not end
-    for it unless `on_error` says so; after several failures in a row the pauses between tries grow to a minute. While
-    it publishes, no other run may publish to the same folder. Of several processes rank 0 publishes, and each writes
-    its own rows of tables.
+    The first version contains all rows. The network is exported for it, which pauses training for one compilation.
+    Later versions contain only the rows that changed. A version starts when it is due and the previous version has
+    been written.
+
+    A version is not published if it cannot be written, or if a parameter, a table row or a feature statistic is NaN or
+    infinite. Servers then keep the last good version, and the next version contains all rows again. Training continues
+    unless `on_error` is "raise". After several failures in a row, the pause between attempts grows to one minute.
+
+    Only one run at a time may publish to a folder. In a job of several processes rank 0 publishes, and each process
+    writes its own table rows.
 
     Args:
-        root: folder that servers follow; None: ``published`` in the run folder. A folder outside it belongs to the
-            first run that publishes there.
-        every: an `Every`, or seconds.
+        root: folder that servers follow; None for ``published`` in the run folder. A folder outside the run folder
+            belongs to the first run that publishes there.
+        every: an `Every`, or a number of seconds.
         rows: "float32", or "int8" with one scale per row: a quarter of the size, errors up to 1/254 of a row's maximum.
-            With "float32", the rows of a table of float16 are written as they are.
-        batch: rows of the exported program, or of each of several: a server pads a call's rows to the smallest program
-            with room for them. With less than 128, as in (1, 256), one row is answered sooner, but not always with the
-            last bits of its answer among many: a processor's matrix products differ with the number of rows.
-        compact: versions of changes after which all rows are written once more.
-        keep: newest versions that servers can be sent back to (see `Versions`), with the full versions they build on;
-            default: `compact`. Pinned and kept versions stay regardless of age.
+            With "float32", tables stored as float16 are written as float16.
+        batch: batch size of the exported program, or several sizes for several programs. A server pads the rows of a
+            call to the smallest program they fit in. A program for fewer than 128 rows, as in (1, 256), answers
+            a single row faster. Its answer may differ in the last bits from the same row's answer in a larger batch,
+            because matrix products round differently for different numbers of rows.
+        compact: number of incremental versions after which a version contains all rows again.
+        keep: number of versions before the newest to keep for rollback (see `Versions`), with the full versions they
+            build on; default: `compact`. Pinned and kept versions are never removed.
         on_error: "warn" logs a version that cannot be written and continues; "raise" ends the run.
-        items: of two towers, raw rows of the items, or the path of a table of them, which is read for every version:
-            each version has the vectors of these items, for `ServedModel.recommend`. The training waits while they are
-            computed. In one process.
-        item_id: the column of `items` that is recommended.
-        item_filters: columns of `items` that a recommendation may be limited by; those that no feature reads are text.
-        index_above: number of items above which each version has an approximate index of them (extra [retrieval]); its
-            recall is measured and logged. None: all items are compared. With a filter they always are.
+        items: items of a two-tower model, as raw rows or the path of a table that is read again for every version.
+            Each version contains the vectors of these items, for `ServedModel.recommend`. Training pauses while the
+            vectors are computed. Requires a single process.
+        item_id: column of `items` with the ids to recommend.
+        item_filters: columns of `items` that a request may filter by. Columns that no feature reads are text.
+        index_above: number of items above which a version contains an approximate index (extra [retrieval]), whose
+            recall is measured and logged. None always compares all items, as do requests with a filter.
 
     Attributes:
         problem: why the newest version could not be written, or None.
-        refused: how often a version was not published because it held a value that is NaN or infinite.
+        refused: number of versions that were not published because of a NaN or infinite value.
 
     Raises:
-        ConfigurationError: an argument cannot work, or (at `setup`, before the first step) the folder cannot be
+        ConfigurationError: an argument is invalid, or (at `setup`, before the first step) the folder cannot be
             written, or belongs to another run.
         FolderInUseError: at `setup`, another run publishes there.
         CheckpointError: with `on_error="raise"`, a version cannot be written.
     """
 
-    end_order = 110  # after a ModelCheckpoint, which may restore the weights to be published last
+    end_order = 110  # after ModelCheckpoint, which may restore the weights that the last version publishes
     leaves_files = True
 
     def __init__(
@@ -131,15 +135,15 @@ class Publish(Callback):
         self._folder: PublishRoot = None  # set on rank 0 by `setup`
         self._graph: Part | None = None
         self._consumer = CONSUMER  # name under which tables track changes
-        self._chain: list[Part] = []
-        self._full = ROWS
-        self._version = 0
-        self._tried = False
+        self._chain: list[Part] = []  # the newest full version and the versions after it; empty: write all rows next
+        self._full = ROWS  # file with all rows in the first version of the chain
+        self._version = 0  # number of the newest version
+        self._tried = False  # whether this run has started a version
         self.on_error = on_error
         self.problem: str | None = None
         self.refused = 0
-        self._failures, self._next_try = 0, 0.0
-        self.hold_seconds: deque[float] = deque(maxlen=1000)  # how long recent versions blocked the training
+        self._failures, self._next_try = 0, 0.0  # failures in a row, earliest time of the next attempt
+        self.hold_seconds: deque[float] = deque(maxlen=1000)  # how long each recent version blocked training
 
     @property
     def published_root(self) -> Path | None:  # type: ignore[override]
@@ -147,7 +151,7 @@ class Publish(Callback):
         return self.root
 
     def setup(self, trainer: Trainer) -> None:
-        """Lock the folder, remove unfinished files, continue after its newest version."""
+        """Lock the folder, remove unfinished files and find the newest version's number."""
         if trainer.features is not None:
             check_publishable(trainer.features)
         if self.items is not None:
@@ -162,6 +166,7 @@ class Publish(Callback):
             self.root = Path(trainer.run_dir) / PUBLISHED
         self._folder = None
         trainer.group.from_main(lambda: self._take_folder(trainer.network, trainer.run_dir))
+        # Each Publish of a run needs its own consumer name.
         publishers = [callback for callback in trainer.callbacks if isinstance(callback, Publish)]
         number = publishers.index(self) if self in publishers else 0
         self._consumer = f"{CONSUMER}.{number}" if number else CONSUMER
@@ -176,7 +181,7 @@ class Publish(Callback):
         self.root, self._version = self._folder.path, self._folder.newest
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Publish at once, then when due; rank 0 decides for all processes."""
+        """Publish after the first step, then when due; rank 0 decides for all processes."""
         if _takes_part(trainer) and _decide(trainer, lambda: self._is_due(trainer)):
             self._try(trainer, lambda: self.publish(trainer))
 
@@ -184,7 +189,7 @@ class Publish(Callback):
         if self._thread is not None and self._thread.is_alive():
             return False
         if self._failure is not None and self.on_error == "raise":
-            return True
+            return True  # `publish` will raise the failure
         if trainer.calibrator is not None and not trainer.calibrator.is_learned:
             return False
         due = (self.every.due(trainer.state.progress) or not self._tried) and time.monotonic() >= self._next_try
@@ -192,17 +197,17 @@ class Publish(Callback):
         return due
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Publish the final state and wait for it."""
+        """Publish the final state and wait until it is written."""
         if trainer.state.outputs is None or not _takes_part(trainer):
             return
-        for _ in range(2):  # no later version makes up for a failure of the last one
+        for _ in range(2):  # retry once: no later version can replace a failed last one
             written = self._try(trainer, lambda: self.publish(trainer))
             written &= self._try(trainer, lambda: self._finish(trainer))
             if _decide(trainer, partial(bool, written)):
                 return
 
     def _try(self, trainer: Trainer, action: Callable[[], None]) -> bool:
-        """Publish or wait; return whether that went well, or raise on all processes."""
+        """Run `action`; return whether it succeeded, or raise on all processes."""
         failure: Exception | None = None
         try:
             action()
@@ -220,7 +225,7 @@ class Publish(Callback):
                     raise failure
 
         if self.on_error == "raise":
-            _decide(trainer, raise_failure)
+            _decide(trainer, raise_failure)  # a failure on rank 0 is raised on all processes
         return success
 
     def _note_failure(self, error: Exception) -> None:
@@ -230,19 +235,19 @@ class Publish(Callback):
         self._failures += 1
         if self._failures > 1:
             self._next_try = time.monotonic() + min(0.25 * 2**self._failures, _LONGEST_PAUSE)
-        if is_first:  # warn once about a model that has become NaN
+        if is_first:  # a model that has become NaN is logged once only
             logger.error("%s; the next version will hold everything", self.problem)
 
     def _finish(self, trainer: Trainer) -> None:
-        """Wait for the version on all processes that take part."""
+        """Wait for the version being written, on all processes that take part."""
         try:
             self.wait()
         finally:
             if trainer.tables is not None:
-                trainer.group.wait_for_all()  # rank 0 may wait longer than a collective does
+                trainer.group.wait_for_all()  # rank 0 may take longer than the timeout of a collective
 
     def teardown(self, trainer: Trainer) -> None:
-        """Wait for the version being written and give the folder back."""
+        """Wait for the version being written and release the folder's lock."""
         self._source.wait()
         if self._thread is not None:
             self._thread.join()
@@ -250,9 +255,10 @@ class Publish(Callback):
             self._folder.release()
 
     def wait(self) -> None:
-        """Wait for the version being written; on ranks other than 0, for their part.
+        """Wait for the version being written; ranks other than 0 wait for their part.
 
-        CheckpointError: on rank 0, if it could not be written.
+        Raises:
+            CheckpointError: the version could not be written (raised on rank 0).
         """
         self._source.wait()
         if self._thread is not None:
@@ -266,20 +272,20 @@ class Publish(Callback):
             raise CheckpointError(f"publishing to {self.root} failed: {failure!r}") from failure
 
     def publish(self, trainer: Trainer, seen: InputBatch | None = None, *, step: int | None = None) -> None:
-        """Start writing the present state as a version, after the one before it.
+        """Start writing the current state as a version, once the previous one is written.
 
-        Of many processes that train tables all have to call it.
+        If several processes train tables, all of them must call this.
 
         Args:
             trainer: the Trainer.
-            seen: a batch that shows the network's inputs; default: the batch that was trained last.
-            step: optimizer steps the version has seen; default: those of the trainer, which are 0 where only weights
-                were loaded.
+            seen: a batch with the network's inputs, for the export; default: the last trained batch.
+            step: number of optimizer steps to record in the version; default: the trainer's step, which is 0 if only
+                weights were loaded.
         """
         started = time.perf_counter()
         calibration = trainer.fitted_calibration()
         begun = _decide(trainer, lambda: self._begin(trainer, seen) if trainer.group.is_main else None)
-        if begun is None:
+        if begun is None:  # without tables, only rank 0 publishes
             return
         full, compact = begun
         states: States = {} if calibration is None else {CALIBRATION: calibration.state()}
@@ -292,14 +298,14 @@ class Publish(Callback):
             if trainer.group.is_main:
                 self._start(trainer, rows, full or compact, step, states)
         except BaseException:
-            self._chain = []  # the changes were taken from the tables: the next version has to hold everything
+            self._chain = []  # the tables no longer track these changes, so the next version must contain all rows
             raise
         self.hold_seconds.append(time.perf_counter() - started)
 
     def _start(self, trainer: Trainer, rows: VersionRows, restart: bool, step: int | None, states: States) -> None:
         """Copy the weights and start the writing thread."""
         with contextlib.ExitStack() as undo:
-            undo.callback(rows.close)
+            undo.callback(rows.close)  # if the thread cannot be started
             with trainer.averaged_weights():
                 weights = {p.name: np.array(p.asnumpy()) for p in parameters_of(trainer.network)}
             self._version += 1
@@ -317,7 +323,7 @@ class Publish(Callback):
             undo.pop_all()
 
     def _begin(self, trainer: Trainer, seen: InputBatch | None) -> tuple[bool, bool]:
-        """Wait for the previous version; return (new chain, all rows)."""
+        """Wait for the previous version; return `full` and `compact` for `RowSource.take`."""
         try:
             self.wait()
         except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""An exported network with its tables as a server runs it, and the version in use."""
+"""Runs an exported network and its tables in a server."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from .published_items import PublishedItems
 class ServedGraph:
     """An exported network with empty tables: ``network.mindir``, ``graph.json``.
 
-    One thread at a time calls it; tables must not change during a call. Callers fill `tables`, by name, and set
-    `weights`, the parameters of the network without its tables.
+    Only one thread at a time may call it, and tables must not change during a call. The caller fills `tables` (by
+    name) and sets `weights`, the parameters of the network outside its tables.
     """
 
     def __init__(self, folder: Path) -> None:
         about = strict_json.parse((folder / ABOUT).read_bytes())
         self.about = about
-        self.batch: int = about["batch"]  # most rows of a call
+        self.batch: int = about["batch"]  # maximum number of rows per call
         ragged = about.get("ragged", {})
         self.ragged = {name: RaggedInput(tuple(suffixes), *rest) for name, (suffixes, *rest) in ragged.items()}
-        self.given = given_names(about["columns"], self.ragged)  # names of the columns that callers give
-        self.features = read_features(folder) if about.get("features") else None  # for raw rows
+        self.given = given_names(about["columns"], self.ragged)  # names of the columns that callers pass
+        self.features = read_features(folder) if about.get("features") else None  # transforms raw rows
         self.classes: tuple[Any, ...] = () if self.features is None else self.features.label_classes
-        self.activation: str | None = about.get("activation")  # maps the first output to the quantity of the label
+        self.activation: str | None = about.get("activation")  # name of the map from the first output to label units
         specs = [
             TableSpec(table["name"], table["dim"], initializer="zeros", padding=table["padding"])
             for table in about["tables"]
@@ -55,16 +55,16 @@ class ServedGraph:
         self.tables = {spec.name: SparseTable(spec, np.zeros(0, np.float32)) for spec in specs}
         programs = [*((program_file(entry["batch"]), entry) for entry in about.get("smaller", ())), (NETWORK, about)]
         self._programs = [_Program(folder / file, entry["batch"], entry["stacks"]) for file, entry in programs]
-        self.sizes = tuple(program.batch for program in self._programs)  # ascending
+        self.sizes = tuple(program.batch for program in self._programs)  # batch sizes, ascending
         self.weights = self._programs[-1].weights
         fields = FieldMap.from_json(about["fields"])
         fields.names = tuple(about["columns"])
         self._reads = FixedReads(list(self.tables.values()), fields, read_layout(fields.components, specs))
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Set the parameters of the network without its tables; unknown names are ignored.
+        """Set the parameters of the network outside its tables; ignore unknown names.
 
-        Called on the thread of `run`.
+        Call this on the thread that calls `run`.
         """
         for program in self._programs:
             for name, value in weights.items():
@@ -72,26 +72,26 @@ class ServedGraph:
                     overwrite(program.weights[name], value)
 
     def size_for(self, rows: int) -> int:
-        """Return the rows of the smallest program with room, else of the largest."""
+        """Return the size of the smallest program that fits `rows`, else the largest."""
         return next((size for size in self.sizes if size >= rows), self.batch)
 
     def run(self, columns: Sequence[np.ndarray], size: int | None = None) -> tuple[np.ndarray, ...]:
         """Return the outputs of one call, [size, ...] each.
 
         Args:
-            columns: raw columns of `size` rows, [size, ...]; of a network without ragged columns also of fewer rows:
-                the outputs of the rows behind them are those of the last one.
+            columns: raw columns [size, ...]. For a network without ragged columns they may have fewer rows; the last
+                row is then repeated.
             size: one of `sizes`; None for the largest.
         """
         program = self._programs[-1 if size is None else self.sizes.index(size)]
         changed = self._reads(columns, *program.windows())
-        if not self.ragged:  # only now: each id that is looked up takes time
+        if not self.ragged:  # pad after the lookup, so that the ids of repeated rows are not looked up
             changed = [_filled(column, program.batch) for column in changed]
         return program.run(changed)
 
 
 class _Program:
-    """The network for one number of rows; `export_network` describes its stacks."""
+    """The network for one batch size; `export_network` describes `stacks`."""
 
     def __init__(self, file: Path, batch: int, stacks: Sequence[Mapping[str, Any]]) -> None:
         self.batch = batch
@@ -103,16 +103,17 @@ class _Program:
         def mirror(stack: Mapping[str, Any], kind: str, size: str) -> Any:
             return (Mirror(self.weights.pop(f"embedding.{stack['name']}.{kind}")), stack[size]) if stack[size] else None
 
+        # For each stack the parameter's mirror and its size; in `_maps` None for stacks without a map.
         self._rows = [mirror(stack, "rows", "size") for stack in stacks]
         self._maps = [mirror(stack, "places", "map_size") for stack in stacks]
 
     def windows(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        """Return what `FixedReads` writes to: of each stack the rows and the map."""
+        """Return each stack's arrays of rows and positions, for `FixedReads` to fill."""
         rows = [mirror.array(size) for mirror, size in self._rows]
         return rows, [None if pair is None else pair[0].array(pair[1]) for pair in self._maps]
 
     def run(self, columns: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Return the outputs for `batch` rows; their table rows are in the windows."""
+        """Return the outputs for `batch` rows; the windows contain their table rows."""
         for pair in (*self._rows, *self._maps):
             if pair is not None:
                 pair[0].push()
@@ -124,7 +125,7 @@ class _Program:
 
 
 def _filled(column: np.ndarray, rows: int) -> np.ndarray:
-    """Return a column of `rows` rows, its last row repeated if it has fewer."""
+    """Pad a column to `rows` rows by repeating its last row."""
     if len(column) == rows:
         return column
     filled = np.empty((rows, *column.shape[1:]), column.dtype)
@@ -135,18 +136,18 @@ def _filled(column: np.ndarray, rows: int) -> np.ndarray:
 
 @dataclass(eq=False)
 class HeldVersion:
-    """The version in use until the context of `ServedModel.held` ends, with its items."""
+    """The version that is served until the context of `ServedModel.held` ends."""
 
     graph: ServedGraph
     current: Current
-    items: PublishedItems | None = None  # from `Publish(items=...)`
-    calibration: CalibrationMap | None = None  # from `Trainer(calibration=...)`
+    items: PublishedItems | None = None  # items of `Publish(items=...)`
+    calibration: CalibrationMap | None = None  # calibration of `Trainer(calibration=...)`
 
     def run(self, batch: Any) -> tuple[np.ndarray, ...]:
-        """Return the network's outputs for its own columns, each float32 [n, ...].
+        """Return the network's outputs for its input columns, float32 [n, ...] each.
 
         Args:
-            batch: a mapping from names to columns [n, ...], a sequence of them, or the only one.
+            batch: a mapping from names to columns [n, ...], a sequence of columns, or a single column.
 
         Raises:
             DataError: columns are missing, differ in their number of rows, or have another shape than in training.
@@ -162,10 +163,11 @@ class HeldVersion:
         return tuple(np.concatenate(outputs)[:count] for outputs in zip(*parts, strict=True))
 
     def probability(self, outputs: Sequence[np.ndarray], batch: Any) -> np.ndarray | None:
-        """Return the prediction in label units, float32; None if the loss has none.
+        """Return float32 predictions in label units; None if the loss defines none.
 
         Args:
-            outputs: result of `run` for the `batch`.
+            outputs: result of `run` for `batch`.
+            batch: the argument of `run`.
         """
         if self.calibration is not None:
             by, ids = self.calibration.column, None
@@ -202,14 +204,14 @@ def _checked(graph: ServedGraph, batch: Any) -> list[Any]:
         if wrong or not len(column) or len(column) != len(columns[0] if columns else column):
             raise DataError(f"column {name} must be [n{''.join(f', {s}' for s in shape)}]; received {column.shape}")
         dtype = graph.about["dtypes"][index]
-        if column.dtype.kind == "O":  # lists without any value
+        if column.dtype.kind == "O":  # all lists are empty, so the dtype is unknown
             column = column.astype("U1" if column.padding == "" else dtype)
         columns.append(column.astype(dtype) if column.dtype.kind == "f" else column)
     return columns
 
 
 def _one_call(graph: ServedGraph, columns: Sequence[Any], start: int, size: int) -> list[np.ndarray]:
-    """Return the arguments of one call: `size` rows from `start` on."""
+    """Return the arguments of one call: `size` rows starting at `start`."""
     rows: Any = slice(start, start + size)
     if graph.ragged:
         rows = np.minimum(np.arange(start, start + size), len(columns[0]) - 1)

@@ -1,4 +1,4 @@
-"""`ServedModel`: predictions of a published model while it trains."""
+"""`ServedModel`: predicts with a published model while it trains."""
 
 from __future__ import annotations
 
@@ -36,35 +36,36 @@ _LONGEST_PAUSE = 60.0
 
 
 class ServedModel:
-    """A published model that follows the newest version between predictions.
+    """A published model that switches to the newest version between predictions.
 
-    Every answer is of one version: a new version replaces the old between two calls, with all its rows and weights.
-    Files are checked against their checksums before they are used. A damaged version is named in one warning and in
-    `problem`, and the last good version is served until a later one holds all rows, as Publish's `compact` says.
+    Every answer comes from a single version: a new version replaces all rows and weights between two calls. Files are
+    verified against their checksums before use. A damaged version is reported in one warning and in `problem`. The
+    last good version is then served until a version with all rows arrives (see `compact` of `Publish`).
 
     Args:
-        root: folder that `Publish` writes to, or the URL of a mirror of it (see `Mirror`): versions are then fetched to
-            a folder that is removed when the process ends, verified, and only then served.
-        version: "served" for the version that is pinned (see `Versions`), where none is for the newest one; "newest"
-            whatever is pinned; or a number.
-        follow: apply new versions as they appear; False waits for `refresh`.
-        poll: seconds between looks at ``current.json``; of a mirror at least one.
+        root: folder that `Publish` writes to, or the URL of a mirror of it (see `Mirror`). Versions of a mirror are
+            downloaded to a temporary folder, which is removed when the process ends, and verified before they are
+            served.
+        version: "served" for the pinned version (see `Versions`), or the newest if none is pinned; "newest" to ignore
+            pins; or a version number.
+        follow: True applies new versions as they appear; False only on `refresh`.
+        poll: seconds between checks for a new version; at least 1 for a mirror.
 
     Attributes:
-        version: version being served.
-        step: optimizer steps the version has seen.
-        delays: for each of the newest 10,000 versions that followed an older one, seconds from its newest event (or its
-            publication, when events carry no time) until it was served in full.
-        problem: why the newest version is not the one being served, or None.
-        graph: the network and its tables, not to be changed; those of one version only inside `held`.
-        current: the record of the version being served.
-        items: its items, or None.
-        calibration: its calibration, or None.
+        version: number of the version being served.
+        step: number of optimizer steps that the version was trained for.
+        delays: seconds from a version's newest event until the version was served completely, for the last 10,000
+            versions. Measured from the publication if events carry no time.
+        problem: why the newest version is not being served, or None.
+        graph: network and tables, read-only. Their values belong to a single version only inside `held`.
+        current: record of the version being served.
+        items: items of the version being served, or None.
+        calibration: calibration of the version being served, or None.
 
     Raises:
         CheckpointNotFoundError: nothing has been published there.
-        CheckpointDamagedError: it is damaged; the message names the file and what is wrong.
-        NonFiniteError: a parameter, a row of a table or a statistic of features is NaN or infinite.
+        CheckpointDamagedError: the published model is damaged; the message names the file and the damage.
+        NonFiniteError: a parameter, a table row or a feature statistic is NaN or infinite.
     """
 
     def __init__(
@@ -89,13 +90,13 @@ class ServedModel:
         self.current: Current = None
         self.items: PublishedItems | None = None
         self.calibration: CalibrationMap | None = None
-        self._waiting: Mapping[str, np.ndarray] | None = None
-        self._replaced: ServedGraph | None = None  # version of the last prediction
-        self._run = threading.Lock()
-        self._update = threading.Lock()
-        self._update_due = threading.Event()
+        self._waiting: Mapping[str, np.ndarray] | None = None  # weights that `held` sets before the next prediction
+        self._replaced: ServedGraph | None = None  # replaced graph of the last prediction, freed by `held`
+        self._run = threading.Lock()  # held while a graph runs or the version is replaced
+        self._update = threading.Lock()  # held by `refresh`
+        self._update_due = threading.Event()  # set while an update waits for `_run`
         self._stop = threading.Event()
-        self._mark: tuple[int, ...] | None = None
+        self._mark: tuple[int, ...] | None = None  # the pointer files' times and sizes at the last refresh
         self.refresh()
         self._thread: threading.Thread | None = None
         if follow:
@@ -114,31 +115,32 @@ class ServedModel:
         """Return the predictions for a batch of any size.
 
         Args:
-            batch: where the Trainer had features, raw rows: a mapping of columns, a list of mappings, one mapping, or a
-                table of pandas, polars or Arrow; labels are not needed. Else as follows.
-                One array a column, [n, ...], as the network takes them, ids raw: integers or strings; of ragged
-                columns n lists, without masks and the like. A mapping from column names, a sequence of arrays, or the
-                array of an only column.
-            output: "network" for its output itself; "probability" for what the loss compares with the label: sigmoid of
-                the logits of `BCEWithLogitsLoss`, softmax of those of `CrossEntropyLoss`, or what
-                `Trainer(prediction_activation=...)` names, calibrated where the version has a calibration; "class" for
-                the most likely class of `label_classes`.
-            keep: for raw rows, return a dict of "prediction" and the columns of `Features(keep=...)`.
-            set_aside: for raw rows, leave out rows that violate the declaration, as `Trainer.predict` does, and return
-                a dict with the "prediction" of the others and why the rest has none, under "set_aside".
+            batch: for a model trained with features, raw rows without labels: a mapping of columns, a list of
+                mappings, one mapping, or a table of pandas, polars or Arrow. For any model, the network's input
+                columns: a mapping from column names to arrays [n, ...], a sequence of arrays, or a single array for a
+                network with one column. Ids are raw integers or strings. A ragged column is given as n lists, without
+                masks or offsets.
+            output: "network" for the network's output. "probability" for the quantity that the loss compares with the
+                label: the sigmoid of the logits for `BCEWithLogitsLoss`, their softmax for `CrossEntropyLoss`, or the
+                result of `Trainer(prediction_activation=...)`; calibrated if the version has a calibration. "class"
+                for the most likely class of `label_classes`.
+            keep: for raw rows, also return the columns of `Features(keep=...)`.
+            set_aside: for raw rows, skip rows that violate the features' declaration, as `Trainer.predict` does, and
+                return the reasons.
             columns: the columns by name, instead of `batch`.
 
         Returns:
-            float32 array with n rows, or a tuple of them: the network's output itself, as `Trainer.predict` gives it
-            (docs/serving.md says where to the bit), unless `output` says otherwise; of "class" the names of classes.
-            With `keep` or `set_aside` a dict: "prediction", for `set_aside` a mapping from the index of each row left
-            out to its column and reason, the columns that are kept.
+            A float32 array with n rows, or a tuple of arrays: the network's output as `Trainer.predict` returns it
+            (docs/serving.md says when the two agree to the last bit), or the quantity that `output` selects. For
+            "class" the array contains class names. With `keep` or `set_aside`, a dict with the array as "prediction".
+            For `keep` the dict also contains the kept columns. For `set_aside` it also contains "set_aside", a mapping
+            from the index of each skipped row to the column and the reason.
 
         Raises:
             ConfigurationError: "probability" of a model whose loss does not say what its outputs mean; "class" of one
                 without `Features(label_classes=...)`.
-            DataError: a row that the features' declaration forbids, with `set_aside` all of them; columns are missing,
-                or differ in their number of rows, or have another shape than in training.
+            DataError: a row violates the features' declaration (with `set_aside`: all rows do); columns are missing,
+                differ in their number of rows, or have another shape than in training.
             ConfigurationError: this process was forked from one that has run graphs.
         """
         check_not_forked()
@@ -180,25 +182,27 @@ class ServedModel:
         without: Sequence[Sequence[Any]] | None = None,
         filter: Mapping[str, Any] | None = None,
     ) -> Recommended:
-        """Return the best items of the served version for each user, of all its items.
+        """Return the best items of the served version for each user.
 
         Args:
-            users: raw rows of the users, as for `predict`; items' columns may be missing.
-            k: items per user.
-            history: in place of `users`, of `sasrec` and `hstu`: for each user the ids that were chosen before, the
-                newest last, which are left out of the answer. In a column of `users` they are not left out.
-            without: for each user, ids to leave out, such as those seen already; ids of no item are ignored.
-            filter: column of `Publish(item_filters=...)` -> a value, or several, one of which an item has; a list has a
-                value if one of its parts is it. All columns have to fit.
+            users: raw rows of the users, as for `predict`, without the items' columns.
+            k: number of items per user.
+            history: alternative to `users` for `sasrec` and `hstu`: for each user, the ids chosen before, newest last.
+                These ids are excluded from the answer; a history passed as a column of `users` is not.
+            without: for each user, ids to exclude from the answer, such as items already seen. Unknown ids are ignored.
+            filter: mapping from columns of `Publish(item_filters=...)` to an accepted value or a list of accepted
+                values. An item must match in every column. An item whose column holds a list matches if one element
+                does.
 
         Returns:
-            The version, and of each user ids and scores, the inner products; fewer than `k` where fewer items are left.
+            The version number and, for each user, item ids and scores (inner products), best first. A user gets fewer
+            than `k` items if fewer are left after filtering.
 
         Raises:
-            ConfigurationError: the version has no items, k is below 1, there is not one list in `without` per user,
-                not one of `users` and `history`, or the version's model reads no history.
-            DataError: a row that the features' declaration forbids, or with none of the users' columns; an unknown
-                column in `filter`, or a value or an id of another kind than the items'.
+            ConfigurationError: the version has no items, k is below 1, `without` does not have one list per user,
+                both or neither of `users` and `history` are given, or the version's model reads no history.
+            DataError: a row violates the features' declaration or has none of the users' columns; `filter` names an
+                unknown column; or a value or an id has another type than the items'.
         """
         check_not_forked()
         with self.held() as version:
@@ -218,8 +222,8 @@ class ServedModel:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[HeldVersion]:
-        """Hold the served version: no other replaces it or runs a graph."""
-        while self._update_due.is_set():  # locks are not fair: a version that waits goes first
+        """Keep the served version from being replaced, and other calls from running."""
+        while self._update_due.is_set():  # locks are not fair, so let a waiting update go first
             time.sleep(1e-4)
         with self._run:
             self._replaced = None
@@ -230,17 +234,17 @@ class ServedModel:
 
     @property
     def features(self) -> Features | None:
-        """The declared columns of raw rows, or None; not to be changed."""
+        """Features that the model was trained with, or None; read-only."""
         return self.graph.features
 
     # -- following -----------------------------------------------------------------------------------------------
 
     def refresh(self) -> bool:
-        """Apply the newest version now; return whether there was a new one.
+        """Apply the newest version now; return whether the version changed.
 
         Raises:
             CheckpointNotFoundError: nothing has been published.
-            CheckpointDamagedError: it is damaged; the previous version stays served.
+            CheckpointDamagedError: the newest version is damaged; the previous version is still served.
         """
         with self._update:
             try:
@@ -256,7 +260,7 @@ class ServedModel:
                                 self._apply(now)
                         break
                     except CheckpointError:
-                        # a version may be removed between reading its name and its files: a newer one is there then
+                        # Retry if the pointers have changed: the version may have been removed while it was read.
                         if is_last_try or self._mark == self._look():
                             raise
             except CheckpointError as error:
@@ -276,7 +280,7 @@ class ServedModel:
         return tuple(marks)
 
     def close(self) -> None:
-        """Stop following."""
+        """Stop following new versions."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -291,6 +295,7 @@ class ServedModel:
         reported, pause, retry_at = None, 1.0, 0.0
         source = self._mirrored or self.root
         while not self._stop.wait(self._poll):
+            # A mirror must be asked every time. After a failure, unchanged files are read again only at `retry_at`.
             waits = self._mirrored is None if self.problem is None else time.monotonic() < retry_at
             if waits and self._look() == self._mark:
                 continue
@@ -310,14 +315,14 @@ class ServedModel:
         served = self.current
         update = VersionUpdate(self.root, served, self.graph, now)
         if update.has_own_graph:
-            update.write_tables()
+            update.write_tables()  # predictions continue with the old graph meanwhile
         with self._before_predictions():
             if not update.has_own_graph:
                 update.write_tables()
             else:
-                # MindSpore frees a compiled graph only while no other runs, and holds the GIL while it waits for that:
-                # a deadlock if another thread trains with operators in Python. So the graph of the last prediction is
-                # freed in `held`. A later graph that has predicted nothing is not compiled and can be freed here.
+                # MindSpore frees a compiled graph only while no other graph runs, and it holds the GIL while it waits.
+                # That deadlocks if another thread trains with operators written in Python. So the graph of the last
+                # prediction is freed in `held`. A graph that has not predicted is not compiled and can be freed here.
                 self._replaced = self._replaced or self.graph
             update.load_features()
             self.graph, self.current, self.items = update.graph, now, update.items

@@ -1,8 +1,9 @@
-"""Stores the rows of a version; several processes each store their own.
+"""Stores the rows of a version; each process of a job stores its own rows.
 
-Where tables are divided among processes, rank r writes ``rows.<r>.safetensors``, and in a version with all rows also
-``full.<r>.safetensors``, into the version's folder on a background thread. `trainer.checkpoint.parts` says who waits
-for whom. Rank 0 lists the parts in the manifest, whose format is then 2, and renames the folder.
+If tables are divided among processes, rank r writes ``rows.<r>.safetensors`` to the version's folder on a background
+thread. In a version with all rows it may also write ``full.<r>.safetensors``. `trainer.checkpoint.parts` explains how
+the ranks wait for each other. Rank 0 lists the parts in the manifest, which then has format version 2, and renames the
+folder.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 class VersionRows:
     """One process's rows of a version."""
 
-    files: Mapping[str, Mapping[str, Any]]  # name of a file -> its arrays, which are computed when read
+    files: Mapping[str, Mapping[str, Any]]  # arrays of each file, computed when read
     parts: Parts | None = None  # folder that all processes write to; None if rank 0 has all rows
 
     def compute(self) -> None:
-        """Read the rows from the tables, which keep copies of them until then."""
+        """Read the rows; until then, the tables keep copies of rows that change."""
         for arrays in self.files.values():
             for array in arrays.values():
                 np.asarray(array)
@@ -42,14 +43,16 @@ class VersionRows:
     # -- rank 0 ---------------------------------------------------------------------------------------------------
 
     def folder(self, final: Path) -> FolderWriter:
-        """Return the writer of the version's folder, which processes may share."""
+        """Return the writer of the version's folder, which all processes may share."""
         shared = None if self.parts is None else self.parts.folder
         return shared or FolderWriter(final)
 
     def write(self, folder: FolderWriter) -> dict[str, Any]:
-        """Write rank 0's rows and wait for the others; return the manifest's entries.
+        """Write rank 0's rows and wait for the other ranks; return manifest entries.
 
-        CheckpointError: a process failed to write its part, or ended before. OSError: the file system refused.
+        Raises:
+            CheckpointError: a process failed to write its part, or ended before it did.
+            OSError: a file cannot be written.
         """
         if self.parts is None:
             for name, arrays in self.files.items():
@@ -62,7 +65,7 @@ class VersionRows:
         return {**collected[0], "parts": {name: count for entry in collected for name, count in entry["parts"].items()}}
 
     def close(self) -> None:
-        """Remove the folder unless it was renamed."""
+        """Remove the temporary folder unless it was renamed."""
         if self.parts is not None:
             assert self.parts.folder is not None
             self.parts.folder.close()
@@ -71,7 +74,7 @@ class VersionRows:
 def contribute(rows: VersionRows, rank: int) -> None:
     """Write the rows of a rank other than 0; report failures to rank 0."""
     assert rows.parts is not None
-    with contextlib.suppress(Exception):  # raised again, and reported, where they are written
+    with contextlib.suppress(Exception):  # `write_part` reads the rows again and reports the error
         rows.compute()
     for name, arrays in rows.files.items():
         if not write_part(replace(rows.parts, group=name), rank, arrays):
@@ -80,7 +83,7 @@ def contribute(rows: VersionRows, rank: int) -> None:
 
 @contextlib.contextmanager
 def shared_errors(root: Path) -> Iterator[None]:
-    """Turn errors into those that rank 0 can send to the other processes."""
+    """Convert errors to types that rank 0 can send to the other processes."""
     try:
         yield
     except (CheckpointError, ConfigurationError):
@@ -90,7 +93,7 @@ def shared_errors(root: Path) -> Iterator[None]:
 
 
 class RowSource:
-    """Takes the rows of versions from a job's tables."""
+    """Reads the rows of each version from a job's tables."""
 
     def __init__(self, rows: str) -> None:
         self._rows = rows
@@ -98,20 +101,24 @@ class RowSource:
         self._is_shared = True
 
     def start(self) -> None:
-        """Start a run; assume that all its processes can write to the folder."""
+        """Start a run; assume again that all its processes can write to the folder."""
         self._is_shared = True
 
     def take(self, trainer: Trainer, consumer: str, final: Path, *, full: bool, compact: bool) -> VersionRows:
-        """Return the rows of a version; ranks other than 0 start to write theirs.
+        """Return the rows of a version; ranks other than 0 start writing their rows.
 
-        Rows are those of this moment, read while training continues. All processes with tables call it together.
+        The rows have the values at the time of the call and are read while training continues. All processes that
+        train tables must call this together.
 
         Args:
-            trainer: has the tables.
+            trainer: Trainer with the tables.
             consumer: name under which tables track changes.
-            final: final path of the version's folder; rank 0's counts. CheckpointError if rank 0 cannot create it.
-            full: all rows, not only those that changed since the consumer's last version.
-            compact: all rows in a second file.
+            final: final path of the version's folder; only rank 0's value is used.
+            full: take all rows instead of those that changed since the consumer's last version.
+            compact: also take all rows, for a second file.
+
+        Raises:
+            CheckpointError: rank 0 cannot create the folder.
         """
         tables = trainer.tables
         if tables is None:
@@ -119,7 +126,7 @@ class RowSource:
         parts = None
         if tables.is_divided and self._is_shared:
             parts = open_parts(trainer.group, final, ROWS, "version")
-            self._is_shared = parts is not None  # None has logged a warning; later versions are not tried
+            self._is_shared = parts is not None  # `open_parts` has logged a warning; do not try again
         options: dict[str, Any] = {"weights_only": True, **({} if parts is None else {"own_rows": True})}
         taken = {ROWS: tables.tables.take(consumer, full=full, **options)}
         if compact:
@@ -130,5 +137,5 @@ class RowSource:
         return rows
 
     def wait(self) -> None:
-        """Wait for this process's part in flight; rank 0 reports failures."""
+        """Wait until this process's part is written; rank 0 reports failures."""
         self._writer.wait()

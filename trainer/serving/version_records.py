@@ -1,8 +1,8 @@
-"""The versions of a published model: their needs, pins and servers.
+"""Records of a published model's versions: dependencies, pins and kept versions.
 
-A version's manifest says which version its changes follow, so every version can be put together again: the last full
-one before it and the changes since. ``pins.json``, a document with a checksum of itself, names the version that servers
-stay with and those that are kept.
+A version's manifest names the version that its changes follow. So every version can be rebuilt from the last full
+version before it and the changes since then. ``pins.json``, which contains its own checksum, names the version that
+servers are pinned to and the versions to keep.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ class Pins:
     """Content of ``pins.json``.
 
     Attributes:
-        served: the version that servers answer with; None for the newest.
-        kept: numbers of versions that are not removed.
+        served: the version that servers are pinned to; None to follow the newest.
+        kept: numbers of the versions that must not be removed.
     """
 
     served: Part | None = None
     kept: tuple[int, ...] = ()
 
     def write(self, root: Path) -> None:
-        """Write them; OSError when the file system refuses."""
+        """Write ``pins.json`` atomically; raise OSError if that fails."""
         body = {**asdict(self), "kept": sorted(set(self.kept))}
         durable.replace_file(root / PINS, manifest.seal("pins", body))
 
     @classmethod
     def read(cls, root: Path) -> Pins:
-        """Return the pins; empty ones without a file.
+        """Read ``pins.json``; return empty pins if there is no file.
 
         Raises:
             CheckpointDamagedError: the file is damaged.
-            CheckpointError: no permission, or written by a newer version of this package.
+            CheckpointError: the file is not readable, or was written by a newer version of this package.
         """
         path = root / PINS
         if not os.path.lexists(path):
@@ -60,9 +60,10 @@ class Pins:
 
 @contextlib.contextmanager
 def changing(root: Path, *, wait: float = _LOCK_SECONDS) -> Iterator[None]:
-    """Lock pinning and removing of versions against each other.
+    """Hold the lock under which versions are pinned or removed.
 
-    FolderInUseError: others hold it for `wait` seconds.
+    Raises:
+        FolderInUseError: another process still holds the lock after `wait` seconds.
     """
     deadline = time.monotonic() + wait
     while True:
@@ -85,14 +86,18 @@ def version_name(number: int) -> str:
 
 
 class VersionRecords:
-    """The manifests of the versions in a published folder, each read once."""
+    """The manifests of the versions in a published folder; each is read once."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._bodies: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the versions, ascending; CheckpointNotFoundError: none."""
+        """Return the numbers of the versions, ascending.
+
+        Raises:
+            CheckpointNotFoundError: the folder does not exist.
+        """
         try:
             numbers = known_versions(self.root)
         except (FileNotFoundError, NotADirectoryError):
@@ -106,8 +111,8 @@ class VersionRecords:
         """Return a version by its number.
 
         Raises:
-            CheckpointNotFoundError: there is none; the message names those there are.
-            CheckpointDamagedError: its manifest is damaged.
+            CheckpointNotFoundError: there is no such version; the message lists the existing versions.
+            CheckpointDamagedError: the version's manifest is damaged.
         """
         name = version_name(number)
         if not (self.root / name).is_dir():
@@ -119,7 +124,11 @@ class VersionRecords:
         return Part(name, manifest.digest(self.body(name)))
 
     def body(self, name: str) -> dict[str, Any]:
-        """Return a version's manifest; CheckpointDamagedError: it has none that is sound."""
+        """Return a version's manifest.
+
+        Raises:
+            CheckpointDamagedError: the manifest is missing or damaged.
+        """
         path = self.root / name / manifest.MANIFEST
         with durable.reading(path):
             status = os.stat(path)
@@ -129,12 +138,13 @@ class VersionRecords:
         return self._bodies[name][1]
 
     def release(self, version: int | Part) -> Current:
-        """Return the record that serves a version, as of its publication.
+        """Return the `Current` record of a version, as it was published.
 
         Raises:
             CheckpointNotFoundError: there is no such version.
-            CheckpointDamagedError: a manifest that it needs is missing or damaged.
-            CheckpointError: an earlier version of this package published it without a record of the files it needs.
+            CheckpointDamagedError: a manifest that the version needs is missing or damaged.
+            CheckpointError: the version was published by an earlier version of this package, which did not record the
+                files it needs.
         """
         part = self.part(version) if isinstance(version, int) else version
         body = self._checked(part)
@@ -160,10 +170,13 @@ class VersionRecords:
         return body
 
     def needed(self, newest: Current | None, keep: int) -> set[str]:
-        """Return the names of the folders that must stay.
+        """Return the names of the folders that must not be removed.
 
-        These are the newest version, the `keep` before it, what is pinned or kept, and what they build on.
-        CheckpointError: the pins cannot be read.
+        These are the newest version, the `keep` versions before it, pinned and kept versions, and the folders that all
+        of these build on.
+
+        Raises:
+            CheckpointError: the pins cannot be read.
         """
         pins = Pins.read(self.root)
         names: set[str] = set()
@@ -174,24 +187,24 @@ class VersionRecords:
             wanted |= {number for number in numbers if newest.version - keep <= number}
         for version in wanted:
             names.add(version_name(version) if isinstance(version, int) else version.name)
-            with contextlib.suppress(CheckpointError):  # kept by name only: it cannot be served
+            with contextlib.suppress(CheckpointError):  # keep only the version's own folder if it cannot be served
                 release = self.release(version)
                 names |= {release.graph.name, *(part.name for part in release.chain)}
         return names
 
     def target(self, which: int | str) -> Current:
-        """Return the version that a server is to answer with.
+        """Return the record of the version that a server should answer with.
 
         Args:
-            which: "served" for the pinned one, where nothing is pinned the newest; "newest"; or a number.
+            which: "served" for the pinned version, or the newest if none is pinned; "newest"; or a number.
 
         Raises:
-            CheckpointNotFoundError: nothing has been published, or no such version.
-            CheckpointDamagedError: it is damaged.
+            CheckpointNotFoundError: nothing has been published, or there is no such version.
+            CheckpointDamagedError: the version is damaged.
         """
         if isinstance(which, int):
             return self.release(which)
-        if which != "newest" and os.path.exists(self.root / CURRENT):  # a folder that may not be read is named below
+        if which != "newest" and os.path.exists(self.root / CURRENT):  # else `Current.read` raises the right error
             pinned = Pins.read(self.root).served
             if pinned is not None:
                 return self.release(pinned)

@@ -1,4 +1,4 @@
-"""Reads and verifies the changes of a published version to the served one."""
+"""Reads and verifies the changes from the served version to another version."""
 
 from __future__ import annotations
 
@@ -35,25 +35,28 @@ _BLOCK = 1 << 16
 
 
 class VersionUpdate:
-    """Read and verify the step from the served version to another.
+    """The verified changes from the served version to another version.
+
+    The constructor reads and verifies all files. The served graph stays unchanged until `write_tables` and
+    `load_features`.
 
     Args:
         root: folder of the published model.
         served: the version being served, or None.
-        graph: its network and tables, or None. They stay unchanged until `write_tables` and `load_features`.
-        now: the version to serve.
+        graph: network and tables of the served version, or None.
+        now: the version to serve next.
 
     Attributes:
-        graph: the network and tables of `now`.
-        has_own_graph: whether they are new ones, to be filled from all rows; else those of the served version.
-        weights: the parameters of the network without its tables.
-        items: items of `Publish(items=...)`, or None.
-        calibration: calibration of `Trainer(calibration=...)`, or None.
+        graph: network and tables of `now`.
+        has_own_graph: whether `graph` is a new graph, which needs all rows; False if the served graph is updated.
+        weights: parameters of the network outside its tables.
+        items: items from `Publish(items=...)`, or None.
+        calibration: calibration from `Trainer(calibration=...)`, or None.
 
     Raises:
         CheckpointDamagedError: a file is missing or damaged, or does not belong to the network.
-        CheckpointError: it needs a package that is not installed.
-        NonFiniteError: a parameter, a row of a table or a statistic of features is NaN or infinite.
+        CheckpointError: the version needs a package that is not installed.
+        NonFiniteError: a parameter, a table row or a feature statistic is NaN or infinite.
     """
 
     def __init__(self, root: Path, served: Current | None, graph: ServedGraph | None, now: Current) -> None:
@@ -65,7 +68,7 @@ class VersionUpdate:
         files = [now.full if self.has_own_graph else ROWS, *[ROWS] * (len(folders) - 1)]
         dims = {name: table.spec.dim for name, table in self.graph.tables.items()}
         self._rows = [
-            table_rows(arrays, dims, where)  # parts have no id in common: each is its own step
+            table_rows(arrays, dims, where)  # parts have no id in common, so they can be applied one by one
             for folder, file in zip(folders, files, strict=True)
             for where, arrays in folder.pieces(file)
         ]
@@ -77,7 +80,7 @@ class VersionUpdate:
         self.calibration = _read(folders[-1], CALIBRATION, CalibrationMap)
 
     def write_tables(self) -> None:
-        """Bring the tables of `graph` to the version."""
+        """Write the version's rows to the tables of `graph`."""
         for name, arrays in (item for rows in self._rows for item in rows.items()):
             table = self.graph.tables[name]
             table.discard(np.asarray(arrays["removed"]))
@@ -89,16 +92,16 @@ class VersionUpdate:
                 table.put(np.array(arrays["ids"][block]), unpack_rows(rows))
 
     def load_features(self) -> None:
-        """Bring the statistics of the features to the version, if it has any."""
+        """Load the version's feature statistics, if it has any."""
         if self._learned is not None and self.graph.features is not None:
             self.graph.features.load_state_dict(self._learned)
 
 
 def _missing(root: Path, served: Part, now: Current) -> tuple[Part, ...] | None:
-    """Return the versions to apply to the served one; None: read all rows."""
+    """Return the versions to apply to the served one; None if all rows must be read."""
     if served in now.chain[:-1]:
         return now.chain[now.chain.index(served) + 1 :]
-    # The first of the chain also holds what changed since the version before it, unless it holds everything there.
+    # If `now.full` is `FULL`, the chain's first version also has a file `ROWS`, with the changes since its `before`.
     follows = now.full == FULL and Folder(root, VERSION, now.chain[0]).before == served
     return now.chain if follows else None
 
@@ -108,7 +111,7 @@ def _open_graph(root: Path, part: Part) -> ServedGraph:
     folder.verify()
     try:
         graph = ServedGraph(folder.path)
-        folder.verify()  # MindSpore reads the file itself: it was the verified one where it still is
+        folder.verify()  # MindSpore opens the files by name, so verify that they were not replaced meanwhile
         return graph
     except CheckpointError:
         raise
@@ -120,7 +123,7 @@ def _open_graph(root: Path, part: Part) -> ServedGraph:
 
 
 def _read(folder: Folder, kind: str, make: Callable[[Any], Any]) -> Any:
-    """Return a version's content of one kind, or None."""
+    """Load a version's state of one kind with `make`; return None if there is none."""
     state = folder.state(kind)
     if state is None:
         return None

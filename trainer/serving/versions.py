@@ -19,13 +19,13 @@ class Version:
     """A published version.
 
     Attributes:
-        number: its number, which `ServedModel.version` shows.
-        step: optimizer steps it has seen; None where `problem` says that it cannot be served.
-        published: when it was published, seconds since the epoch; None likewise.
-        event_time: its newest event, seconds since the epoch, or None.
-        bytes: size of its own folder; the versions it builds on come on top.
-        marks: those of "newest", "served", "pinned" and "kept" that apply.
-        problem: why it cannot be served, or None.
+        number: version number, as in `ServedModel.version`.
+        step: optimizer steps that the version was trained for; None if the version cannot be served.
+        published: time of publication, seconds since the epoch; None if the version cannot be served.
+        event_time: time of the newest trained event, seconds since the epoch, or None.
+        bytes: size of the version's folder, without the versions it builds on.
+        marks: the applicable marks among "newest", "served", "pinned" and "kept".
+        problem: why the version cannot be served, or None.
     """
 
     number: int
@@ -38,10 +38,10 @@ class Version:
 
 
 class Versions:
-    """The versions in a published folder, and which of them servers answer with.
+    """The versions in a published folder; selects the version that servers use.
 
-    Servers answer with the newest version until one is pinned; a running `ServedModel` follows a change within its
-    `poll`. Publishing continues, and pinned and kept versions are not removed.
+    Servers answer with the newest version until one is pinned. A running `ServedModel` applies a change within its
+    `poll` interval. Publishing continues while a version is pinned. Pinned and kept versions are not removed.
 
     Args:
         root: folder that `Publish` writes to.
@@ -89,17 +89,18 @@ class Versions:
         return versions
 
     def pin(self, version: int | None = None) -> int:
-        """Pin servers to a version until the next choice, or `follow`.
+        """Pin servers to a version until another is pinned or `follow` is called.
 
         Args:
-            version: its number; None for the one that is served now.
+            version: number of the version; None for the version that is served now.
 
         Returns:
-            Its number.
+            The number of the pinned version.
 
         Raises:
             CheckpointNotFoundError: there is no such version.
-            CheckpointDamagedError: it, or a version it builds on, is missing or damaged; nothing is changed.
+            CheckpointDamagedError: the version, or one that it builds on, is missing or damaged. The pins do not
+                change.
         """
         with self._changing() as pins:
             return self._pin(pins, self._served(pins) if version is None else version)
@@ -108,13 +109,13 @@ class Versions:
         """Move servers back to an older version and pin it.
 
         Args:
-            version: its number; None for the newest one before the served one that can be served.
+            version: number of the version; None for the newest intact version before the served one.
 
         Returns:
-            Its number.
+            The number of the pinned version.
 
         Raises:
-            ConfigurationError: it is not older than the served one.
+            ConfigurationError: the version is not older than the served one.
             CheckpointNotFoundError: there is no such version, or none before the served one.
             CheckpointDamagedError: as for `pin`.
         """
@@ -133,13 +134,13 @@ class Versions:
         """Pin servers to a newer version; `follow` returns them to the newest.
 
         Args:
-            version: its number; None for the newest.
+            version: number of the version; None for the newest.
 
         Returns:
-            Its number.
+            The number of the pinned version.
 
         Raises:
-            ConfigurationError: it is older than the served one.
+            ConfigurationError: the version is older than the served one.
             CheckpointNotFoundError, CheckpointDamagedError: as for `pin`.
         """
         with self._changing() as pins:
@@ -160,7 +161,7 @@ class Versions:
         return self.newest()
 
     def keep(self, version: int) -> None:
-        """Keep a version, and what it builds on, from being removed; errors as for `pin`."""
+        """Protect a version and those it builds on from removal; raise as `pin` does."""
         with self._changing() as pins:
             self._check(version, whole=False)
             pins.kept += (version,)
@@ -169,7 +170,7 @@ class Versions:
         """Undo `keep`.
 
         Raises:
-            ConfigurationError: it was not kept.
+            ConfigurationError: the version is not kept.
         """
         with self._changing() as pins:
             if version not in pins.kept:
@@ -181,7 +182,7 @@ class Versions:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Pins]:
-        """Lock the pins, and write the changes of the ``with`` block."""
+        """Lock and yield the pins; write them if the ``with`` block changed them."""
         with changing(self.root):
             pins = Pins.read(self.root)
             before = replace(pins)
@@ -211,7 +212,7 @@ class Versions:
         )
 
     def _check(self, version: int, *, whole: bool = True) -> Part:
-        """Check that a version can be served; with `whole`, every file it needs."""
+        """Check the manifests that a version needs, and with `whole` every file too."""
         part = self._records.part(version)
         release = self._records.release(part)
         with locked(self.root, release):

@@ -1,4 +1,4 @@
-"""Local copies of store files: segments one by one, finite files all at once."""
+"""Local copies of store files: stream segments one by one, other data all at once."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ CHECKSUM_SUFFIX = ".sha256"
 
 
 class CachedSegments:
-    """A folder of segments in a store, each copied to the local disk while read.
+    """A folder of segments in a store, with local copies of those being read.
 
-    A segment is copied whole when reading starts, and again when the store lists it with another size or time. The
+    A whole segment is copied when reading starts, and again when the store lists it with another size or time. The
     reader then sees a replaced local file and compares its content to find out whether it grew. Positions, fingerprints
     and checksums therefore work as for local files.
 
     Attributes:
         folder: local folder of the copies.
-        single: name of the file if the URL names one, else None.
+        single: name of the file if the URL is of a single file, else None.
     """
 
     def __init__(self, url: str) -> None:
@@ -37,22 +37,23 @@ class CachedSegments:
         self.location = location
         self._copies = tempfile.TemporaryDirectory(prefix="trainer-segments-", ignore_cleanup_errors=True)
         self.folder = Path(self._copies.name)
-        self._listed: dict[str, Entry] = {}
-        self._copied: dict[str, Entry] = {}
+        self._listed: dict[str, Entry] = {}  # files in the last listing
+        self._copied: dict[str, Entry] = {}  # entries of the copied files when they were copied
 
     def look(self) -> dict[str, bool]:
-        """List the folder: name -> whether it is a file."""
+        """List the folder; return whether each name is a file (in a store, always True)."""
         self._listed = self.location.files(below=False)
         return dict.fromkeys(self._listed, True)
 
     def fetch(self, name: str) -> None:
-        """Update the copy of a segment and of its checksum to the last listing.
+        """Update the copies of a segment and its checksum file to the last listing.
+
+        The copy of a segment that no longer exists in the store is kept.
 
         Raises:
-            OSError: a temporary failure of the store or the local disk. The copy of a segment that no longer exists is
-                kept.
+            OSError: the store or the local disk failed temporarily.
         """
-        if name not in self._listed and name not in self._copied:  # after a resume, before the first listing
+        if name not in self._listed and name not in self._copied:  # a resumed run may fetch before the first listing
             self.look()
         for file in (name + CHECKSUM_SUFFIX, name):
             listed = self._listed.get(file)
@@ -87,13 +88,14 @@ class CachedSegments:
         self._copies.cleanup()
 
 
-_fetched: dict[str, tuple[dict[str, Entry], Path]] = {}
+_fetched: dict[str, tuple[dict[str, Entry], Path]] = {}  # URL -> (listing, local path) of its newest download
 
 
 def local_files(path: str | Path) -> Path:
-    """Return the local path of finite files; a URL is downloaded first.
+    """Return the local path of a data file or folder; download a URL first.
 
-    A copy is kept until the process ends, as it may be in use. Another is made when the store lists something else.
+    The download is kept until the process ends, because it may be in use. If the store's listing changes, the next call
+    downloads the data again.
     """
     if not is_url(path):
         return Path(path)

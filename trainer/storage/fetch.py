@@ -1,4 +1,4 @@
-"""Downloads from a mirror, complete and verified against manifests before use."""
+"""Downloads parts of a mirror and verifies them against their manifests."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINTS, PUBLISHED = "checkpoints", "published"
 _CURRENT, _PINS = "current.json", "pins.json"
-_FETCHED_LAST = (RECORD, _CURRENT, _PINS)
-_scratch: list[tempfile.TemporaryDirectory[str]] = []
+_FETCHED_LAST = (RECORD, _CURRENT, _PINS)  # written after everything that they refer to
+_scratch: list[tempfile.TemporaryDirectory[str]] = []  # keeps the folders until the process ends
 
 
 def scratch_folder(purpose: str) -> Path:
@@ -45,7 +45,7 @@ def fetch_part(source: Location, name: str, into: Path) -> Path:
     Raises:
         CheckpointNotFoundError: the part does not exist.
         CheckpointDamagedError: a file is missing or does not match its checksum.
-        OSError: the store or the local disk refused.
+        OSError: the store or the local disk failed.
     """
     final = into / name
     content, _, files = _manifest(source, name)
@@ -65,7 +65,7 @@ def fetch_part(source: Location, name: str, into: Path) -> Path:
         durable.write_file(aside / MANIFEST, [content])
         durable.sync_folder(aside)
         if os.path.lexists(final):
-            catalog.delete(final)  # a different part of the same name
+            catalog.delete(final)  # a different part with the same name
         os.rename(aside, final)
         durable.sync_folder(into)
     except BaseException:
@@ -75,7 +75,7 @@ def fetch_part(source: Location, name: str, into: Path) -> Path:
 
 
 def _manifest(source: Location, name: str) -> tuple[bytes, dict[str, Any], FileSums]:
-    """Return a part's manifest, its body and the files it lists."""
+    """Return a part's manifest as bytes, its body, and the files that it lists."""
     try:
         content = source.read(f"{name}/{MANIFEST}")
         body = read_manifest(content)[1]
@@ -87,15 +87,17 @@ def _manifest(source: Location, name: str) -> tuple[bytes, dict[str, Any], FileS
 
 
 def fetch_snapshot(source: Location, into: Path) -> Path:
-    """Download a mirror's newest sound snapshot and its bases; return its folder.
+    """Download a mirror's newest intact snapshot and its bases; return its folder.
 
     Args:
-        source: a mirrored run, a folder of snapshots, a snapshot or a pointer to one (``.../checkpoints/best``).
+        source: a mirrored run, a folder of snapshots, a snapshot, or a pointer to a snapshot
+            (``.../checkpoints/best``).
+        into: local folder of snapshots to download to.
 
     Raises:
         CheckpointNotFoundError: no snapshot exists.
-        CheckpointDamagedError: no snapshot, or not the named one, is sound.
-        OSError: the store or the local disk refused.
+        CheckpointDamagedError: the snapshot that `source` names is damaged, or all snapshots are.
+        OSError: the store or the local disk failed.
     """
     root, wanted = _snapshots_in(source)
     if wanted is not None:
@@ -113,7 +115,7 @@ def fetch_snapshot(source: Location, into: Path) -> Path:
 
 
 def _snapshots_in(source: Location) -> tuple[Location, str | None]:
-    """Return the folder of snapshots, and the name of the requested one, if given."""
+    """Return the folder of snapshots, and the name of the snapshot if `source` is one."""
     parent, last = source.parent()
     if PART_NAME.fullmatch(last):
         return parent, last
@@ -130,7 +132,7 @@ def _snapshots_in(source: Location) -> tuple[Location, str | None]:
 
 
 def _steps(root: Location) -> list[tuple[int, str]]:
-    """Return (position in writing order, name) of the snapshots that have a manifest."""
+    """Return (sequence number, name) of each snapshot that has a manifest."""
     steps = []
     for name in root.files():
         path = PurePosixPath(name)
@@ -144,7 +146,7 @@ def _steps(root: Location) -> list[tuple[int, str]]:
 
 def _fetch_chain(root: Location, name: str, into: Path) -> Path:
     names = [name]
-    while (base := _manifest(root, names[-1])[1].get("base")) is not None:  # the full snapshot is downloaded first
+    while (base := _manifest(root, names[-1])[1].get("base")) is not None:  # follow the bases to a full snapshot
         names.append(manifest.named(PART_NAME, base["name"]))
         if names[-1] in names[:-1]:
             raise CheckpointDamagedError(f"{root.shown(name)} builds on itself")
@@ -154,14 +156,15 @@ def _fetch_chain(root: Location, name: str, into: Path) -> Path:
 
 
 def fetch_run(url: str, run_dir: Path) -> Path:
-    """Download a mirrored run to continue it: records, newest and marked snapshots.
+    """Download a mirrored run in order to continue it; return the run folder.
 
-    A folder that already has snapshots of this run is left unchanged.
+    Downloads the run's records, its newest snapshot and the snapshots that pointers such as ``best`` name. A folder
+    that already is a copy of this run is left unchanged.
 
     Raises:
-        ConfigurationError: the URL cannot be used, holds no mirrored run, or the folder holds another run.
-        CheckpointDamagedError: no snapshot is sound.
-        OSError: the store or the local disk refused.
+        ConfigurationError: the URL cannot be used, there is no mirrored run, or the folder contains something else.
+        CheckpointDamagedError: no snapshot is intact.
+        OSError: the store or the local disk failed.
     """
     source = Location(url)
     record = mirrored_run(source)
@@ -203,13 +206,13 @@ def _fetch_into(source: Location, record: dict[str, Any], folder: Path) -> None:
     if present:
         fetch_snapshot(source, folder / CHECKPOINTS)
         fetch_pointers(snapshots, folder / CHECKPOINTS, catalog.POINTERS)
-    # They stay in the mirror: what was not brought along was not pruned.
+    # Record the parts that were not downloaded, so that the mirror does not remove them as deleted locally.
     left = {name for name in _parts_in(source) if not (folder / name).is_dir()}
     durable.write_file(folder / RECORD, [_with_spared(record, left.union(record.get("spared", ())))])
 
 
 def _parts_in(folder: Location) -> set[str]:
-    """Return the parts with a manifest in a folder of a mirror and below it."""
+    """Return the paths of all parts with a manifest below a folder of a mirror."""
     names = (name.rpartition("/")[0] for name in folder.files() if name.endswith(f"/{MANIFEST}"))
     return {name for name in names if PART_NAME.fullmatch(name.rpartition("/")[2])}
 
@@ -219,13 +222,15 @@ def _with_spared(record: dict[str, Any], spared: Iterable[str]) -> bytes:
 
 
 def fetch_published(source: Location, run_dir: Path, roots: Iterable[Path]) -> None:
-    """Fetch a mirrored run's published versions into folders that have none.
+    """Download a mirrored run's published versions to folders that have none.
 
-    Their numbers continue. All versions come along, pinned and kept ones with what they build on. One that is damaged
-    or gone is left out.
+    All versions and graphs are downloaded, so later versions continue their numbers. Damaged or missing versions are
+    skipped.
 
     Args:
-        roots: the folders that it publishes to. One outside `run_dir` is ``published`` in the mirror.
+        source: the mirrored run.
+        run_dir: the local run folder.
+        roots: the folders that the run publishes to. A folder outside `run_dir` is ``published`` in the mirror.
     """
     run_dir = durable.resolved(run_dir)
     for root in map(durable.resolved, roots):
@@ -242,16 +247,16 @@ def fetch_published(source: Location, run_dir: Path, roots: Iterable[Path]) -> N
             except (CheckpointDamagedError, CheckpointNotFoundError) as error:
                 logger.warning("%s is left in the mirror: %s", published.shown(part), error)
         record = json.loads((run_dir / RECORD).read_text("utf-8"))
-        left = set(record.get("spared", ())) - fetched  # what is here is pruned there when it is pruned here
+        left = set(record.get("spared", ())) - fetched  # the mirror may again remove parts that are removed locally
         durable.replace_file(run_dir / RECORD, _with_spared(record, left))
-        for pointer in (_PINS, _CURRENT):  # the latter last: it tells that all the others are here
+        for pointer in (_PINS, _CURRENT):  # current.json last, because it marks the copy as complete
             if published.entry(pointer) is not None:
                 root.mkdir(parents=True, exist_ok=True)
                 durable.replace_file(root / pointer, published.read(pointer))
 
 
 def mirrored_run(source: Location) -> dict[str, Any]:
-    """Return the record of a mirrored run."""
+    """Return the record of a mirrored run; raise ConfigurationError if there is none."""
     try:
         return parsed_record(source.read(RECORD), source.shown(RECORD))
     except FileNotFoundError:
@@ -261,7 +266,7 @@ def mirrored_run(source: Location) -> dict[str, Any]:
 
 
 def fetch_pointers(source: Location, into: Path, names: Iterable[str]) -> None:
-    """Fetch pointers, each after its snapshots; skip missing and damaged ones."""
+    """Download pointers, each after its snapshots; skip missing and damaged ones."""
     for pointer in names:
         try:
             content = source.read(pointer)
@@ -280,15 +285,15 @@ def fetch_pointers(source: Location, into: Path, names: Iterable[str]) -> None:
 def fetched_snapshot(
     path: Path | str | None, group: Group, run_dir: Path | None = None, published: Callable[[], Iterable[Path]] = list
 ) -> Path | str | None:
-    """Return the local path of the snapshot to restore; download and verify a URL's.
+    """Return the local path of the snapshot to restore, after downloading a URL.
 
-    The copy goes to the run folder where that is missing or empty and `path` is a mirrored run, so that the run goes
-    on with its mirror; else to a folder that is removed when the process ends. What the run has published goes to the
-    folders that `published` returns, see `fetch_published`. Rank 0 fetches.
+    If `path` is a mirrored run and the run folder is missing or empty, the run is downloaded there and continues with
+    its mirror. Otherwise the snapshot is downloaded to a temporary folder, which is removed when the process ends. The
+    run's published versions go to the folders that `published` returns; see `fetch_published`. Rank 0 downloads.
 
     Raises:
         ConfigurationError: the URL cannot be used.
-        CheckpointError: there is no sound snapshot, or the download fails.
+        CheckpointError: there is no intact snapshot, or the download fails.
     """
     if not is_url(path):
         return path

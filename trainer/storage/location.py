@@ -1,8 +1,9 @@
 """`Location`: a folder in an object store, addressed by URL.
 
-It uses PyArrow's file systems: PyArrow is already there for Parquet and Arrow, needs no further package for S3, Google
-Cloud Storage, Azure and HDFS, and transfers bytes without holding the GIL. `fsspec` with `s3fs` would add eleven
-packages and an event loop in its own thread; where it is installed, URLs such as ``fsspec+memory://`` work too.
+The implementation uses PyArrow's file systems. PyArrow is already used for Parquet and Arrow, supports S3, Google Cloud
+Storage, Azure and HDFS without further packages, and transfers bytes without holding the GIL. `fsspec` with `s3fs`
+would add eleven packages and a thread with an event loop. If `fsspec` is installed, URLs such as ``fsspec+memory://``
+work too.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _ALIASES = ("gcs", "viewfs", "hf")
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _WITH_BUCKET = ("s3", "gs", "gcs")
 _BLOCK = 1 << 20
-_OLDEST = 18  # PyArrow version
-_PASSING = re.compile(r"NETWORK|SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|[Tt]imed? ?out")
+_OLDEST = 18  # minimum version of PyArrow
+_PASSING = re.compile(r"NETWORK|SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|[Tt]imed? ?out")  # temporary errors
 
 
 def is_url(value: object) -> bool:
@@ -49,21 +50,21 @@ class Entry:
 
 
 class Location:
-    """A folder in a store. Names are relative to it and use ``/`` as separator.
+    """A folder in an object store.
 
-    Methods raise FileNotFoundError for a missing file, and OSError with a one-sentence message for every other store or
-    network failure.
+    File names are relative to the folder and use ``/`` as separator. Methods raise FileNotFoundError for a missing
+    file, and OSError with a short message for any other store or network failure.
 
     Args:
-        url: ``s3://bucket/folder``, ``gs://``, ``abfs://``, ``hdfs://`` or ``file:///folder``. An S3 server other than
-            Amazon's is named by ``AWS_ENDPOINT_URL``, or by ``?endpoint_override=HOST:PORT&scheme=http``.
+        url: ``s3://bucket/folder``, ``gs://``, ``abfs://``, ``hdfs://`` or ``file:///folder``. To use an S3 server
+            other than Amazon's, set ``AWS_ENDPOINT_URL`` or append ``?endpoint_override=HOST:PORT&scheme=http``.
 
     Attributes:
         url: the URL, without a trailing ``/``.
 
     Raises:
-        ConfigurationError: the URL cannot be used: unknown scheme, credentials in it, PyArrow or its support for the
-            scheme is missing, there is no such bucket, it may not be read, or the server cannot be reached.
+        ConfigurationError: the URL has an unknown scheme or contains credentials, PyArrow or its support for the scheme
+            is missing, the bucket does not exist or is not readable, or the server cannot be reached.
     """
 
     def __init__(self, url: str) -> None:
@@ -78,14 +79,14 @@ class Location:
         return self._moved(f"{self.shown('')}/{name}", self._full(name))
 
     def parent(self) -> tuple[Location, str]:
-        """Return the parent folder and this folder's name in it; "" for the bucket."""
+        """Return the parent folder and this folder's name; the name of a bucket is ""."""
         above, _, name = self._path.rpartition("/")
         if not above:
             return self, ""
         return self._moved(self.shown("")[: -len(name) - 1], above), name
 
     def _moved(self, url: str, path: str) -> Location:
-        """Return another folder of this store; `url` is without the query."""
+        """Return another folder of this store; `url` must have no query."""
         moved = copy.copy(self)
         moved.url, moved._path = url + "".join(self.url.partition("?")[1:]), path
         return moved
@@ -100,7 +101,7 @@ class Location:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def files(self, *, below: bool = True) -> dict[str, Entry]:
-        """List the files, recursively unless `below` is False; empty without a folder."""
+        """List the files, recursively if `below`; empty if the folder does not exist."""
         import pyarrow.fs as fs
 
         with _plain_errors(self.url):
@@ -109,7 +110,7 @@ class Location:
         return {info.path[start:]: Entry(info.size, info.mtime_ns or 0) for info in entries if info.is_file}
 
     def entry(self, name: str = "") -> Entry | None:
-        """Return a file's size and time, or None if absent; "" is the location itself."""
+        """Return a file's `Entry`, or None if it is absent; "" is the location itself."""
         with _plain_errors(self.shown(name)):
             info = self._system.get_file_info(self._full(name))
         return Entry(info.size, info.mtime_ns or 0) if info.is_file else None
@@ -130,7 +131,7 @@ class Location:
             return bytes(file.read(limit))
 
     def download(self, name: str, path: Path) -> tuple[int, int]:
-        """Copy a file to a new local `path` and sync it to disk; return size and CRC-32."""
+        """Copy a file to a new local file and sync it to disk; return size and CRC-32."""
         return durable.write_file(path, self._blocks(name))
 
     def _blocks(self, name: str) -> Iterator[bytes]:
@@ -181,13 +182,13 @@ class Location:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file in a store, read in place."""
+    """A file in a store that is read without a local copy."""
 
     location: Location
     name: str
 
     def open(self) -> Any:
-        """Open it for random-access reading."""
+        """Open the file for random-access reading."""
         return self.location.open(self.name)
 
     def __str__(self) -> str:
@@ -195,10 +196,10 @@ class RemoteFile:
 
 
 def retried(action: Callable[[], Any], label: str, seconds: float = 60.0) -> Any:
-    """Return the result of `action`, retried for `seconds` while the store is down.
+    """Return the result of `action`, retrying temporary store errors for `seconds`.
 
     Raises:
-        OSError: it still fails, or the file does not exist.
+        OSError: the error persists, is not temporary, or is a FileNotFoundError.
     """
     deadline, pause = time.monotonic() + seconds, 0.5
     while True:
@@ -215,7 +216,7 @@ def retried(action: Callable[[], Any], label: str, seconds: float = 60.0) -> Any
 
 
 def url_problem(url: str) -> str | None:
-    """Return the problem of a URL's text, or None."""
+    """Return what is wrong with the text of a URL, or None."""
     match, shown = _URL.match(url), mask_text(url)
     if match is None:
         return f"{shown!r} is not a URL; accepts for example s3://bucket/folder"
@@ -245,7 +246,7 @@ def _file_system(url: str) -> tuple[Any, str]:
             f"{shown} needs PyArrow {_OLDEST} or later; installed is {pyarrow.__version__}: "
             "pip install 'mindspore-trainer[s3]'"
         )
-    if scheme == "s3":  # one request instead of three for a small file
+    if scheme == "s3":  # write a small file with one request instead of three
         url += ("&" if "?" in url else "?") + "allow_delayed_open=true"
     try:
         system, path = fs.FileSystem.from_uri(url)

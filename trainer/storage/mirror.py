@@ -33,23 +33,25 @@ _LONGEST_PAUSE = 60.0
 class Mirror(Callback):
     """Copies a run's snapshots, versions and records to an object store, on a thread.
 
-    Only data that is durable on the local disk is copied, its manifest last, so the mirror never shows half a snapshot
-    or version. Data pruned locally is removed from the mirror. A store failure is logged once and retried after pauses
-    that grow to a minute, while training continues. Missing data is copied at the end of the run and at the start of
-    the next one. Folders of `ModelCheckpoint` and `Publish` outside the run folder are mirrored as ``checkpoints`` and
-    ``published``. Hidden files are skipped. Only rank 0 mirrors.
+    Only data that is durable on the local disk is copied. The manifest of a snapshot or version is copied last, so the
+    mirror never contains an incomplete one. Data that is removed locally is removed from the mirror too. If the store
+    fails, training continues: the failure is logged once, and copying is retried with pauses that grow to a minute.
+    Missing data is copied at the end of the run and when the run is started again. Folders of `ModelCheckpoint` and
+    `Publish` outside the run folder are mirrored as ``checkpoints`` and ``published``. Hidden files are skipped. Only
+    rank 0 mirrors.
 
-    A mirror belongs to one run: ``mirror.json``, there and in the run folder, holds the same identity.
+    A mirror belongs to one run: the file ``mirror.json`` with the run's identity is in the run folder and in the
+    mirror.
 
     Args:
-        url: where to, for example ``s3://bucket/run``; see `trainer.storage.location.Location`.
-        every: seconds between looks at the local folders; a snapshot that becomes durable is copied at once.
-        wait: longest time in seconds that the end of a run waits for missing copies.
+        url: URL of the mirror, for example ``s3://bucket/run``; see `trainer.storage.location.Location`.
+        every: seconds between checks of the local folders; a new durable snapshot is copied at once.
+        wait: maximum seconds that the end of a run waits for missing copies.
 
     Attributes:
         problem: why the mirror is behind, or None.
-        lag: snapshots and versions that the mirror lacks, as of the last look.
-        uploaded: snapshots and versions uploaded.
+        lag: number of snapshots and versions that the mirror lacked at the last check.
+        uploaded: number of snapshots and versions uploaded.
 
     Raises:
         ConfigurationError: the URL cannot be used (scheme, bucket, credentials, a missing package); at `setup`, there
@@ -68,21 +70,21 @@ class Mirror(Callback):
         self._pass: MirrorPass | None = None
         self._thread: threading.Thread | None = None
         self._wake, self._stop = threading.Event(), threading.Event()
-        self._running = threading.Lock()
-        self._is_new = False
+        self._running = threading.Lock()  # held during a pass
+        self._is_new = False  # whether this run created the mirror
 
     @property
     def lag(self) -> int:
-        """Return how many snapshots and versions the mirror lacked at the last look."""
+        """Number of snapshots and versions that the mirror lacked at the last check."""
         return 0 if self._pass is None else self._pass.lag
 
     @property
     def uploaded(self) -> int:
-        """Return the number of uploaded snapshots and versions."""
+        """Number of uploaded snapshots and versions."""
         return 0 if self._pass is None else self._pass.uploaded
 
     def setup(self, trainer: Trainer) -> None:
-        """Take the mirror for this run, and start the thread."""
+        """Claim the mirror for this run and start the thread."""
         if trainer.run_dir is None:
             raise ConfigurationError("Mirror needs a run folder: give run_dir=... to the trainer")
         run_dir = durable.resolved(trainer.run_dir)
@@ -105,23 +107,23 @@ class Mirror(Callback):
         self._thread.start()
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
-        """Copy the snapshot now."""
+        """Wake the thread to copy the snapshot now."""
         self._wake.set()
 
     def teardown(self, trainer: Trainer) -> None:
-        """Stop the thread when the mirror has everything, or after `wait` seconds."""
+        """Complete the mirror within about `wait` seconds, then stop the thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._stop.set()
             self._wake.set()
-            self.problem = None  # a past failure does not shorten the wait at the end of a run
+            self.problem = None  # `catch_up` must retry even after an earlier failure
             self.catch_up()
             thread.join(timeout=self._wait)
 
     def catch_up(self) -> bool:
         """Copy missing data now; return whether the mirror is complete.
 
-        Retries for `wait` seconds, unless such a retry has just failed.
+        Retries for `wait` seconds, or not at all if the previous pass failed.
         """
         if self._pass is None:
             return True
@@ -140,7 +142,7 @@ class Mirror(Callback):
             pause = min(2 * pause, 10.0)
 
     def remove_started(self) -> None:
-        """Empty a new mirror if its run failed before its first step."""
+        """Empty a mirror that this run created, if the run failed before its first step."""
         if self._pass is not None and self._is_new:
             self._pass.remove_started()
             self.location.delete(RECORD)
@@ -156,8 +158,8 @@ class Mirror(Callback):
             self._wake.clear()
 
     def _run_once(self, *, final: bool = True) -> bool:
-        """Do one pass; return whether the mirror has everything."""
-        assert self._pass is not None  # `setup` made it
+        """Do one pass; return whether the mirror is complete."""
+        assert self._pass is not None  # set by `setup`
         with self._running:
             try:
                 complete = self._pass.run(final=final)
@@ -174,7 +176,7 @@ class Mirror(Callback):
 
 
 def take_mirror(location: Location, run_dir: Path) -> dict[str, Any]:
-    """Claim a new mirror for this run or check its owner; return the record."""
+    """Claim a new mirror for a run, or check that the run owns it; return its record."""
     path = run_dir / RECORD
     try:
         owner = parsed_record(location.read(RECORD), location.shown(RECORD))
@@ -208,7 +210,7 @@ def take_mirror(location: Location, run_dir: Path) -> dict[str, Any]:
 
 
 def parsed_record(content: bytes, where: object) -> dict[str, Any]:
-    """Parse the record of a mirror; ConfigurationError if it is invalid."""
+    """Parse the record of a mirror; raise ConfigurationError if it is invalid."""
     try:
         record = json.loads(content)
         if isinstance(record, dict) and isinstance(record.get("run"), str):

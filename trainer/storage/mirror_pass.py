@@ -1,9 +1,10 @@
 """One pass of a mirror: upload new local files, remove deleted ones.
 
-A *part* is a folder with a manifest: a snapshot, a published version or a published graph. Its files are uploaded
-before its manifest and removed after it, so a part with a manifest in the store is complete. A *pointer* (``last``,
-``best``, ``current.json``, ``pins.json``) lies next to parts and names some of them; it is uploaded once all of those
-are there. Each file write is atomic. A reader, or a pass after a kill, therefore never sees half-written data.
+A *part* is a folder with a manifest: a snapshot, a published version or a published graph. The files of a part are
+uploaded before its manifest and removed after it, so a part with a manifest in the store is complete. A *pointer*
+(``last``, ``best``, ``current.json``, ``pins.json``) is a file next to parts that names some of them. It is uploaded
+once all parts that it names are in the store. Each file is written atomically. Readers, and the next pass after a
+crash, therefore never see half-written data.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 PART_NAME = re.compile(r"step_\d{8,18}|v_\d{8,18}|graph-[0-9a-f]{12}")
 _IN_POINTER = re.compile(rb"(?<![\w-])(?:step_\d{8,18}|v_\d{8,18}|graph-[0-9a-f]{12})(?![\w-])")
-_SMALL = 1 << 20  # the first pass uploads smaller plain files without a comparison
+_SMALL = 1 << 20  # limit in bytes: smaller files may be pointers, and the first pass always uploads them
 
 
 @dataclass(frozen=True)
 class Part:
-    """A local folder with a manifest of its `files`; `order` sorts bases first."""
+    """A local folder with a manifest; sorting by `order` puts bases first."""
 
     name: str
     folder: Path
@@ -44,14 +45,14 @@ class Scan:
     """The contents of the local folders, by path in the mirror."""
 
     parts: dict[str, Part] = field(default_factory=dict)
-    pointers: dict[str, bytes] = field(default_factory=dict)  # content
-    plain: dict[str, tuple[Path, int, int]] = field(default_factory=dict)  # file, size, mtime in ns
+    pointers: dict[str, bytes] = field(default_factory=dict)  # contents of the files
+    plain: dict[str, tuple[Path, int, int]] = field(default_factory=dict)  # other files: path, size, mtime in ns
 
 
 def scan(folders: Mapping[str, Path]) -> Scan:
-    """Scan local folders, given as prefix in the mirror -> folder.
+    """Scan local folders; `folders` maps a prefix in the mirror to each folder.
 
-    Pointers are read before parts are listed, so every part they name is listed unless it was removed in the meantime.
+    Pointers are read before parts are listed, so every part that they name is listed unless it was removed meanwhile.
     """
     result = Scan()
     for prefix, folder in folders.items():
@@ -62,7 +63,7 @@ def scan(folders: Mapping[str, Path]) -> Scan:
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield folders that are not parts, and the names in them that are not hidden."""
+    """Yield each folder that is not a part, with the visible names in it."""
     for at, inner, files in os.walk(folder):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         names = [*inner, *sorted(name for name in files if not name.startswith(".") and not name.endswith(".tmp"))]
@@ -99,13 +100,13 @@ def _part(name: str, folder: Path) -> Part | None:
         kind, body = read_manifest(content)
         files = manifest.files_of(body)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None  # removed in the meantime or damaged: not complete, so not mirrored
+        return None  # removed meanwhile, incomplete or damaged, so it is not mirrored
     order = manifest.count(body.get("sequence", 0)) if kind == "snapshot" else 0
     return Part(name, folder, content, files, (order, ("" if kind == "graph" else name)))
 
 
 def read_manifest(content: bytes) -> tuple[str, dict]:
-    """Return kind and body of a manifest; raise ValueError for anything else."""
+    """Return kind and body of a manifest; raise ValueError if it is not a manifest."""
     document = strict_json.parse(content)
     kinds = [key for key in document if key != "crc32"] if isinstance(document, dict) else []
     if len(kinds) != 1 or not isinstance(document[kinds[0]], dict):
@@ -121,32 +122,33 @@ def named_in(pointer: bytes) -> set[str]:
 class MirrorPass:
     """Makes a store match the local folders.
 
-    It caches the store's contents, so that a pass without changes sends no request.
+    Caches the list of the store's contents, so that a pass without changes sends no request.
 
     Args:
-        folders: prefix in the mirror -> local folder.
+        folders: mapping from a prefix in the mirror to a local folder.
+        target: the mirror.
         spared: paths in the mirror that are never removed.
     """
 
     def __init__(self, folders: Mapping[str, Path], target: Location, spared: Iterable[str] = ()) -> None:
         self.folders, self.target, self._spared = dict(folders), target, set(spared)
-        self.uploaded = self.lag = 0
-        self._known = False
+        self.uploaded = self.lag = 0  # numbers of parts
+        self._known = False  # whether the store has been listed
         self._manifests: dict[str, bytes] = {}  # manifests of the parts that are complete in the store
         self._strays: set[str] = set()  # parts with files but no manifest in the store
-        self._pointers: dict[str, bytes] = {}
-        self._plain: dict[str, tuple[int, int]] = {}
-        self._before: dict[str, Entry] = {}
+        self._pointers: dict[str, bytes] = {}  # contents of the pointers in the store
+        self._plain: dict[str, tuple[int, int]] = {}  # size and mtime of each plain file at its last upload
+        self._before: dict[str, Entry] = {}  # all files at the last listing
 
     def run(self, *, final: bool = True) -> bool:
-        """Do one pass; return whether the mirror has all that was local at its start.
+        """Do one pass; return whether the mirror has everything that was scanned.
 
         Args:
-            final: whether to send a large record that has grown by less than a tenth since it was last sent: an object
-                can only be written as a whole.
+            final: whether to upload a large file even if it has grown by less than a tenth since its last upload. An
+                object can only be replaced as a whole, so frequent uploads of a growing file are expensive.
 
         Raises:
-            OSError: the store refused or cannot be reached; the next pass continues from the store's contents.
+            OSError: the store failed or cannot be reached; the next pass lists its contents again.
         """
         scanned = scan(self.folders)
         self.lag = sum(self._manifests.get(name) != part.manifest for name, part in scanned.parts.items())
@@ -157,7 +159,7 @@ class MirrorPass:
             self._remove(scanned)
             return complete
         except OSError:
-            self._known = False  # the last response may have been lost: list again
+            self._known = False  # the request may have succeeded although its response was lost, so list again
             raise
 
     def _list(self) -> None:
@@ -178,7 +180,7 @@ class MirrorPass:
 
     def _upload(self, scanned: Scan, final: bool) -> bool:
         missing = {name for name, part in scanned.parts.items() if self._manifests.get(name) != part.manifest}
-        # Parts named by a pointer go first: with the pointer, a run can already resume from them.
+        # Upload parts that a pointer names first: with the pointer, a run can already resume from them.
         complete = True
         manifests = {name: part.manifest for name, part in scanned.parts.items()}
         for pointer, content in sorted(scanned.pointers.items(), key=lambda entry: -len(named_in(entry[1]))):
@@ -192,7 +194,7 @@ class MirrorPass:
                 self.target.write(pointer, content)
                 self._pointers[pointer] = content
             else:
-                complete = False  # removed here in the meantime: the next pass finds a newer pointer
+                complete = False  # a part was removed meanwhile, so the next pass will find a newer pointer
         complete &= self._upload_parts([scanned.parts[name] for name in missing])
         for name, (path, size, mtime_ns) in scanned.plain.items():
             last = self._plain.get(name, (0, 0))[0]
@@ -205,8 +207,8 @@ class MirrorPass:
         return all(uploaded)
 
     def _upload_part(self, part: Part) -> bool:
-        """Upload a part; return False if it was removed or replaced during it."""
-        if part.name in self._manifests:  # a different part of the same name: readers must not mix the two
+        """Upload a part; return False if it was removed, replaced or damaged."""
+        if part.name in self._manifests:  # the store has a different part with this name: readers must not mix the two
             self.target.delete(f"{part.name}/{MANIFEST}")
             del self._manifests[part.name]
         self._strays.add(part.name)
@@ -229,6 +231,7 @@ class MirrorPass:
     def _upload_plain(self, name: str, path: Path, size: int, mtime_ns: int) -> None:
         if self._plain.get(name) == (size, mtime_ns):
             return
+        # After a restart, skip a large file if the store's file has the same size and is newer.
         before = self._before.get(name) if name not in self._plain and size >= _SMALL else None
         if before is None or before.size != size or before.mtime_ns <= mtime_ns:
             try:
@@ -238,22 +241,22 @@ class MirrorPass:
         self._plain[name] = (size, mtime_ns)
 
     def remove_started(self) -> None:
-        """Remove the uploaded plain files; raises OSError as `run` does."""
+        """Remove the uploaded plain files; raise OSError as `run` does."""
         for name in self._plain:
             self.target.delete(name)
 
     # -- removing ------------------------------------------------------------------------------------------------
 
     def _remove(self, scanned: Scan) -> None:
-        """Remove the parts gone locally, unless a pointer in the store names them."""
+        """Remove parts that no longer exist locally, unless a pointer needs them."""
         roots = {name.rpartition("/")[0] for name in scanned.parts}
         named = {name for pointer, content in self._pointers.items() for name in _named_beside(pointer, content)}
-        # a version needs only the parts that its pointer names
+        # Follow the bases of snapshots only: the pointer of a version names everything that the version needs.
         snapshots = {name: own for name, own in self._manifests.items() if Path(name).name.startswith("step_")}
         kept = self._spared | scanned.parts.keys() | _with_bases(named, snapshots)
         for name in sorted((self._manifests.keys() | self._strays) - kept, reverse=True):
             if name.rpartition("/")[0] not in roots:
-                continue  # nothing is left locally: more likely a lost folder than a pruned one
+                continue  # no part is left locally, so the folder was probably lost rather than pruned
             self.target.delete(f"{name}/{MANIFEST}")
             self.target.delete_folder(name)
             self._manifests.pop(name, None)
@@ -261,12 +264,12 @@ class MirrorPass:
 
 
 def _named_beside(name: str, content: bytes) -> set[str]:
-    """Return the paths of the parts that the pointer or manifest of `name` mentions."""
+    """Return the paths of the parts that `content` mentions, in the folder of `name`."""
     return {name[: name.rfind("/") + 1] + other for other in named_in(content)}
 
 
 def _with_bases(names: Iterable[str], manifests: Mapping[str, bytes]) -> set[str]:
-    """Return `names` and all that they build on, by the manifests at hand."""
+    """Return `names` and all parts that they build on according to `manifests`."""
     closed: set[str] = set()
     open_names = list(names)
     while open_names:
@@ -278,7 +281,7 @@ def _with_bases(names: Iterable[str], manifests: Mapping[str, bytes]) -> set[str
 
 
 def holds(path: Path, content: bytes) -> bool:
-    """Return whether a local file has this content."""
+    """Return whether a local file has the given content."""
     try:
         return durable.read_bytes(path) == content
     except CheckpointError:

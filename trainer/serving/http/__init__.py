@@ -1,1 +1,1 @@
-"""A published model behind HTTP: `trainer serve`."""
+"""Serves a published model over HTTP: `trainer serve`."""

@@ -1,4 +1,4 @@
-"""The JSON answer to a prediction."""
+"""JSON answers to prediction requests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from .service_call import Reply
 
 
 def reply_to(scored: Scored, request_id: str, *, logits: bool) -> Reply:
-    """Return the answer to a prediction.
+    """Return the answer to a prediction request.
 
-    Rows that were not answered are null, and named under "errors". The status is 422 when no row was answered. A label
-    of named classes has the most likely one under "prediction", and all of them, by number, under "classes".
-    `logits` adds the network's own outputs to probabilities.
+    Rows without an answer are null and are listed under "errors". The status is 422 if no row was answered. For a label
+    with named classes, "prediction" has the most likely class of each row and "classes" lists all classes in order.
+
+    Args:
+        scored: outputs of the model for the request.
+        request_id: id of the request, which the answer repeats.
+        logits: whether to add the network's raw outputs to the probabilities.
     """
     listed = {name: _with_nulls(scored, values) for name, values in named_outputs(scored, logits).items()}
     classes = {"classes": scored.classes} if scored.classes else {}
@@ -31,12 +35,12 @@ def reply_to(scored: Scored, request_id: str, *, logits: bool) -> Reply:
 
 
 def with_id(reply: Reply, request_id: str) -> Reply:
-    """Return a reply that names its request."""
+    """Return a copy of a reply with the request's id in the header X-Request-Id."""
     return replace(reply, headers={**reply.headers, "X-Request-Id": request_id})
 
 
 def named_outputs(scored: Scored, logits: bool = True) -> dict[str, np.ndarray]:
-    """Return the outputs of the good rows, by name."""
+    """Return the outputs for the good rows by name."""
     columns: dict[str, np.ndarray] = {}
     if scored.probability is not None:
         if scored.classes:
@@ -50,7 +54,7 @@ def named_outputs(scored: Scored, logits: bool = True) -> dict[str, np.ndarray]:
 
 
 def about(current: Current) -> dict[str, Any]:
-    """Return the number, steps and ages in seconds of a version, as plain JSON."""
+    """Return a version's number, step and ages in seconds, for JSON."""
     now, event_time = time.time(), current.event_time
     return {
         "version": current.version,

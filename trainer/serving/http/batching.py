@@ -35,15 +35,15 @@ class Scored:
     """The answer to one request."""
 
     request: RequestRows
-    good: np.ndarray  # numbers of the rows that were answered, int64 [g], ascending
-    outputs: tuple[np.ndarray, ...]  # the network's outputs for these, [g, ...] each
+    good: np.ndarray  # indices of the answered rows, int64 [g], ascending
+    outputs: tuple[np.ndarray, ...]  # the network's outputs for these rows, [g, ...] each
     probability: np.ndarray | None  # in the unit of the label, [g, ...]; None if the loss does not define it
-    bad: dict[int, str]  # row number -> why it was not answered
+    bad: dict[int, str]  # index of each row without an answer -> reason
     current: Current  # the version that answered
-    classes: tuple[Any, ...] = ()  # names of the label's classes, by number
-    not_finite: int = 0  # rows among the bad ones for which the model computed NaN or an infinite number
+    classes: tuple[Any, ...] = ()  # class names in the order of the network's outputs
+    not_finite: int = 0  # number of bad rows for which the model computed NaN or an infinite value
     items: PublishedItems | None = None  # items of the version
-    reader: RowReader | None = None  # the reader that read its rows
+    reader: RowReader | None = None  # the reader of the request's rows
 
 
 @dataclass(eq=False)
@@ -51,35 +51,35 @@ class _Job:
     request: RequestRows
     version: str  # number of the only version that may answer, or ""
     future: asyncio.Future
-    reader: RowReader  # the reader that made `rows`
+    reader: RowReader  # the reader that decoded `rows`
     rows: Decoded
     arrived: float = field(default_factory=time.monotonic)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of the columns' values: requests that differ in one share no array."""
+        """The dtype kinds of the columns; only requests with equal kinds can be joined."""
         return tuple(column.dtype.kind for column in self.rows.columns.values())
 
 
 class Engine:
-    """Runs a served model on its own thread, for batches of requests.
+    """Runs a served model on its own thread, in batches of requests.
 
-    Another thread parses, checks and converts each request separately. A batch takes the rows that wait when the batch
-    before is done, up to `batch_rows`; with `batch_delay` its first request waits that long for others. If a batch
-    fails, its requests are retried separately. Callers use the event `loop`.
+    A second thread parses, checks and converts each request separately. When a batch is done, the next batch takes the
+    queued rows, up to `batch_rows`. With `batch_delay`, the first request of a batch waits up to that long for others.
+    If a batch fails, its requests are retried one by one. All methods are called from the event `loop`.
     """
 
     def __init__(
         self, model: ServedModel, options: ServeOptions, traffic: Traffic, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self.model, self.queued = model, 0  # rows that wait
+        self.model, self.queued = model, 0  # queued: number of queued rows
         self._options, self._traffic, self._loop = options, traffic, loop
         self._jobs: deque[_Job] = deque()
         self._wake = threading.Condition()
         self._closing = False
-        self._reader_of = functools.lru_cache(maxsize=1)(RowReader)
+        self._reader_of = functools.lru_cache(maxsize=1)(RowReader)  # caches the reader of the current network
         self._reading = ThreadPoolExecutor(1, "requests")
-        self.ready = threading.Event()
+        self.ready = threading.Event()  # set once the programs are compiled
         self._thread = threading.Thread(target=self._run, name="graphs", daemon=True)
         self._thread.start()
 
@@ -88,11 +88,12 @@ class Engine:
 
         Args:
             parse: returns the rows of the request's body; called on the thread that reads requests.
-            version: number of the only version that may answer, as in a URL, or "".
+            version: number of the only version that may answer, as in the URL, or "" for any version.
 
         Raises:
-            RefusalError: of `parse`; 413 for too many rows, 429 when too many wait, 404 where another version is
-                served, 422 for rows that are no rows of this model at all, 503 while the server stops.
+            RefusalError: `parse` raised it; or status 413 for too many rows, 429 if the queue is full, 404 if another
+                version is served, 422 if the rows do not fit the model, 500 if the model fails, or 503 while the server
+                stops.
         """
         if self._closing:
             raise RefusalError(503, "the server is stopping", retry_after=1)
@@ -119,11 +120,11 @@ class Engine:
             raise _refusal(error) from error
 
     def reader(self) -> RowReader:
-        """Return the reader of the rows that the model takes now."""
+        """Return the reader of rows for the network that is served now."""
         return self._reader_of(self.model.graph)
 
     def close(self) -> None:
-        """Answer waiting requests and end the thread."""
+        """Answer the queued requests and end the threads."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -149,7 +150,7 @@ class Engine:
             with self.model.held() as version:
                 for size in version.graph.sizes:
                     version.run(_blank_rows(version.graph, size))
-        except Exception as error:  # requests are answered with the reason
+        except Exception as error:  # requests will be answered with the reason
             logger.warning("the model could not be tried on blank rows: %s", error)
         self.ready.set()
 
@@ -166,10 +167,10 @@ class Engine:
             while self._jobs and (not jobs or rows + self._jobs[0].request.count <= options.batch_rows):
                 job = self._jobs.popleft()
                 self.queued -= job.request.count
-                if not job.future.done():  # else it has timed out, or the client has left
+                if not job.future.done():  # skip requests that have timed out or whose client has left
                     jobs.append(job)
                     rows += job.request.count
-        return jobs or self._next_batch()
+        return jobs or self._next_batch()  # no job is left if all requests have timed out
 
     def _outcomes(self, jobs: Sequence[_Job]) -> list[tuple[asyncio.Future, Scored | Exception]]:
         try:
@@ -185,7 +186,7 @@ class Engine:
         together: dict[tuple[str, ...], list[_Job]] = {}
         for job in jobs:
             if job.version in ("", number):
-                if job.reader is not reader:  # its rows were read for another network
+                if job.reader is not reader:  # the rows were decoded for another network
                     job.reader, job.rows = reader, reader.read(job.request)
                 together.setdefault(job.kinds, []).append(job)
             else:
@@ -226,7 +227,7 @@ def _scored(version: HeldVersion, reader: RowReader, jobs: Sequence[_Job]) -> li
 
 
 def _finite_rows(rows: int, outputs: Iterable[np.ndarray]) -> np.ndarray:
-    """Return which rows have finite numbers in all outputs, bool [rows]."""
+    """Return a mask of the rows that are finite in all outputs, bool [rows]."""
     finite = np.ones(rows, np.bool_)
     for output in outputs:
         finite &= np.isfinite(output).all(axis=tuple(range(1, output.ndim)))
@@ -234,7 +235,7 @@ def _finite_rows(rows: int, outputs: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _blank_rows(graph: ServedGraph, rows: int) -> dict[str, Any]:
-    """Return rows of zeros and empty lists, as the network takes them."""
+    """Return input columns with zeros, and with empty lists for ragged columns."""
     columns, shapes, dtypes = (graph.about[key] for key in ("columns", "shapes", "dtypes"))
     blank = {name: np.zeros((rows, *shapes[i]), dtypes[i]) for i, name in enumerate(columns) if name in graph.given}
     return {name: [[]] * rows if name in graph.ragged else blank[name] for name in graph.given}

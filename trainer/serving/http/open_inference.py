@@ -1,6 +1,6 @@
-"""The Open Inference Protocol, version 2: tensors by name, as JSON.
+"""The Open Inference Protocol, version 2: named tensors as JSON.
 
-See https://github.com/kserve/open-inference-protocol. A request is answered as a whole: one bad row refuses it.
+See https://github.com/kserve/open-inference-protocol. One bad row causes the whole request to be refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 def rows_of_infer(body: bytes) -> RequestRows:
-    """Return an inference request's rows; RefusalError: it is none."""
+    """Return an inference request's rows; raise RefusalError if the body is invalid."""
     try:
         request = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -63,7 +63,7 @@ def _tensor(one: dict[str, Any]) -> Any:
 
 
 def _values(data: Any, kind: str) -> np.ndarray:
-    """Return a tensor's data as an array; null is missing, for text and floats."""
+    """Return a tensor's data as an array; null in text and floats means missing."""
     if not isinstance(data, list):
         raise TypeError("data take a list")
     if kind == "BYTES":
@@ -75,7 +75,7 @@ def _values(data: Any, kind: str) -> np.ndarray:
     wanted = np.dtype(_TYPES[kind])
     if plain.dtype.kind == "O" and wanted.kind == "f" and all(n is None or is_number(n) for n in plain.ravel()):
         plain = plain.astype(np.float64)
-    if plain.dtype.kind not in {"b": "b", "i": "iuf", "u": "iuf", "f": "iuf"}[wanted.kind]:
+    if plain.dtype.kind not in {"b": "b", "i": "iuf", "u": "iuf", "f": "iuf"}[wanted.kind]:  # accepted kinds of numbers
         raise TypeError(f"{kind} does not hold {plain.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
         values = plain.astype(wanted)
@@ -95,7 +95,8 @@ def _columns_of_one(values: Any) -> Any:
 def infer_reply(scored: Scored, name: str) -> Reply:
     """Return the answer to an inference request.
 
-    RefusalError: 422, a row is bad; 400, an unknown output is requested.
+    Raises:
+        RefusalError: a row is bad (status 422), or an unknown output is requested (400).
     """
     if scored.bad:
         row, text = min(scored.bad.items())
@@ -127,7 +128,7 @@ def _datatype(dtype: np.dtype) -> str:
 
 
 def model_metadata(name: str, version: int, reader: RowReader, outputs: Mapping[str, np.dtype]) -> dict[str, Any]:
-    """Return a model's metadata: datatypes and shapes, -1 for any length."""
+    """Return a model's metadata: datatypes and shapes, with -1 for any length."""
     inputs = [
         {
             "name": column,

@@ -1,4 +1,4 @@
-"""The server's description in OpenAPI 3.1."""
+"""Describes the server in OpenAPI 3.1."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ _TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "U": "s
 def description(
     options: ServeOptions, fields: Mapping[str, Column], items: PublishedItems | None = None
 ) -> dict[str, Any]:
-    """Return the OpenAPI document of a server for rows of these columns.
+    """Return the OpenAPI document of a server.
 
-    `items` are those of the version, or None.
+    Args:
+        options: options of the server.
+        fields: raw columns of the rows, by name.
+        items: items of the served version, or None.
     """
     fields = {name: column for name, column in fields.items() if items is None or name not in items.training_columns}
     row = _object({name: _value(column) for name, column in fields.items()})

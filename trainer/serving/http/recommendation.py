@@ -1,4 +1,4 @@
-"""Requests for the best items of a user, and their answers."""
+"""Parses and answers requests for a user's best items."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Recommendation:
     """A parsed request for recommendations."""
 
     user: Mapping[str, Any] | None = None
-    history: list[Any] | None = None  # instead of the user: ids of items, which are not recommended
+    history: list[Any] | None = None  # alternative to `user`: ids of earlier items, which are not recommended
     k: int = 10
-    without: list[Any] = field(default_factory=list)  # ids of items
+    without: list[Any] = field(default_factory=list)  # ids of items to exclude
     filter: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_body(cls, body: bytes, media: str) -> Recommendation:
-        """Parse a request's body; RefusalError 400 or an error of `json_of`."""
+        """Parse a request's body; raise RefusalError if it is invalid."""
         value = json_of(body, media)
         if not isinstance(value, dict) or ("user" in value) == ("history" in value):
             both = "with both" if isinstance(value, dict) and "user" in value else "without user or history"
@@ -46,7 +46,7 @@ class Recommendation:
         return cls(**value)
 
     def rows(self, items: PublishedItems | None) -> RequestRows:
-        """Return the user's row; RefusalError 400 for a column that users do not have."""
+        """Return the user's row; raise RefusalError (400) for an unknown column."""
         items = _of_version(items)
         if self.user is None:
             return RequestRows(1, rows=[self._row_and_hidden(items)[0]])
@@ -58,7 +58,7 @@ class Recommendation:
         return RequestRows(1, rows=[self.user])
 
     def items(self, scored: Scored) -> list[dict[str, Any]]:
-        """Return id and score of each item, best first, of the version that answered."""
+        """Return ids and scores of the best items, best first, from a scored user row."""
         if not len(scored.good):
             column, reason = column_and_reason(scored.bad[0])
             raise RefusalError(422, reason, column=column)
@@ -72,7 +72,7 @@ class Recommendation:
         return [{"id": name, "score": score} for name, score in pairs]
 
     def _row_and_hidden(self, items: PublishedItems) -> tuple[dict[str, Any], Sequence[Sequence[Any]]]:
-        """Return the row of a history, and the ids to leave out; RefusalError 400."""
+        """Return the row for a history and the ids to exclude, or raise RefusalError."""
         if self.history is None:
             return {}, [self.without]
         try:

@@ -1,4 +1,4 @@
-"""Writes the rows that a server answered, for a training that learns from them."""
+"""Logs the rows that a server answered, as data for later training."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ logger = logging.getLogger(__name__)
 
 _BATCH_ROWS = 2_000
 _LONGEST_ID = 200
-_LONGEST_WAIT = 5.0  # seconds between two tries of a target that cannot be written
+_LONGEST_WAIT = 5.0  # maximum seconds between attempts to write
 
 
 def request_id(given: Any) -> str:
-    """Return the id of a request: the caller's, or a drawn one.
+    """Return the id of a request: the caller's, or a random one if `given` is None.
 
-    RefusalError: 400 for one that is empty, too long or not printable.
+    Raises:
+        RefusalError: the caller's id is empty, too long or not printable (status 400).
     """
     if given is None:
         return uuid.uuid4().hex
@@ -58,27 +59,27 @@ def row_ids(request: str, rows: int) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class _Answered:
-    """The answer to one request that waits to be written."""
+    """The answer to one request, queued for writing."""
 
     id: str
     time: float  # seconds since the epoch
     scored: Scored
-    written: asyncio.Future | None  # set when it is durable
-    recommended: Mapping[str, Any] | None  # the request and the items, instead of raw row and score
+    written: asyncio.Future | None  # completes when the answer has been written durably
+    recommended: Mapping[str, Any] | None  # the request and the items, logged instead of raw row and score
 
 
 class RequestLog:
-    """Writes answered rows on its own thread; no answer waits for a disk.
+    """Writes answered rows on its own thread, so that answers do not wait for a disk.
 
-    What cannot be written is tried again until the server stops. Rows beyond `options.log_queue_rows` that wait then
-    are left out. `trainer_serve_log_rows_total` counts all rows by outcome; of lists of recommended items it is
-    `trainer_serve_recommended_log_rows_total`.
+    Failed writes are retried until the server stops. When more than `options.log_queue_rows` rows are queued, further
+    rows are dropped. `trainer_serve_log_rows_total` counts all rows by outcome. For lists of recommended items this
+    metric is `trainer_serve_recommended_log_rows_total`.
 
     Args:
-        target: folder or URL.
+        target: folder or URL to write to.
         options: options of the server.
         traffic: counts the rows.
-        name: prefix of its metrics.
+        name: prefix of the log's metrics.
 
     Raises:
         ConfigurationError: the target cannot be used.
@@ -90,19 +91,19 @@ class RequestLog:
         self._options, self._count = options, functools.partial(traffic.logged, name)
         self._retry = Retry(f"the log of served rows ({self._sink.label})", cap=_LONGEST_WAIT)
         self._answered: deque[_Answered] = deque()
-        self._queued = 0
+        self._queued = 0  # number of rows that are not written yet
         self._wake = threading.Condition()
-        self._stop_by: float | None = None
+        self._stop_by: float | None = None  # time at which `close` gives up writing; None before `close`
         traffic.watch_log(name, lambda: self._queued, lambda: self._retry.failures > 0)
         self._thread = threading.Thread(target=self._run, name="served-rows", daemon=True)
         self._thread.start()
 
     @staticmethod
     def check(reader: RowReader) -> None:
-        """Check that no column of the rows has the name of one that the log adds.
+        """Check that no column of the rows has the name of a column that the log adds.
 
         Raises:
-            ConfigurationError: one has.
+            ConfigurationError: a column has such a name.
         """
         names = set(reader.logged) - ({SERVED_AT} if reader.event_time == SERVED_AT else set())
         if taken := [name for name in LOG_COLUMNS if name in names]:
@@ -112,7 +113,10 @@ class RequestLog:
             )
 
     def add(self, request: str, scored: Scored, recommended: Mapping[str, Any] | None = None) -> asyncio.Future | None:
-        """Take an answer; return a future of when it is durable, if answers wait for it."""
+        """Queue an answer; return a future for its durable write, or None.
+
+        The future exists only if `options.log_wait` is set and the answer is logged.
+        """
         rows, options = len(scored.good), self._options
         if not rows:
             return None
@@ -130,7 +134,7 @@ class RequestLog:
         return written
 
     def close(self, seconds: float) -> None:
-        """Write what waits for up to `seconds`, and release the target."""
+        """Write the queued rows for up to `seconds`, then release the target."""
         with self._wake:
             self._stop_by = time.monotonic() + seconds
             self._wake.notify()
@@ -167,7 +171,7 @@ class RequestLog:
         return batch
 
     def _written(self, lines: Sequence[bytes]) -> int | None:
-        """Write lines, again and again; return how many are refused, None at the end."""
+        """Write lines, with retries; return the number refused, or None on shutdown."""
         while True:
             if not self._retry.wait(_LONGEST_WAIT):
                 if self._stop_by is not None and time.monotonic() >= self._stop_by:
@@ -182,7 +186,7 @@ class RequestLog:
             return refused
 
     def _lines(self, answered: _Answered) -> list[bytes]:
-        """Return an answer's rows as JSON; count those that cannot be written."""
+        """Return an answer's rows as JSON lines; skip and count unusable rows."""
         scored, ids = answered.scored, row_ids(answered.id, answered.scored.request.count)
         scores = (scored.outputs[0] if scored.probability is None else scored.probability).tolist()
         reader, lines = scored.reader, []
@@ -193,7 +197,7 @@ class RequestLog:
         asked = reader.asked(scored.request, scored.good.tolist())
         for row, values, score in zip(scored.good.tolist(), asked, scores, strict=True):
             if reader.event_time is not None and values.get(reader.event_time) is None:
-                values[reader.event_time] = at  # text: a number would be read in the declared unit
+                values[reader.event_time] = at  # ISO text, because a number would be read in the declared time unit
             try:
                 lines.append(_json({**values, **own, "request_id": ids[row], "score": score}))
             except (TypeError, ValueError) as error:
@@ -210,5 +214,5 @@ def _set(future: asyncio.Future) -> None:
 def _json(row: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(row)
-    except TypeError:  # an integer of more than 64 bits
+    except TypeError:  # orjson does not support integers of more than 64 bits
         return json.dumps(row, separators=(",", ":"), allow_nan=False).encode()

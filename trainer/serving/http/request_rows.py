@@ -1,4 +1,4 @@
-"""Rows of requests: from bodies to columns, and on to the network's inputs."""
+"""Parses the rows of requests and converts them to the network's inputs."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ _FORMS = '{"rows": [{column: value, ...}, ...]}, {"columns": {column: [value, ..
 
 @dataclass(frozen=True)
 class RequestRows:
-    """The rows of one request, not checked yet."""
+    """The rows of one request, before validation."""
 
     count: int
-    rows: Sequence[Any] | None = None  # one mapping a row, or None where `table` has them
+    rows: Sequence[Any] | None = None  # one mapping per row; None if `table` is given
     table: Any = None  # a mapping of columns, or None
-    logits: bool = False  # whether the body asks for the network's own outputs
-    outputs: tuple[str, ...] = ()  # names of the outputs that it asks for; () for all
-    id: Any = None  # the request's id, repeated in its answer
+    logits: bool = False  # whether the request asks for the network's raw outputs
+    outputs: tuple[str, ...] = ()  # names of the requested outputs; () for all
+    id: Any = None  # the request's id, which the answer repeats
 
 
 def json_of(body: bytes, media: str) -> Any:
-    """Return a request's body.
+    """Parse a request's JSON body.
 
-    RefusalError: 415 for another media type, 400 if it is no JSON.
+    Raises:
+        RefusalError: the media type is not JSON (status 415), or the body is not valid JSON (400).
     """
     if media != JSON:
         raise RefusalError(415, f"Content-Type takes {JSON}; received {media or 'none'}")
@@ -55,7 +56,8 @@ def json_of(body: bytes, media: str) -> Any:
 def rows_of_body(body: bytes, media: str) -> RequestRows:
     """Return the rows of a request's body.
 
-    RefusalError: as of `json_of`, or 400 for another form of body.
+    Raises:
+        RefusalError: `json_of` raised it, or the body has another form (status 400).
     """
     value, logits = json_of(body, media), False
     if isinstance(value, dict) and ("rows" in value or "columns" in value):
@@ -79,7 +81,7 @@ def rows_of_body(body: bytes, media: str) -> RequestRows:
 
 
 def _column_rows(columns: Any, logits: bool) -> RequestRows:
-    """Return the rows of a mapping of columns of one length, or RefusalError."""
+    """Return the rows of a mapping of columns; refuse columns of unequal lengths."""
     if not isinstance(columns, Mapping) or not columns:
         raise RefusalError(400, f'"columns" takes {{column: [value, ...]}}; received {type(columns).__name__}')
     sizes = {name: len(v) if isinstance(v, list | np.ndarray) else None for name, v in columns.items()}
@@ -90,13 +92,13 @@ def _column_rows(columns: Any, logits: bool) -> RequestRows:
 
 
 def column_and_reason(text: str) -> tuple[str | None, str]:
-    """Split why a row is bad into the column and the reason."""
+    """Split the message about a bad row into the column, or None, and the reason."""
     named = _COLUMN.fullmatch(text)
     return (named["column"], named["reason"]) if named else (None, text)
 
 
 class RowReader:
-    """Reads rows as one published network takes them: raw, or as its columns."""
+    """Decodes request rows for one network: raw rows, or the network's own columns."""
 
     def __init__(self, graph: ServedGraph) -> None:
         self._features = graph.features
@@ -106,11 +108,11 @@ class RowReader:
         features = graph.features
         self.event_time = None if features is None else features.event_time
         roles = () if features is None else (features.event_time, features.group)
-        # the columns that a log of served rows keeps
+        # columns that the log of served rows keeps
         self.logged = (*self.fields, *(name for name in roles if name is not None and name not in self.fields))
 
     def read(self, request: RequestRows) -> Decoded:
-        """Return the rows of a request; `reasons` has the bad ones."""
+        """Decode the rows of a request; the result's `reasons` describes bad rows."""
         return self._from_table(request) if request.rows is None else self._from_rows(request.rows)
 
     def inputs(self, decoded: Decoded) -> Mapping[str, Any]:
@@ -118,7 +120,7 @@ class RowReader:
         return decoded.columns if self._features is None else self._features.apply(decoded.columns)
 
     def asked(self, request: RequestRows, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return rows as they were asked for: raw columns, event time and group."""
+        """Return rows as the client sent them: raw columns, event time and group."""
         if request.rows is not None:
             return [{n: given[n] for n in self.logged if n in given} for given in map(request.rows.__getitem__, rows)]
         table = {name: request.table[name] for name in self.logged if name in request.table}
@@ -158,13 +160,13 @@ class RowReader:
     def _convert(self, values: dict[str, Any], count: int) -> Decoded:
         schema = self._schema
         texts = [name for name in self._id_columns if _is_text(values.get(name))]
-        if texts:  # ids are numbers or text
+        if texts:  # ids may be text instead of integers
             schema = Schema(self.fields | {name: replace(self.fields[name], dtype="str") for name in texts})
         return schema.convert(values, count, refuse_bools=True)
 
 
 def _with_reasons(decoded: Decoded, odd: Mapping[int, str]) -> Decoded:
-    """Return rows without malformed ones, which get a reason each."""
+    """Remove malformed rows and record the reason for each."""
     kept = decoded.where(~np.isin(decoded.row, list(odd)))
     bad = {b.row: b for b in kept.bad} | {number: BadRow(0, number, reason, None) for number, reason in odd.items()}
     return replace(kept, bad=[bad[number] for number in sorted(bad)])
@@ -181,7 +183,7 @@ def _plain_schema(graph: ServedGraph) -> Schema:
 
 
 def _id_columns(graph: ServedGraph) -> tuple[str, ...]:
-    """Return the columns that hold ids of tables, as numbers or text."""
+    """Return the names of the columns that hold ids of tables."""
     numbers = {column for component in graph.about["fields"] for column, _ in component["parts"]}
     return tuple(
         name for number, name in enumerate(graph.about["columns"]) if number in numbers and name in graph.given

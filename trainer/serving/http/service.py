@@ -1,4 +1,4 @@
-"""Handlers of a server's calls; the only file that uses both calls and the model."""
+"""Handlers of a server's calls, which connect the web application to the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _POLL = 0.2
 
 
 class Service:
-    """Answers calls from one published model: a folder or the URL of a mirror."""
+    """Answers calls with one published model, given as a folder or a mirror's URL."""
 
     def __init__(self, root: Path | str, options: ServeOptions) -> None:
         self._root, self._options = root, options
@@ -48,9 +48,9 @@ class Service:
         self._recommended = None if to is None else RequestLog(to, options, self._traffic, "recommended_log")
         self._engine: Engine | None = None
         self._problem = f"no model has been published at {root} yet"  # why there is no engine
-        self._answered = (0, 0, 0)  # version, rows that it computed, and how many of these were not finite
+        self._answered = (0, 0, 0)  # version, number of rows it computed, number of these that were not finite
         self._opening: asyncio.Task | None = None
-        self._answers = {
+        self._answers = {  # handler of each operation
             "predict": self._predict,
             "recommend": self._recommend,
             "infer": self._infer,
@@ -62,11 +62,11 @@ class Service:
         }
 
     async def start(self) -> None:
-        """Open the model and compile its program.
+        """Open the model and compile its programs.
 
         Raises:
-            CheckpointNotFoundError: no version is published, and the options do not wait for one.
-            CheckpointDamagedError: it is damaged.
+            CheckpointNotFoundError: no version is published, and `options.wait` is False.
+            CheckpointDamagedError: the published model is damaged.
         """
         try:
             await self._open()
@@ -93,7 +93,7 @@ class Service:
                 await asyncio.sleep(_POLL)
 
     async def stop(self) -> None:
-        """Answer waiting requests and close the model."""
+        """Answer the queued requests, then close the model and the logs."""
         if self._opening is not None:
             self._opening.cancel()
         if self._engine is not None:
@@ -105,7 +105,7 @@ class Service:
                 await asyncio.to_thread(log.close, self._options.drain)
 
     async def handle(self, call: Call) -> Reply:
-        """Return the answer to a call within `options.timeout`; errors are replies too."""
+        """Answer a call within `options.timeout`; errors become replies too."""
         began, longest = time.monotonic(), self._options.timeout
         try:
             reply = await asyncio.wait_for(self._answers[call.operation](call), longest)
@@ -128,7 +128,7 @@ class Service:
         return engine
 
     def _current(self, call: Call) -> Current:
-        """Return the record of the served version; it is the one that the call names."""
+        """Return the served version's record; refuse calls that name another version."""
         current = self._opened(call).model.current
         if call.version and call.version != str(current.version):
             raise RefusalError(404, f"version {current.version} is served; received {call.version!r}")
@@ -147,7 +147,7 @@ class Service:
         if self._log is not None:
             self._traffic.logged("log", "recommend", 1)
         listed = await asyncio.to_thread(asked.items, scored)
-        given = {key: value for key, value in vars(asked).items() if value is not None}  # a user, or a history
+        given = {key: value for key, value in vars(asked).items() if value is not None}  # has a user or a history
         await self._written(self._recommended, name, scored, {**given, "items": listed})
         return with_id(Reply(200, orjson.dumps({**about(scored.current), "items": listed})), name)
 
@@ -161,7 +161,7 @@ class Service:
     async def _written(
         self, log: RequestLog | None, name: str, scored: Scored, recommended: dict[str, Any] | None = None
     ) -> None:
-        """Give answered rows to a log, if there is one."""
+        """Pass answered rows to a log, if there is one; wait for it if configured."""
         written = None if log is None else log.add(name, scored, recommended)
         if written is not None:
             await asyncio.wait([written], timeout=self._options.log_wait)
@@ -180,7 +180,7 @@ class Service:
         age = time.time() - current.time
         version, rows, wrong = self._answered if self._answered[0] == current.version else (0, 0, 0)
         is_recent = oldest is None or age <= oldest
-        is_sound = 2 * wrong <= rows  # a few rows that no model can answer make no server unready
+        is_sound = 2 * wrong <= rows  # unready only if more than half of the answers are NaN or infinite
         ready = is_recent and is_sound
         if not is_recent:
             problem = problem or f"no version for {age:.0f} s; accepted {oldest:g}"

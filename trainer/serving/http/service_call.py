@@ -1,4 +1,4 @@
-"""Messages between web application and model: calls, replies, refusals."""
+"""Messages between the web application and the model: calls, replies, refusals."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Call:
 
     operation: str  # "predict", "recommend", "infer", "ready", "metrics", "openapi", "server" or "model"
     body: bytes = b""
-    media: str = JSON  # type of the body, lower case, without parameters
-    logits: bool = False  # whether the network's own outputs are wanted too
-    model: str = ""  # named in the path, or ""
-    version: str = ""  # named in the path, or ""
+    media: str = JSON  # media type of the body, lower case, without parameters
+    logits: bool = False  # whether to return the network's raw outputs too
+    model: str = ""  # model named in the path, or ""
+    version: str = ""  # version named in the path, or ""
     request_id: str | None = None  # value of the header X-Request-Id
 
 
@@ -40,9 +40,13 @@ class Reply:
 
 
 class RefusalError(Exception):
-    """A request that is answered with an HTTP error status.
+    """Refuses a request with an HTTP error status.
 
-    It may name the column that caused it, and the seconds after which the client should retry.
+    Attributes:
+        status: HTTP status.
+        reason: message for the client.
+        column: the column that caused the error, or None.
+        retry_after: seconds after which the client should retry, or None.
     """
 
     def __init__(
@@ -56,28 +60,29 @@ class RefusalError(Exception):
 class ServeOptions:
     """Address, batching and limits of a server.
 
-    ConfigurationError: a value is out of range, or the server would accept other machines without a token.
+    Raises:
+        ConfigurationError: a value is out of range, or the server would accept other machines without a token.
     """
 
     host: str = "127.0.0.1"  # address to listen on
-    port: int = 8080  # TCP port; 0 takes a free one
-    name: str = "model"  # name in the Open Inference Protocol and in metrics
-    batch_rows: int = 1024  # most rows of one batch
-    batch_delay: float = 0.0  # seconds a batch waits for further requests after its first; 0: no wait
-    request_rows: int = 10_000  # most rows of one request; more are answered with 413
-    body_bytes: int = 16 << 20  # most bytes of one request's body; more are answered with 413
-    queue_rows: int = 20_000  # most rows that wait; a request beyond them is answered with 429
-    timeout: float = 10.0  # seconds after which a request is answered with 504
-    drain: float = 30.0  # seconds that open requests have to end after SIGTERM
-    max_age: float | None = None  # seconds after which a version is too old for ``/readyz``; None: never
+    port: int = 8080  # TCP port; 0 selects a free port
+    name: str = "model"  # name of the model in URLs and answers
+    batch_rows: int = 1024  # maximum rows per batch
+    batch_delay: float = 0.0  # maximum seconds that the first request of a batch waits for others
+    request_rows: int = 10_000  # maximum rows per request; larger requests get status 413
+    body_bytes: int = 16 << 20  # maximum bytes of a request's body; larger bodies get status 413
+    queue_rows: int = 20_000  # maximum number of queued rows; requests beyond it get status 429
+    timeout: float = 10.0  # seconds after which a request gets status 504
+    drain: float = 30.0  # seconds that open requests get to finish after SIGTERM
+    max_age: float | None = None  # seconds after which a version is too old for ``/readyz``; None for no limit
     token: str | None = field(default=None, repr=False)  # bearer token that requests need, or None
-    insecure: bool = False  # accept requests without a token from other machines too
-    wait: bool = False  # start before anything is published; ``/readyz`` is 503 until then
-    log: str | Path | None = None  # folder, redis:// or kafka:// to which answered rows are written
+    insecure: bool = False  # also accept requests from other machines without a token
+    wait: bool = False  # start before anything is published; ``/readyz`` returns 503 until then
+    log: str | Path | None = None  # folder, redis:// or kafka:// URL to which answered rows are written
     log_recommended: str | Path | None = None  # another target, for the lists of recommended items
     log_share: float = 1.0  # share of requests to log, chosen by a hash of their ids
-    log_wait: float = 0.0  # most seconds that an answer waits until its rows are durable; 0 does not wait
-    log_queue_rows: int = 100_000  # most rows that wait to be written; those beyond are counted and left out
+    log_wait: float = 0.0  # maximum seconds that an answer waits until its rows are logged durably
+    log_queue_rows: int = 100_000  # maximum rows queued for logging; further rows are counted and dropped
 
     def __post_init__(self) -> None:
         whole("serve: port", self.port, 0, most=65535)
@@ -105,7 +110,7 @@ class ServeOptions:
 
 
 def refused(error: RefusalError) -> Reply:
-    """Return an error's reply: {"error": reason, "column": ...}."""
+    """Return the reply to a refused request: {"error": reason, "column": ...}."""
     import orjson
 
     body = {"error": error.reason} | ({"column": error.column} if error.column is not None else {})
@@ -116,9 +121,10 @@ def refused(error: RefusalError) -> Reply:
 
 
 def token_from(variable: str = TOKEN_VARIABLE) -> str | None:
-    """Return the token of an environment variable, or None if it is not set.
+    """Return the token from an environment variable, or None if it is not set.
 
-    ConfigurationError: it is set but empty, which would leave the server open by mistake.
+    Raises:
+        ConfigurationError: the variable is set but empty, which would leave the server open by mistake.
     """
     token = os.environ.get(variable)
     if token is not None and not token.strip():
@@ -127,6 +133,6 @@ def token_from(variable: str = TOKEN_VARIABLE) -> str | None:
 
 
 def default_name(root: Path | str) -> str:
-    """Return a model name made from the folder's name: letters, digits, "-" and "_"."""
+    """Derive a model name from the folder's name, with "-" for special characters."""
     name = root.resolve().name if isinstance(root, Path) else root.partition("?")[0].rstrip("/").rpartition("/")[2]
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in name) or "model"

@@ -1,4 +1,4 @@
-"""A server's counters for Prometheus, in their own registry."""
+"""A server's Prometheus metrics, in their own registry."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Traffic:
         self._child = functools.cache(lambda metric, *labels: metric.labels(*labels))
 
     def watch(self, model: ServedModel, queued: Callable[[], int]) -> None:
-        """Let gauges show the version of a model, and how many rows wait."""
+        """Add gauges for a model's version and the number of queued rows."""
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
             Gauge(f"{PREFIX}_{name}", text, registry=self.registry).set_function(value)
@@ -59,7 +59,7 @@ class Traffic:
         )
 
     def watch_log(self, log: str, queued: Callable[[], int], is_failing: Callable[[], bool]) -> None:
-        """Count the rows of "log" or "recommended_log", and show how many wait."""
+        """Add the metrics of a log, which is "log" or "recommended_log"."""
         text = "Rows that wait to be logged"
         Gauge(f"{PREFIX}_{log}_queued_rows", text, registry=self.registry).set_function(queued)
         text = "1 while the log cannot be written"
@@ -70,25 +70,25 @@ class Traffic:
             self._log_rows[log].labels(outcome)
 
     def logged(self, log: str, outcome: str, rows: int) -> None:
-        """Count answered rows by what became of them in a log."""
+        """Count rows of a log by outcome, one of `LOG_OUTCOMES`."""
         self._log_rows[log].labels(outcome).inc(rows)
 
     def request(self, operation: str, status: int, seconds: float) -> None:
-        """Count a request and its time."""
+        """Count a request and its duration."""
         self._child(self._requests, operation, str(status)).inc()
         self._child(self._seconds, operation).observe(seconds)
 
     def rows(self, answered: int, bad: int) -> None:
-        """Count rows."""
+        """Count answered and bad rows."""
         self._child(self._rows, "answered").inc(answered)
         if bad:
             self._child(self._rows, "bad").inc(bad)
 
     def batch(self, rows: int, seconds: float) -> None:
-        """Count a batch."""
+        """Record the size and duration of a batch."""
         self._batch_rows.observe(rows)
         self._batch_seconds.observe(seconds)
 
     def text(self) -> bytes:
-        """Return everything in Prometheus' text format."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""The web application: routes, tokens, size limits, calls of a `Service`."""
+"""The web application: routes requests to a `Service`, checks tokens and sizes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .service_call import JSON, Call, RefusalError, Reply, ServeOptions, refused
 
 logger = logging.getLogger(__name__)
 
-OPEN = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")  # for probes, which have no token
+OPEN = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")  # paths without a token, for health probes
 
 
 def web_app(service: Service, options: ServeOptions) -> Starlette:
-    """Return the application of a service, which is started and stopped elsewhere."""
+    """Return the web application of a service that the caller starts and stops."""
 
     def on(operation: str) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
@@ -69,12 +69,12 @@ def web_app(service: Service, options: ServeOptions) -> Starlette:
             Route(path + "/infer", on("infer"), methods=["POST"]),
         ]
     handlers = {HTTPException: failed, Exception: failed}
-    longest = 3 * options.timeout  # for the body, the answer, and the client to take it
+    longest = 3 * options.timeout  # one timeout each to receive the body, to compute the answer and to send it
     return Starlette(routes=routes, middleware=[Middleware(_Bounded, longest)], exception_handlers=handlers)
 
 
 class _Bounded:
-    """Closes an exchange if the client does not read its answer in time."""
+    """Middleware that closes the connection of a client that does not read its answer."""
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:
         self._app, self._seconds = app, seconds
@@ -110,7 +110,7 @@ async def _call(request: Request, operation: str, options: ServeOptions) -> Call
 
 
 async def _body(request: Request, options: ServeOptions) -> bytes:
-    """Return the body; RefusalError 413 for too many bytes, 408 after a timeout."""
+    """Return the body, or raise RefusalError: 413 if too long, 408 if too slow."""
     most = options.body_bytes
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > most:

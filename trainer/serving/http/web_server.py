@@ -19,12 +19,12 @@ from .service_call import ServeOptions
 
 logger = logging.getLogger(__name__)
 
-_GRACE = 5.0  # seconds for what follows the requests: closing the model
+_GRACE = 5.0  # seconds to close the model after the last request
 _NEEDED = ("uvicorn", "starlette", "orjson", "prometheus_client")
 
 
 def check_installed() -> None:
-    """Raise ConfigurationError where the extra is missing."""
+    """Raise ConfigurationError if a package of the extra [serve] is missing."""
     import importlib.util
 
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -33,7 +33,7 @@ def check_installed() -> None:
 
 
 def _bound_socket(options: ServeOptions) -> socket.socket:
-    """Return a socket bound to the address of the options, not listening yet."""
+    """Return a socket that is bound to the configured address but not listening."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -60,19 +60,20 @@ def _url(bound: socket.socket) -> str:
 
 
 def serve(root: Path | str, options: ServeOptions, *, started: Callable[[str], None] | None = None) -> int:
-    """Serve a published model until SIGTERM or SIGINT; return its number.
+    """Serve a published model until SIGTERM or SIGINT; return the signal's number.
 
     The server listens once the model is ready. A signal closes the listening socket first; open requests then have
-    `options.drain` seconds to end. A process that has not ended a few seconds later is ended with `os._exit`.
+    `options.drain` seconds to finish. If the server has not stopped a few seconds later, `os._exit` ends the process.
 
     Args:
         root: folder that `Publish` writes to, or the URL of a mirror of it.
-        options: where and how.
-        started: called with the server's URL when it takes requests.
+        options: address, batching and limits of the server.
+        started: called with the server's URL once it accepts requests.
 
     Raises:
-        ConfigurationError: the extra is not installed, or the address cannot be listened on.
-        CheckpointNotFoundError, CheckpointDamagedError: there is no model to serve.
+        ConfigurationError: the extra [serve] is not installed, or the server cannot listen on the address.
+        CheckpointNotFoundError: nothing has been published, and `options.wait` is False.
+        CheckpointDamagedError: the published model is damaged.
     """
     check_installed()
     with _bound_socket(options) as bound:
@@ -106,13 +107,13 @@ async def _serve(
         lifespan="off",
         timeout_graceful_shutdown=math.ceil(options.drain),
         server_header=False,
-        timeout_keep_alive=75,  # clients that keep a connection must not find it closed under their hands
+        timeout_keep_alive=75,  # longer than usual client timeouts, so that clients close idle connections first
     )
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Any:
-            """Leave the process's handlers as they are."""
+            """Keep uvicorn from replacing the process's signal handlers."""
             yield
 
     server = Server(config)
@@ -128,7 +129,7 @@ async def _serve(
     last_resort.daemon = True
 
     def stop(number: int) -> None:
-        if received:
+        if received:  # a second signal: do not wait for open requests
             server.force_exit = True
         else:
             last_resort.start()
