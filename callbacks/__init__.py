@@ -1,16 +1,17 @@
-"""Callbacks: one file each, `callback.py` holds the contract.
+"""Callbacks of the trainer; `callback.py` defines their hooks.
 
-Order within a hook: callbacks of order 0 as given, then `ProgressBar` (10), `ReduceLROnPlateau` (40),
-`EarlyStopping` (50), `TerminateOnNaN` and `SkipNonFinite` (90), `ModelCheckpoint` (100).
+Within a hook, callbacks run by ascending `order`, and callbacks of equal order as given: order 0 by default, then
+`ProgressBar` (10), `ReduceLROnPlateau` (40), `EarlyStopping` (50), `TerminateOnNaN` and `SkipNonFinite` (90),
+`ModelCheckpoint` (100).
 
-Names are imported on first use, so that unused callbacks cost no time and no dependency.
+Names are imported on first use, so unused callbacks need no import time and no dependencies.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import mindspore_trainer as _named  # noqa: F401 - names a file of the user's that hides a package
+import mindspore_trainer as _named  # noqa: F401 - raises an error if a user's file hides a package
 
 from .lazy_names import declared_imports, lazy_names
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from .weight_averages import SWA as SWA
 
 _HOMES = declared_imports(__file__)
-if not TYPE_CHECKING:  # a type checker exports the imports above
+if not TYPE_CHECKING:  # type checkers already export the imports above
     __all__ = sorted(_HOMES)
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,36 +1,36 @@
-"""The callback contract, and the list that calls callbacks in their fixed order.
+"""`Callback`, the base class with all hooks, and `CallbackList`, which calls them.
 
-Every hook has one signature, ``hook(self, trainer)``. `hook_trainer.Trainer` lists what a callback may read and do;
-your annotation may be that class or `trainer.Trainer`. A callback reads ``trainer.state`` and may call
-``trainer.stop(reason)``. The loop, with every hook in its place:
+All hooks have the signature ``hook(self, trainer)``. `hook_trainer.Trainer` lists what callbacks may read and do; the
+argument can be annotated with that class or with `trainer.Trainer`. A callback reads ``trainer.state`` and may call
+``trainer.stop(reason)``. The training loop calls the hooks in this order:
 
     setup
-    on_load_checkpoint                         when a snapshot has been restored
+    on_load_checkpoint                         after a snapshot is restored
     on_train_begin
-    validation and on_checkpoint               if fit(valid_on_start=True) starts afresh
+    validation and on_checkpoint               with fit(valid_on_start=True), unless the run is resumed
     while not done:
         on_train_epoch_begin
         for chunk in feed:
             on_train_step_begin
             ... 1 to sink_size optimizer steps in one call ...
-            on_window_end                      when an online metric window has closed
-                on_drift                       when a drift detector fires in it
+            on_window_end                      when an online metric window closes
+                on_drift                       when a drift detector fires on this window
             on_train_step_end
             validation, when due:
                 on_eval_begin
                 (on_eval_step_begin, on_eval_step_end) per batch
                 on_eval_end
             on_train_epoch_end                 after the last chunk of an epoch; streams have no epochs
-            on_checkpoint                      last of all: counters, metrics and position agree here
-                on_save_checkpoint             when the snapshot has become durable; later where it is written aside
+            on_checkpoint                      counters, metrics and position are consistent here
+                on_save_checkpoint             when the snapshot is durable; later if it is written in the background
     on_train_end
     on_exception                               when an exception leaves the loop
     teardown                                   always
 
 `predict` calls on_predict_begin, on_predict_step_end after each batch, and on_predict_end.
 
-Order within a hook: user callbacks as given, then callbacks with a higher `order` (early stopping 50,
-checkpoints 100).
+Within a hook, callbacks run by ascending `order` (early stopping 50, checkpoints 100), and callbacks of equal order as
+given.
 """
 
 from __future__ import annotations
@@ -49,26 +49,28 @@ logger = logging.getLogger(__name__)
 
 
 class Callback:
-    """Base of all callbacks: override the hooks you need; the others cost nothing.
+    """Base of all callbacks; override the hooks you need.
+
+    Hooks that are not overridden are never called.
 
     Attributes:
         order: position among callbacks, low first; callbacks of equal order run as given.
-        end_order: position in `on_train_end`, if it is another one.
+        end_order: position in `on_train_end`; None for the same as `order`.
         monitor: name of the metric this callback reads, or None; checked before training starts.
-        drift_features: names of declared features whose drift every online window measures, as "drift_<name>".
-        non_finite: how the training step handles a non-finite loss or gradient: "skip" skips the update, "terminate"
-            all later ones too; None: no request.
-        main_only: whether it runs only on rank 0: for callbacks that show or write what all ranks know.
-        reports_only: whether the run can continue without it: if a hook raises one of `report_errors`, it is logged
-            once and training continues. `setup` may still refuse the run.
-        report_errors: exceptions that mean a failed report: OSError (a full disk, a closed pipe), or those of a
-            server's client.
-        weight_average: rule of the weight averages that the training program keeps, as arguments of
+        drift_features: names of declared features whose drift is measured in every online window, as "drift_<name>".
+        non_finite: how the training step handles a non-finite loss or gradient. "skip" skips the update; "terminate"
+            skips this update and all later ones; None makes no request.
+        main_only: whether the callback runs only on rank 0, because it shows or writes values that all ranks have.
+        reports_only: whether the run can continue without this callback. If so, a hook that raises one of
+            `report_errors` is logged once and training continues. Errors in `setup` still end the run.
+        report_errors: exceptions that mean a failed report: OSError (a full disk, a closed pipe), or the exceptions of
+            a server's client library.
+        weight_average: how the training program averages the weights, as arguments of
             `trainer.graph.averaging.AverageRule`, or None.
-        leaves_files: whether it writes lasting files (snapshots, logs): a `fast_dev_run` leaves it out.
+        leaves_files: whether the callback writes permanent files (snapshots, logs); a `fast_dev_run` omits it.
         snapshot_root: folder of this callback's snapshots, where a resumed run looks for the latest one, or None.
         published_root: folder of the versions that this callback publishes, or None.
-        published_in_run: whether that is ``published`` in the run folder, known from the start of a call.
+        published_in_run: whether the callback publishes to ``published`` in the run folder; read before `setup`.
     """
 
     order: int = 0
@@ -86,84 +88,85 @@ class Callback:
     published_in_run: bool = False
 
     def use_direction(self, higher_is_better: bool | None) -> None:
-        """Receive the monitored metric's direction before training; None: undeclared."""
+        """Receive the monitored metric's direction before training; None if undeclared."""
 
     def without_monitor(self) -> Callback | None:
-        """Return a replacement for runs that do not measure the metric, or None.
+        """Return a callback that replaces this one without its metric, or None to omit it.
 
-        An experiment's `online_train` has no validation, so `trainer online` drops monitors of its metrics.
+        The command `trainer online` calls this for callbacks that monitor a validation metric, because a run on a
+        stream has no validation.
         """
         return None
 
     def setup(self, trainer: Any) -> None:
-        """First of all, before the first compile and before a snapshot is restored."""
+        """Called first, before any compilation and before a snapshot is restored."""
 
     def on_train_begin(self, trainer: Any) -> None:
-        """Once, before the first step."""
+        """Called once, before the first step."""
 
     def on_train_epoch_begin(self, trainer: Any) -> None:
-        """Before an epoch's first step; not after a resume within the epoch."""
+        """Called before an epoch's first step, but not after a resume within the epoch."""
 
     def on_train_step_begin(self, trainer: Any) -> None:
-        """Before each call of the training program (a chunk of 1 to `sink_size` steps)."""
+        """Called before each training call (a chunk of 1 to `sink_size` steps)."""
 
     def on_train_step_end(self, trainer: Any) -> None:
-        """After each training call; `trainer.state.outputs` holds its results."""
+        """Called after each training call; `trainer.state.outputs` has its results."""
 
     def on_window_end(self, trainer: Any) -> None:
-        """After an online window has closed; `trainer.state.window` has its metrics."""
+        """Called after an online window closes; `trainer.state.window` has its metrics."""
 
     def on_drift(self, trainer: Any) -> None:
-        """After a drift detector has fired; `trainer.state.drift` tells which and where."""
+        """Called after a drift detector fires; `trainer.state.drift` is its report."""
 
     def on_eval_begin(self, trainer: Any) -> None:
-        """Before an evaluation: a validation or a call of `evaluate`."""
+        """Called before a validation or `evaluate`."""
 
     def on_eval_step_begin(self, trainer: Any) -> None:
-        """Before each evaluation batch."""
+        """Called before each evaluation batch."""
 
     def on_eval_step_end(self, trainer: Any) -> None:
-        """After each evaluation batch."""
+        """Called after each evaluation batch."""
 
     def on_eval_end(self, trainer: Any) -> None:
-        """After an evaluation; `trainer.state.metrics` holds the results."""
+        """Called after an evaluation; `trainer.state.metrics` has the results."""
 
     def on_train_epoch_end(self, trainer: Any) -> None:
-        """After the last step of an epoch and its validation."""
+        """Called after the last step of an epoch and its validation."""
 
     def on_checkpoint(self, trainer: Any) -> None:
-        """After each chunk, its validation and its epoch end: the moment to save."""
+        """Called after each chunk, its validation and its epoch end; save snapshots here."""
 
     def on_train_end(self, trainer: Any) -> None:
-        """Once, after the last step of a run that ended without an exception."""
+        """Called once, after the last step of a run that ended without an exception."""
 
     def on_predict_begin(self, trainer: Any) -> None:
-        """Before `predict`."""
+        """Called before `predict`."""
 
     def on_predict_step_end(self, trainer: Any) -> None:
-        """After each batch of `predict`."""
+        """Called after each batch of `predict`."""
 
     def on_predict_end(self, trainer: Any) -> None:
-        """After `predict`."""
+        """Called after `predict`."""
 
     def on_save_checkpoint(self, trainer: Any) -> None:
-        """After a snapshot has become durable; `trainer.state.snapshot` is its path."""
+        """Called when a snapshot is durable; `trainer.state.snapshot` is its path."""
 
     def on_load_checkpoint(self, trainer: Any) -> None:
-        """After a snapshot has been restored."""
+        """Called after a snapshot is restored."""
 
     def on_exception(self, trainer: Any) -> None:
-        """When an exception leaves the loop; see `trainer.state.exception`."""
+        """Called when an exception leaves the loop; see `trainer.state.exception`."""
 
     def teardown(self, trainer: Any) -> None:
         """Called last, also after an error."""
 
     def logged_values(self) -> dict[str, float]:
-        """Return numbers, by name, that the run's loggers add to each of their points."""
+        """Return numbers by name, which the run's loggers add to each of their points."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as JSON-serialisable values."""
+        """Return the state that a resumed run needs, as JSON-serialisable values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -171,10 +174,10 @@ class Callback:
 
 
 class _Timed:
-    """A bound hook that reports how long each of its calls takes."""
+    """A bound hook that reports the duration of each call."""
 
     def __init__(self, observer: Callable[[str, float, float], None], callback: Callback, hook: str) -> None:
-        self.__self__ = callback  # set, because bound methods have it
+        self.__self__ = callback  # read by `CallbackList`, as from a bound method
         self._method, self._observer = getattr(callback, hook), observer
         self._name = f"{type(callback).__name__}.{hook}"
 
@@ -193,7 +196,7 @@ HOOKS: tuple[str, ...] = tuple(_UNUSED_HOOKS)
 
 
 class CallbackList:
-    """Callbacks in their fixed order, with hooks looked up once: an empty one is free."""
+    """Callbacks by `order`; looks up once which hooks each of them overrides."""
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self._callbacks = sorted(callbacks, key=lambda callback: callback.order)
@@ -201,9 +204,9 @@ class CallbackList:
         self._warned: set[int] = set()
 
     def observe(self, observer: Callable[[str, float, float], None] | None) -> None:
-        """Report each hook's times to `observer`; None stops it.
+        """Report the time of each hook call to `observer`; None stops the reports.
 
-        It is called with "<callback>.<hook>" and two readings of `time.perf_counter()`.
+        `observer` receives "<callback>.<hook>" and the start and end by `time.perf_counter()`.
         """
         bind = getattr if observer is None else functools.partial(_Timed, observer)
         self._hooks: dict[str, list[Any]] = {
@@ -222,8 +225,8 @@ class CallbackList:
     def call(self, hook: str, trainer: object) -> None:
         """Call `hook` of every callback that overrides it.
 
-        An exception keeps its type; the names of callback and hook are added to it as ``failed_callback`` and
-        ``failed_hook`` (strings) for the error report. An error of a callback that `reports_only` does not end the run.
+        If a hook raises, the names of callback and hook are set on the exception as ``failed_callback`` and
+        ``failed_hook`` for the error report. A failed report of a callback with `reports_only` does not end the run.
         """
         for method in self._hooks[hook]:
             try:
@@ -234,7 +237,7 @@ class CallbackList:
                     raise
 
     def _is_of_a_report(self, error: BaseException, method: Any, hook: str) -> bool:
-        """Return whether the error only affects a report; warn once."""
+        """Return whether the error only affects a report; warn once per callback."""
         callback = getattr(method, "__self__", None)
         reports_only = hook != "setup" and getattr(callback, "reports_only", False)
         if not reports_only or not isinstance(error, callback.report_errors):
@@ -257,7 +260,7 @@ class CallbackList:
         return raised
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the callbacks' states, keyed by class name and index in that class."""
+        """Return the callbacks' states by "<class name>:<index among that class>"."""
         states = ((key, callback.state_dict()) for key, callback in self._keyed())
         return {key: state for key, state in states if state}
 

@@ -11,17 +11,17 @@ from .callback import Callback, Trainer
 
 
 class DeviceStats(Callback):
-    """Measures the process and its machine; the run's loggers add the latest values.
+    """Measures the process and its machine; the run's loggers include the latest values.
 
-    device/process_cpu (mean cores in use since the previous measurement), device/process_memory_mb (resident, 10**6
-    bytes), device/threads, device/machine_cpu and device/machine_memory (shares, 0 to 1), device/read_mb_per_second and
-    device/written_mb_per_second (10**6 bytes, by this process).
+    The values are device/process_cpu (mean cores in use since the previous measurement), device/process_memory_mb
+    (resident memory in units of 10**6 bytes), device/threads, device/machine_cpu and device/machine_memory (shares, 0
+    to 1), device/read_mb_per_second and device/written_mb_per_second (in units of 10**6 bytes, by this process).
 
     Args:
-        every: cadence of the measurements, or a number of optimizer steps.
+        every: cadence of the measurements, or a number of optimizer steps. None: every 5 seconds.
 
     Attributes:
-        records: one dict per measurement, with its "step"; the latest 10,000.
+        records: the latest 10,000 measurements, as dicts that also have the "step".
 
     Raises:
         ConfigurationError: `every` has the wrong type; at `setup`, psutil is not installed.
@@ -53,7 +53,7 @@ class DeviceStats(Callback):
     def _totals(self) -> tuple[float, float, float, float]:
         """Return time, CPU seconds of the process, and bytes read and written."""
         used, read, written = self._process.cpu_times(), 0, 0
-        if hasattr(self._process, "io_counters"):  # kernels without /proc/PID/io have none
+        if hasattr(self._process, "io_counters"):  # missing on kernels without /proc/PID/io
             counters = self._process.io_counters()
             read, written = counters.read_bytes, counters.write_bytes
         return time.monotonic(), used.user + used.system, read, written

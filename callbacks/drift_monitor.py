@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class Detector(Protocol):
-    """A change detector that takes one value at a time.
+    """A change detector that receives one value at a time.
 
-    With `state_dict` and `load_state_dict` it survives a resume.
+    If it has `state_dict` and `load_state_dict`, snapshots save its state.
     """
 
     def update(self, value: float) -> bool:
@@ -27,10 +27,12 @@ class Detector(Protocol):
 
 
 class RisesAbove:
-    """Fires when a value rises above a limit; again only after a value at or below it.
+    """Detects when a value rises above a limit.
+
+    It does not fire again before a value is at or below the limit.
 
     Args:
-        limit: the greatest value that is no change, above 0.
+        limit: the largest value that does not count as a change, above 0.
     """
 
     def __init__(self, limit: float = 0.25) -> None:
@@ -52,19 +54,21 @@ class RisesAbove:
 class DriftMonitor(Callback):
     """Feeds a metric of every closed window to a drift detector.
 
-    When the detector fires, the hook `on_drift` of every callback is called, and may set `trainer.learning_rate`. With
-    `feature`, the metric is "drift_<feature>": the population stability index of that declared feature's raw values in
-    the window, compared with the rows that the features learned from, or with the first window if they learned from
-    none. Below 0.1 a column is usually called unchanged, above 0.25 changed.
+    When the detector fires, the hook `on_drift` of all callbacks is called; it may set `trainer.learning_rate`.
+
+    With `feature`, the metric is "drift_<feature>". It is the population stability index of the feature's raw values in
+    the window, compared with the rows on which the features were fitted, or with the first window if they were not
+    fitted. By convention, a column counts as unchanged below 0.1 and as changed above 0.25.
 
     Args:
-        detector: object with `update(value) -> bool`, which decides; None, with `feature`: `RisesAbove(0.25)`.
-        key: any value of a closed window: "window_log_loss" (or "log_loss"), "decayed_rmse", "lifetime_auc", "lag".
-            None: "window_log_loss", or the drift of `feature`.
-        feature: name of a declared feature (`trainer.features.Features`) whose values are compared, in place of `key`.
+        detector: object with `update(value) -> bool` that detects changes. None is allowed with `feature` and means
+            `RisesAbove(0.25)`.
+        key: name of a value of closed windows: "window_log_loss" (or "log_loss"), "decayed_rmse", "lifetime_auc",
+            "lag". None: "window_log_loss", or the drift of `feature`.
+        feature: name of a declared feature (`trainer.features.Features`) to monitor instead of `key`.
 
     Raises:
-        ConfigurationError: an argument is invalid; before training, there is no such feature.
+        ConfigurationError: an argument is invalid; before training, the feature does not exist.
     """
 
     def __init__(

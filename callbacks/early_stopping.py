@@ -1,4 +1,4 @@
-"""`EarlyStopping`: ends the run when a metric stops improving."""
+"""`EarlyStopping`: ends the run when a metric does not improve any more."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ logger = logging.getLogger(__name__)
 
 
 class EarlyStopping(Patience):
-    """Stops after `patience` consecutive measurements without an improvement.
+    """Stops the run after `patience` consecutive measurements without improvement.
 
     A measurement is a validation ("val_*"), a closed online window ("window_*") or an epoch's mean loss ("loss").
 
     Args:
         monitor: name of the metric.
-        patience: measurements without improvement before it stops; 0 and 1 stop at the first one.
-        min_delta: least change that counts as an improvement, in the metric's unit.
-        mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
-        baseline: value the metric must beat before improvements renew the patience, or None. As in Keras, a measurement
-            that is an improvement does not stop the run itself.
-        restore_best: put the network's weights of the best measurement back when this callback or a limit ends the
-            run; with `EMA` or `SWA` the averages, where a validation measured them. The copy is held in host memory
-            (one network) and is not part of a snapshot. Not for networks with sparse tables.
-        start_from_epoch: epochs whose measurements are ignored at first, as in Keras; not for windows.
-        check_finite: whether a value that is NaN or infinite stops the run; otherwise it is one without improvement.
+        patience: number of measurements without improvement after which the run stops; 0 and 1 both stop at the first
+            such measurement.
+        min_delta: minimum change that counts as an improvement, in the metric's unit.
+        mode: "min", "max", or "auto", which uses the metric's ``higher_is_better``.
+        baseline: value that the metric must beat before an improvement resets the patience, or None. As in Keras, the
+            run does not stop at a measurement that is an improvement.
+        restore_best: when this callback or a limit ends the run, restore the network's weights of the best measurement.
+            If a validation measured the averages of `EMA` or `SWA`, these are restored. The copy takes the host memory
+            of one network and is not part of snapshots. Not for networks with sparse tables.
+        start_from_epoch: number of initial epochs whose measurements are ignored, as in Keras; not for windows.
+        check_finite: whether a NaN or infinite value stops the run; False counts it as a measurement without
+            improvement.
         stopping_threshold: stop as soon as the metric is better than this value, as in Lightning, or None.
         divergence_threshold: stop as soon as the metric is worse than this value, as in Lightning, or None.
 
@@ -100,7 +102,7 @@ class EarlyStopping(Patience):
 
     def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
         if improved and self.restore_best:
-            validated = self.watched.hook(trainer) == "on_eval_end"  # perhaps of averaged weights
+            validated = self.watched.hook(trainer) == "on_eval_end"  # uses averaged weights, if any
             with trainer.averaged_weights() if validated else contextlib.nullcontext():
                 self._weights = {p.name: p.asnumpy().copy() for p in _parameters(trainer)}
             self._calibration = None if trainer.calibrator is None else trainer.calibrator.state_dict()
@@ -125,14 +127,15 @@ class EarlyStopping(Patience):
         progress = trainer.state.progress
         epoch = (
             progress.epoch if progress.step_in_epoch else progress.epoch - 1
-        )  # counted from 0; a complete epoch is counted already
+        )  # counted from 0; after the last step of an epoch, `progress.epoch` already includes it
         if not self.start_from_epoch or epoch >= self.start_from_epoch:
             super()._measure(hook, trainer)
 
     def teardown(self, trainer: Trainer) -> None:
-        """Restore the best weights if requested, after the last snapshot.
+        """Restore the best weights if requested.
 
-        A longer run would continue from that snapshot; a run that a signal ended keeps its own weights to continue.
+        This happens after the last snapshot, so a resumed run continues from the final weights. After a signal, nothing
+        is restored.
         """
         reason = trainer.state.stop_reason
         if not self.restore_best or not (self._fired or (reason is not None and reason.kind == "limit")):
@@ -145,7 +148,7 @@ class EarlyStopping(Patience):
 
             for parameter in _parameters(trainer):
                 if parameter.name in self._weights:
-                    # Not set_data: after it, a compiled step with a branch keeps using the old value.
+                    # Use assign, because after set_data a compiled step with a branch would still use the old value.
                     ops.assign(parameter, Tensor(self._weights[parameter.name]))
             if self._calibration is not None:
                 trainer.calibrator.load_state_dict(self._calibration)
@@ -154,7 +157,7 @@ class EarlyStopping(Patience):
 
 
 def _parameters(trainer: Trainer) -> list[Parameter]:
-    """Return the parameters by the class's method, which a network may shadow."""
+    """Return the network's parameters, even if the network overrides the method."""
     from mindspore import nn
 
     return [parameter for _, parameter in nn.Cell.parameters_and_names(trainer.network)]

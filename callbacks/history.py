@@ -1,4 +1,4 @@
-"""`History`: the results of a run; `Curve`: values in bounded memory."""
+"""`History` holds the results of a run; `Curve` holds a series in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .summary import history_html
 class Curve:
     """A series of (step, value) points of bounded length.
 
-    When full, it drops every second point and doubles its stride: a run of any length keeps between `max_points / 2`
-    and `max_points` evenly spaced points.
+    When it is full, it drops every second point and from then on records new points half as often. The points of a long
+    run are thus evenly spaced, and their number stays between `max_points / 2` and `max_points`.
     """
 
     def __init__(self, max_points: int | None = None) -> None:
@@ -31,7 +31,7 @@ class Curve:
         self._offered = 0
 
     def add(self, step: int, value: float) -> None:
-        """Append a point, unless the stride skips it."""
+        """Append a point, unless it is one of those that are skipped."""
         self._offered += 1
         if (self._offered - 1) % self._stride:
             return
@@ -45,7 +45,7 @@ class Curve:
         return len(self.steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the points and the stride as plain values."""
+        """Return the points and counters as plain values."""
         points = {"steps": list(self.steps), "values": list(self.values)}
         return {**points, "stride": self._stride, "offered": self._offered}
 
@@ -63,8 +63,9 @@ class Best:
     """The best value of a metric.
 
     Attributes:
-        step: optimizer step it was measured at.
-        snapshot: name of the snapshot of that step, or None.
+        value: value of the metric.
+        step: optimizer step at which it was measured.
+        snapshot: name of the snapshot of this step, or None.
     """
 
     value: float
@@ -73,18 +74,18 @@ class Best:
 
 
 class History(Callback):
-    """Records losses per epoch, validations, windows, and a loss curve in between.
+    """Records the loss of each epoch, validations, windows, and a loss curve.
 
     Args:
-        every: cadence of the loss curve (one host copy per point); a number of optimizer steps or an `Every`. None:
-            after the calls that cross a multiple of 50 steps.
-        max_points: bound of the loss curve and of each window series; beyond it they are thinned evenly.
+        every: cadence of the loss curve: a number of optimizer steps or an `Every`. Each point copies the loss to the
+            host. None: after each call that crosses a multiple of 50 steps.
+        max_points: maximum length of the loss curve and of each window series; longer series are thinned evenly.
 
     Attributes:
-        epoch: numbers of the epochs finished, counted from 1.
+        epoch: numbers of the finished epochs, counted from 1.
         curve: the loss of single steps (`Curve`).
         directions: metric -> whether higher is better; None if the metric does not declare it.
-        stop_reason: why the run ended, as text, or None while it is running.
+        stop_reason: why the run ended, as text; None while it is running.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -106,17 +107,17 @@ class History(Callback):
 
     @property
     def history(self) -> dict[str, list[float]]:
-        """Values by name: "loss" per epoch, "val_*" per validation, others per window."""
+        """Name -> values: "loss" per epoch, "val_*" per validation, others per window."""
         return {name: series.values for name, series in self._series.items()}
 
     @property
     def steps(self) -> dict[str, list[int]]:
-        """The optimizer step of each value of `history`, same keys and lengths."""
+        """Name -> optimizer step of each value in `history`."""
         return {name: series.steps for name, series in self._series.items()}
 
     @property
     def best(self) -> dict[str, Best]:
-        """The best value of each metric with a direction, its step and snapshot."""
+        """Name -> best value with its step and snapshot, for metrics with a direction."""
         snapshots = {step: path.name for step, path in self._snapshots.items() if path.is_dir()}
         return {name: Best(value, step, snapshots.get(step)) for name, (value, step) in self._best.items()}
 
@@ -145,7 +146,7 @@ class History(Callback):
             self._best[name] = (value, step)
 
     def setup(self, trainer: Trainer) -> None:
-        """Begin a new record; a restored snapshot then puts back its own."""
+        """Start with an empty history; a snapshot restored afterwards replaces it."""
         self._clear()
 
     def on_train_begin(self, trainer: Trainer) -> None:
@@ -172,7 +173,7 @@ class History(Callback):
                 self._record(name, trainer.state.progress.global_step, value)
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
-        """Note a snapshot; it may be older than the current step."""
+        """Record the snapshot under its own step, which may be before the current step."""
         path = trainer.state.snapshot
         step = None if path is None else snapshot_step(path)
         if path is not None and step is not None:

@@ -1,7 +1,7 @@
 """`Trainer`: the part of the trainer that callbacks may use in their hooks.
 
-Whatever is not in this class may change without notice. `trainer.state` holds the counters, the latest outputs and
-metrics, the validation under way, windows, snapshots and the reason of a stop (`trainer.state.State`).
+Attributes and methods that are not in this class may change without notice. `trainer.state` has the counters, the
+latest outputs and metrics, the current validation, windows, snapshots and the stop reason (`trainer.state.State`).
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any, Protocol
 
 
 class Trainer(Protocol):
-    """The trainer as callbacks see it; `trainer.Trainer` is one.
+    """The interface of the trainer for callbacks; `trainer.Trainer` implements it.
 
     Attributes:
-        state: progress, outputs, metrics and stop reason (`trainer.state.State`); only the run writes it.
-        run: the training under way, with its times and operator profiles (`trainer.run.run.Run`), or None.
+        state: progress, outputs, metrics and stop reason (`trainer.state.State`); only the run changes it.
+        run: the current training, with its times and operator profiles (`trainer.run.run.Run`), or None.
         network, loss_fn, optimizer: as given to the trainer.
         metrics: metrics by name.
         tasks: the loss of several tasks, or None.
         features: the declared columns, or None.
-        calibrator: object that learns the calibration of scores, or None.
+        calibrator: fits the calibration of scores, or None.
         tables: the sparse tables being trained, or None.
         group: the processes that train together (`trainer.distributed.group.Group`).
         saver: takes and restores snapshots (`trainer.checkpoint.saver.Saver`).
         builder: the compiled programs (`trainer.graph.builder.StepBuilder`).
-        parts: name -> object with `state_dict` and `load_state_dict` that goes into snapshots.
-        run_dir: folder for what callbacks write, or None.
+        parts: name -> object with `state_dict` and `load_state_dict` whose state goes into snapshots.
+        run_dir: folder for the files of callbacks, or None.
         callbacks, history: callbacks and history of this run.
-        learning_rate: rate of the next update; can be set if it is constant.
+        learning_rate: rate of the next update; it can be assigned if it is constant.
     """
 
     state: Any
@@ -71,11 +71,11 @@ class Trainer(Protocol):
 
     @property
     def boost_parts(self) -> tuple[str, ...]:
-        """Names of the active parts of the boost level."""
+        """Names of the active techniques of the boost level."""
 
     @property
     def base(self) -> dict[str, int]:
-        """The "epoch" and "step" from which the run counts."""
+        """The "epoch" and "step" at which the run started counting."""
 
     @property
     def position(self) -> dict[str, Any] | None:
@@ -83,7 +83,7 @@ class Trainer(Protocol):
 
     @property
     def metric_directions(self) -> dict[str, bool | None]:
-        """Metrics that may be monitored: name -> whether higher is better."""
+        """Name -> whether higher is better, for the metrics that callbacks may monitor."""
 
     @property
     def train_dataset(self) -> Any:
@@ -98,7 +98,7 @@ class Trainer(Protocol):
         """The evaluation cell that the user gave, or None."""
 
     def stop(self, reason: str = "", kind: str = "user") -> None:
-        """Stop the run after the current call."""
+        """Stop the run after the current training call."""
 
     def save(self, root: str | Path, background: bool = False) -> Path:
         """Write a snapshot below `root`; return its path."""
@@ -109,22 +109,22 @@ class Trainer(Protocol):
         """Restore a snapshot, or only weights."""
 
     def rollback(self) -> None:
-        """Reset weights and optimizer to the latest snapshot of this run."""
+        """Restore weights and optimizer from the latest snapshot of this run."""
 
     def set_pointer(self, root: str | Path, pointer: str, name: str) -> None:
-        """Point the file "last" or "best" of `root` at a snapshot."""
+        """Write a snapshot's name to the file "last" or "best" in `root`."""
 
     def predict(self, *data: Any, batch_size: int | None = None) -> Any:
-        """Apply the network."""
+        """Apply the network to data and return its predictions."""
 
     def first_batch(self, data: Any, batch_size: int | None = None) -> Any:
         """Return the network's input for the first batch of `data`."""
 
     def evaluate(self, dataset: Any, callbacks: Any = None) -> dict[str, float]:
-        """Evaluate without disturbing the training."""
+        """Evaluate without affecting the training."""
 
     def read_counters(self) -> dict[str, int]:
-        """Return the updates skipped."""
+        """Return the counters of skipped updates."""
 
     def read_bad_steps(self) -> list[int]:
         """Return the latest skipped steps."""
@@ -136,7 +136,7 @@ class Trainer(Protocol):
         """Return calibration and distribution of binary scores by task."""
 
     def fitted_calibration(self) -> Any:
-        """Return the calibration by all rows scored so far, or None."""
+        """Return the calibration from all rows scored so far, or None."""
 
     def report_drift(self, drift: dict[str, Any]) -> None:
         """Publish a drift detector's report and call `on_drift`."""

@@ -1,4 +1,4 @@
-"""`LambdaCallback`: a callback made of functions."""
+"""`LambdaCallback`: a callback whose hooks are given as functions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .callback import HOOKS, Callback
 
 
 class LambdaCallback(Callback):
-    """Calls the given functions with the trainer.
+    """Calls a given function for each hook, with the trainer as argument.
 
-    ``LambdaCallback(on_train_end=lambda trainer: ...)`` calls one at the end.
+    ``LambdaCallback(on_train_end=lambda trainer: ...)`` calls the function at the end of the training.
 
     Args:
         order: position among callbacks, low first.
-        hooks: functions of one argument by hook name (`callbacks.callback.HOOKS`).
+        hooks: hook name (see `callbacks.callback.HOOKS`) -> function of one argument.
 
     Raises:
         ConfigurationError: a name is not a hook.

@@ -1,6 +1,6 @@
-"""Import a package's public names on first use.
+"""Imports a package's public names on first use.
 
-Unused names cost no time and no dependency.
+Unused names need no import time and no dependencies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# names that earlier versions exported -> what to write instead, as docs/upgrading.md says
+# Names that earlier versions exported -> how to replace them (see docs/upgrading.md).
 GONE = {
     "BatchSizeFinder": "measure sizes with fit(..., batch_size=..., max_steps=...)",
     "HealthFile": "JSONLinesLogger(every=...) writes the run's numbers to a file, PrometheusMonitor serves them",
@@ -28,7 +28,7 @@ GONE = {
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pause garbage collection: it takes a sixth of MindSpore's import time."""
+    """Pause garbage collection, which takes a sixth of MindSpore's import time."""
     if not gc.isenabled():
         yield
         return
@@ -42,8 +42,8 @@ def _collector_paused() -> Iterator[None]:
 def declared_imports(file: str) -> dict[str, str]:
     """Return name -> module of the imports under ``if TYPE_CHECKING:`` in a file.
 
-    Stars are left out.
-    Type checkers read these imports; `lazy_names` does them on first use, so that each name is written once.
+    Star imports are ignored. Type checkers read these imports, and `lazy_names` executes them on first use, so each
+    name is written only once.
     """
     blocks = [node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If)]
     imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
@@ -56,15 +56,15 @@ def declared_imports(file: str) -> dict[str, str]:
 
 
 def hint(name: str, names: Iterable[str]) -> str:
-    """Return a hint for a missing name: its replacement, or the nearest of `names`."""
+    """Return a hint for a missing name: its replacement, or a similar name."""
     did_you_mean = importlib.import_module("trainer.errors").did_you_mean
     return f"; it is gone: {GONE[name]}" if name in GONE else did_you_mean(name, names)
 
 
 def _is_import(frame: types.FrameType) -> bool:
-    """Return whether a frame is at ``from package import name``.
+    """Return whether a frame is executing ``from package import name``.
 
-    Python replaces the text of an AttributeError there by its own, which has no hint.
+    In this case, Python replaces the text of an AttributeError by its own text, which would lose the hint.
     """
     return frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]
 
@@ -78,7 +78,7 @@ def lazy_names(
         package: `__name__` of the package.
         homes: public name -> module that defines it, relative (".module") or absolute.
         before: called before a name is imported for the first time.
-        rest: module whose `__all__` has further public names, looked at when none of `homes` is asked for.
+        rest: module whose `__all__` has further public names; imported when a name is not in `homes`.
     """
 
     def getattribute(name: str) -> Any:
@@ -86,7 +86,7 @@ def lazy_names(
         if home is None and rest is not None and name[0] != "_":
             home = rest if name in importlib.import_module(rest, package).__all__ else None
         if home is None:
-            # `name` keeps Python from adding its own suggestion to ours.
+            # Passing `name` keeps Python from adding its own suggestion.
             frame = inspect.currentframe()
             asking = None if frame is None else frame.f_back
             kind = ImportError if asking is not None and _is_import(asking) else AttributeError

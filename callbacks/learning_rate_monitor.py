@@ -21,10 +21,10 @@ class LearningRateMonitor(Callback):
     """Records the learning rate of the latest step at a cadence, in bounded memory.
 
     Args:
-        every: cadence or number of optimizer steps; reading the rate is a host copy. None: after the calls
-            that cross a multiple of 50 steps.
+        every: cadence or number of optimizer steps. Each record copies the rate to the host. None: after each call that
+            crosses a multiple of 50 steps.
         verbose: print a line when the rate has changed since the last record.
-        max_points: bound of the record; beyond it points are thinned evenly.
+        max_points: maximum number of points; longer records are thinned evenly.
 
     Attributes:
         curve: (step, learning rate) points.
@@ -76,12 +76,12 @@ class ReduceLROnPlateau(Patience):
 
     Args:
         monitor: name of the metric ("val_*", "window_*" or "loss").
-        factor: factor on the rate, in (0, 1).
-        patience: measurements without improvement before the rate is lowered.
-        min_delta: least change that counts, in the metric's unit.
-        mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says.
-        cooldown: measurements after a reduction during which none is counted.
-        min_lr: the rate is never set below this.
+        factor: factor by which the rate is multiplied, in (0, 1).
+        patience: number of measurements without improvement after which the rate is lowered.
+        min_delta: minimum change that counts as an improvement, in the metric's unit.
+        mode: "min", "max", or "auto", which uses the metric's ``higher_is_better``.
+        cooldown: number of measurements after a reduction that do not count for `patience`.
+        min_lr: lower bound of the rate.
 
     Raises:
         ConfigurationError: an argument is invalid; at `setup`, the learning rate cannot be set (it

@@ -1,4 +1,4 @@
-"""`LossMonitor`: the training loss as lines of text."""
+"""`LossMonitor`: prints the training loss."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .output import format_metrics, say
 
 
 class LossMonitor(Callback):
-    """Prints the newest step's loss at a cadence, and validation results.
+    """Prints the loss of the latest step at a cadence, and validation results.
 
     Args:
-        every: cadence, or a number of optimizer steps. The loss is copied to the host only when a line is due.
-            None: after every call, of one step or many.
+        every: cadence, or a number of optimizer steps. The loss is copied to the host only when a line is due. None:
+            after each training call, whether it trains one step or several.
 
     Raises:
         ConfigurationError: `every` is not a cadence or a positive whole number.

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 SMOOTHING = 0.9
 DIVERGED = 4.0
-LEFT_OUT = 3  # points ignored at either end
+LEFT_OUT = 3  # points ignored at each end of the curve
 
 
 class LRFinder(Callback):
-    """Suggests a learning rate by training with a growing one.
+    """Suggests a learning rate by training with an increasing rate.
 
-    The rate grows exponentially (Smith 2017, section 3.3). The run ends after `steps` calls, or when the smoothed loss
-    reaches four times its minimum. Weights and optimizer state are then restored; the trainer's counters are not, so
-    create a new Trainer for the actual training. A call that trains several steps counts as one: use
+    The rate increases exponentially (Smith 2017, section 3.3). The run ends after `steps` calls, or when the smoothed
+    loss reaches four times its minimum. Then weights and optimizer state are restored. The trainer's counters are not
+    restored, so create a new Trainer for the actual training. A call that trains several steps counts only once, so use
     `fit(..., sink_size=1)`.
 
     Args:
@@ -35,8 +35,8 @@ class LRFinder(Callback):
 
     Attributes:
         rates, losses: learning rate and smoothed loss of each call.
-        suggestion: the rate at which the smoothed loss falls fastest over the logarithm of the rate; None before the
-            end, or if the loss never falls.
+        suggestion: the rate at which the smoothed loss falls fastest as a function of the logarithm of the rate; None
+            before the end of the run, or if the loss never falls.
 
     Raises:
         ConfigurationError: an argument is invalid; at `setup`, the optimizer's learning rate cannot be set, or the

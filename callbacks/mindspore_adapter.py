@@ -1,15 +1,15 @@
 """`adapt`: lets any `mindspore.train.Callback` work in this trainer unchanged.
 
-It does for one callback what MindSpore's own loop does for its callbacks:
+The adapter calls a callback as MindSpore's own loop does:
 
-- They are entered as context managers before the first hook and left at teardown.
-- Hooks are called by their newer names (`on_train_begin`, ...); MindSpore's base class forwards those to the older ones
-  (`begin`, `step_end`, ...). Epoch hooks always enclose step hooks: where the trainer has no epoch (a stream, a run
-  resumed in the middle of an epoch), the epoch begins with the first step and ends with the run.
-- A chunk of K steps in one call triggers one `on_train_step_begin` and one `on_train_step_end`, with the numbers of its
-  last step, like MindSpore's data sink.
-- During the validation of a `fit` only `on_eval_*` hooks that a callback defines itself are called: the older names
-  mean training, and MindSpore, too, skips its own callbacks except `TimeMonitor` in that evaluation.
+- A callback is entered as a context manager before its first hook and left at teardown.
+- Hooks are called by their newer names (`on_train_begin`, ...); MindSpore's base class forwards them to the older names
+  (`begin`, `step_end`, ...). Epoch hooks always enclose step hooks. In a stream, or after a resume in the middle of an
+  epoch, the trainer does not begin an epoch; the adapter then begins one at the first step and ends it with the run.
+- A call of K steps triggers one `on_train_step_begin` and one `on_train_step_end`, as with MindSpore's data sink.
+  `on_train_step_end` receives the results of the last step.
+- During the validation of a `fit`, only `on_eval_*` hooks that the callback's class defines are called. The older names
+  stand for training hooks. In this evaluation MindSpore, too, skips its own callbacks except `TimeMonitor`.
 - Epochs and steps are counted from the start of the call, as in `mindspore.Model`, and continue after a resume.
 - `request_stop()` ends the run after the current step.
 """
@@ -31,10 +31,10 @@ from trainer.errors import ConfigurationError
 
 from .callback import Callback, Trainer
 
-# MindSpore divides by the number of batches per epoch; for data without a size, use the largest number.
+# Batches per epoch for data without a size. MindSpore's callbacks divide by this number, so it cannot be 0 or None.
 UNSIZED = 2**31 - 1
 
-# Parameters that a separate evaluation does not have.
+# Callback parameters that are absent in a call of `evaluate`.
 _OF_TRAINING = ("cur_epoch_num", "epoch_num", "initial_step", "train_dataset", "train_dataset_element")
 
 
@@ -46,7 +46,7 @@ class CallbackParams(dict):
         object.__setattr__(self, "_makers", {})
 
     def on_demand(self, key: str, make: Callable[[], Any]) -> None:
-        """Let `make` compute `key` on the next read, and keep it until called again."""
+        """Compute the value of `key` with `make` when it is first read, and cache it."""
         self.pop(key, None)
         self._makers[key] = make
 
@@ -67,7 +67,7 @@ class CallbackParams(dict):
             return default
 
     def __getattr__(self, key: str) -> Any:
-        if key.startswith("_"):  # asked by `copy` of an instance without attributes yet
+        if key.startswith("_"):  # `copy` looks up such names before the instance has attributes
             raise AttributeError(key)
         try:
             return self[key]
@@ -79,17 +79,17 @@ class CallbackParams(dict):
 
 
 class _WithGraph:
-    """Gives callbacks the graph of the trainer's program."""
+    """Lets callbacks read the graph of the training program."""
 
     def get_func_graph_proto(self) -> Any:
-        """Return the graph of the training program; only in graph mode, like MindSpore."""
+        """Return the graph of the training program; None outside graph mode."""
         graph_mode = mindspore.get_context("mode") == mindspore.GRAPH_MODE
         program = self.__dict__["_trainer"].builder.training_program if graph_mode else None
         return None if program is None else nn.Cell.get_func_graph_proto(program)
 
 
 class TrainNetwork(_WithGraph, nn.TrainOneStepCell):
-    """The training cell of `mindspore.Model`: it saves, exports and trains."""
+    """A training cell like that of `mindspore.Model`; callbacks may save or export it."""
 
     def __init__(self, trainer: Trainer) -> None:
         network, loss_fn = trainer.network, trainer.loss_fn
@@ -98,7 +98,7 @@ class TrainNetwork(_WithGraph, nn.TrainOneStepCell):
 
 
 class _OwnTrainNetwork(_WithGraph, nn.Cell):
-    """A user's training cell, with its attributes."""
+    """Wraps the user's training cell and forwards to its attributes."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(auto_prefix=False)
@@ -144,7 +144,7 @@ class AdaptedCallback(Callback):
         self._target: MindSporeCallback | None = None
         self._in_epoch = False
         if not (self._defines("on_train_step_begin") or self._defines("on_train_step_end")):
-            # A callback without step hooks costs nothing per step, but still needs the start of the epoch.
+            # Call nothing per step if the callback has no step hooks, except to begin an epoch.
             self.on_train_step_begin = self._first_step_begin  # type: ignore[method-assign]
             self.on_train_step_end = Callback.on_train_step_end.__get__(self)  # type: ignore[method-assign]
 
@@ -175,14 +175,14 @@ class AdaptedCallback(Callback):
             trainer.stop(f"{type(self.callback).__name__} requested a stop in {hook}", kind="callback")
 
     def _counted(self, trainer: Trainer) -> tuple[int, int]:
-        """Return the current epoch, from 1, and the steps done, within the call."""
+        """Return the epoch number (from 1) and the steps done, counted within the call."""
         progress, base = trainer.state.progress, trainer.base
         return progress.epoch - base["epoch"] + trainer.state.first_epoch + 1, progress.global_step - base["step"]
 
     def _fill(self, trainer: Trainer) -> None:
         params, state = self._params, trainer.state
         params.clear()
-        # A new context, because the old one keeps a requested stop.
+        # A new context, because the old one would still request a stop.
         self.run_context = RunContext(params)
         limit = None if state.limits is None else state.limits.epochs
         params.update(
@@ -224,7 +224,7 @@ class AdaptedCallback(Callback):
 
     def on_train_epoch_begin(self, trainer: Trainer) -> None:
         self._params["cur_epoch_num"] = self._counted(trainer)[0]
-        if trainer.state.total_steps is not None:  # data without a known size has one after an epoch
+        if trainer.state.total_steps is not None:  # the size of any data is known after its first epoch
             self._params["batch_num"] = trainer.state.total_steps
         self._in_epoch = True
         self._first_step = trainer.state.progress.global_step - trainer.state.progress.step_in_epoch
@@ -246,7 +246,7 @@ class AdaptedCallback(Callback):
         self._call("on_train_step_end", trainer)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """End an epoch; its validation results are visible in this hook only."""
+        """End an epoch; its validation results are removed after this hook."""
         self._in_epoch = False
         if trainer.state.outputs is not None:
             self._set_outputs(trainer)
@@ -257,7 +257,7 @@ class AdaptedCallback(Callback):
         self._params.pop("eval_results", None)
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """End the epoch under way and the run."""
+        """End the open epoch, if any, and the run."""
         if self._in_epoch:
             self.on_train_epoch_end(trainer)
         self._call("on_train_end", trainer)
@@ -313,7 +313,7 @@ class AdaptedCallback(Callback):
         self._params.update(self._train_values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the callback's `state_dict()`; MindSpore's own have none."""
+        """Return the callback's `state_dict()`; MindSpore's own callbacks have none."""
         save = getattr(self.callback, "state_dict", None)
         return save() if callable(save) else {}
 
@@ -325,12 +325,12 @@ class AdaptedCallback(Callback):
 
 
 def _unreduced(value: Any, number: float | None) -> Any:
-    """Return a metric's own result; `number` is the scalar the trainer made of it."""
+    """Return `number`, or a metric's own `value` if it is an array, mapping or tuple."""
     return value if number is None or np.ndim(value) or isinstance(value, Mapping | tuple) else number
 
 
 def _net_outputs(trainer: Trainer, outputs: Any) -> Any:
-    """Return what `mindspore.Model`'s training cell would have returned."""
+    """Return the outputs that the training cell of `mindspore.Model` would return."""
     if outputs.returned is not None and trainer.optimizer is None:
         return outputs.returned
     loss = Tensor(outputs.loss, mstype.float32)
@@ -347,12 +347,12 @@ def _last_batch(chunk: Any) -> tuple[Tensor, ...]:
 
 
 def adapt(callback: Any) -> Callback:
-    """Return a `Callback` itself, or an adapter of a `mindspore.train.Callback`.
+    """Return a `Callback` unchanged, or an adapter of a `mindspore.train.Callback`.
 
-    The adapter's class has the name of the callback's class, so that snapshots and error reports show the user's name.
+    The adapter's class has the name of the callback's class, so that snapshots and error reports show this name.
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: `callback` is neither of them.
     """
     if isinstance(callback, Callback):
         return callback

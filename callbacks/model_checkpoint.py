@@ -1,4 +1,4 @@
-"""`ModelCheckpoint`: when to take snapshots, and which to keep."""
+"""`ModelCheckpoint`: takes snapshots and removes old ones."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ logger = logging.getLogger(__name__)
 class ModelCheckpoint(Callback):
     """Takes snapshots at a cadence and keeps the best and the last of them.
 
-    A value ranks only the snapshot of the step at which it was measured; a validation or window between two cadences
-    gets its own snapshot if it is among the best. Only snapshots of this callback (or of the run it resumes) are ever
-    removed, and only after a newer one is durable.
+    A metric value ranks only a snapshot of the same step. If a value that is measured between two snapshots is among
+    the best, an additional snapshot is taken. The callback removes only its own snapshots and those of the run that it
+    resumes, and only after a newer snapshot is durable.
 
     Args:
         dirpath: folder of the snapshots; None for ``<run_dir>/checkpoints``.
         every: cadence, or number of optimizer steps; "window" for the end of each online window; None for the end
             of each epoch.
-        monitor: metric that ranks snapshots ("val_*", "window_*", or "loss": the epoch's mean, which ranks only
-            snapshots at epoch ends), or None.
-        mode: "min", "max", or "auto": from the metric's ``higher_is_better``.
-        keep_best: ranked snapshots to keep (with `monitor`); the pointer ``best`` names the best one.
-        keep_last: newest snapshots to keep in addition, or None for all.
-        background: write on a thread; training is held only while tensors are copied.
+        monitor: metric that ranks snapshots: "val_*", "window_*", or "loss" (mean of an epoch, which ranks only
+            snapshots at epoch ends). None for no ranking.
+        mode: "min", "max", or "auto", which uses the metric's ``higher_is_better``.
+        keep_best: number of best snapshots to keep (with `monitor`); the file ``best`` names the best one.
+        keep_last: number of newest snapshots to keep in addition, or None for all.
+        background: write snapshots on a background thread; training waits only while tensors are copied.
         save_on_exit: take a snapshot when the run ends, also after SIGTERM, but not after an exception.
         restore_best: load the weights of the best snapshot, sparse tables included, when a limit or a callback ends the
-            run, so that they are tested and published. The last snapshot holds the weights that training ended with, so
-            a longer run continues from those.
+            run. Tests and publishing then use them. The last snapshot still holds the final weights of the training, so
+            a resumed run continues from those.
 
     Attributes:
-        root: folder of the snapshots, known from `setup` on.
+        root: folder of the snapshots, set by `setup`.
         best_name: name of the best snapshot, or None.
 
     Raises:
         ConfigurationError: an argument is invalid; at `setup`, there is no writable folder.
-        FolderInUseError: at `setup`, another run writes in the folder; the message says which.
+        FolderInUseError: at `setup`, another run, named in the message, writes to the folder.
     """
 
     order = 100
@@ -89,7 +89,7 @@ class ModelCheckpoint(Callback):
 
     @property
     def snapshot_root(self) -> Path | None:  # type: ignore[override]
-        """The given folder; after `setup` also the run's, if none was given."""
+        """Folder of the snapshots; without `dirpath`, None before `setup`."""
         return self.root or self.dirpath
 
     def setup(self, trainer: Trainer) -> None:
@@ -112,7 +112,7 @@ class ModelCheckpoint(Callback):
         return other
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Start the cadence; the initial state is saved only if it is among the best."""
+        """Start the cadence; save the initial state only if its value is among the best."""
         self._due, self._measured = False, None
         self._saved_step = trainer.state.progress.global_step
         if isinstance(self.every, Every):
@@ -131,10 +131,10 @@ class ModelCheckpoint(Callback):
         self._measure("on_train_epoch_end", trainer)
 
     def on_checkpoint(self, trainer: Trainer) -> None:
-        """Take a snapshot when due, or if the latest value is among the best."""
+        """Take a snapshot if one is due or the latest value is among the best."""
         if isinstance(self.every, Every):
             due = self.every.due(trainer.state.progress)
-            # Clocks differ between processes, and all of them take part in a snapshot.
+            # All processes take part in a snapshot, but their clocks differ, so they decide together.
             self._due |= trainer.group.any(due) if self.every.unit == "seconds" else due
         if self._due or self._measured is not None:
             self._save_if_wanted(trainer, self.background)
@@ -147,7 +147,7 @@ class ModelCheckpoint(Callback):
             self._restore_best(trainer)
 
     def _restore_best(self, trainer: Trainer) -> None:
-        trainer.saver.wait()  # for a snapshot written in the background, which may be the best
+        trainer.saver.wait()  # the snapshot being written in the background may be the best
         best = [record for record in self._ranked() if record["durable"]]
         if not best:
             logger.warning("ModelCheckpoint: %s was never measured; no best weights restored", self.watched.name)
@@ -171,7 +171,7 @@ class ModelCheckpoint(Callback):
             self._save(trainer, step, value, background)
 
     def _save(self, trainer: Trainer, step: int, value: float | None, background: bool) -> None:
-        # The record is part of the snapshot it describes, so it is created first.
+        # The record is saved in the snapshot that it describes, so it is created first.
         name = _name_of(step)
         self._records = [record for record in self._records if record["name"] != name]
         record = {"name": name, "value": value, "durable": False}
@@ -194,7 +194,7 @@ class ModelCheckpoint(Callback):
         return len(ranked) < self.keep_best or self.watched.better(value, ranked[self.keep_best - 1]["value"])
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
-        """Point at the best snapshot; the new one is durable, so remove old ones."""
+        """Update the file ``best`` and remove old snapshots: the new one is durable."""
         path = trainer.state.snapshot
         written = [record for record in self._records if path is not None and Path(path) == self.root / record["name"]]
         if not written:
@@ -219,7 +219,7 @@ class ModelCheckpoint(Callback):
         self._records = [record for record in self._records if record not in dropped]
 
     def on_load_checkpoint(self, trainer: Trainer) -> None:
-        """Adopt the restored snapshot if it lies in this callback's folder."""
+        """Treat the restored snapshot as this callback's own if it is in its folder."""
         path = trainer.state.snapshot
         if path is None or self.root is None or Path(path).parent != self.root:
             return
@@ -227,8 +227,8 @@ class ModelCheckpoint(Callback):
         if all(record["name"] != name for record in self._records):
             self._records.append({"name": name, "value": None, "durable": True})
         ModelCheckpoint.on_train_begin(self, trainer)
-        # Other snapshots may have been removed or finished since this one was taken. A folder with its final name is
-        # durable.
+        # Since this snapshot was taken, others may have been removed or completed. A snapshot is durable once its
+        # folder has its final name.
         for record in self._records:
             record["durable"] = (self.root / record["name"]).is_dir()
         self._records = [record for record in self._records if record["durable"]]
@@ -256,7 +256,7 @@ def _name_of(step: int) -> str:
 
 
 def _name(value: Any) -> str:
-    # The name from a snapshot becomes part of a path: it must not leave the folder.
+    # The name comes from a snapshot and becomes part of a path, which must not leave the folder.
     if not isinstance(value, str) or not re.fullmatch(r"step_\d{8,18}", value):
         raise ValueError(f"{value!r} is not the name of a snapshot")
     return value

@@ -1,8 +1,8 @@
 """`TerminateOnNaN` and `SkipNonFinite`: handle NaN or infinite updates.
 
-The compiled step makes the decision: with one of these callbacks it never applies an update whose loss or gradient norm
-is not finite in float32, and counts it on the device. The callbacks only request "terminate" or "skip" (`non_finite`)
-and read the counters at a cadence, so a healthy step costs no host copy.
+With one of these callbacks, the compiled step does not apply an update whose loss or gradient norm is not finite in
+float32; it counts the update on the device instead. The callbacks only request "terminate" or "skip" (`non_finite`) and
+read the counters at a cadence, so normal steps need no host copy.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from .callback import Callback, Trainer
 
 logger = logging.getLogger(__name__)
 
-_RECORDS = 100
-_CALLS = 1024
-# A dynamic loss scale of 2**24 is 1 after 24 halvings; later overflows are not caused by scaling.
+_RECORDS = 100  # maximum length of `SkipNonFinite.skipped`
+_CALLS = 1024  # maximum number of calls that are remembered between two readings
+# Consecutive overflows that the loss scaler may handle. A dynamic loss scale of 2**24 reaches 1 after 24 halvings, so
+# later overflows are not caused by scaling.
 _SCALING = 32
 
 
 class _NonFinite(Callback):
-    """Reads the device's counters when due and at each end of an epoch or run."""
+    """Reads the device's counters when due, and at the end of each epoch and of the run."""
 
     order = 90
     non_finite: str
@@ -62,12 +63,12 @@ class _NonFinite(Callback):
 class TerminateOnNaN(_NonFinite):
     """Ends the run at the first NaN or infinite loss or gradient.
 
-    That update is never applied. With a loss scale, the scaler handles gradients that overflow while the loss is
-    finite, unless 32 consecutive steps overflow.
+    Neither this update nor any later one is applied. With a loss scale, the scaler handles gradients that overflow if
+    the loss is finite, unless 32 consecutive steps overflow.
 
     Args:
-        every: cadence, or number of optimizer steps, at which the device's counters are read. After the bad step no
-            further update is applied.
+        every: cadence, or number of optimizer steps, at which the device's counters are read. The run may continue
+            until the next reading, but without updates.
 
     Raises:
         ConfigurationError: `every` is neither a cadence nor a number of steps.
@@ -87,20 +88,19 @@ class TerminateOnNaN(_NonFinite):
 class SkipNonFinite(_NonFinite):
     """Skips updates whose loss or gradient norm is NaN or infinite.
 
-    `Trainer.online_train` adds it by default, without rollbacks.
-
-    After too many in a row it rolls back to a snapshot. A rollback restores weights, optimizer and step state; the data
-    continues from its current position.
+    After too many skipped steps in a row, it rolls back to a snapshot or ends the run. A rollback restores weights,
+    optimizer and step state; the data continues from its current position. `Trainer.online_train` adds this callback by
+    default, without rollbacks.
 
     Args:
-        max_consecutive: consecutive skipped steps allowed.
-        rollback: after `max_consecutive` skipped steps roll back to the newest snapshot; False: end the run.
-        max_rollbacks: rollbacks of one run; instead of another one the run ends, since the cause persists.
+        max_consecutive: number of consecutive skipped steps that triggers a rollback or the end of the run.
+        rollback: whether to roll back to the newest snapshot; False ends the run.
+        max_rollbacks: maximum number of rollbacks in a run. After them the run ends, because the cause persists.
         every: cadence, or number of optimizer steps, at which the device's counters are read.
 
     Attributes:
-        skipped: the latest 100 skipped steps: dicts of "step" (counted from 1) and "between", the data positions before
-            and after its call (one batch, or the batches of a sink call).
+        skipped: the latest 100 skipped steps, as dicts with "step" (counted from 1) and "between": the data positions
+            before and after the call that contained the step.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -120,7 +120,7 @@ class SkipNonFinite(_NonFinite):
         self.rollback = bool(rollback)
         self.max_rollbacks = whole("SkipNonFinite(max_rollbacks=...)", max_rollbacks, 0)
         self.skipped: list[dict[str, Any]] = []
-        # (first step, last step, position before, position after) of the calls since the last reading
+        # (first step, last step, position before, position after) of each call since the last reading.
         self._calls: deque[tuple[int, int, Any, Any]] = deque(maxlen=_CALLS)
         self._rollbacks = 0
         self._longest_run = 0
@@ -174,7 +174,7 @@ class SkipNonFinite(_NonFinite):
             self._rollbacks += 1
             logger.warning("SkipNonFinite: %s; rolling back to %s", reason, trainer.state.snapshot)
             trainer.rollback()
-            # The rollback also restored the counters.
+            # Read the counters again, because the rollback has restored them too.
             counters = trainer.read_counters()
             self._skipped, self._longest_run = counters["skipped"], counters["longest_run"]
 

@@ -1,4 +1,4 @@
-"""Output of callbacks: terminal lines and writable folders."""
+"""Helpers for the output of callbacks: terminal lines, notebooks and files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.errors import ConfigurationError
 from .callback import Trainer
 
 SEPARATOR = ", "
-_TOLERANCE = 1e-4  # relative; float32 and float64 sums of one loss differ by less
+_TOLERANCE = 1e-4  # relative; more than the difference between float32 and float64 sums of the same loss
 
 
 def say(text: str, file: TextIO | None = None) -> None:
@@ -27,21 +27,21 @@ def say(text: str, file: TextIO | None = None) -> None:
     from tqdm import tqdm
 
     stream = file or sys.stdout
-    if stream is None or stream.closed:  # a process without a terminal
+    if stream is None or stream.closed:  # the process has no terminal
         return
     tqdm.write(text, file=stream)
     stream.flush()
 
 
 def format_metrics(metrics: dict[str, float]) -> str:
-    """Return ``"loss 0.1234, auc 0.7"``: values have four significant digits."""
+    """Format metrics as ``"loss 0.1234, auc 0.7"``, with four significant digits."""
     return SEPARATOR.join(f"{name} {four_digits(value)}" for name, value in metrics.items())
 
 
 def shown_once(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop each "...loss" whose value equals its "...log_loss": one number, two names.
+    """Remove each "...loss" that equals its "...log_loss", so that it is shown only once.
 
-    None stands for a value that is not finite (null in a run's files).
+    A value of None (null in a run's files) stands for a value that is not finite.
     """
     finite = {name: value for name, value in metrics.items() if value is not None}
     return {
@@ -73,7 +73,7 @@ def in_run_folder(trainer: Trainer, name: str) -> Path | None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file atomically: a reader sees the old or the new one."""
+    """Write a text file atomically: readers see either the old or the new text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, "utf-8")
@@ -91,7 +91,7 @@ def snapshot_step(path: Path) -> int | None:
 
 
 def window_numbers(trainer: Trainer) -> dict[str, float]:
-    """Return the values of the latest online window that are numbers."""
+    """Return the numeric values of the latest online window."""
     return {name: value for name, value in (trainer.state.window or {}).items() if isinstance(value, int | float)}
 
 
@@ -103,10 +103,10 @@ def finite(value: Any) -> Any:
 
 
 def terminal_columns(stream: TextIO) -> int:
-    """Return the width in columns of the terminal behind `stream`; 80 if none."""
+    """Return the width in columns of the terminal of `stream`; 80 if it has none."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):  # a StringIO, a closed file
+    except (OSError, ValueError):  # raised by a StringIO or a closed file
         return shutil.get_terminal_size((80, 24)).columns
 
 
@@ -114,7 +114,8 @@ def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
     """Join the parts that fit into `columns`, in the given order.
 
     Args:
-        parts: (rank, text) of each part. Rank 0 is the most important; the first part of that rank always stays.
+        parts: (rank, text) of each part. Rank 0 is the most important, and the first part with rank 0 is always kept.
+        columns: maximum length of the result.
     """
     kept: list[int] = []
     used = -len(SEPARATOR)
@@ -127,7 +128,7 @@ def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
 
 
 def monitored_metric(trainer: Trainer) -> str | None:
-    """Return the metric that the first monitoring callback reads, or None."""
+    """Return the metric of the first callback that monitors one, or None."""
     return next((callback.monitor for callback in trainer.callbacks if callback.monitor), None)
 
 
@@ -141,18 +142,19 @@ def in_notebook() -> bool:
 class Panel:
     """A progress bar with a line of text below a notebook cell, redrawn in place.
 
-    `tqdm.notebook` needs ipywidgets and leaves one bar per epoch; IPython display handles work in every front end.
+    It uses IPython display handles, which work in every front end. `tqdm.notebook` would need ipywidgets and leave one
+    bar per epoch.
     """
 
     def __init__(self) -> None:
         self._handle: Any = None
 
     def draw(self, title: str, text: str, share: float | None) -> None:
-        """Show the bar at `share` (0 to 1, None: endless) between `title` and `text`."""
+        """Show the bar at `share` (0 to 1) between `title` and `text`; None for no bar."""
         from IPython.display import display
 
         bar = "" if share is None else f'<progress value="{share:.4f}" max="1" style="width:9em"></progress> '
-        # A narrow cell wraps between the parts, never within one.
+        # In a narrow cell, lines break only between the parts.
         parts = [f'<span style="white-space:nowrap">{html.escape(part)}</span>' for part in text.split(SEPARATOR)]
         markup = (
             f'<div style="font-family:monospace"><span style="white-space:nowrap">{html.escape(title)} {bar}</span>'

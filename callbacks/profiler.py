@@ -1,4 +1,4 @@
-"""`Profiler`: where the time of a step goes."""
+"""`Profiler`: measures how the time of a training step is spent."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ from .step_profile import Span, StepProfile
 
 logger = logging.getLogger(__name__)
 
-MIN_CALLS = 2  # the first call of a program compiles it, the second checks it
+# The first call of a program compiles it, and the second checks it; neither is representative.
+MIN_CALLS = 2
 
 
 class Profiler(Callback):
-    """Measures where the time of a training step goes, for a part of a run.
+    """Measures how the time of a training step is spent, during a part of a run.
 
-    After `skip` steps it times `steps` steps: waiting for data, reading and preparing it, the program, each callback.
-    Then it times every operator of `steps` more, with MindSpore's own profiler (on CPU). At the end of the run it
-    prints a table, and writes to its folder ``profile.txt`` (the table), ``profile.json`` (the numbers; `trainer
-    report` shows them) and ``trace.json`` to open in https://ui.perfetto.dev. Before and after these steps it costs
-    nothing.
+    After `skip` steps, it times the parts of `steps` steps: waiting for data, reading and preparing data, the program,
+    each callback. During the next `steps` steps it times every operator with MindSpore's own profiler (on CPU only). At
+    the end of the run it prints a table and writes three files to its folder: ``profile.txt`` (the table),
+    ``profile.json`` (the numbers, which `trainer report` shows) and ``trace.json`` (for https://ui.perfetto.dev).
+    Before and after the measured steps, it does not slow down the run.
 
     Args:
-        steps: optimizer steps in each of the two measurements; whole calls of the program, so possibly some more.
-        skip: optimizer steps before, for compiling and warming up; at least two calls of the program.
-        operators: whether single operators are timed. While they are, steps take longer; the table says how much.
-        folder: where to; None: ``<run_dir>/profile``, or no files without a run folder.
-        rows: most operators and layers in the table.
+        steps: optimizer steps in each of the two measurements, rounded up to whole calls of the program.
+        skip: optimizer steps before the first measurement, for compiling and warming up; at least two calls of the
+            program are skipped.
+        operators: whether single operators are timed. This makes the steps slower; the table shows by how much.
+        folder: folder of the files; None for ``<run_dir>/profile``, or no files without a run folder.
+        rows: maximum number of operators and of layers in the table.
         verbose: whether the table is printed.
 
     Attributes:
-        profile: the measurement (`callbacks.step_profile.StepProfile`), or None before the end of the run; a notebook
-            shows it as tables.
+        profile: the measurement (`callbacks.step_profile.StepProfile`), or None before the end of the run. A notebook
+            displays it as tables.
 
     Raises:
         ConfigurationError: an argument is invalid; at `setup`, the folder cannot be written.
     """
 
-    order = -2000  # the first of the callbacks: its hooks delimit the steps
+    order = -2000  # runs before all other callbacks, because its hooks mark the limits of the steps
     main_only = True
     reports_only = True
     leaves_files = True
@@ -81,7 +83,7 @@ class Profiler(Callback):
         self._first_step = trainer.state.progress.global_step
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Begin or end a measurement; it lasts from the end of one call to another's."""
+        """Begin or end a measurement, which lasts from the end of one call to another."""
         if self._state == "done":
             return
         self._calls += 1
@@ -104,7 +106,7 @@ class Profiler(Callback):
             self._next(trainer)
 
     def _next(self, trainer: Trainer) -> None:
-        """End the measurement of this state, and begin the next one if there is one."""
+        """End the current measurement; begin the next one, if any."""
         assert self._measured is not None
         if self._state == "steps":
             self._measured.phase.ended = time.perf_counter()
@@ -117,7 +119,7 @@ class Profiler(Callback):
     def _begin_operators(self, run: Any) -> bool:
         try:
             self._operators = run.profile_operators()
-        except Exception as error:  # MindSpore's profiler raises many kinds, and the training is healthy
+        except Exception as error:  # MindSpore's profiler raises many types, and none should end the training
             logger.warning("Profiler: operators are not timed: %s: %s", type(error).__name__, error)
             return False
         if self._operators is None:
@@ -145,12 +147,12 @@ class Profiler(Callback):
             self.profile = measured
 
     def _record(self, part: str, began: float, ended: float) -> None:
-        # The hook that ended a validation began within it: a separate span would cross the validation's end.
+        # Ignore work inside a validation, and the hook that ends it: its span would overlap the validation's end.
         if self._validation is None and self._measured is not None and began >= self._validated:
             self._measured.spans.append(Span(part, began, ended, threading.get_ident()))
 
     def on_eval_begin(self, trainer: Trainer) -> None:
-        if self._state in ("steps", "operators") and self._validation is None:  # else another set of the same one
+        if self._state in ("steps", "operators") and self._validation is None:  # start of the first validation set
             self._validation = time.perf_counter()
 
     def on_eval_end(self, trainer: Trainer) -> None:

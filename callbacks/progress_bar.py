@@ -24,29 +24,29 @@ from .output import (
     terminal_columns,
 )
 
-MIN_SHOWN_WAIT = 0.1
+MIN_SHOWN_WAIT = 0.1  # smallest share of time waiting for data that is shown
 MIN_BAR = 4  # columns
 NOTEBOOK_COLUMNS = 120
 LINE_COLUMNS = 80  # width of a log line; metrics may exceed it
-MIN_COLUMNS_FOR_WORDS = 60  # below, "epoch 2/5" is "2/5"
-# The window metrics most informative on one line.
+MIN_COLUMNS_FOR_WORDS = 60  # narrower terminals show "2/5" instead of "epoch 2/5"
+# The most informative window metrics, which fit on one line.
 _SHOWN = ("window_auc", "lifetime_auc", "window_log_loss", "window_loss", "window_calibration", "lag", "staleness")
 
 
 class ProgressBar(Callback):
     """Shows epoch, loss, speed and metrics; on a stream, window metrics (AUC, lag).
 
-    If the line is too narrow, the metric that a callback monitors stays, else the first metric. If the output is not a
-    terminal, it prints one line per epoch, and for a stream at most one line per `line_seconds`. Between two refreshes
-    nothing is copied from the device.
+    If the terminal is too narrow, less important values are left out. The metric that a callback monitors is always
+    shown, or the first metric if none is monitored. If the output is not a terminal, it prints one line per epoch, and
+    for a stream at most one line per `line_seconds`. The loss is copied from the device only when the bar is refreshed.
 
     Args:
         refresh_seconds: time between two refreshes of the bar.
-        line_seconds: least time between two lines of a stream without a terminal.
-        file: where to; None for standard error.
-        terminal: True or False to override the test for a terminal.
-        results: say why a run was stopped and, on a terminal, show the last and best metrics. The command line passes
-            False: its log gives the reason and its own table the metrics.
+        line_seconds: minimum time between two lines of a stream if the output is not a terminal.
+        file: output stream; None for standard error.
+        terminal: True or False to override the test whether the output is a terminal.
+        results: at the end, print why the run was stopped and, on a terminal, the last and best metrics. The command
+            line passes False, because its log has the reason and its own table has the metrics.
 
     Raises:
         ConfigurationError: a time is not a number >= 0.
@@ -73,15 +73,15 @@ class ProgressBar(Callback):
         self._times = summary.Times()
 
     def setup(self, trainer: Trainer) -> None:
-        """Start the clock: compiling and restoring come before training begins."""
+        """Start the clock, so that compiling and restoring are included."""
         self._times = summary.Times()
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Choose the output; count from the step in the epoch where the run begins."""
-        # Looked up now, not at import: the standard streams may have been redirected since.
+        """Choose the output, and start the bar at the current step of the epoch."""
+        # Look up the stream now, because it may have been redirected since the import.
         self._stream = self.file or sys.stderr
-        # Not tqdm.auto: in a notebook without ipywidgets it warns and draws on standard error, which is a red box; with
-        # ipywidgets it leaves a bar for each epoch. The panel is one display that is redrawn.
+        # tqdm.auto is not used for notebooks: without ipywidgets it warns and draws in the red box of standard error;
+        # with ipywidgets it leaves one bar per epoch. `Panel` redraws a single display.
         self._panel = Panel() if self.file is None and self.terminal is None and in_notebook() else None
         self._on_terminal = self._stream.isatty() if self.terminal is None else bool(self.terminal)
         self._online = trainer.state.phase == "online"
@@ -116,21 +116,21 @@ class ProgressBar(Callback):
         self._eval_start = time.monotonic()
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Leave validation out of the speed; from now on there are results to show."""
+        """Exclude validation from the speed, and show its results from now on."""
         if self._running:
             self._times.add("evaluation")
             self._validated = True
             self._start_time += time.monotonic() - self._eval_start
 
     def on_window_end(self, trainer: Trainer) -> None:
-        """Without a terminal, print a line when enough time has passed since the last."""
+        """Print a line if the output is no terminal and the last line is old enough."""
         now = time.monotonic()
         if not self._on_terminal and self._panel is None and now >= self._next_line:
             self._next_line = now + self.line_seconds
             self._line(trainer)
 
     def on_checkpoint(self, trainer: Trainer) -> None:
-        """Start timing saves; one that ends during later steps ran in the background."""
+        """Start timing a save; a save that ends after the next step begins is not timed."""
         self._times.skip()
         self._saving = True
 
@@ -159,7 +159,7 @@ class ProgressBar(Callback):
         self._ended = self._saving = True
 
     def teardown(self, trainer: Trainer) -> None:
-        """Leave the terminal in order; after a run that ended well, print results."""
+        """Close the bar; print the results of a run that ended without an error."""
         ended, self._running, self._ended = self._ended, False, False
         self._close_bar()
         if ended and self._on_terminal and self._panel is None and trainer.history is not None:
@@ -187,13 +187,13 @@ class ProgressBar(Callback):
             bar.close()
 
     def _parts(self, trainer: Trainer, loss: dict[str, float]) -> list[tuple[int, str]]:
-        """Return the parts to show with their ranks, 0 for those shown at any width."""
+        """Return (rank, text) of the parts to show; rank 0 is shown at any width."""
         rate = (trainer.state.progress.samples_seen - self._samples) / max(time.monotonic() - self._start_time, 1e-9)
-        # Until this run has results, the state holds those of an earlier run or of `evaluate`.
+        # Before the first validation of this run, the state has the metrics of an earlier run or of `evaluate`.
         values = shown_once(trainer.state.metrics) if self._validated else {}
         if self._online:
             window = trainer.state.window or {}
-            rate = window.get("rows_per_second", rate)  # of the latest window: a mean since the start hides a stall
+            rate = window.get("rows_per_second", rate)  # the latest window's rate, since a long-term mean hides a stall
             values = {name: window[name] for name in _SHOWN if name in window and not math.isnan(window[name])}
         parts = [(1, format_metrics(loss)), (2, f"{rate:,.0f} samples/s")]
         waited = trainer.state.data_wait or 0.0
@@ -233,7 +233,7 @@ class ProgressBar(Callback):
             from tqdm import tqdm
 
             class Bar(tqdm):
-                monitor_interval = 0  # no monitor thread: the loop itself refreshes
+                monitor_interval = 0  # no monitor thread, because the training loop refreshes the bar
 
             initial = self._steps - self._first_step
             self._bar = Bar(total=total, initial=initial, file=self._stream, ncols=columns, bar_format=line)
@@ -253,13 +253,13 @@ class ProgressBar(Callback):
         loss, steps = trainer.state.train_loss, trainer.state.progress.global_step - self._first_step
         title = f"{self._title(trainer)}: "
         parts = [(4, f"{steps} steps"), *self._parts(trainer, {} if loss is None or self._online else {"loss": loss})]
-        parts = [(0 if rank in (1, 3) else rank, text) for rank, text in parts]  # a log has the loss and every metric
+        parts = [(0 if rank in (1, 3) else rank, text) for rank, text in parts]  # always log the loss and all metrics
         least = len(SEPARATOR.join(text for rank, text in parts if rank == 0))
         say(title + fit_parts(parts, max(LINE_COLUMNS - len(title), least)), self._stream)
 
 
 def _main_metric(monitored: str | None, values: Mapping[str, float]) -> str | None:
-    """Return the metric shown at any width: the monitored one, else the first."""
+    """Return the metric shown at any width: the monitored metric, else the first."""
     measured = [name for name in values if not name.endswith("loss")]
     return next((name for name in (monitored, f"window_{monitored}", *measured, *values) if name in values), None)
 

@@ -1,4 +1,4 @@
-"""`PrometheusMonitor`: the state of a run, for Prometheus to scrape."""
+"""`PrometheusMonitor`: serves the state of a run to Prometheus."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _HELP = {
 class PrometheusMonitor(Callback):
     """Serves a run's counters, losses and metrics to Prometheus.
 
-    Gauges: <namespace>_global_step, _samples_seen, _loss, _samples_per_second, _val_*, _window_*, ... It uses its own
-    registry, so it serves nothing else of the process; the endpoint is closed at teardown.
+    Gauges: <namespace>_global_step, _samples_seen, _loss, _samples_per_second, _val_*, _window_*, ... It has its own
+    registry, so other metrics of the process are not served. The endpoint is closed at teardown.
 
     Args:
-        port: TCP port; 0 takes a free one (see `port` after `setup`).
-        addr: address to listen on; "0.0.0.0" for every interface.
-        every: cadence at which the gauges are renewed, or number of optimizer steps.
+        port: TCP port; 0 for any free port (see the attribute).
+        addr: address to listen on; "0.0.0.0" for all interfaces.
+        every: cadence at which the gauges are updated, or number of optimizer steps. None: every 5 seconds.
         namespace: prefix of the metric names.
 
     Attributes:
-        port: the port served, known from `setup` on.
+        port: the port that is served, set by `setup`.
 
     Raises:
         ConfigurationError: an argument is invalid; at `setup`, prometheus_client is not installed.
-        OSError: at `setup`, the port is taken.
+        OSError: at `setup`, the port is in use.
     """
 
     main_only = True
@@ -53,7 +53,7 @@ class PrometheusMonitor(Callback):
         self.addr, self.namespace = addr, namespace
         self.every = cadence("PrometheusMonitor", every, Every(seconds=5))
         self._asked_port = port
-        self._mark = (0.0, 0)  # time and rows of the latest rate
+        self._mark = (0.0, 0)  # time and number of rows when the rate was last computed
         self._server: Any = None
 
     def setup(self, trainer: Trainer) -> None:

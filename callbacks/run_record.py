@@ -1,4 +1,4 @@
-"""`RunRecord`: records the data that `trainer report` draws, during the run."""
+"""`RunRecord`: records the data for `trainer report` during the run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ FLUSH_SECONDS = 1.0
 class RunRecord(JSONLinesLogger):
     """Writes ``<run_dir>/record.jsonl``, the data of `trainer report` and `watch`.
 
-    The commands `trainer fit` and `trainer online` add it automatically. Besides the values of every `Logger` it holds
-    the time of each line, event time of windows, rows of sparse tables, calibration and distribution of binary scores,
-    a breakdown of the time ("seconds": waiting for data, preparing it, until the first step, validation, snapshots, the
-    rest), and how many raw rows were set aside. A line reaches the disk within a second.
+    The commands `trainer fit` and `trainer online` add it automatically. In addition to the values of every `Logger`,
+    it records the time of each line, the event time of windows, the rows of sparse tables, calibration and distribution
+    of binary scores, and the number of raw rows that were set aside. The entry "seconds" divides the time of the run
+    into waiting for data, preparing data, the time until the first step, validation, snapshots and the rest. Lines are
+    flushed to disk about once a second.
 
     Args:
         path: the file; None for ``record.jsonl`` in the run folder.
@@ -30,7 +31,7 @@ class RunRecord(JSONLinesLogger):
     """
 
     default_name = "record.jsonl"
-    order = -10  # before the other callbacks, to include their time
+    order = -10  # runs before other callbacks, so that their time is included
 
     def __init__(self, path: str | Path | None = None, every: Every | int | None = None) -> None:
         super().__init__(path, every)
@@ -54,7 +55,7 @@ class RunRecord(JSONLinesLogger):
             self._file.flush()
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        """Time the first call, and log what is due."""
+        """Time the first call, and log the values that are due."""
         if not self._has_stepped:
             self._has_stepped = True
             self._seconds["until the first step"] = time.perf_counter() - self._start_time
@@ -101,7 +102,7 @@ class RunRecord(JSONLinesLogger):
 
     def _write_scores(self, trainer: Trainer) -> None:
         for task, table in trainer.read_scores().items():
-            table.pop("above", None)  # the page does not draw it
+            table.pop("above", None)  # the report does not use it
             self._write(trainer.state.progress.global_step, {"scores": table, "task": task})
 
     def on_train_end(self, trainer: Trainer) -> None:
@@ -110,7 +111,10 @@ class RunRecord(JSONLinesLogger):
             self._write_tables(trainer)
 
     def _take_preparing(self, trainer: Trainer) -> None:
-        """Count data preparation on the training thread separately from waiting."""
+        """Move the time of preparing data out of the waiting time.
+
+        Also writes the times of the reading thread and the report of rows that were set aside.
+        """
         if trainer.run is None:
             return
         seconds = trainer.run.seconds_preparing

@@ -1,4 +1,4 @@
-"""`StepProfile`: a measured step as tables, numbers and a Chrome trace."""
+"""`StepProfile`: the time of a training step as tables, numbers and a Chrome trace."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 from .summary import table_html
 
 PREPARING = ("reading", "preparing")
-Table = tuple[str, tuple[str, ...], list[list[str]]]  # title, heads, rows of text
-MAX_PARTS = 8  # callbacks named one by one
+Table = tuple[str, tuple[str, ...], list[list[str]]]  # title, column headers, rows of text
+MAX_PARTS = 8  # number of parts with their own row; the others, which are callbacks, share one
 
 
 class Span(NamedTuple):
-    """One piece of work.
+    """The start and end of one piece of work.
 
     Attributes:
         part: "waiting for data", "reading", "preparing", "program", "validation" or "<callback>.<hook>".
-        began, ended: `time.perf_counter()`.
-        thread: identifier of its thread.
+        began, ended: start and end by `time.perf_counter()`.
+        thread: identifier of the thread that did the work.
     """
 
     part: str
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Phase:
-    """One of the two measurements; times are of `time.perf_counter()`."""
+    """One of the two measurements; times are by `time.perf_counter()`."""
 
     calls: int = 0
     steps: int = 0
@@ -46,8 +46,10 @@ class StepProfile:
     """Time of training steps by part.
 
     Attributes:
-        phase: steps measured without operators, from which the parts are.
-        operators_phase: steps measured with them.
+        training_thread: identifier of the training thread.
+        phase: the measurement without timing operators; it gives the time of each part.
+        operators_phase: the measurement with every operator timed.
+        spans: all work during both measurements.
         operators: (kind, layer, whether backward, start by `time.perf_counter()`, seconds) of each run of an operator.
     """
 
@@ -58,11 +60,11 @@ class StepProfile:
     operators: list[tuple[str, str, bool, float, float]] = field(default_factory=list)
 
     def add_operators(self, times: Iterable[Any], clock: float) -> None:
-        """Add operators of the training program; skip those of a validation.
+        """Add operators of the training program; ignore those of a validation.
 
         Args:
             times: `trainer.mindspore_internals.operator_times.OperatorTimes` of each operator.
-            clock: the epoch's time minus that of `time.perf_counter()`.
+            clock: `time.time()` minus `time.perf_counter()`.
         """
         calls = [span for span in self._of(self.operators_phase) if span.part == "program"]
         begins = [span.began for span in calls]
@@ -76,7 +78,8 @@ class StepProfile:
     def parts(self, phase: Phase | None = None) -> dict[str, float]:
         """Return milliseconds per step by part; their sum is the time of a step.
 
-        Work inside other work (preparing while the program waits for data) is counted once, as the inner one.
+        Nested work is counted once, for the inner part: reading and preparing on the training thread happen during
+        "waiting for data".
         """
         phase = phase or self.phase
         own = [span for span in self._of(phase) if span.thread == self.training_thread]
@@ -91,7 +94,7 @@ class StepProfile:
         return {part: 1000 * value / max(phase.steps, 1) for part, value in seconds.items()}
 
     def parts_ahead(self) -> dict[str, float]:
-        """Return milliseconds per step of work on the reading thread, during training."""
+        """Return milliseconds per step by part for work on the reading thread."""
         seconds: dict[str, float] = defaultdict(float)
         for span in self._of(self.phase):
             if span.thread != self.training_thread:
@@ -102,7 +105,7 @@ class StepProfile:
         return [span for span in self.spans if phase.began <= span.began and span.ended <= phase.ended]
 
     def by_kind(self) -> list[tuple[str, float, float]]:
-        """Return (operator, runs per step, milliseconds per step), the longest first."""
+        """Return (operator, runs per step, ms per step) rows, the slowest first."""
         taken: dict[str, list[float]] = defaultdict(list)
         for kind, _, _, _, seconds in self.operators:
             taken[kind].append(seconds)
@@ -111,18 +114,18 @@ class StepProfile:
         return sorted(rows, key=lambda row: -row[2])
 
     def by_layer(self) -> list[tuple[str, float, float]]:
-        """Return (layer, milliseconds per step forward, and backward), the longest first."""
+        """Return (layer, ms per step forward, ms per step backward), the slowest first."""
         seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for _, layer, backward, _, taken in self.operators:
             seconds[layer][backward] += 1000 * taken / max(self.operators_phase.steps, 1)
         return sorted(((layer, both[0], both[1]) for layer, both in seconds.items()), key=lambda row: -row[1] - row[2])
 
     def milliseconds(self, phase: Phase | None = None) -> float:
-        """Return the time of one step, validations left out."""
+        """Return the time of one step in milliseconds, without validations."""
         return sum(self.parts(phase).values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the numbers as JSON-serialisable values; times are milliseconds per step."""
+        """Return the profile as JSON-serialisable values; times are in ms per step."""
         return {
             "steps": self.phase.steps,
             "calls": self.phase.calls,
@@ -136,7 +139,7 @@ class StepProfile:
         }
 
     def _tables(self, most: int) -> list[Table]:
-        """Return (title, heads, rows of text) of each table."""
+        """Return the tables, with at most `most` operators and layers."""
         phase, whole = self.phase, self.milliseconds() or 1e-9
         title = (
             f"{phase.steps:,} steps in {phase.calls:,} calls, {phase.rows / max(phase.steps, 1):,.0f} rows per step: "

@@ -1,4 +1,4 @@
-"""A run in words, tables and curves: last and best metrics, time by part."""
+"""Summaries of a run as text and HTML: last and best metrics, curves, time by part."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PARTS = ("setting up", "waiting for data", "preparing data", "training", "evalua
 
 
 class Times:
-    """Seconds of a run by part; the rest is callbacks.
+    """Seconds of a run by part; the remaining time, mostly of callbacks, is "other".
 
-    Data prepared on a background thread takes no time of the run; it is counted separately.
+    Preparing data on a background thread takes no time of the run and is counted separately, in `ahead`.
     """
 
     def __init__(self) -> None:
@@ -38,18 +38,18 @@ class Times:
         self._mark = now
 
     def skip(self) -> None:
-        """Assign the time since the last mark to the rest."""
+        """Count the time since the last mark as "other"."""
         self._mark = time.perf_counter()
 
     def divide(self, preparing: Mapping[str, float]) -> None:
-        """Count data preparation on the training thread separately from waiting."""
+        """Move the time of preparing data on the training thread out of the waiting time."""
         inline = min(preparing["preparing"], self.seconds["waiting for data"])
         self.seconds["waiting for data"] -= inline
         self.seconds["preparing data"] += inline
         self.ahead = preparing["preparing ahead"]
 
     def describe(self) -> str:
-        """Return the total time and the shares of parts of at least 1 %."""
+        """Return the total time, and the share of each part of at least 1 %, as text."""
         whole = max(time.perf_counter() - self.start_time, 1e-9)
         shares = {**self.seconds, "other": whole - sum(self.seconds.values())}
         text = f"{whole:,.1f} s: " + ", ".join(
@@ -59,7 +59,7 @@ class Times:
 
 
 def results(history: History) -> list[tuple[str, float, float | None, int | None, str | None]]:
-    """Return (metric, last, best, step, snapshot) rows; validation metrics first."""
+    """Return (metric, last, best, step, snapshot) rows; validation and windows first."""
     best = {name: (best.value, best.step, best.snapshot) for name, best in history.best.items()}
     none = (None, None, None)
     rows = [(name, values[-1], *best.get(name, none)) for name, values in history.history.items() if values]
@@ -67,7 +67,7 @@ def results(history: History) -> list[tuple[str, float, float | None, int | None
 
 
 def lines(history: History, columns: int) -> list[str]:
-    """Return last and best values as lines, broken only between words."""
+    """Return last and best values as lines, wrapped between words to `columns`."""
     ranked = results(history)
     shown = shown_once({name: last for name, last, *_ in ranked})
     ranked = [row for row in ranked if row[0] in shown][:SHOWN_METRICS]
@@ -82,7 +82,7 @@ def lines(history: History, columns: int) -> list[str]:
 
 
 def wrapped(text: str, columns: int, indent: int = 2) -> list[str]:
-    """Wrap `text` between words to `columns`; all lines but the first are indented."""
+    """Wrap `text` between words to `columns`; indent all lines except the first."""
     width, indentation = max(columns - 1, 20), " " * min(indent, columns // 3)
     return textwrap.wrap(text, width, subsequent_indent=indentation, break_long_words=False, break_on_hyphens=False)
 
@@ -119,14 +119,15 @@ def _cell(value: object) -> str:
 
 
 def history_html(history: History) -> str:
-    """Return a run as a table of its metrics, each with its curve."""
+    """Return the metrics of a run as an HTML table with a curve for each."""
     header = ["metric", "last", "best", "at step", "snapshot", "curve"]
     rows: list[list[object]] = [
         [*row, curve_svg(history.steps[row[0]], history.history[row[0]], f"{row[0]} over optimizer steps")]
         for row in results(history)
     ]
     curve = history.curve
-    if len(curve) > max(len(values) for values in history.history.values() or [()]):  # else it is coarser than they are
+    # Show the loss curve only if it has more points than the other curves.
+    if len(curve) > max(len(values) for values in history.history.values() or [()]):
         picture = curve_svg(curve.steps, curve.values, "loss of single steps")
         rows.append(["loss of single steps", curve.values[-1], None, None, None, picture])
     if all(row[4] is None for row in rows):

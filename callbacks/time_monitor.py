@@ -1,4 +1,4 @@
-"""`TimeMonitor`: breaks down the time of an epoch."""
+"""`TimeMonitor`: measures the time of each epoch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .output import say
 
 
 class TimeMonitor(Callback):
-    """Measures epochs: seconds, samples per second, share of waiting for data.
+    """Measures each epoch: seconds, samples per second, share of waiting for data.
 
-    Training seconds exclude validation. Streams have no epochs: the whole run is one record, closed at its end.
+    Training seconds exclude validation. A stream has no epochs, so the whole run is one record, added at its end.
     Steps are dispatched asynchronously, so only sums over many steps are meaningful.
 
     Args:
@@ -36,9 +36,10 @@ class TimeMonitor(Callback):
         self._waited = self._evaluated = 0.0
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Start the clock; a run may begin in the middle of an epoch."""
+        """Start the clock here, because a run may begin in the middle of an epoch."""
         self.records = []
-        TimeMonitor.on_train_epoch_begin(self, trainer)  # not the hook of a subclass: it is called as well
+        # Do not call `self.on_train_epoch_begin`: it may be a subclass's hook, which the loop calls as well.
+        TimeMonitor.on_train_epoch_begin(self, trainer)
 
     def on_train_step_begin(self, trainer: Trainer) -> None:
         self._waited += time.perf_counter() - self._waiting_since

@@ -1,4 +1,4 @@
-"""`Watched`: a monitored metric; `Patience`: counts improvements."""
+"""`Watched` is a monitored metric; `Patience` counts measurements without improvement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STREAM = ("lag", "staleness", "rows_per_second", "queue_depth", "late_rows")
 
 
 def is_window_name(name: str) -> bool:
-    """Return whether `name` is a window value's full name: "lag", not "auc"."""
+    """Return whether `name` is the full name of a window value: "lag", but not "auc"."""
     return name in _STREAM or name.startswith(("window_", "decayed_", "lifetime_", "drift_", "stream_"))
 
 
@@ -26,23 +26,24 @@ def window_value(window: Mapping[str, float] | None, name: str) -> float | None:
 
 
 def require_settable_rate(owner: str, trainer: Trainer) -> None:
-    """Check before the run that the learning rate can be set."""
+    """Check before the run that the learning rate can be changed."""
     if trainer.learning_rate is None:
         raise ConfigurationError(f"{owner} needs an optimizer with a constant learning rate; this run has none")
     trainer.learning_rate = trainer.learning_rate  # raises for a schedule
 
 
 class Watched:
-    """A metric: its direction, and the least change that counts.
+    """A monitored metric with its direction and the minimum change that counts.
 
-    Names: "loss" and, of several tasks, "<task>_loss" (means of the training epoch), "val_*" (validation), all others
-    online windows ("window_auc", "lifetime_auc", "lag", "window_<task>_loss").
+    The name determines the source. "loss" and, with several tasks, "<task>_loss" are means of a training epoch; "val_*"
+    are from validation; all other names are from online windows ("window_auc", "lifetime_auc", "lag",
+    "window_<task>_loss").
 
     Args:
         owner: class name of the callback, for messages.
         name: name of the metric.
-        mode: "min", "max", or "auto": as the metric's ``higher_is_better`` says, see `use_direction`.
-        min_delta: least improvement that counts, in the unit of the value.
+        mode: "min", "max", or "auto", which uses the metric's ``higher_is_better``; see `use_direction`.
+        min_delta: minimum change that counts as an improvement, in the unit of the metric.
     """
 
     def __init__(self, owner: str, name: str, mode: str = "auto", min_delta: float = 0.0) -> None:
@@ -52,7 +53,7 @@ class Watched:
         self.min_delta = number(f"{owner}(min_delta=...)", min_delta, least=0.0)
 
     def use_direction(self, higher_is_better: bool | None) -> None:
-        """Set the metric's declared direction for mode "auto"; refuse an undeclared one."""
+        """Set the direction for mode "auto"; raise an error if the metric declares none."""
         if self.requested_mode != "auto":
             return
         if higher_is_better is None:
@@ -69,7 +70,7 @@ class Watched:
         return "on_eval_end" if self.name.startswith("val_") else "on_window_end"
 
     def read(self, trainer: Trainer) -> float | None:
-        """Return the latest value, or None; call it in `hook` for a fresh one."""
+        """Return the latest value of the metric, or None."""
         state = trainer.state
         if _of_task(trainer, self.name):
             return float(state.task_losses[self.name])
@@ -79,7 +80,10 @@ class Watched:
         return None if value is None else float(value)
 
     def better(self, value: float, best: float | None) -> bool:
-        """Return whether `value` beats `best` by `min_delta`; NaN never does; None loses."""
+        """Return whether `value` beats `best` by `min_delta`.
+
+        NaN never beats `best`; any other value beats a `best` of None.
+        """
         if math.isnan(value) or best is None:
             return not math.isnan(value)
         return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
@@ -90,13 +94,15 @@ def _of_task(trainer: Trainer, name: str) -> bool:
 
 
 class Patience(Callback):
-    """Follows a metric: its best value, and measurements without improvement.
+    """Tracks a metric's best value and the measurements without improvement.
 
-    A measurement is a validation ("val_*"), a closed online window ("window_*") or an epoch's mean loss ("loss"); a
-    subclass responds to it in `measured`.
+    A measurement is a validation ("val_*"), a closed online window ("window_*") or an epoch's mean loss ("loss").
+    Subclasses respond to it in `measured`.
 
     Args:
         monitor: name of the metric; see `Watched`.
+        patience: number of measurements without improvement after which `out_of_patience` returns True.
+        min_delta, mode: see `Watched`.
 
     Attributes:
         best: best value so far, or None.
@@ -123,12 +129,12 @@ class Patience(Callback):
         raise NotImplementedError
 
     def out_of_patience(self, good: bool) -> bool:
-        """Count a measurement; return whether patience ran out. A `good` one resets."""
+        """Count a measurement; return whether patience ran out. `good` resets the count."""
         self.wait = 0 if good else self.wait + 1
         return self.wait >= self.patience
 
     def setup(self, trainer: Trainer) -> None:
-        """Forget earlier runs; a restored snapshot then puts back its own."""
+        """Clear the state of earlier runs; a snapshot restored afterwards replaces it."""
         self._clear()
 
     def use_direction(self, higher_is_better: bool | None) -> None:

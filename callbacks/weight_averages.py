@@ -12,24 +12,24 @@ from .callback import Callback, Trainer
 class WeightAveraging(Callback):
     """Base of `EMA` and `SWA`.
 
-    Validation and publishing use the averages, training continues with the weights.
+    Validation and publishing use the averages; training continues with the weights.
 
-    The averages are updated inside the training program, after every optimizer update, even if a call trains many
-    steps. They are float32, one value for each weight and each moving statistic of normalisation; rows of sparse tables
-    are not averaged. Snapshots hold them, so that a resumed run has the same ones. After training,
-    ``with trainer.averaged_weights():`` puts them in place for `evaluate`, `predict` or an export. In another process
-    call ``trainer.load(path, weights_only=True, averaged=True)``; commands such as `trainer evaluate` do so.
+    The averages are updated inside the training program after every optimizer update, even if a call trains many steps.
+    They are float32 values for each weight and each moving statistic of normalisation; rows of sparse tables are not
+    averaged. Snapshots include them, so a resumed run continues with the same averages. After training, use
+    ``with trainer.averaged_weights():`` to `evaluate`, `predict` or export with them. In another process, call
+    ``trainer.load(path, weights_only=True, averaged=True)``; commands such as `trainer evaluate` do this.
 
     Args:
-        replace_at_end: leave the averages in the network when the run has ended, after its last snapshot. A training
-            that continues from there starts with them.
+        replace_at_end: whether to leave the averages in the network at the end of the run, after its last snapshot. A
+            further training of the same trainer then starts from the averages.
 
     Raises:
         ConfigurationError: an argument is invalid; before training, the network is a whole training step, layers are
             frozen by boost, or another callback also averages.
     """
 
-    order = -1000  # restores the weights before another callback saves them
+    order = -1000  # runs first, so that the weights are restored before another callback saves them
 
     def __init__(self, replace_at_end: bool = False) -> None:
         self.replace_at_end = bool(replace_at_end)
@@ -46,7 +46,7 @@ class WeightAveraging(Callback):
     def on_eval_end(self, trainer: Trainer) -> None:
         self._applied.close()
 
-    # A validation that was interrupted has no `on_eval_end`.
+    # If a validation is interrupted, `on_eval_end` is not called, so the next hook restores the weights.
     on_train_step_begin = on_checkpoint = on_eval_end
 
     def on_train_end(self, trainer: Trainer) -> None:
@@ -54,7 +54,7 @@ class WeightAveraging(Callback):
         self._ended = True
 
     def teardown(self, trainer: Trainer) -> None:
-        """Put the weights back; with `replace_at_end` the averages instead."""
+        """Restore the weights, or with `replace_at_end` leave the averages."""
         self._applied.close()
         if self.replace_at_end and self._ended:
             trainer.use_averaged_weights()
@@ -63,11 +63,11 @@ class WeightAveraging(Callback):
 class EMA(WeightAveraging):
     """Keeps an exponential moving average of the weights.
 
-    After every optimizer update, avg = d avg + (1 - d) w. After n updates d is min(decay, n / (9 + n)), so that in a
-    short run the initial weights do not dominate the average.
+    After each optimizer update, avg = d * avg + (1 - d) * w, where d = min(decay, n / (9 + n)) after n updates. The
+    smaller d at the start keeps the initial weights from dominating the average of a short run.
 
     Args:
-        decay: above 0 and below 1. An average looks back over about 1 / (1 - decay) steps.
+        decay: decay factor, above 0 and below 1. The average covers about the last 1 / (1 - decay) steps.
         start: optimizer updates before averaging begins; until then the average equals the weights.
         replace_at_end: see `WeightAveraging`.
 
@@ -85,12 +85,12 @@ class EMA(WeightAveraging):
 class SWA(WeightAveraging):
     """Keeps the mean of the weights at every n-th step (Izmailov et al. 2018).
 
-    Moving statistics of normalisation are averaged with the weights. It works best with a learning rate that stays
+    Moving statistics of normalisation are averaged with the weights. This works best with a learning rate that stays
     high: constant, or cyclical with one cycle per `every` steps.
 
     Args:
         start: optimizer updates before the first weights are averaged; until then the average equals the weights.
-        every: optimizer updates between weights that are averaged, for example the updates of an epoch.
+        every: number of optimizer updates between the weights that are averaged, for example the updates per epoch.
         replace_at_end: see `WeightAveraging`.
 
     Raises:

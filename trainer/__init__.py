@@ -12,10 +12,10 @@ import warnings
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
-import mindspore_trainer as _named  # noqa: F401 - names a file of the user's that hides a package
+import mindspore_trainer as _named  # noqa: F401 - raises an error if a user's file hides a package
 from callbacks.lazy_names import declared_imports, lazy_names
 
-if metadata.version("numpy").partition(".")[0] != "1":  # not imported: importing it may fail
+if metadata.version("numpy").partition(".")[0] != "1":  # read from the metadata, since importing NumPy may fail
     warnings.warn(
         f"NumPy {metadata.version('numpy')} is installed, and MindSpore's binaries are built against NumPy 1: its "
         "operators fail; the cure: pip install 'numpy>=1.25,<2' 'pandas>=2.2,<3'",

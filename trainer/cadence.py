@@ -1,4 +1,4 @@
-"""`Every`: when a repeated action is due."""
+"""`Every` determines when a repeated action is due."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Counters(Protocol):
 
 
 class Gathers(Protocol):
-    """The processes that train together; `trainer.distributed.group.Group` is one."""
+    """The processes that train together (`trainer.distributed.group.Group`)."""
 
     def gather_json(self, value: Any) -> list[Any]:
         """Return the values of all processes."""
@@ -32,10 +32,10 @@ _UNITS = {"steps": "global_step", "samples": "samples_seen", "epochs": "epoch"}
 class Every:
     """A cadence: every n optimizer steps, samples, finished epochs or seconds.
 
-    With steps it is due at multiples of n: calls that train several steps end there, so `Every(steps=2)` means calls of
-    2 steps at most. With samples, and in default cadences of callbacks, which cut no calls, it is due after the call
-    that *crosses* a multiple of n. With seconds it is due n seconds after it last fired. Check once per call: a check
-    moves the mark.
+    With steps, it is due at multiples of n. Calls that train several steps end at these multiples, so
+    `Every(steps=2)` limits calls to 2 steps. With samples, it is due after the call that *crosses* a multiple of n. The
+    same holds for the default cadences of callbacks, which do not shorten calls. With seconds, it is due n seconds
+    after it was last due.
 
     Attributes:
         cuts_calls: whether calls end at the multiples of n steps; False in default cadences.
@@ -66,11 +66,11 @@ class Every:
         self._mark: float | None = None
 
     def start(self, progress: Counters) -> None:
-        """Set the mark to `progress`, so that earlier multiples do not fire."""
+        """Start counting at `progress`, so that earlier multiples are not due."""
         self._mark = time.monotonic() if self._counter is None else getattr(progress, self._counter) // self.n
 
     def due(self, progress: Counters) -> bool:
-        """Return whether the cadence was crossed since it was last due."""
+        """Return whether the cadence is due; a second check at the same step is False."""
         if self._counter is None:
             now = time.monotonic()
             begun = now if self._mark is None else self._mark
@@ -83,7 +83,7 @@ class Every:
         return is_due
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the mark, for a snapshot; a cadence in seconds restarts after a resume."""
+        """Return the state for a snapshot; a cadence in seconds restarts after a resume."""
         return {} if self._counter is None else {"mark": self._mark}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -98,12 +98,13 @@ class Every:
 
 
 def cadence(owner: str, value: Any, default: Every | None = None) -> Every:
-    """Return a copy of `value`: an `Every`, a number of optimizer steps, or None.
+    """Return an `Every` for `value`: an `Every`, a number of optimizer steps, or None.
 
-    None means `default`, which cuts no calls. A copy, so that two callbacks sharing one do not move each other's mark.
+    None means `default`, which does not shorten calls. An `Every` is copied, so that two callbacks that share it keep
+    separate counts.
 
     Raises:
-        ConfigurationError: `value` is neither, or the number is not positive.
+        ConfigurationError: `value` is of another type, or the number is not positive.
     """
     by_default = value is None and default is not None
     value = default if by_default else value
@@ -120,24 +121,25 @@ def cadence(owner: str, value: Any, default: Every | None = None) -> Every:
 
 @dataclass(frozen=True)
 class StepMarks:
-    """The steps at which calls of several steps end: multiples of any of `every`."""
+    """The steps at which calls of several steps end: all multiples of `every`."""
 
     every: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, cadences: Iterable[Any]) -> StepMarks:
-        """Return the marks of those `cadences` that cut calls; other values are ignored."""
+        """Return the marks of the cadences with `cuts_calls`; other values are ignored."""
         cutting = {each.n for each in cadences if isinstance(each, Every) and each.cuts_calls}
         return cls(tuple(sorted(map(int, cutting))))
 
     def of_all(self, group: Gathers) -> StepMarks:
-        """Return the marks of all processes, which make the same calls; a collective call."""
+        """Return the union of the marks of all processes; a collective call."""
         return StepMarks(tuple(sorted({n for every in group.gather_json(self.every) for n in every})))
 
     def call_size(self, step: int, most: int) -> int:
-        """Return the steps of a call after `step`, at most `most`.
+        """Return the number of steps, at most `most`, for the call after `step`.
 
-        Calls up to the next mark have about the same size, because one of few steps costs nearly what a full one does.
+        The steps up to the next mark are divided into calls of about the same size, because a call of few steps costs
+        nearly as much as a full one.
         """
         if not self.every:
             return most

@@ -1,7 +1,7 @@
-"""Checks of arguments: what was received, what is accepted, the nearest choice.
+"""Checks of arguments, with errors that say what was received and what is accepted.
 
-Every function returns the checked value or raises ConfigurationError, except where it says otherwise. `argument` is the
-argument's name in the message: "epochs", or "EarlyStopping(patience=...)" for a constructor argument.
+Unless documented otherwise, a check returns the checked value or raises ConfigurationError. `argument` is the name of
+the argument in the message: "epochs", or "EarlyStopping(patience=...)" for a constructor argument.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _shorten.maxstring = _shorten.maxother = 100
 
 
 def refuse(argument: str, wanted: str, value: Any, hint: str = "") -> NoReturn:
-    """Raise ConfigurationError: `argument` takes `wanted`, not `value`."""
+    """Raise ConfigurationError because `argument` accepts `wanted`, not `value`."""
     raise ConfigurationError(f"{argument} takes {wanted}; received {_shorten.repr(value)}{hint}")
 
 
 def require(module: str, needs: str, extra: str) -> Any:
-    """Import an optional module; `needs` says for what: "DeviceStats needs psutil"."""
+    """Import an optional module; `needs` starts the error: "DeviceStats needs psutil"."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -47,7 +47,10 @@ def is_whole(value: Any) -> bool:
 
 
 def four_digits(value: float) -> str:
-    """Return a number for people: "0.5821", "27087", "1.2e-05"."""
+    """Format a number for display, with four significant digits or as an integer.
+
+    Examples: "0.5821", "27087", "1.2e-05".
+    """
     return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
@@ -66,7 +69,7 @@ def choice(argument: str, value: Any, choices: Iterable[Any], *, optional: bool 
 
 
 def nonempty_text(argument: str, value: Any, wanted: str = "a non-empty text", *, optional: bool = False) -> Any:
-    """Return `value` if it is a non-empty text, or None if `optional`."""
+    """Return `value` if it is a non-empty string, or None if `optional`."""
     if not ((optional and value is None) or (isinstance(value, str) and value)):
         refuse(argument, wanted + (", or None" if optional else ""), value)
     return value
@@ -129,7 +132,7 @@ def _interval(least: float | None, above: float | None, most: float | None, belo
 
 
 def seconds(argument: str, value: Any) -> float | None:
-    """Return a duration in seconds: a number, timedelta, "[DD:]HH:MM:SS" or None."""
+    """Convert a number, timedelta or "[DD:]HH:MM:SS" to seconds; None stays None."""
     if value is None:
         return None
     given = value.total_seconds() if isinstance(value, timedelta) else value
@@ -144,7 +147,7 @@ def seconds(argument: str, value: Any) -> float | None:
 
 
 def batches(name: str, value: Any, *, least: int = 1) -> None:
-    """Check a number of batches (whole, >= `least`), a share (0 to 1.0], or None."""
+    """Check for a whole number of batches >= `least`, a share in (0.0, 1.0], or None."""
     fits = value >= least if is_whole(value) else is_number(value) and 0 < value <= 1
     if value is not None and not fits:
         refuse(name, f"a whole number of batches >= {least}, a share of them in (0.0, 1.0], or None", value)
@@ -165,7 +168,7 @@ def any_number(argument: str, value: Any) -> float:
 
 
 def epochs(value: Any) -> int:
-    """Return `value` if it is a number of epochs; labels instead get a hint."""
+    """Return `value` if it is a number of epochs; if it is data, the error has a hint."""
     if hasattr(value, "shape") or isinstance(value, list | tuple):
         raise ConfigurationError(
             "epochs received data; inputs and labels go together into the first argument: "
@@ -178,7 +181,7 @@ def boolean(name: str, value: Any) -> bool:
     """Return `value` if it is True or False.
 
     Raises:
-        TypeError: it is anything else; MindSpore raises the same for its verbs, and RecModel with these words.
+        TypeError: `value` is anything else. MindSpore raises the same type, and RecModel the same message.
     """
     if not isinstance(value, bool):
         raise TypeError(
@@ -189,11 +192,13 @@ def boolean(name: str, value: Any) -> bool:
 
 
 def steps_per_call(dataset_sink_mode: Any, sink_size: Any) -> int | None:
-    """Return the steps per call: 1 without sink mode, None to choose, or the size.
+    """Return the steps per call, or None if the trainer chooses them.
+
+    The result is 1 without sink mode, None if `sink_size` is -1, else `sink_size`.
 
     Raises:
-        ConfigurationError: a sink size that is neither -1 nor a whole number >= 1. TypeError: a mode that is not a
-            bool.
+        ConfigurationError: `sink_size` is neither -1 nor a whole number >= 1.
+        TypeError: `dataset_sink_mode` is not a bool.
     """
     boolean("dataset_sink_mode", dataset_sink_mode)
     if not is_whole(sink_size) or sink_size != -1:

@@ -1,4 +1,4 @@
-"""The trainer's exceptions, and the nearest name for their messages."""
+"""The trainer's exceptions, and suggestions of similar names for their messages."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class TrainerError(Exception):
-    """Base of all exceptions of this package; its text shows no credentials.
+    """Base of all exceptions of this package; its text masks credentials.
 
     Attributes:
-        rank: the process with the problem, if all processes of a job raise the error together; else None.
+        rank: rank of the process with the problem, if all processes of a job raise the error together; else None.
     """
 
     rank: int | None = None
 
     @classmethod
     def of_rank(cls, rank: int, problem: str) -> Self:
-        """Return the error that all processes raise for one process's problem."""
+        """Return the error that all processes raise for a problem of process `rank`."""
         error = cls(f"rank {rank}: {problem}")
         error.rank = rank
         return error
@@ -40,11 +40,11 @@ class ConfigurationError(TrainerError, ValueError):
 
 
 class MissingPackageError(ConfigurationError):
-    """An optional package is not installed; the message names its extra."""
+    """An optional package is not installed; the message names the pip extra."""
 
 
 class DataError(TrainerError, ValueError):
-    """Unusable data of a dataset or stream; the message names column and position."""
+    """Unusable data in a dataset or stream; the message names column and position."""
 
 
 class GraphError(TrainerError, RuntimeError):
@@ -68,24 +68,26 @@ class CheckpointNotFoundError(CheckpointError):
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A sound snapshot of another network, optimizer or configuration."""
+    """An intact snapshot belongs to another network, optimizer or configuration."""
 
 
 class FolderInUseError(CheckpointError, ConfigurationError):
-    """Another run writes to the folder: the message names process, host and start."""
+    """Another run writes to the folder; the message has its process, host and start."""
 
 
 class StreamError(TrainerError, RuntimeError):
-    """A stream failed for good: retries are used up, or too many records are bad."""
+    """A stream failed permanently: no retries are left, or too many records are bad."""
 
 
 def nearest(name: object, choices: Iterable[object], similarity: float = 0.5) -> str | None:
-    """Return the choice with all words of `name`, else that with the fewest edits.
+    """Return the choice that is most similar to `name`, or None.
+
+    A choice that contains all words of `name` comes first; otherwise the fewest edits win.
 
     Args:
-        name: what was received.
+        name: the received value.
         choices: the accepted values.
-        similarity: least similarity, 0 to 1 as in difflib; None is returned if no choice reaches it.
+        similarity: minimum similarity, 0 to 1 as in difflib; None is returned if no choice reaches it.
     """
     wanted = str(name).lower()
     texts: dict[str, str] = {}
@@ -94,7 +96,7 @@ def nearest(name: object, choices: Iterable[object], similarity: float = 0.5) ->
     words = set(wanted.split("_"))
 
     def distance(text: str) -> tuple[bool, int]:
-        # "on_epoch_begin" means "on_train_epoch_begin", which has all its words, rather than "on_eval_begin"
+        # For "on_epoch_begin", "on_train_epoch_begin" has all the words, while "on_eval_begin" has fewer edits.
         return not words <= set(text.split("_")), _edits(wanted, text)
 
     close = difflib.get_close_matches(wanted, texts, n=5, cutoff=similarity)
@@ -102,7 +104,7 @@ def nearest(name: object, choices: Iterable[object], similarity: float = 0.5) ->
 
 
 def _edits(name: str, choice: str) -> int:
-    """Return the inserted, deleted, replaced or swapped letters (Damerau 1964)."""
+    """Return the number of inserted, deleted, replaced or swapped letters (Damerau 1964)."""
     before, row = [0] * (len(choice) + 1), list(range(len(choice) + 1))
     for i, letter in enumerate(name, 1):
         earlier, before, row = before, row, [i]

@@ -1,4 +1,4 @@
-"""Masks credentials in text: by name, by position in a URL, or remembered ones.
+"""Masks credentials in text, by their name, position in a URL, or remembered value.
 
 All output of the program (log lines, errors, run folders, snapshots, output of commands) passes through here.
 """
@@ -15,18 +15,18 @@ _NAMED = re.compile(
     r"|(^|\.)sasl\.(?!mechanisms?$)[\w.]+$",
     re.IGNORECASE,
 )
-# Each pattern runs in linear time: a long text is searched once, not again from every letter.
+# Both patterns run in linear time: they do not search a long text again from every letter.
 _USER = re.compile(r"(?P<scheme>\b[a-zA-Z][\w+.-]{0,100}://)(?P<user>[^\s'\"/]*)@")
 _PAIR = re.compile(
     r"(?P<name>(?<![\w.-])[\w.-]+)(?P<sign>['\"]?\s*=\s*|['\"]\s*:\s*)(?P<value>\$\{env:\w+\}|\"[^\"]*\"|'[^']*'|[^\s'\"&;,)}\]]+)"
 )
 _REFERENCE = re.compile(r"\$\{env:\w+\}")
-_SHORTEST = 6  # shorter ones would match inside other words
+_SHORTEST = 6  # minimum length of a remembered value; shorter values would match inside other words
 _remembered: dict[str, None] = {}
 
 
 def is_secret(name: object) -> bool:
-    """Return whether a key, argument or dotted path of this name is a credential."""
+    """Return whether `name`, a key, argument or dotted path, names a credential."""
     return isinstance(name, str) and _NAMED.search(name) is not None
 
 
@@ -37,9 +37,9 @@ def remember_secret(value: object) -> None:
 
 
 def remember_credentials(value: Any, name: object = "") -> None:
-    """Mask the credentials in a plain `value` of a configuration from now on.
+    """Mask from now on the credentials in `value`, a plain value of a configuration.
 
-    These are values with a secret `name`, and passwords in URLs.
+    Credentials are values with a secret `name`, and passwords in URLs.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -65,7 +65,7 @@ def mask_text(text: str) -> str:
 
 
 def mask_value(value: Any, name: object = "") -> Any:
-    """Return a plain `value` (mappings, lists, scalars), credentials masked.
+    """Return a plain `value` (mappings, lists, scalars) with its credentials masked.
 
     References ``${env:NAME}`` reveal nothing and stay unchanged.
     """
@@ -79,7 +79,7 @@ def mask_value(value: Any, name: object = "") -> Any:
 
 
 def is_masked(text: object) -> bool:
-    """Return whether a configured value was masked when it was written."""
+    """Return whether a configuration value was masked when it was written."""
     return isinstance(text, str) and re.search(r"^\*{3}$|//\*{3}@|=\*{3}($|[&;\s])", text) is not None
 
 

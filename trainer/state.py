@@ -1,4 +1,4 @@
-"""The training state: counters, and results of the last step and evaluation."""
+"""The training state: counters and the results of the last step and evaluation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 
 from .checks import any_number, whole
 
-# Keyed by MindSpore's names, to avoid importing it.
+# The keys are MindSpore's names of the dtypes, so that this module need not import MindSpore.
 NUMPY_DTYPES: dict[str, type[np.floating[Any]]] = {"Float32": np.float32, "Float16": np.float16}
 
 
 class Phase(str, Enum):
-    """The activity of a trainer."""
+    """What a trainer is doing."""
 
     IDLE = "idle"
     FIT = "fit"
@@ -29,17 +29,17 @@ class Phase(str, Enum):
 class Stateful:
     """A part of a run that is saved in snapshots.
 
-    Its state is ``{"json": a JSON-able value, "arrays": name -> array}``; arrays go to a separate file, whereas the
-    state of a callback is only JSON.
+    Its state is ``{"json": a JSON-able value, "arrays": name -> array}``; snapshots store the arrays in a separate
+    file. The state of a callback is different: plain JSON without arrays.
 
     Attributes:
-        of_model: whether it belongs to the model and is therefore also restored when only weights are.
+        of_model: whether the part belongs to the model; if so, it is also restored when only weights are loaded.
     """
 
     of_model: bool = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last step."""
+        """Return the current state."""
         raise NotImplementedError
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -47,15 +47,15 @@ class Stateful:
         raise NotImplementedError
 
     def merge_on_main(self, group: Any) -> None:
-        """Move each rank's own counts to rank 0; a collective call before a snapshot."""
+        """Merge the counts of all ranks on rank 0; a collective call before a snapshot."""
 
     def clear_on_followers(self) -> None:
-        """Clear on the other ranks what `merge_on_main` moved to rank 0."""
+        """Clear on the other ranks the counts that `merge_on_main` moved to rank 0."""
 
 
 @dataclass
 class Progress:
-    """Counters of a run; they only grow.
+    """Counters of a run.
 
     Attributes:
         epoch: epochs finished.
@@ -95,7 +95,7 @@ class StopReason:
 
 
 def host_copy(tensor: Any) -> np.ndarray:
-    """Return a writable host copy, via bytes: twice as fast as `asnumpy`."""
+    """Return a writable host copy, twice as fast as with `asnumpy`."""
     dtype = NUMPY_DTYPES.get(str(tensor.dtype))
     if dtype is None:
         return np.array(tensor.asnumpy())
@@ -106,18 +106,18 @@ def host_copy(tensor: Any) -> np.ndarray:
 class StepOutputs:
     """Results of one training program call, still on the device.
 
-    The first read of `loss`, `losses` or `predictions` copies to the host; not reading them costs nothing.
+    The first access to `loss`, `losses` or `predictions` copies to the host; without access, nothing is copied.
 
     Attributes:
-        losses_device: the losses as the program returned them, a Tensor of shape [K] or []; [K, 2] or [2] with what
-            divided each, where that is not the number of rows.
+        losses_device: the losses as the program returned them, a Tensor of shape [K] or []. If `weighed`, the shape is
+            [K, 2] or [2], with a loss and its denominator.
         predictions_device: the network's output as the program returned it, or None.
-        returned: the full output of a user's training step, or the prediction of a network that returns its own loss;
-            None for others, and with several steps per call.
-        weighed: whether denominators come with the losses.
+        returned: the full output of the user's training step, or the prediction of a network that returns its own loss;
+            None for other networks, and with several steps per call.
+        weighed: whether each loss comes with its denominator, because that is not the number of rows.
         chunk: the trained chunk.
-        num_steps: steps done, at most K.
-        num_samples: rows trained on.
+        num_steps: number of batches trained on, at most K; with gradient accumulation, the number of micro-batches.
+        num_samples: rows trained on by all processes.
     """
 
     losses_device: Any
@@ -132,11 +132,11 @@ class StepOutputs:
 
     @property
     def losses(self) -> np.ndarray:
-        """Loss of every optimizer step of the call, shape [num_steps], float32."""
+        """Loss of each batch (or micro-batch) of the call, shape [num_steps], float32."""
         if self._losses is None:
             device = self.losses_device
             if device.ndim == 0:
-                self._losses = np.array([device.item()], np.float32)  # a fifth of the cost of asnumpy
+                self._losses = np.array([device.item()], np.float32)  # five times as fast as asnumpy
             else:
                 numbers = host_copy(device).astype(np.float32, copy=False).reshape(-1, self.numbers_per_loss)
                 self._losses = numbers[: self.num_steps, 0]
@@ -144,17 +144,17 @@ class StepOutputs:
 
     @property
     def numbers_per_loss(self) -> int:
-        """2 if `losses_device` has denominators with the losses, else 1."""
+        """2 if `losses_device` contains denominators too, else 1."""
         return 2 if self.weighed else 1
 
     @property
     def loss(self) -> float:
-        """Loss of the last step of the call."""
+        """Loss of the last batch of the call."""
         return float(self.losses[-1])
 
     @property
     def predictions(self) -> np.ndarray | None:
-        """Network output, shape [num_samples, ...]; None unless the program keeps it."""
+        """Network output, shape [num_samples, ...]; None if the program does not keep it."""
         if self._predictions is None and self.predictions_device is not None:
             self._predictions = host_copy(self.predictions_device)
             if self.chunk.filled:
@@ -168,10 +168,11 @@ class EvaluationState:
 
     Attributes:
         dataset: the `mindspore.dataset` pipeline, or None for other data.
-        num_batches: its batches, or None when unknown.
+        num_batches: number of batches, or None if unknown.
         chunk: the current batch.
-        outputs: outputs of the evaluation network for it, device tensors.
-        values: the result of each metric, once the evaluation has ended; read once, as `mindspore.Model` does.
+        outputs: outputs of the evaluation network for the current batch, as device tensors.
+        values: the result of each metric, set when the evaluation ends. Each metric is read once, as in
+            `mindspore.Model`.
     """
 
     dataset: Any = None
@@ -183,31 +184,32 @@ class EvaluationState:
 
 @dataclass
 class State:
-    """The state that callbacks read. Only the run writes it.
+    """The state that callbacks read. Only the run changes it.
 
     Attributes:
-        phase: the current activity of the trainer.
+        phase: what the trainer is doing.
         progress: the counters.
-        limits: bounds of the current run (`trainer.run.limits.Limits`), or None.
+        limits: limits of the current run (`trainer.run.limits.Limits`), or None.
         total_steps: optimizer steps per epoch if the data has a size, else None.
         chunk: the chunk to train next, while on_train_step_begin runs (`trainer.data.chunk.Chunk`).
         outputs: results of the last program call (`StepOutputs`), or None.
         train_loss: sample-weighted mean loss of the epoch that just ended (set before on_train_epoch_end), or None.
-        task_losses: with several tasks, the mean loss of each over that epoch, by ``<task>_loss``.
-        metrics: latest evaluation results: in `fit` with prefix "val_" ("val_loss", "val_auc"), from `evaluate` without
-            it.
+        task_losses: with several tasks, the mean loss of each task over the same epoch, by ``<task>_loss``.
+        metrics: latest evaluation results. Names from validation in `fit` have the prefix "val_" ("val_loss",
+            "val_auc"); names from `evaluate` have none.
         evaluation: the current evaluation, or None.
-        first_epoch: number of the first epoch of this call for MindSpore's callbacks, from 0 (`initial_epoch`).
+        first_epoch: number of the first epoch of this call, from 0, for MindSpore's callbacks (`initial_epoch`).
         window: metrics of the last closed online window, or None.
         drift: the last report of the drift detector, or None.
-        stop_reason: set when the run should end.
-        requested_stop: with several processes, why this one wants to stop; they agree after the current chunk.
+        stop_reason: why the run should end; None while it should continue.
+        requested_stop: with several processes, why this process wants to stop; the processes decide together after the
+            current chunk.
         snapshot: path of the latest durable snapshot, or None.
         exception: the exception that ended the run, or None.
-        data_wait: share of time spent waiting for data since the epoch or the latest window began, 0 to 1; None before
-            the first step.
-        data_waits: the same of every process of a job, by rank, in the latest epoch or window that has ended; None
-            before, and with one process.
+        data_wait: share of time spent waiting for data since the start of the epoch or of the latest window, 0 to 1;
+            None before the first step.
+        data_waits: with several processes, the `data_wait` of each rank in the last completed epoch or window; None
+            before the first one is complete, and with one process.
         warned_of_non_finite: whether this call has warned about a non-finite loss or prediction.
         skipped_steps: updates skipped because of an overflow or a non-finite value, as last read from the device.
     """
@@ -241,18 +243,18 @@ class State:
 
     @property
     def own_interrupt_requested(self) -> bool:
-        """Whether a signal has asked this process to end, agreed on or not."""
+        """Whether this process received a signal, even if the run does not end yet."""
         return self.interrupt_requested or (self.requested_stop is not None and self.requested_stop.kind == "signal")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the phase, counters and latest metrics, for a snapshot."""
+        """Return the phase, counters and latest metrics for a snapshot."""
         return {"phase": self.phase.value, "progress": self.progress.state_dict(), "metrics": dict(self.metrics)}
 
     def load_progress(self, counters: Mapping[str, int], step: int) -> None:
         """Restore the counters of `state_dict`.
 
         Raises:
-            ValueError: their `global_step` differs from `step`, the step in the snapshot's name.
+            ValueError: `global_step` in `counters` differs from `step`, the step in the snapshot's name.
         """
         self.progress.load_state_dict(counters)
         if self.progress.global_step != step:
@@ -270,7 +272,7 @@ class State:
             self.stop_reason = reason
 
     def agree_to_stop(self, reason: StopReason) -> None:
-        """Stop the run for the reason that all processes agreed on; the first reason wins."""
+        """Stop the run for the reason agreed on by all processes; the first reason wins."""
         self.stop_reason = self.stop_reason or reason
 
     def begin(self, phase: Phase) -> None:

@@ -1,1 +1,1 @@
-"""Loggers send a run's numbers to a backend; `logger.py` has the contract."""
+"""Loggers, which send the numbers of a run to a backend such as TensorBoard."""

@@ -1,4 +1,4 @@
-"""`Logger`: decides what to log and when; a backend decides where."""
+"""`Logger`: base of the loggers; decides what to log and when, but not where."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from trainer.masking import mask_value
 from ..callback import Callback, Trainer
 from ..output import snapshot_step, window_numbers
 
-MIN_POINTS = 200
+MIN_POINTS = 200  # logged points per run, if `every` is None
 
 
 class Logger(Callback):
     """Logs a run: losses, speed, validation, windows, hyperparameters, snapshots.
 
-    A backend overrides `open`, `log_metrics` and `close`, and where it can more of the methods before `on_train_begin`,
-    which do nothing by default. A run can have several loggers. The x-axis is the optimizer step.
+    A subclass for a backend overrides `open`, `log_metrics` and `close`. It may also override the other methods that
+    are defined before `on_train_begin`; they do nothing by default. A run can have several loggers. The x-axis is the
+    optimizer step.
 
     Names: train/loss, train/learning_rate, train/loss_scale, train/skipped_steps, train/samples_per_second,
-    train/data_wait (share of the time); epoch/*; val/*; window/*.
+    train/data_wait (share of time spent waiting for data); epoch/*; val/*; window/*.
 
     Args:
-        every: cadence of train/*, or number of optimizer steps; each point copies losses from the device once per call.
-            None: at least 200 points over a run of any length, as far as it has as many steps.
-        hparams: values logged as the hyperparameters; None for what the trainer says of itself.
+        every: cadence of train/*, or number of optimizer steps. A call with a logged step copies its losses from the
+            device. None: at least 200 points over the run, if it has that many steps.
+        hparams: values logged as the hyperparameters; None for the settings of the trainer.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -51,31 +52,34 @@ class Logger(Callback):
         self._is_open = self._described = False
 
     def open(self, trainer: Trainer, step: int) -> None:
-        """Start logging; drop what an earlier attempt logged after `step`."""
+        """Start logging; after a resume, drop earlier points after `step`."""
         raise NotImplementedError
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Log numbers measured after `step` optimizer steps."""
+        """Log name -> value, measured after `step` optimizer steps."""
         raise NotImplementedError
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """Log the hyperparameters after the first call; `metrics` names the results."""
+        """Log the hyperparameters, after the first training call.
+
+        `metrics` are the names of the metrics that the run will produce.
+        """
 
     def log_results(self, values: Mapping[str, float], step: int) -> None:
-        """Log the last value of every metric and, as ``best_<name>``, the best."""
+        """Log the last value of each metric, and the best value as ``best_<name>``."""
 
     def log_snapshot(self, path: Path, step: int) -> None:
-        """Log a snapshot that has become durable."""
+        """Log a durable snapshot."""
 
     def flush(self) -> None:
         """Write logged data to disk."""
 
     def close(self) -> None:
-        """End the log, also after a failure."""
+        """End the log; also called after a failure."""
 
     def on_train_begin(self, trainer: Trainer) -> None:
         progress = trainer.state.progress
-        self._described = progress.global_step > 0  # already described by the run that this one resumes
+        self._described = progress.global_step > 0  # a resumed run has already logged its hyperparameters
         self.open(trainer, progress.global_step)
         self._is_open = True
         if self.every is not None:
@@ -88,7 +92,7 @@ class Logger(Callback):
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Log the losses that are due, and the hyperparameters once."""
-        if not self._is_open:  # opening failed, and the run continues without it
+        if not self._is_open:  # `open` failed, and the run continues without this logger
             return
         if not self._described:
             self._described = True
@@ -97,7 +101,7 @@ class Logger(Callback):
         due = self._due(trainer)
         if due:
             outputs = trainer.state.outputs
-            steps = outputs.chunk.num_steps  # optimizer steps; `losses` has one value per micro-batch
+            steps = outputs.chunk.num_steps  # number of optimizer steps; `losses` has one value per micro-batch
             first = trainer.state.progress.global_step - steps + 1
             losses = [float(part.mean()) for part in np.array_split(outputs.losses, max(steps, 1))]
             for step in due[:-1]:
@@ -105,7 +109,7 @@ class Logger(Callback):
             self._log_training(trainer, losses[due[-1] - first], due[-1])
 
     def _due(self, trainer: Trainer) -> list[int]:
-        """Return the steps of the latest call to log, ascending."""
+        """Return the steps of the latest call that should be logged, ascending."""
         progress, steps = trainer.state.progress, trainer.state.outputs.chunk.num_steps
         last = progress.global_step
         if self.every is not None and self.every.unit != "steps":
@@ -113,12 +117,12 @@ class Logger(Callback):
         stride = self._stride if self.every is None else int(self.every.n)
         due = [step for step in range(last - steps + 1, last + 1) if step % stride == 0]
         if self.every is None and last - self._strided_from >= 2 * MIN_POINTS * stride:
-            self._stride *= 2  # open-ended run: space points farther apart over time
+            self._stride *= 2  # log less and less often in a run of unknown length
             self._strided_from = last
         return due
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Log the epoch's mean loss; with a cadence in epochs also the rest of train/*."""
+        """Log the epoch's mean loss, and train/* if the cadence is in epochs."""
         if not self._is_open:
             return
         state = trainer.state
@@ -141,7 +145,7 @@ class Logger(Callback):
         if values["loss_scale"] is not None:
             values["skipped_steps"] = trainer.read_counters()["skipped"]
         self._mark = (now, samples)
-        if trainer.tasks is not None:  # means of the epoch or window so far, or of the epoch that just ended
+        if trainer.tasks is not None:  # task means of the current epoch or window, or of the epoch that just ended
             so_far = trainer.tasks.read_losses(keep=True)
             ended = trainer.state.task_losses
             values |= {name: ended.get(name) if math.isnan(mean) else mean for name, mean in so_far.items()}
@@ -162,10 +166,10 @@ class Logger(Callback):
             self.log_metrics(values, trainer.state.progress.global_step)
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
-        """Flush all points up to the snapshot to disk, then log the snapshot."""
+        """Log the snapshot, then flush all points to disk."""
         path = trainer.state.snapshot
         if self._is_open and path is not None:
-            step = snapshot_step(path)  # a background snapshot is older than the current step
+            step = snapshot_step(path)  # may be before the current step, if the snapshot was written in the background
             self.log_snapshot(path, trainer.state.progress.global_step if step is None else step)
             self.flush()
 

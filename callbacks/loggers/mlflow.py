@@ -20,7 +20,7 @@ CLOSE_SECONDS = 60.0
 
 
 def _passes(error: Exception) -> bool:
-    """Return whether a failed request may succeed later: server unavailable."""
+    """Return whether a failed request may succeed later (the server is unavailable)."""
     from requests import exceptions
 
     if isinstance(error, ConnectionError | TimeoutError | exceptions.ConnectionError | exceptions.Timeout):
@@ -32,17 +32,17 @@ def _passes(error: Exception) -> bool:
 class MLflowLogger(Logger):
     """Logs a run to MLflow: metrics, parameters, snapshots as artifacts.
 
-    A resumed run continues the same MLflow run. MLflow cannot delete points: those after the snapshot stay, followed by
-    the new ones of the same steps. MLflow's global state is not changed.
+    A resumed run continues the same MLflow run. MLflow cannot delete points, so the points logged after the snapshot
+    remain, and the resumed run adds new points for the same steps. MLflow's global state is not changed.
 
-    A background thread sends; training waits for it at snapshots only, 5 s at most. While the server is away the points
-    wait (10,000 requests at most) and a warning says so once.
+    A background thread sends the requests. Training waits for it only at snapshots, for at most 5 s. While the server
+    is unavailable, up to 10,000 requests are queued, and a warning is logged once.
 
     Args:
-        experiment: name of the experiment; it is made where it is missing.
+        experiment: name of the experiment, which is created if missing.
         tracking_uri: MLflow's server or database; None for ``sqlite:///<run_dir>/mlflow.db``.
         run_name: name of the run; None for the name of the run folder.
-        log_snapshots: whether the files of every snapshot are uploaded.
+        log_snapshots: whether the files of each snapshot are uploaded.
         every, hparams: see `Logger`.
 
     Raises:
@@ -108,7 +108,7 @@ class MLflowLogger(Logger):
         self._sender.send(lambda: self._client.log_batch(self.run_id, points))
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """Log new parameters only: MLflow refuses to change logged ones."""
+        """Log only new parameters, because MLflow refuses to change logged ones."""
 
         def send() -> None:
             from mlflow.entities import Param
@@ -135,14 +135,14 @@ class MLflowLogger(Logger):
         self._failed = True
 
     def close(self) -> None:
-        """End the run; wait, for a limited time, until everything is sent."""
+        """End the run, and wait up to `CLOSE_SECONDS` until all requests are sent."""
         status = "FAILED" if self._failed else "FINISHED"
         self._sender.send(lambda: self._client.set_terminated(self.run_id, status))
         sender, self._sender = self._sender, None
         sender.close(CLOSE_SECONDS)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's id, needed to continue it after a resume."""
+        """Return the id of the MLflow run, so that a resumed run can continue it."""
         return {"run_id": self.run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -17,8 +17,10 @@ class Sender:
     """Runs requests in order on a daemon thread; retries temporary failures.
 
     Args:
-        passes: whether an exception is temporary (the server is down); other exceptions drop the request.
-        most: capacity of the queue; beyond it the oldest requests are dropped.
+        name: name of the logger, for warnings.
+        passes: returns whether an exception is temporary (the server is down); after other exceptions, the request is
+            dropped.
+        most: capacity of the queue; when it is full, the oldest requests are dropped.
     """
 
     def __init__(self, name: str, passes: Callable[[Exception], bool], *, most: int = 10_000) -> None:
@@ -31,22 +33,25 @@ class Sender:
         self._thread.start()
 
     def send(self, request: Callable[[], None]) -> None:
-        """Queue a request; returns at once."""
+        """Queue a request without waiting."""
         with self._changed:
             self._dropped += len(self._waiting) == self._waiting.maxlen
             self._waiting.append(request)
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds` for all requests; return early if the server fails."""
+        """Wait up to `seconds` for all requests; return early if the server fails.
+
+        Returns whether all requests were handled.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._failing or not (self._waiting or self._busy), seconds)
             return not (self._waiting or self._busy)
 
     def close(self, seconds: float) -> None:
-        """Wait up to `seconds` until all is sent, then end the thread."""
+        """Wait up to `seconds` until all requests are sent, then end the thread."""
         with self._changed:
-            self._closing = True  # wakes a pausing thread for one last try
+            self._closing = True  # wakes the thread from its pause for a last attempt
             self._changed.notify_all()
         self._thread.join(seconds)
         with self._changed:

@@ -1,7 +1,7 @@
 """`TensorBoard`: writes event files from the calling thread.
 
-tensorboardX's own writer passes events to a thread through a queue of ten. After a failed write the thread is dead, and
-the eleventh event blocks the caller forever. Only its messages and checksums are used here, not its writer.
+Only the protobuf messages and checksums of tensorboardX are used, not its writer. That writer passes events to a thread
+through a queue of ten. A failed write ends the thread, and then the eleventh event blocks the caller forever.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ _NAME = "events.out.tfevents."
 class TensorBoard(Logger):
     """Logs a run for TensorBoard: scalars, HPARAMS tab, histograms, curves.
 
-    A resumed run continues in the same folder and discards what was written after the step it resumes from. Windows of
-    a stream are there twice: window/* over steps, and window_by_event_time/*, for which "Wall" is the time that their
-    rows happened.
+    A resumed run continues in the same folder and discards the points after the step from which it resumes. Windows of
+    a stream are logged twice: as window/* over steps, and as window_by_event_time/*, for which "Wall" shows the event
+    time of their rows.
 
     Args:
         log_dir: folder of the event files; None for ``<run_dir>/tensorboard``, or ``runs/<time>`` without a run folder.
         every, hparams: see `Logger`.
-        histograms: cadence of histograms and norms of the weights (each copies all dense weights); None: never.
-        curves: whether evaluations of binary targets, and windows twice a minute at most, write their precision-recall
-            curve. It needs a metric with a histogram of scores, such as "auc".
+        histograms: cadence of histograms and norms of the weights; each time, all dense weights are copied to the host.
+            None: never.
+        curves: whether to log precision-recall curves of binary targets, after each evaluation and for windows at most
+            twice a minute. This needs a metric with a histogram of scores, such as "auc".
 
     Raises:
         ConfigurationError: an argument is invalid; at `setup`, tensorboardX is not installed or the
@@ -105,7 +106,7 @@ class TensorBoard(Logger):
             self._add_curves(trainer, "val")
 
     def on_window_end(self, trainer: Trainer) -> None:
-        """Log the window over steps and event time; the curves every 30 s at most."""
+        """Log the window over steps and event time, and its curves at most every 30 s."""
         super().on_window_end(trainer)
         if not self._is_open:
             return
@@ -166,7 +167,7 @@ class TensorBoard(Logger):
 
 
 def _precision_recall(tag: str, table: Mapping[str, Any]) -> Any:
-    """Return the summary of a PR curve: counts and rates by threshold."""
+    """Return the summary of a precision-recall curve from a score table."""
     import numpy as np
     from tensorboardX.summary import pr_curve_raw
 
@@ -180,11 +181,12 @@ def _precision_recall(tag: str, table: Mapping[str, Any]) -> Any:
 class EventFile:
     """Appends summaries to an event file in `folder`, created if missing.
 
-    Events reach the file every 10 seconds, every 64 KiB and at `flush`. If a write fails, the events since the previous
-    write are dropped and the file is truncated to its previous end, so that no reader sees half an event.
+    Events are written to the file every 10 seconds, every 64 KiB and at `flush`. If a write fails, the events since the
+    previous write are dropped and the file is truncated to its previous end, so that readers never see a partial event.
 
     Args:
-        purge_step: step from which readers discard the content of earlier files, or None.
+        folder: folder of the event file.
+        purge_step: readers discard points of earlier files from this step on; None keeps them.
     """
 
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
@@ -199,13 +201,16 @@ class EventFile:
             self._header += _record(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
 
     def scalar(self, name: str, value: float, step: int, wall_time: float | None = None) -> None:
-        """Add a number; raises OSError if a due write fails."""
+        """Add a number; raises OSError if this triggers a write and it fails."""
         from tensorboardX.proto.summary_pb2 import Summary
 
         self.add(Summary(value=[Summary.Value(tag=name, simple_value=value)]), step, wall_time)
 
     def add(self, summary: Any, step: int, wall_time: float | None = None) -> None:
-        """Add a summary; `wall_time` in epoch seconds, None: now. OSError as `scalar`."""
+        """Add a summary; raises OSError like `scalar`.
+
+        `wall_time` is Unix time; None for the current time.
+        """
         from tensorboardX.proto.event_pb2 import Event
 
         self._events += _record(Event(step=step, summary=summary), wall_time)
@@ -231,20 +236,20 @@ class EventFile:
 
     def _open(self) -> Any:
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Readers order files by name, and the clock may have been set back since the previous file.
+        # Readers sort files by name, and the clock may have been set back since the previous file was created.
         numbers = [name.removeprefix(_NAME).split(".")[0] for name in os.listdir(self.folder) if name.startswith(_NAME)]
         number = max([int(time.time()), *(int(number) + 1 for number in numbers if number.isdecimal())])
         path = self.folder / f"{_NAME}{number:010d}.{socket.gethostname()}.{os.getpid()}"
         return open(path, "xb", buffering=0)
 
     def flush(self) -> None:
-        """Write everything added and sync it to disk; OSError as `write`."""
+        """Write all events and sync the file to disk; raises OSError like `write`."""
         self.write()
         if self._file is not None:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Write the rest and close the file; OSError as `write`."""
+        """Write the remaining events and close the file; raises OSError like `write`."""
         try:
             self.write()
         finally:
@@ -254,7 +259,7 @@ class EventFile:
 
 
 def _record(event: Any, wall_time: float | None = None) -> bytes:
-    """Return an event's record, with its time (by default now) and checksums."""
+    """Return the record of an event with checksums; sets the event's time."""
     from tensorboardX.record_writer import masked_crc32c
 
     event.wall_time = time.time() if wall_time is None else wall_time

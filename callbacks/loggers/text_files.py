@@ -1,4 +1,4 @@
-"""`CSVLogger` and `JSONLinesLogger`: log a run to one text file in the run folder."""
+"""`CSVLogger` and `JSONLinesLogger`: log a run to a text file in the run folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _FileLogger(Logger):
         super().__init__(every, hparams)
         self.path = None if path is None else Path(path)
         self._file: Any = None
-        self._failed = False  # whether the newest write failed and may have left a partial line
+        self._failed = False  # whether the last write failed and may have left a partial line
 
     def setup(self, trainer: Trainer) -> None:
         owner = type(self).__name__
@@ -42,12 +42,12 @@ class _FileLogger(Logger):
         require_writable(f"{owner}(path=...)", self.path.parent)
 
     def open(self, trainer: Trainer, step: int) -> None:
-        """Open the file: replace it, or after a resume drop what came after `step`."""
+        """Open an empty file, or after a resume keep the lines up to `step`."""
         assert self.path is not None
         self._replace(self._kept(step) if step and self.path.is_file() else "")
 
     def _replace(self, text: str) -> None:
-        """Replace the file's text, then append to it."""
+        """Replace the file's text and open the file for appending."""
         replace_text(self.path, text)
         self._failed = False
         self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
@@ -56,7 +56,7 @@ class _FileLogger(Logger):
         raise NotImplementedError
 
     def _append(self, lines: str) -> None:
-        """Write whole lines; a partial line of a failed write ends before them."""
+        """Append complete lines; after a failed write, first end its partial line."""
         start, self._failed = "\n" if self._failed else "", True
         self._file.write(start + lines)
         self._failed = False
@@ -73,11 +73,11 @@ class _FileLogger(Logger):
 class JSONLinesLogger(_FileLogger):
     """Logs a run to ``<run_dir>/log.jsonl``, one JSON object per line.
 
-    A line looks like ``{"step": 20, "train/loss": 0.3}``. Hyperparameters, results and snapshots have
-    their own lines: "hyperparameters", "results", "snapshot". NaN and infinities are null.
+    A line looks like ``{"step": 20, "train/loss": 0.3}``. Hyperparameters, results and snapshots are on separate lines
+    with the keys "hyperparameters", "results" and "snapshot". NaN and infinities are written as null.
 
     Args:
-        path: the file; None for one in the run folder.
+        path: the file; None for ``log.jsonl`` in the run folder.
         every, hparams: see `Logger`.
     """
 
@@ -113,10 +113,10 @@ class JSONLinesLogger(_FileLogger):
 class CSVLogger(_FileLogger):
     """Logs a run to ``<run_dir>/log.csv``: a row per step, a column per metric.
 
-    A new metric gets a column at the end; the file is then rewritten.
+    For a new metric, the file is rewritten with a further column.
 
     Args:
-        path: the file; None for one in the run folder.
+        path: the file; None for ``log.csv`` in the run folder.
         every, hparams: see `Logger`.
     """
 
@@ -144,7 +144,7 @@ class CSVLogger(_FileLogger):
         return text.getvalue()
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Add to the current step's row; a row is written when the next one starts."""
+        """Add to the row of `step`; a row is written when the next one starts."""
         if self._row and self._row["step"] != step:
             self._write_row()
         self._row = {"step": step, **self._row, **values}

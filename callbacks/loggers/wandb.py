@@ -17,22 +17,22 @@ from .logger import Logger
 class WandbLogger(Logger):
     """Logs a run to Weights & Biases: metrics, configuration, snapshots.
 
-    A resumed run continues the same W&B run if it is online. Offline it starts another with the same id; `wandb sync`
-    merges the two.
+    A resumed run continues the same W&B run if it is online. Offline, it starts another run with the same id, and
+    `wandb sync` merges the two.
 
     Args:
         project: name of the project.
         name: name of the run; None for the name of the run folder.
-        mode: "online", "offline", "disabled", or None for what the environment says.
-        log_snapshots: whether every snapshot is uploaded as an artifact.
+        mode: "online", "offline" or "disabled"; None to use the environment variable WANDB_MODE.
+        log_snapshots: whether each snapshot is uploaded as an artifact.
         every, hparams: see `Logger`.
-        options: more arguments of `wandb.init`.
+        options: further arguments of `wandb.init`.
 
     Raises:
         ConfigurationError: at `setup`, wandb is not installed.
     """
 
-    report_errors = (Exception,)  # wandb's client has no common base exception
+    report_errors = (Exception,)  # the exceptions of wandb's client have no common base class
 
     def __init__(
         self,

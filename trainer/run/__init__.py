@@ -1,1 +1,1 @@
-"""One call of a verb: loop, hooks, limits, signals, validation and windows."""
+"""Implements calls such as `fit`: loop, hooks, limits, signals, validation, windows."""

@@ -1,4 +1,4 @@
-"""Calibrates a Trainer's scores in `fit`, `evaluate`, `online_train`, `predict`."""
+"""Connects a Trainer to its calibrator in `fit`, `evaluate` and the other methods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 def bound_calibrator(value: Any, trainer: TrainedNetwork) -> Calibrator | None:
-    """Return the calibrator of `Trainer(calibration=...)`; raises as `bind` does."""
+    """Return the calibrator of `Trainer(calibration=...)`, or None.
+
+    Raises:
+        ConfigurationError: there are several processes, or `Calibrator.bind` raises it.
+    """
     calibrator = Calibrator.of(value)
     if calibrator is None:
         return None
@@ -43,7 +47,9 @@ def bound_calibrator(value: Any, trainer: TrainedNetwork) -> Calibrator | None:
 
 
 def check_online(trainer: TrainerBase, window: Window, options: StepOptions) -> None:
-    """Check that `online_train` gives the calibration the scores of a published model.
+    """Check that `online_train` scores rows as a published model would.
+
+    Otherwise the calibration would be fitted on different scores.
 
     Raises:
         ConfigurationError: the scores differ, or the window has another `negative_sampling_rate`.
@@ -68,7 +74,7 @@ def _differs(cell: nn.Cell) -> bool:
 
 
 def ids_of_chunk(calibrator: Calibrator, chunk: Chunk) -> np.ndarray | None:
-    """Return the value of `by` of each row of a chunk, int64 [n], or None."""
+    """Return the id of each row's value in column `by`, int64 [n]; None without `by`."""
     if calibrator.column is None:
         return None
     if calibrator.column not in chunk.names:
@@ -83,11 +89,11 @@ def calibrated_metrics(calibrator: Calibrator) -> dict[str, Any]:
 
 
 class CalibratedRows:
-    """Rows of an evaluation: the calibration learns from them, or is measured on them.
+    """Fits the calibration on the rows of an evaluation, or measures it on them.
 
     Args:
         calibrator: the Trainer's calibrator.
-        learns: whether they are validation rows of `fit`.
+        learns: True fits the calibration (validation in `fit`); False measures it (`evaluate`).
     """
 
     def __init__(self, calibrator: Calibrator, *, learns: bool) -> None:
@@ -96,7 +102,7 @@ class CalibratedRows:
         self._metrics = calibrated_metrics(calibrator)
 
     def ids(self, chunk: Chunk) -> np.ndarray | None:
-        """Return the value of `by` of each row, int64 [n], or None."""
+        """Return the result of `ids_of_chunk`."""
         return ids_of_chunk(self._calibrator, chunk)
 
     def add(self, outputs: Any, labels: Any, weights: np.ndarray | None, ids: np.ndarray | None) -> None:
@@ -109,14 +115,14 @@ class CalibratedRows:
                 metric.update(probabilities, labels, weights=weights)
 
     def results(self) -> dict[str, float]:
-        """Return the metrics of calibrated probabilities, if they were measured."""
+        """Return the metrics of calibrated probabilities; empty if not measured."""
         if self._map is None:
             return {}
         return {f"{CALIBRATED}_{name}": metric.value() for name, metric in self._metrics.items()}
 
 
 def probabilities(trainer: TrainerBase, outputs: Any, chunk: Chunk, calibration: CalibrationMap | None) -> Any:
-    """Return a network's outputs in units of the label, calibrated where declared."""
+    """Convert a network's outputs to predictions of the label, calibrated if given."""
     if calibration is not None:
         assert trainer.calibrator is not None
         first, *rest = outputs if isinstance(outputs, tuple) else (outputs,)

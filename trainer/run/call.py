@@ -1,4 +1,4 @@
-"""The context of a verb's call: callbacks, signal handlers, cleanup."""
+"""Setup and cleanup around a call such as `fit`: callbacks and signal handlers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _TRAINING = (Phase.FIT, Phase.ONLINE)
 
 @contextlib.contextmanager
 def call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
-    """Install `callbacks` and signal handlers for one call of a verb.
+    """Install `callbacks` and signal handlers for one call such as `fit`.
 
-    A callback of a training under way may evaluate or predict; the training then continues undisturbed.
+    During a training, a callback may evaluate or predict; this does not affect the training.
 
     Raises:
         ConfigurationError: the trainer is busy, or the process cannot run graphs.
@@ -43,15 +43,16 @@ def call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOnS
         yield from (_nested if nested else _call)(trainer, phase, callbacks)
 
 
-_calls: list[tuple[threading.Thread, str]] = []  # under way; of one thread, since MindSpore runs graphs of one only
+_calls: list[tuple[threading.Thread, str]] = []  # active calls, all on the one thread that may run graphs
 _calls_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def only_thread(verb: str) -> Iterator[None]:
-    """Refuse calls of verbs from other threads while the context is open.
+    """Refuse calls such as `fit` from other threads while the context is open.
 
-    They cannot take turns: MindSpore holds the GIL while it waits for a graph, whose Python operators need it.
+    Two threads cannot take turns: MindSpore holds the GIL while it waits for a graph, and the graph's Python operators
+    need the GIL.
     """
     own = threading.current_thread()
     with _calls_lock:
@@ -88,9 +89,9 @@ def _call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOn
             ) as signals,
         ):
             yield signals
-    except Interrupted:  # while waiting for the first data; `signals.leave` says the rest
+    except Interrupted:  # a signal came while waiting for the first data; `signals.leave` raises its exception
         pass
-    except GeneratorExit:  # a reader of `predict(stream=True)` has taken what it needs: no failure
+    except GeneratorExit:  # not a failure: the user closed the iterator of `predict(stream=True)`
         raise
     except BaseException as error:
         _report(trainer, error)
@@ -101,20 +102,22 @@ def _call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOn
         if phase not in _TRAINING:
             trainer.callbacks, trainer.history = trained_with
         state.phase, trainer.run = Phase.IDLE, None
-        # with an exception under way, that matters more than what closing may raise
+        # An exception of the run is more important than one of `close`, so suppress the latter.
         with contextlib.suppress(Exception) if state.exception is not None else contextlib.nullcontext():
             trainer.saver.close()
 
 
 def _wind_up(trainer: TrainerBase) -> None:
+    # Ends the run on another thread while the main thread is stuck in a wait for data.
     if trainer.run is not None and not trainer.run.ended:
-        trainer.callbacks = trainer.run.callbacks  # an evaluation in the middle has its own
+        trainer.callbacks = trainer.run.callbacks  # a nested evaluation may have replaced them
         loop.end(trainer.run)
     loop.teardown(trainer)
     trainer.saver.close()
 
 
 def _nested(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
+    # An evaluation or prediction within a training; restores the state of the training afterwards.
     state = trainer.state
     kept = trainer.callbacks, trainer.history, state.phase, state.metrics
     trainer.callbacks, trainer.history = make_callbacks(callbacks, main=trainer.group.is_main)
@@ -127,7 +130,7 @@ def _nested(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[Stop
 
 
 def check_idle(trainer: TrainerBase) -> None:
-    """Check that no other run is under way."""
+    """Check that no other run is active."""
     if trainer.state.phase is not Phase.IDLE:
         raise ConfigurationError(f"the trainer is busy with {trainer.state.phase.value}; one run at a time")
 
@@ -135,8 +138,8 @@ def check_idle(trainer: TrainerBase) -> None:
 def make_callbacks(callbacks: Any, *, main: bool = True) -> tuple[CallbackList, History]:
     """Return the callbacks of a call as a `CallbackList`, and its `History`.
 
-    None gives a progress bar; MindSpore's own callbacks are adapted. Processes other than the `main` one leave out
-    callbacks that only it uses.
+    None gives a progress bar; MindSpore's own callbacks are adapted. If this is not the `main` process, callbacks with
+    `main_only` are left out.
     """
     callbacks = ProgressBar() if callbacks is None else callbacks
     given = callbacks if isinstance(callbacks, Iterable) else [callbacks]
@@ -161,7 +164,7 @@ def _report(trainer: TrainerBase, error: BaseException) -> None:
 
 
 def snapshot_folders(run_dir: Path | None, callbacks: Iterable[Callback]) -> list[Path]:
-    """Return the folders that may hold snapshots: the run folder's, the callbacks'."""
+    """Return the folders that may hold snapshots: in the run folder and of callbacks."""
     folders = [] if run_dir is None else [run_dir / FOLDER]
     return folders + [Path(c.snapshot_root) for c in callbacks if c.snapshot_root is not None]
 

@@ -1,4 +1,4 @@
-"""The position of a training in its data, as a snapshot holds it."""
+"""The position of a training in its data, which snapshots save."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 class Cursor:
     """The position of a training in its data; part of every snapshot.
 
-    `valid_every` None validates at the end of each epoch.
+    If `valid_every` is None, validation runs at the end of each epoch.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Cursor:
         any_seed: bool = False,  # whether a resumed run keeps the seed of its snapshot
     ) -> None:
         self.source, self.valid_every, self.filling, self._any_seed = source, valid_every, filling, any_seed
-        self.position = Position() if source.endless else Position(progress.epoch)  # after the last row trained on
+        self.position = Position() if source.endless else Position(progress.epoch)  # just after the last trained row
         self.meter = LossMeter()  # losses of the current epoch
         self.base = {"epoch": progress.epoch, "step": progress.global_step}  # the limits of a call count from here
         self._progress = progress
@@ -43,13 +43,13 @@ class Cursor:
             valid_every.start(progress)
 
     def shared_position(self) -> dict[str, Any]:
-        """Return the position of all processes; a collective call before a snapshot."""
+        """Return the joint position of all processes; a collective call."""
         if self._of_all is None or self._of_all[0] is not self.position:
             self._of_all = self.position, self.source.of_all(self.position).to_json()
         return self._of_all[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, the limits' base, the loss sums and the cadence."""
+        """Return the position, start of the limits, loss sums and cadence, for a snapshot."""
         loop = {
             "position": self.shared_position(),
             "source": self.source.describe(),
@@ -62,9 +62,9 @@ class Cursor:
         return {"limits_base": self.base, "loop": loop}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; for other data, the start of the position's epoch.
+        """Restore what `state_dict` returned; if the data differ, restart the epoch.
 
-        The trainer's counters must have been restored before.
+        The trainer's counters must be restored first.
         """
         base = state.get("limits_base", self.base)
         self.base = {name: whole(f"limits_base {name}", base[name], 0) for name in ("epoch", "step")}
@@ -95,9 +95,9 @@ class Cursor:
             self._progress.step_in_epoch = 0
 
     def _convert_steps(self, now: dict[str, Any], then: Mapping[str, Any]) -> None:
-        """Convert a position saved by another number of processes.
+        """Convert a position that was saved with a different number of processes.
 
-        Removes from `now` the properties that may differ then.
+        Removes from `now` the properties that depend on the number of processes, so that they are not compared.
         """
         before, after = then.get("processes", 1), now.pop("processes", 1)
         if before == after:
@@ -107,7 +107,7 @@ class Cursor:
             done, rest = divmod(position.batch * before, after)
             self.position = dataclasses.replace(position, batch=done)
             if rest:
-                now["processes"] = after  # no step begins there: the epoch has to start again
+                now["processes"] = after  # the position is inside a step, so the epoch must restart
         elif now["batch_size"] != then.get("batch_size"):
             first = position.state["row"] if position.state and position.state["epoch"] == position.epoch else 0
             row = first + position.batch * then["batch_size"]

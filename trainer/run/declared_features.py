@@ -1,4 +1,4 @@
-"""Declared features in the verbs: raw rows become the network's inputs."""
+"""Turns raw rows into the network's inputs with the features of the Trainer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEFAULT_BATCH_SIZE = 1024
 def restore(trainer: TrainerBase, resume: str | Path | None, callbacks: Any) -> str | Path | None:
     """Restore the features' statistics from the run to resume; return its path.
 
-    The path is that of a local copy if `resume` is the URL of a mirror.
+    If `resume` is the URL of a mirror, the returned path is that of a local copy.
     """
     if resume is None:
         return None
@@ -48,10 +48,10 @@ def restore(trainer: TrainerBase, resume: str | Path | None, callbacks: Any) -> 
 
 
 def check_labels(features: Features | None, loss_fn: Any) -> None:
-    """Refuse raw rows without a declared label where the loss takes one.
+    """Check that the features declare a label if the loss needs one.
 
     Raises:
-        ConfigurationError: as said.
+        ConfigurationError: the loss needs a label, and none is declared.
     """
     takes = 0 if loss_fn is None else labels_of(loss_fn)
     if takes and features is not None and not features.labels:
@@ -64,7 +64,7 @@ def check_labels(features: Features | None, loss_fn: Any) -> None:
 def stream_transform(
     features: Features | None, stream: Stream, processes: int, loss_fn: Any = None
 ) -> BatchTransform | None:
-    """Return the transform of the stream's raw rows; None without features."""
+    """Return the transform for the stream's raw rows; None without features."""
     if features is None:
         return None
     check_labels(features, loss_fn)
@@ -74,14 +74,14 @@ def stream_transform(
                 f"Features(update_every={features.update_every}): each process reads other partitions of this stream, "
                 "so their statistics would differ; leave update_every out, or train with one process"
             )
-        features.is_fitted = True  # with nothing learned yet, every id is unseen and numbers stay as they are
+        features.is_fitted = True  # ids are treated as unseen, and numbers are not scaled, until statistics exist
     if not features.is_fitted:
         raise ConfigurationError(
             f"features: {', '.join(features.statistics)} learn from data first: call features.fit(data) with a table "
             "or file of earlier rows, load a snapshot of a trainer that has learned, or let them learn from the "
             "stream, with Features(..., update_every=10_000)"
         )
-    # Finite tables may hold times to come; mypy takes the default of `Schema.max_future` for its type.
+    # The stream's own `max_future` applies, because the schema of features also serves tables with future times.
     stream.declare(replace(features.schema, max_future=stream.max_future))
     return BatchTransform(features, stream)
 
@@ -100,7 +100,10 @@ def window_drift(transform: BatchTransform | None, callbacks: Iterable[Callback]
 
 
 def arguments_of(features: Features | None, network: nn.Cell) -> tuple[int, int | None, list[str]]:
-    """Return `column_checks.arguments_of`; variable arguments take the features."""
+    """Return a network's arguments; the features' inputs if it accepts any number.
+
+    The result has the form of `column_checks.arguments_of`.
+    """
     least, most, names = column_checks.arguments_of(network)
     if features is None or most is not None:
         return least, most, names

@@ -1,4 +1,4 @@
-"""Feeds of the verbs: chunks to train on, and batches to evaluate or predict."""
+"""Feeds of chunks to train on and of batches to evaluate or predict."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def steps_per_epoch(batches: int | None, accumulate: int) -> int | None:
 def run_options(
     options: StepOptions, callbacks: Iterable[Callback], *, keep_predictions: bool = False, output: int = 0
 ) -> StepOptions:
-    """Return the options of each step: the trainer's, and those callbacks need."""
+    """Return the trainer's step options, extended by those that callbacks need."""
     callbacks = tuple(callbacks)
     policies = {callback.non_finite for callback in callbacks} - {None}
     rules = [callback.weight_average for callback in callbacks if callback.weight_average is not None]
@@ -75,7 +75,7 @@ def run_options(
 
 
 def step_marks(callbacks: Iterable[Callback], valid_every: Every | None = None) -> StepMarks:
-    """Return the steps at which cadences in steps are due: calls end there."""
+    """Return the steps at which calls end because a cadence in steps is due."""
     return StepMarks.of([valid_every, *(value for callback in callbacks for value in vars(callback).values())])
 
 
@@ -90,8 +90,8 @@ def training_feed(
 ) -> Feed:
     """Return the feed of a training.
 
-    `steps_per_call` None chooses by the device and the size of the first batch. Calls end at `marks`. With a guard in
-    `options`, the log names the batches with non-finite values.
+    If `steps_per_call` is None, it is chosen from the device and the size of the first batch. Calls end at `marks`. If
+    `options` have a guard, batches with non-finite values are named in the log.
 
     Raises:
         ConfigurationError: the network's sparse tables cannot be trained.
@@ -111,7 +111,7 @@ def training_feed(
             most = most if trainer.boost.freezing is None else min(most, MAX_FROZEN_STEPS)
             nbytes = max(1, sum(column.nbytes for column in item.columns) * trainer.accumulate)
             steps = max(1, min(most, MAX_BYTES_PER_CALL // nbytes, steps_per_epoch(size, trainer.accumulate) or most))
-            if source.agrees:  # the batches of other processes may have other sizes
+            if source.agrees:  # batches of other processes may have different sizes
                 steps = int(trainer.group.gather(np.array([steps], np.int64)).min())
         steps = min([steps, *(StepMarks((n,)).call_size(0, steps) for n in marks.every)])
         trainer.sink_mode = f"graph loop of {steps} steps" if steps > 1 else "off: one step per call"
@@ -160,7 +160,7 @@ def _check_with_labels(trainer: TrainedNetwork) -> column_checks.ColumnCheck:
 
 
 def _labels_that_may_be_missing(trainer: TrainedNetwork, source: Source) -> tuple[str, ...]:
-    """Return the names of label columns in which NaN means: no label."""
+    """Return the names of the label columns in which NaN means a missing label."""
     if trainer.tasks is None:
         return ()
     labels, names = trainer.tasks.label_names, tuple(source.names or ())
@@ -174,10 +174,10 @@ def inference_source(
 ) -> Source:
     """Return this process's batches of an evaluation or a prediction.
 
-    `raw` says how raw rows are read; see `UserData.source`.
+    `raw` are the options for reading raw rows; see `UserData.source`.
 
     Raises:
-        ConfigurationError: processes are given different data, and `sharded` does not say so.
+        ConfigurationError: the processes have different data without ``sharded=True``.
     """
     seed = trainer.order_seed
     source = data.inference_source(trainer.group, sharded=sharded, batch_size=batch_size, seed=seed, **raw)
@@ -213,7 +213,7 @@ def evaluation_feed(
 def prediction_feed(
     trainer: TrainedNetwork, source: Source, fill_up_to: Callable[[int], int | None] | None = None
 ) -> Feed:
-    """Return the feed of a prediction, with only the input columns."""
+    """Return the feed of a prediction, which has only the input columns."""
     check = column_checks.ColumnCheck(trainer.network, 0, extra=True, assumed=trainer.builder.list_types.assumed)
     source.warn_of_non_finite()
     options = FeedOptions(check=check, fill_up_to=fill_up_to)
@@ -237,7 +237,7 @@ def _inference_feed(
 
 
 def first_chunk(feed: Feed) -> Chunk | None:
-    """Return the first chunk of `feed`, or None without data."""
+    """Return the first chunk of `feed`, or None if it has no data."""
     with contextlib.closing(feed.chunks(Position())) as chunks:
         return next(chunks, None)
 
@@ -245,9 +245,10 @@ def first_chunk(feed: Feed) -> Chunk | None:
 def column_order(
     trainer: TrainedNetwork, source: Source, network: nn.Cell, labels: int, *, labels_needed: bool = True
 ) -> ColumnOrder | None:
-    """Return the order of columns by name; None if columns have no names."""
+    """Return how columns are ordered by name; None if they keep their order."""
     least, most, arguments = arguments_of(trainer.features, network)
-    by_name = bool(batch_keys(network)) or not isinstance(source, PipelineSource)  # MindSpore takes these by position
+    # MindSpore passes the columns of a pipeline by position.
+    by_name = bool(batch_keys(network)) or not isinstance(source, PipelineSource)
     inputs = arguments[:least] if by_name else ()
     names = trainer.builder.loss_columns.names if labels and by_name else ()
     groups = dict.fromkeys(filter(None, map(group_of, trainer.metrics.values())))
@@ -259,7 +260,7 @@ def column_order(
 
 
 def find_tables(trainer: TrainedNetwork, source: Source, options: FeedOptions) -> None:
-    """Find the id columns of the sparse tables once, in the first batch."""
+    """Find the id columns of the sparse tables in the first batch, once per trainer."""
     if trainer.tables is not None or not embedding_cells(trainer.network):
         return
     from ..data.table_feed import TableFeed

@@ -1,4 +1,4 @@
-"""The verbs that train nothing: `evaluate` and `predict`."""
+"""Implements `Trainer.evaluate` and `Trainer.predict`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _evaluate(
     if data.form is Form.RAW and trainer.own_eval_network is None:
         declared_features.check_labels(trainer.features, trainer.loss_fn)
     feed = evaluation_feed(trainer, data, batch_size, sharded=sharded)
-    alone = trainer.state.phase is Phase.IDLE  # a callback gets its results even after a stop signal
+    alone = trainer.state.phase is Phase.IDLE  # a call from a callback completes even after a stop signal
     with call(trainer, Phase.EVALUATE, callbacks if callbacks is not None else []) as signals:
         loop.setup(trainer)
         with contextlib.closing(feed):
@@ -62,7 +62,7 @@ def evaluate_feed(
 ) -> dict[str, float]:
     """Return the results on `feed`; empty after a stop signal.
 
-    With `learns`, the calibration learns from the rows.
+    With `learns`, the calibration is fitted on the rows.
     """
     find_tables(trainer, feed.source, feed.options)
     average_statistics(trainer.group, trainer.network)
@@ -75,9 +75,9 @@ def evaluate_feed(
 
 
 def try_metrics(trainer: TrainerBase, feeds: Iterable[Feed]) -> None:
-    """Check the metrics on the first batch of all validation arrays.
+    """Check the metrics on the first batch of each validation set that consists of arrays.
 
-    Other data are not peeked at: reading their first batch twice may change what they deliver.
+    Other data are not checked, because reading their first batch twice may change what they deliver.
     """
     if trainer.group.size > 1 or all(isinstance(metric, Loss) for metric in trainer.metrics.values()):
         return
@@ -104,7 +104,7 @@ def _try_metrics(trainer: TrainerBase, feed: Feed) -> None:
 
 def _tally(trainer: TrainerBase) -> Tally:
     loss_fn, weights = trainer.loss_fn, trainer.row_weights
-    if trainer.own_eval_network is not None:  # its loss may be weighted already
+    if trainer.own_eval_network is not None:  # its loss may already be weighted
         loss_fn, weights = None, dataclasses.replace(weights, of_loss=False)
     return Tally(trainer.metrics, trainer.eval_indexes, loss_fn, trainer.prediction_activations, weights)
 
@@ -164,7 +164,7 @@ def first_batch(trainer: TrainerBase, data: Any, batch_size: int | None) -> Inpu
 
 
 def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
-    """Return the number of rows to pad the last batch to; None to leave it as it is."""
+    """Return the number of rows to pad the last batch to; None for no padding."""
     if source.size > 1:
         padding.compiled(source.batch_size)
     rows = source.last_rows
@@ -177,7 +177,7 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
 
 def _predictions(trainer: TrainerBase, feed: Feed, convert: Any, *, own: bool = False) -> Iterator[Any]:
     programs = trainer.builder.inference
-    alone = trainer.state.phase is Phase.IDLE  # a callback gets its predictions even after a stop signal
+    alone = trainer.state.phase is Phase.IDLE  # a call from a callback completes even after a stop signal
     with contextlib.closing(feed):
         find_tables(trainer, feed.source, feed.options)
         average_statistics(trainer.group, trainer.network)

@@ -1,4 +1,4 @@
-"""`init_from`: a training starts from the results of another one."""
+"""`init_from`: start a training from the results of another one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from ..features.feature import id_problems
 
 logger = logging.getLogger(__name__)
 
-Rows = dict[str, np.ndarray]  # ids int64 [n], weights float32 [n, dim], default float32 [0 or 1, dim]
+# "ids" int64 [n], "weights" float32 [n, dim], "default" float32 [0 or 1, dim], "removed" int64 [m].
+Rows = dict[str, np.ndarray]
 
 
 @dataclass
@@ -32,8 +33,8 @@ class Learned:
 
     where: Path
     weights: Mapping[str, np.ndarray]
-    tables: dict[str, Rows] | None = None  # rows by table name; None: this kind of file has no tables
-    features: Mapping[str, Any] | None = None  # the state of the features
+    tables: dict[str, Rows] | None = None  # rows by table name; None for .ckpt files, which hold no tables
+    features: Mapping[str, Any] | None = None  # state of the features
 
 
 def init_from(
@@ -82,7 +83,7 @@ def init_from(
 
 def read_learned(path: str | Path) -> Learned:
     """Read a snapshot, run folder, .ckpt file or published model."""
-    from ..serving.published import CURRENT  # imported here: other trainings do not need it
+    from ..serving.published import CURRENT  # only `init_from` needs the serving code
 
     path = durable.resolved(path)
     if path.suffix == ".ckpt":
@@ -102,7 +103,7 @@ def read_learned(path: str | Path) -> Learned:
 
 def _saved_rows(name: str, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> Rows:
     rows, values = np.asarray(arrays[f"{name}/rows"]), np.asarray(arrays[f"{name}/values"])[:, : about["dim"]]
-    own = rows > 0  # row 0 is what ids without one read
+    own = rows > 0  # row 0 is the default for unknown ids
     return {
         "ids": np.asarray(arrays[f"{name}/ids"])[own],
         "weights": values[own],
@@ -154,7 +155,7 @@ def _checked_map(parameter_map: Mapping[str, str | None] | None) -> dict[str, st
 
 
 def _source_of(name: str, mapping: Mapping[str, str | None]) -> str | None:
-    """Return the source's name for `name`; None if the mapping leaves it out."""
+    """Return the name that `name` has in the source; None if the mapping excludes it."""
     entries = [entry for entry in mapping if name == entry or (entry.endswith(".") and name.startswith(entry))]
     entry = max(entries, key=len, default="")
     source = mapping.get(entry, "")
@@ -203,13 +204,14 @@ def _of_the_same_ids(
     mapping: Mapping[str, str | None],
     strict: bool,
 ) -> tuple[list[tuple[Any, Rows]], bool]:
-    """Return the tables that map ids to the same rows, and whether all do."""
+    """Return the tables whose ids stand for the same values, and whether all do."""
     assert learned.features is not None
     problems = id_problems(features.features, learned.features, lambda table: _source_of(table, mapping) or table)
     kept = tables
-    for table, problem in problems.items():  # the network may name it with a prefix
+    for table, problem in problems.items():
+        # The network's name of the table may have a prefix.
         others = [pair for pair in kept if not f".{pair[0].spec.name}".endswith(f".{table}")]
-        if _source_of(table, mapping) is not None or len(others) < len(kept):  # else it is left out as asked for
+        if _source_of(table, mapping) is not None or len(others) < len(kept):  # the mapping does not exclude it
             cure = f", or parameter_map={{{table!r}: None}}, leaves the table empty"
             _refuse_table(f"{learned.where}: {problem}", cure, strict)
         kept = others

@@ -1,4 +1,4 @@
-"""Checks of jobs of several processes."""
+"""Checks for training with several processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Not `nn.SyncBatchNorm`: it uses the statistics of all processes (on Ascend only).
+# Excludes `nn.SyncBatchNorm`, which uses the statistics of all processes (on Ascend only).
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _CELL_ATTRIBUTES = frozenset(vars(nn.Cell()))
@@ -32,8 +32,9 @@ _CELL_ATTRIBUTES = frozenset(vars(nn.Cell()))
 def check_settings(trainer: TrainedNetwork, source: Source, limits: Mapping[str, Any]) -> None:
     """Check that all processes have the same network, settings and data.
 
-    A collective call. Three inputs may differ: initial weights (rank 0's are used), data that the user has sharded, and
-    streams. `limits` are the arguments that end the run, such as epochs. All processes raise the same error.
+    This is a collective call, and all processes raise the same error. Three inputs may differ: initial weights (rank
+    0's are used), data that the user has sharded, and streams. `limits` are the arguments that end the run, such as
+    epochs.
     """
     group = trainer.group
     if group.size == 1:
@@ -44,7 +45,7 @@ def check_settings(trainer: TrainedNetwork, source: Source, limits: Mapping[str,
 def check_data(group: Group, source: Source, *, own: bool) -> None:
     """Check that all processes evaluate or predict the same data.
 
-    A collective call. With `own` each process has its own rows. All processes raise the same error.
+    This is a collective call, and all processes raise the same error. With `own`, each process has its own rows.
     """
     if group.size > 1:
         _compare(group, {"sharded": own, **({} if own else _data_of(source))})
@@ -67,7 +68,7 @@ def _compare(group: Group, settings: Mapping[str, Any]) -> None:
 
 
 def warn_of_own_statistics(network: nn.Cell, group: Group) -> None:
-    """Warn on rank 0 that BatchNorm uses the statistics of each process."""
+    """Warn on rank 0 if BatchNorm uses separate statistics in each process."""
     if group.size == 1 or not group.is_main:
         return
     paths = [path for path, cell in cells_and_names(network) if isinstance(cell, _BATCH_NORMS)]
@@ -111,7 +112,7 @@ def _data_of(source: Source) -> dict[str, Any]:
 
 
 def _describe(what: str, cell: nn.Cell | None) -> dict[str, Any]:
-    """Return a cell's class and its own numbers, text and scalar parameters."""
+    """Return a cell's class, and its attributes and parameters that are scalars or text."""
     if cell is None:
         return {what: None}
     own = {name: value for name, value in vars(cell).items() if name not in _CELL_ATTRIBUTES and name[0] != "_"}
@@ -122,12 +123,12 @@ def _describe(what: str, cell: nn.Cell | None) -> dict[str, Any]:
 
 
 def _short(number: float) -> float:
-    """Return a float32 number with 7 digits."""
+    """Return `number` rounded to 7 digits, the precision of float32."""
     return float(f"{number:.7g}")
 
 
 def _checksum(network: nn.Cell) -> int:
-    """Return a checksum of the code of the network's cells."""
+    """Return a checksum of the bytecode of the network's cells."""
     kinds = sorted({type(cell) for _, cell in cells_and_names(network)}, key=lambda k: (k.__module__, k.__qualname__))
     codes = [getattr(getattr(kind, "construct", None), "__code__", None) for kind in kinds]
     return zlib.crc32(b"".join([code.co_code + repr(code.co_names).encode() for code in codes if code is not None]))
@@ -145,7 +146,7 @@ def check_training(processes: int, network: nn.Cell, optimizer: nn.Cell | None) 
             "nn.DistributedGradReducer(optimizer.parameters, mean=True); or pass network, loss_fn and optimizer to "
             "Trainer"
         )
-    # MindSpore has deprecated this context; a version without it has nothing set.
+    # MindSpore has deprecated this context; versions without it count as "stand_alone".
     setting = getattr(mindspore, "get_auto_parallel_context", {"parallel_mode": "stand_alone"}.get)
     mode = setting("parallel_mode")
     if mode not in ("stand_alone", "data_parallel"):

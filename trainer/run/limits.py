@@ -1,4 +1,4 @@
-"""When a run ends: `Limits`; a shortened `fit`: `Trial`."""
+"""`Limits` end a run; `Trial` shortens a `fit`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Limits:
-    """The bounds of a run; None means unbounded. The first bound reached ends the run.
+    """The limits of a run; None means unlimited. The first limit reached ends the run.
 
     Args:
-        epochs: total number of epochs, counted from the first run, so a resumed run ends where it would have.
+        epochs: total number of epochs, including those before a resume; a resumed run thus ends at the same epoch as an
+            uninterrupted one.
         steps: total number of optimizer steps (`Progress.global_step`).
         seconds: wall time of this call.
     """
@@ -36,11 +37,11 @@ class Limits:
         checks.number("seconds", self.seconds, least=0, optional=True)
 
     def start(self) -> None:
-        """Start the clock of the `seconds` bound."""
+        """Start the clock of the `seconds` limit."""
         self._started = time.monotonic()
 
     def reached(self, progress: Progress) -> str | None:
-        """Return the bound of epochs or steps that `progress` has reached, or None."""
+        """Return the limit of epochs or steps that `progress` has reached, or None."""
         if self.epochs is not None and progress.epoch >= self.epochs:
             return f"epochs={self.epochs}"
         if self.steps is not None and progress.global_step >= self.steps:
@@ -48,12 +49,12 @@ class Limits:
         return None
 
     def out_of_time(self) -> str | None:
-        """Return the bound of seconds once this process's clock has reached it."""
+        """Return the limit in seconds if this process has reached it, or None."""
         late = self.seconds is not None and time.monotonic() - self._started >= self.seconds
         return f"seconds={self.seconds}" if late else None
 
     def steps_left(self, progress: Progress) -> int | None:
-        """Return how many more optimizer steps are allowed, or None when unbounded."""
+        """Return how many more optimizer steps are allowed, or None if unlimited."""
         return None if self.steps is None else max(0, self.steps - progress.global_step)
 
 
@@ -78,15 +79,15 @@ class Trial:
 
     @property
     def steps(self) -> int | None:
-        """Batches of a `fast_dev_run`, or None."""
+        """Number of batches of a `fast_dev_run`, or None."""
         return int(self.fast_dev_run) or None
 
     def train_batches(self, source: Source) -> int | None:
-        """Return the batches of an epoch, or None for all of them."""
+        """Return the number of batches per epoch, or None for all of them."""
         return self._least("limit_train_batches" if self.overfit_batches is None else "overfit_batches", source)
 
     def valid_batches(self, source: Source) -> int | None:
-        """Return the batches of a validation set, or None for all of them."""
+        """Return the number of batches per validation set, or None for all of them."""
         return self._least("limit_valid_batches", source)
 
     def _least(self, name: str, source: Source) -> int | None:
@@ -105,7 +106,7 @@ class Trial:
         return min(map(int, filter(None, (count, self.steps))), default=None)
 
     def callbacks(self, callbacks: Any) -> Any:
-        """Return the callbacks that take part; a `fast_dev_run` writes no files."""
+        """Return the callbacks to use; a `fast_dev_run` omits those that write files."""
         if self.steps is None or callbacks is None:
             return callbacks
         given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]

@@ -1,7 +1,7 @@
-"""The loop and every hook, for finite data and streams; evaluation and prediction.
+"""The training loop, evaluation and prediction; all hooks are called from here.
 
-Finite and endless runs differ in their limits and in whether the feed ends epochs; calls of one step and of many differ
-in the chunk's `num_steps`. The loop knows neither. No hook is called from anywhere else.
+One loop serves finite data and streams, which differ only in the limits of the run and in whether the feed ends epochs.
+It also serves calls of one step and of several steps, which differ only in `num_steps` of the chunk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def train(run: Run) -> None:
     try:
         call("on_train_begin", trainer)
         run.start_clocks()
-        with contextlib.suppress(Interrupted):  # raised while waiting for data; the stop has its reason
+        with contextlib.suppress(Interrupted):  # raised while waiting for data; the stop reason is already set
             if run.valid_on_start:
                 _validate(run)
                 call("on_checkpoint", trainer)
@@ -55,7 +55,7 @@ def train(run: Run) -> None:
 
 
 def end(run: Run) -> None:
-    """End a training: close the window, let callbacks save, wait for the disk."""
+    """End a training: close the window, call the hooks, wait for snapshots to be written."""
     run.ended = True
     trainer, state, call = run.trainer, run.trainer.state, run.callbacks.call
     if run.online is not None:
@@ -145,8 +145,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Run one evaluation and return its metrics; "loss" is the mean over samples.
 
-    Returns an empty dict after a stop signal. An evaluation that is not `interruptible` continues as long as its data
-    comes, and raises Interrupted when it does not.
+    Returns an empty dict after a stop signal. If not `interruptible`, the evaluation continues after a stop signal, but
+    raises Interrupted if it has to wait for data.
     """
     call = trainer.callbacks.call
     trainer.state.evaluation = under_way = EvaluationState(feed.source.dataset, feed.size)
@@ -201,9 +201,9 @@ def predict(
     own: bool = False,
     interruptible: bool = True,
 ) -> Iterator[Any]:
-    """Yield the output for each batch as host arrays, or what `convert` makes of it.
+    """Yield the output for each batch as host arrays, passed through `convert` if given.
 
-    A stop signal ends it if it is `interruptible`. `own` leaves out the batches of other processes.
+    If `interruptible`, a stop signal ends the prediction. With `own`, only this process's batches are yielded.
     """
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)
@@ -245,9 +245,9 @@ def _warn_of_non_finite(trainer: TrainerBase, text: str) -> None:
 
 
 def _leaver(trainer: TrainerBase) -> Callable[[], bool]:
-    """Return a function for waiting feeds that raises Interrupted after a signal.
+    """Return a `should_stop` function for feeds that raises Interrupted after a signal.
 
-    One process of several only ends its own part: the others wait for it where outputs are gathered.
+    With several processes it returns True instead, since the others still wait for this process to gather outputs.
     """
 
     def leave() -> bool:
@@ -279,7 +279,7 @@ def _host(outputs: Any, rows: int | None) -> Any:
 
 
 def setup(trainer: TrainerBase) -> None:
-    """Let callbacks prepare themselves, before compiling and restoring."""
+    """Call every `setup`, before compiling and restoring."""
     trainer.callbacks.call("setup", trainer)
 
 

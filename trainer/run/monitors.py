@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def produced_metrics(
     metrics: Mapping[str, Any], tasks: MultiTaskLoss | None, valid_sets: Sequence[str], online: OnlineMetrics | None
 ) -> dict[str, Direction]:
-    """Return the metrics of a run: name -> whether higher is better, or None."""
+    """Return name -> whether higher is better (or None) for the metrics of a run."""
     losses = {} if tasks is None else dict.fromkeys((f"{task}_loss" for task in tasks.tasks), False)
     evaluated = {"loss": False, **losses, **directions(metrics)}
     produced: dict[str, Direction] = {"loss": False, **(losses if online is None else {})}
@@ -34,7 +34,7 @@ def produced_metrics(
 def check_monitors(
     callbacks: Iterable[Callback], produced: Mapping[str, Direction], validated: Container[str] = ()
 ) -> None:
-    """Check that every monitored metric is produced; set the callbacks' directions.
+    """Check that each monitored metric is produced; pass its direction to the callback.
 
     `validated` are the metrics that a validation set would add.
     """
@@ -47,7 +47,7 @@ def check_monitors(
             raise ConfigurationError(
                 f"{owner}.use_directions(directions) is use_direction(higher_is_better), of one metric"
             )
-        base = re.sub(r"_\d+$", "", monitor)  # the value of one label or class
+        base = re.sub(r"_\d+$", "", monitor)  # name of the metric, if `monitor` is its value for one label or class
         if monitor not in produced and base not in produced:
             missing = "; it comes from validation, and no valid_dataset was given"
             hint = missing if monitor in validated else did_you_mean(monitor, produced)

@@ -1,4 +1,4 @@
-"""`online_train`: windows, progressive validation and figures of a stream."""
+"""`online_train`: metric windows, progressive validation and stream statistics."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_WINDOW = Window(rows=10_000)
-MAX_NON_FINITE = 20  # updates in a row that are left out before the run ends
+MAX_NON_FINITE = 20  # skipped updates in a row after which the run ends
 _DRIFT = "@drift."  # prefix of the names of drift arrays
 
 
 @dataclass(eq=False)
 class OnlineMetrics(Stateful):
-    """Scores every chunk by the forward that trained on it, and closes windows."""
+    """Scores each chunk with the forward pass that trains on it, and closes windows."""
 
     feed: Feed
     window: Window
-    scoring: Scoring | None  # None counts only the loss
-    tasks: MultiTaskLoss | None  # the means of its task losses go into the windows
-    group: Group  # shares one window and its results
+    scoring: Scoring | None  # if None, windows have only the loss
+    tasks: MultiTaskLoss | None  # windows include the mean loss of each task
+    group: Group  # the processes that share the window
     drift: WindowDrift | None
     divided: bool  # whether each process reads its own rows
 
@@ -73,7 +73,7 @@ class OnlineMetrics(Stateful):
         self._rows_at_open = 0
 
     def directions(self) -> dict[str, Direction]:
-        """Return the values of a window: name -> whether higher is better, or None."""
+        """Return name -> whether higher is better (or None) for the values of a window."""
         losses = [] if self.tasks is None else [f"window_{task}_loss" for task in self.tasks.tasks]
         scored = {} if self.scoring is None else self.scoring.directions()
         figures = {"lag": False, "staleness": False, "rows_per_second": True, "queue_depth": None}
@@ -88,12 +88,13 @@ class OnlineMetrics(Stateful):
         self._opened = time.monotonic()
         self._rows_at_open = rows_seen
         if self.tasks is not None and self.loss.value() is None:
-            self.tasks.read_losses()  # discard losses of an epoch that another call left open
-        if self.group.size == 1 or self.clock.unit != "seconds":  # several begin with the first clock they agree on
+            self.tasks.read_losses()  # discard losses of an epoch that an earlier call did not finish
+        # Several processes start a clock in seconds at the first step, when they agree on the time.
+        if self.group.size == 1 or self.clock.unit != "seconds":
             self.clock.start(self._rows_at_open, self._opened)
 
     def after_step(self, chunk: Chunk, outputs: StepOutputs, rows_seen: int) -> dict[str, float] | None:
-        """Add a trained chunk; return the results of the window that it closed."""
+        """Add a trained chunk; return the results of the window if this closes it."""
         self.loss.add(outputs)
         self._newest_extras, self._agreed = chunk.extras, chunk.agreed
         if self.scoring is not None:
@@ -104,11 +105,11 @@ class OnlineMetrics(Stateful):
         return None
 
     def _now(self) -> float:
-        """Return the clock of windows in seconds, the same on all processes."""
+        """Return the time in seconds for windows, the same on all processes."""
         return time.monotonic() if self._agreed is None else self._agreed.clock
 
     def _event_time(self) -> float:
-        """Return the newest event time of the latest chunk in epoch seconds, or NaN."""
+        """Return the newest event time of the latest chunk as Unix time, or NaN."""
         if self._agreed is not None:
             if not math.isnan(self._agreed.event_time):
                 self._restored_event_time = self._agreed.event_time
@@ -147,9 +148,9 @@ class OnlineMetrics(Stateful):
         return results
 
     def finish(self, ended: bool, rows_seen: int) -> dict[str, float] | None:
-        """Return the results of the open window at the end of the run.
+        """Return the results of the open window at the end of the run, None if empty.
 
-        Close it only if the stream `ended`; otherwise a resumed run continues it. None if it has no rows.
+        The window is closed only if the stream `ended`; otherwise a resumed run continues it.
         """
         if self.loss.value() is None:
             return None
@@ -218,7 +219,7 @@ def online_train(
     resume: str | Path | None,
     **limits: Any,
 ) -> History:
-    """Implement `Trainer.online_train`; `limits`: `max_steps` and `max_seconds`."""
+    """Implement `Trainer.online_train`; `limits` are `max_steps` and `max_seconds`."""
     checks.whole("batch_size", batch_size, optional=True)
     checks.number("idle_timeout", idle_timeout, least=0, optional=True, what="seconds")
     checks.number("flush_after", flush_after, least=0, what="seconds")
@@ -256,7 +257,7 @@ def online_train(
     with call(trainer, Phase.ONLINE, callbacks) as signals:
         options = run_options(trainer.step_options, trainer.callbacks, keep_predictions=scored, output=output)
         check_online(trainer, window, options)
-        drift = declared_features.window_drift(transform, trainer.callbacks)  # before the first rows are read
+        drift = declared_features.window_drift(transform, trainer.callbacks)  # must precede reading the first rows
         marks = step_marks(trainer.callbacks).of_all(group)
         feed = training_feed(trainer, source, options, steps_per_call, marks=marks)
         divided = raw_rows.sharing is Sharing.PARTITIONED
@@ -288,7 +289,7 @@ def online_train(
 
 
 def _with_guard(callbacks: Any) -> Any:
-    """Return the callbacks, with one that handles non-finite updates."""
+    """Add a callback that handles non-finite updates, unless there is one already."""
     given = make_callbacks(callbacks)[0]
     if any(callback.non_finite is not None for callback in given):
         return callbacks

@@ -1,4 +1,4 @@
-"""`Run`: one call of `fit` or `online_train`, complete when created."""
+"""`Run`: the data, options and limits of one call of `fit` or `online_train`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LONG_WAIT = 1 / 3  # share of the time
+LONG_WAIT = 1 / 3  # share of the wall time
 MIN_WAIT_SECONDS = 2.0
 
 
@@ -46,22 +46,22 @@ MIN_WAIT_SECONDS = 2.0
 class Run:
     """One call of `fit` or `online_train`; only the loop advances it."""
 
-    trainer: TrainerBase  # passed to the hooks; the loop writes its state
+    trainer: TrainerBase  # passed to the hooks; the loop updates its state
     feed: Feed
     options: StepOptions
     limits: Limits
     cursor: Cursor
     _: KW_ONLY
-    evaluate: Callable[[], dict[str, float]] | None = None  # empty after a stop signal; None without validation
-    valid_sets: Sequence[str] = ()  # names of the validation sets; an empty name for the only one
+    evaluate: Callable[[], dict[str, float]] | None = None  # returns {} after a stop signal; None without validation
+    valid_sets: Sequence[str] = ()  # names of the validation sets; a single set has the empty name
     valid_on_start: bool = False  # whether to validate before the first step
     online: OnlineMetrics | None = None
-    set_aside: Callable[[], str | None] = lambda: None  # how many raw rows were set aside so far and why
+    set_aside: Callable[[], str | None] = lambda: None  # returns how many raw rows were set aside so far, and why
 
     def __post_init__(self) -> None:
         self.callbacks = self.trainer.callbacks
         self.group = self.trainer.group
-        self.ended = False  # or failed
+        self.ended = False  # True once the run has finished or failed
         self._warned_of_waiting = self._warned_of_rank = False
         self._observer: Observer | None = None
         self._runners: dict[bool, TrainRunner] = {}
@@ -73,7 +73,7 @@ class Run:
             self.online.start(self.trainer.state.progress.samples_seen)
 
     def step(self, chunk: Chunk) -> StepOutputs:
-        """Train on a chunk; the first of its shapes compiles the program."""
+        """Train on a chunk; compile the program on first use."""
         runner = self._runners.get(chunk.stacked)
         if runner is None:
             unchecked = self.trainer.optimizer is None and not self._runners
@@ -90,28 +90,31 @@ class Run:
         return outputs
 
     def observe(self, observer: Observer | None) -> None:
-        """Time each part of the work with `observer` from now on; None ends that.
+        """Time each part of the work with `observer` from now on; None stops timing.
 
-        Parts: "waiting for data", "reading", "preparing" (the last two on the reading thread, if there is one),
-        "program" and "<callback>.<hook>".
+        The parts are "waiting for data", "reading", "preparing", "program" and "<callback>.<hook>". If there is a
+        reading thread, "reading" and "preparing" run on it.
         """
         self._observer = self.feed.observer = observer
         self.callbacks.observe(observer)
 
     @property
     def seconds_preparing(self) -> dict[str, float]:
-        """Seconds since the run began: "reading", "preparing", "preparing ahead"."""
+        """Seconds spent on data: "reading", "preparing", "preparing ahead".
+
+        Data is prepared on the training thread, or ahead on the reading thread.
+        """
         times = self.feed.times
         return {"reading": times.read, "preparing": times.prepared, "preparing ahead": times.prepared_ahead}
 
     def profile_operators(self) -> OperatorProfile | None:
-        """Start to time every operator; None if MindSpore cannot now."""
+        """Start timing every operator; return None if MindSpore cannot do it now."""
         return OperatorProfile.begin()
 
     def _compile(self, chunk: Chunk) -> TrainRunner:
         options, scoring = self.options, None if self.online is None else self.online.scoring
         if scoring is not None:
-            if not self._runners:  # the first rows decide what windows count
+            if not self._runners:  # the first rows decide which metrics the windows have
                 if scoring.wanted:
                     scoring.decide(chunk, self._sample(chunk), self.group)
                 check_monitors(
@@ -121,6 +124,7 @@ class Run:
         return self.trainer.builder.train(options, chunk.batches_per_call, chunk, self.feed.options.filling)
 
     def _sample(self, chunk: Chunk) -> tuple[np.ndarray, ...] | None:
+        # Predictions for the first batch; None if they do not have one row per row of the batch.
         outputs, chosen = self.trainer.builder.inference.sample_outputs(chunk), self.options.output
         if len(outputs) > 1 and chosen >= 0:
             outputs = outputs[chosen : chosen + 1]
@@ -140,16 +144,17 @@ class Run:
         """Clear the losses and waiting times of the previous epoch."""
         self.cursor.meter.clear()
         if self.trainer.tasks is not None:
-            self.trainer.tasks.read_losses()  # discard losses of an epoch that another call left open
+            self.trainer.tasks.read_losses()  # discard losses of an epoch that an earlier call did not finish
         self.feed.clock.restart()
 
     def note_waits(self) -> None:
-        """Record each process's share of waiting for data; warn once if it is high.
+        """Record each process's share of time spent waiting for data; warn once if high.
 
-        A collective call. Rank 0 warns about a process that the others wait for.
+        This is a collective call. Rank 0 warns if one process waits much more than the others.
         """
         clock, source = self.feed.clock, self.feed.source
-        keeps_waiting = not source.in_memory and (not source.endless or source.lag())  # a stream may have no rows
+        # Waiting for a stream is normal while it has no unread rows.
+        keeps_waiting = not source.in_memory and (not source.endless or source.lag())
         if keeps_waiting and not self._warned_of_waiting and _is_long(clock.share, clock.waited):
             self._warned_of_waiting = True
             logger.warning("%.0f %% of the time is spent waiting for %s", 100 * clock.share, type(source).__name__)
@@ -172,7 +177,7 @@ class Run:
         self.trainer.state.data_waits = tuple(shares.tolist())
 
     def at_epoch_start(self) -> bool:
-        """Return whether an epoch begins here; streams have none."""
+        """Return whether an epoch begins here; always False for streams."""
         return not self.feed.source.endless and self.trainer.state.progress.step_in_epoch == 0
 
     def end_epoch(self) -> None:
@@ -187,7 +192,7 @@ class Run:
         state.progress.step_in_epoch = 0
 
     def validation_due(self, chunk: Chunk) -> bool:
-        """Return whether to validate after `chunk`; a check moves the cadence."""
+        """Return whether to validate after `chunk`; each call advances the cadence."""
         if self.evaluate is None:
             return False
         every = self.cursor.valid_every
@@ -197,7 +202,7 @@ class Run:
         return due and not self.trainer.state.interrupt_requested
 
     def stopped(self) -> bool:
-        """Return whether the run ends, by request or by a limit."""
+        """Return whether the run should end, by request or by a limit."""
         state = self.trainer.state
         if state.stop_reason is not None:
             return True
@@ -209,17 +214,18 @@ class Run:
         return reached is not None
 
     def chunks(self) -> Generator[Chunk, None, None]:
-        """Yield the chunks up to the end of the epoch; as many on every process."""
+        """Yield the remaining chunks of the epoch; every process gets the same number."""
         progress = self.trainer.state.progress
         position, left, step = self.cursor.position, self.limits.steps_left(progress), progress.global_step
         if self.group.size == 1 or self.feed.source.agrees:
             return self.feed.chunks(position, left, self.stopped, step=step)
         hooks = StopHooks(self.requested_stop, self.trainer.state.agree_to_stop)
-        # A source that is read on the thread of graphs cannot take part in agreements while it waits, so the processes
-        # synchronize before each one. If one source is read so, all are, and they agree at the same times.
+        # A thread-bound source is read on the training thread, which cannot join an agreement while it waits for data.
+        # So the processes synchronize before each agreement. If one source is thread-bound, all processes read on the
+        # training thread, so that they agree at the same points.
         inline = self.group.any(self.feed.source.thread_bound)
         meet = self.group.wait_for_all if inline else lambda: None
-        meet()  # connects the processes before one of them is late
+        meet()  # connect the processes before one of them waits for data
 
         def gate(ready: bool | None) -> bool:
             if self.stopped():
@@ -230,21 +236,21 @@ class Run:
         return self.feed.chunks(position, left, lambda: not gate(None), gate, step=step, inline=inline)
 
     def agree(self) -> None:
-        """Agree with the other processes at the end of an epoch whether to stop.
+        """Decide with the other processes at the end of an epoch whether to stop.
 
-        Within an epoch they agree before each chunk.
+        Within an epoch, they decide before each chunk.
         """
         state = self.trainer.state
         if self.group.size > 1 and state.stop_reason is None:
             state.stop_reason = agree_to_stop(self.group, self.requested_stop())
 
     def requested_stop(self) -> StopReason | None:
-        """Return why this process, of several, wants to stop, or None."""
+        """Return why this process wants to stop, or None; for jobs of several processes."""
         late = self.limits.out_of_time()
         return self.trainer.state.requested_stop or (None if late is None else StopReason("limit", late))
 
     def commit_durable(self) -> None:
-        """Commit the rows in durable snapshots to the source, on every process."""
+        """Commit to the source the rows that durable snapshots cover, on every process."""
         if self.group.size > 1 and self.feed.source.endless:
             saver = self.trainer.saver
             saver.commit_durable(int(self.group.gather(np.array([saver.durable_count], np.int64))[0, 0]))
@@ -266,10 +272,10 @@ def train(
     online: OnlineMetrics | None = None,
     **fields: Any,
 ) -> None:
-    """Restore a snapshot if asked, create the run and train; close `feed`.
+    """Restore a snapshot if `resume` is given, create the run, train and close `feed`.
 
     `before_first_step` is called after restoring, to detect mistakes early. `epochs` is None for a stream. `fields` are
-    others of the `Run`.
+    further fields of the `Run`.
     """
     state = trainer.state
     seen: int | None = None
@@ -277,7 +283,7 @@ def train(
         loop.setup(trainer)
         produced = produced_metrics(trainer.metrics, trainer.tasks, valid_sets, online)
         check_monitors(trainer.callbacks, produced, produced_metrics(trainer.metrics, trainer.tasks, ("",), None))
-        trainer.builder.train_step(options)  # the snapshot restores its parameters
+        trainer.builder.train_step(options)  # must precede restoring, which also restores the step's parameters
         trainer.parts.pop("averages", None)
         if trainer.builder.average is not None:
             trainer.parts["averages"] = trainer.builder.average
@@ -290,14 +296,14 @@ def train(
                     "nn.Dropout draws other masks than before the interruption; exact_resume=True repeats them"
                 )
         check_settings(trainer, feed.source, {"epochs": epochs, "max_steps": max_steps})
-        trainer.group.connect()  # before a graph that sums over processes
+        trainer.group.connect()  # required before the first graph that sums over processes
         warn_of_own_statistics(trainer.network, trainer.group)
         cells = [cell for cell in (trainer.network, trainer.optimizer) if cell is not None]
-        trained = {id(parameter): parameter for cell in cells for parameter in parameters_of(cell)}  # each once
+        trained = {id(parameter): parameter for cell in cells for parameter in parameters_of(cell)}  # no duplicates
         align(trainer.group, list(trained.values()))
         before_first_step()
         if not cursor.position.micro_batches:
-            trainer.builder.accumulation.clear()  # left by a training that was stopped inside one
+            trainer.builder.accumulation.clear()  # discard the sums of a training that stopped between two updates
         limits = Limits(
             epochs=None if epochs is None else cursor.base["epoch"] + epochs,
             steps=None if max_steps is None else cursor.base["step"] + max_steps,
@@ -316,7 +322,7 @@ def train(
     finally:
         feed.close()
         drained = state.stop_reason is not None and state.stop_reason.kind in ("stream_end", "idle")
-        if seen is not None and not drained:  # after an exception too: rows read ahead are read again by the next call
+        if seen is not None and not drained:  # the next call reads the prefetched rows again, also after an exception
             feed.go_back(cursor.position, state.progress.samples_seen - seen)
 
 
@@ -325,9 +331,9 @@ def _is_long(share: float, waited: float) -> bool:
 
 
 def stop_hooks(trainer: TrainerBase) -> StopHooks:
-    """Return the connection between agreements of the processes and the run."""
+    """Return the hooks that let the processes agree when to stop `trainer`."""
 
-    def requested_stop() -> StopReason | None:  # the first data are waited for before there is a run
+    def requested_stop() -> StopReason | None:  # the first call, during the wait for data, may precede the run
         return trainer.state.requested_stop if trainer.run is None else trainer.run.requested_stop()
 
     return StopHooks(requested_stop, trainer.state.agree_to_stop)

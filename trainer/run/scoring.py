@@ -1,4 +1,4 @@
-"""`Scoring`: the windows' metrics of predictions and labels."""
+"""`Scoring`: metrics of predictions and labels in the windows of a stream."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ from .tally import UNWEIGHTED, OutputBuffer, RowWeights, host_columns
 
 logger = logging.getLogger(__name__)
 
-SCORED_ROWS = 4096  # rows scored at once: for a batch of 32 one by one costs ten times as much
+SCORED_ROWS = 4096  # rows scored at once; scoring every batch of 32 rows takes ten times as long
 
 
 class Scoring:
-    """Metrics of the windows, over the forward that trained on each row.
+    """Computes window metrics from the predictions made before each update.
 
-    The chosen metrics, and those of the target, which loss function and first rows tell before the first step: binary,
-    real numbers or classes; other targets have none. If only the loss is chosen, windows count nothing else. The last
-    `label_count` columns go to the loss; the first of them is the label. An empty name is the only task's.
+    A window has the metrics that the user chose, and the default metrics for the kind of target: binary, real numbers
+    or classes. The loss function and the first rows determine this kind before the first step. For other kinds there
+    are no default metrics. If the user chose only the loss, windows have no other metric.
+
+    The last `label_count` columns are passed to the loss; the first of them is the label. If the loss is not a
+    `MultiTaskLoss`, there is a single task with an empty name.
     """
 
     def __init__(
@@ -74,22 +77,22 @@ class Scoring:
         self._leave_open = False  # the restored state belongs to rank 0
         self._label_indexes: list[int] = []
         self._shapes: list[tuple[int, ...]] = []
-        self._row_size = 0  # numbers of a row's predictions
+        self._row_size = 0  # number of predicted values per row
         self._predictions = OutputBuffer()
         self._labels: list[list[np.ndarray]] = []
-        self._groups: dict[str, list[np.ndarray]] = {}  # and the weights, by name
+        self._groups: dict[str, list[np.ndarray]] = {}  # columns of groups and weights, by name
         self._kept = tuple(dict.fromkeys(filter(None, (*self.groups, self._weight))))
         self._rows = 0
 
     @property
     def wanted(self) -> bool:
-        """Whether predictions are read; False once there is nothing to count."""
+        """Whether predictions are needed; False once no task has metrics."""
         return bool(self._windows) or not self._decided
 
     def directions(self) -> dict[str, Direction]:
-        """Return whether higher is better, by name of each result.
+        """Return for each result, by name, whether higher is better.
 
-        Before the first rows these are all possible results.
+        Before the first rows, it includes all possible results.
         """
         windows = list(self._windows.values())
         if not self._decided:
@@ -111,10 +114,10 @@ class Scoring:
         return PrequentialMetrics(calibrated_metrics(calibrator), self.window.decay, task=CALIBRATED)
 
     def decide(self, chunk: Chunk, predictions: Sequence[np.ndarray] | None, group: Group = SINGLE) -> None:
-        """Choose the metrics, and check that they can read the first rows.
+        """Choose the metrics, and check that they accept the first rows.
 
-        `predictions` are the network's outputs for the first batch, one per task; None when they do not have its rows.
-        The processes of `group` decide by the first rows of all.
+        `predictions` are the network's outputs for the first batch, one per task, or None if the outputs do not have
+        one row per row of the batch. The processes of `group` decide from the first rows of all of them.
         """
         if self._decided:
             return
@@ -167,7 +170,7 @@ class Scoring:
             )
             return
         self._windows[task] = self._make(task, target)
-        if not len(label):  # no row of the first batch counts for the task
+        if not len(label):  # the first batch has no row for this task
             return
         trial = PrequentialMetrics(chosen)
         try:
@@ -183,7 +186,7 @@ class Scoring:
         return list(range(first, first + len(self._tasks)))
 
     def _counted(self, labels: Sequence[np.ndarray]) -> list[Any]:
-        """Return for each task an index of the rows that count."""
+        """Return for each task an index of the rows that have a label for it."""
         counted = [None] * len(labels) if self._multi is None else self._multi.rows(labels)
         return [slice(None) if rows is None else rows for rows in counted]
 
@@ -203,7 +206,7 @@ class Scoring:
             self.score()
 
     def score(self) -> None:
-        """Add the rows kept since the last call to the metrics."""
+        """Update the metrics with the rows kept since the last call."""
         if not self._rows:
             return
         labels = [np.concatenate(parts) for parts in zip(*self._labels, strict=True)]
@@ -223,7 +226,7 @@ class Scoring:
             start = stop
 
     def _calibrate(self, calibrator: Calibrator, prediction: np.ndarray, label: np.ndarray, weights: Any) -> None:
-        """Measure the calibration by earlier rows, then let it learn from these."""
+        """Evaluate the calibration fitted on earlier rows; then add these rows to it."""
         ids, self._ids = np.concatenate(self._ids) if self._ids else None, []
         if (earlier := calibrator.current()) is not None:
             self._windows[CALIBRATED].update(earlier(prediction, ids), label, weights)
@@ -240,12 +243,12 @@ class Scoring:
         return results
 
     def score_tables(self) -> dict[str, dict[str, Any]]:
-        """Return the score tables of the decayed past by task."""
+        """Return the score table of each task; older windows count less (`decay`)."""
         tables = {task: windows.score_table() for task, windows in self._windows.items()}
         return {task: table for task, table in tables.items() if table is not None}
 
     def peek(self, group: Group = SINGLE) -> dict[str, float]:
-        """Return what `close_window` would, without closing it."""
+        """Return the results of the open window without closing it."""
         self.score()
         kept, self._windows = self._windows, copy.deepcopy(self._windows)
         try:
@@ -264,14 +267,14 @@ class Scoring:
                 windows.put_window(states)
 
     def clear_on_followers(self) -> None:
-        """Clear the open window, which rank 0 continues."""
+        """Clear the open window on this rank; rank 0 continues it."""
         self._leave_open = self._restored is not None
         for windows in self._windows.values():
             windows.forget_window()
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``, the open window included."""
-        if self._restored is not None:  # the first rows have not come yet
+        if self._restored is not None:  # no rows since the restore
             return dict(self._restored)
         self.score()
         if self._multi is None and self._calibrator is None:
@@ -281,7 +284,7 @@ class Scoring:
         return {"json": {"tasks": {task: state["json"] for task, state in states.items()}}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; before the first rows, once they come."""
+        """Restore what `state_dict` returned; deferred until the first rows arrive."""
         if not self._decided:
             self._restored = state
             return
@@ -304,7 +307,7 @@ def _first_rows(
     *,
     has_rows: bool,
 ) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
-    """Return predictions, labels and groups of all processes that have rows, by rank."""
+    """Return the predictions, labels and groups of all processes, concatenated by rank."""
     arrays = {f"p{index}": array for index, array in enumerate(predictions)}
     arrays |= {f"l{index}": array for index, array in enumerate(labels)}
     arrays |= {f"g{name}": array for name, array in groups.items()}

@@ -1,11 +1,11 @@
-"""SIGTERM, SIGHUP and SIGINT during a run.
+"""Handles SIGTERM, SIGHUP and SIGINT during a run.
 
-The first signal requests a clean stop, the second ends the process at once.
+The first signal requests a clean stop; the second ends the process immediately.
 
-Python runs a signal's handler when the main thread is back in Python. It may be inside a graph, or wait in MindSpore's
-C++ for a pipeline, without end. So signals are also written through `signal.set_wakeup_fd` to a thread, which ends the
-process at the second one even if the main thread hangs, and ends the run when the main thread does not return
-from a wait for data.
+Python runs signal handlers only while the main thread executes Python code. But the main thread may run a graph, or
+hang in MindSpore's C++ code while it waits for a pipeline. Therefore `signal.set_wakeup_fd` also forwards signals to a
+thread. This thread ends the process at the second signal even if the main thread hangs. It also ends the run if the
+main thread does not return from a wait for data.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from ..data.waiting import DATA_WAIT
 logger = logging.getLogger(__name__)
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-INTERRUPTED = "interrupted"  # the reason given in an interactive session, where MindSpore makes SIGTERM of SIGINT
+INTERRUPTED = "interrupted"  # stop reason in interactive sessions, where MindSpore turns SIGINT into SIGTERM
 GRACE_SECONDS = 1.0  # time for the main thread to return from a wait for data
-JOB_GRACE_SECONDS = 10.0  # the same in a job, which then ends without a last snapshot
-_ENDED = 0  # among the numbers of signals: those before it were for a run that has ended
-NO_WIND_UP = 1  # exit code of such an end; the supervisor then ends the other processes
+JOB_GRACE_SECONDS = 10.0  # grace with several processes; when it is over, the job ends without a last snapshot
+_ENDED = 0  # marker in the queue of signal numbers: all signals before it were for a run that has ended
+NO_WIND_UP = 1  # exit code of a process that ends without shutdown; the supervisor then ends the other processes
 
 
 class StopOnSignal:
     """Calls `stop(name)` on the first signal; ends the process on the second.
 
     SIGINT and SIGTERM are both handled because MindSpore turns a SIGINT that arrives inside a graph into SIGTERM. A
-    signal that is ignored, as SIGHUP is under nohup, stays ignored. Outside the main thread Python cannot install
-    handlers, and nothing is changed. In an interactive session the second signal raises KeyboardInterrupt on the spot
-    and the third ends the process.
+    signal that is already ignored, such as SIGHUP under nohup, stays ignored. Python can install handlers only on the
+    main thread; on other threads this class does nothing. In an interactive session, the second signal raises
+    KeyboardInterrupt immediately and the third ends the process.
 
     Args:
         stop: asks the run to end after the current step.
-        wind_up: ends the run for a main thread that never returns from its wait; called on another thread.
-        alone: whether this process is the only one. One of several never leaves a wait on its own, because the others
-            would wait for it: it stops with them, at their next agreement.
+        wind_up: shuts the run down if the main thread never returns from its wait for data; called on another thread.
+        alone: whether this is the only process of the job. With several processes, no process leaves a wait on its own,
+            because the others would then wait for it; all stop together at their next agreement.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class StopOnSignal:
 
     @property
     def called(self) -> bool:
-        """Whether a signal has come."""
+        """Whether a signal was received."""
         return self._count > 0
 
     def __enter__(self) -> StopOnSignal:
@@ -71,18 +71,18 @@ class StopOnSignal:
             for number in HANDLED:
                 if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
-            # a callback of one run may call another Trainer: the outer handlers are restored afterwards
+            # Calls can be nested, since a callback may call another Trainer: `__exit__` restores the outer handlers.
             self._outside = DATA_WAIT.before, DATA_WAIT.leaving, _WATCHER.begin(self)
             DATA_WAIT.before = self._reclaim
             DATA_WAIT.leaving = False
         return self
 
     def _reclaim(self) -> None:
-        # every graph call installs MindSpore's own handler of SIGINT, which sends SIGTERM
+        # Every graph call replaces the SIGINT handler by MindSpore's own, which sends SIGTERM.
         signal.signal(signal.SIGINT, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a forked child ends as if nothing were handled here
+        if os.getpid() != self._process:  # a forked child uses the default action
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -98,7 +98,7 @@ class StopOnSignal:
             DATA_WAIT.leave()
 
     def take_over(self, number: int) -> None:
-        """End the run and the process, while the main thread waits for data."""
+        """End the run and the process although the main thread still waits for data."""
         if not self._alone:
             logger.error(
                 "the data does not come and cannot be interrupted, and the other processes cannot stop without this "
@@ -126,10 +126,10 @@ class StopOnSignal:
             self._before.clear()
 
     def leave(self, *, complete: bool = False) -> None:
-        """Raise KeyboardInterrupt after SIGINT, else SystemExit(128 + number).
+        """Raise KeyboardInterrupt after SIGINT, SystemExit(128 + number) after others.
 
-        In an interactive session, where SystemExit ends nothing, KeyboardInterrupt for all; nothing if the result of
-        the call is `complete`, as the history of an interrupted training is.
+        An interactive session ignores SystemExit, so there every signal raises KeyboardInterrupt. It raises nothing if
+        the result of the call is `complete`, for example the history of an interrupted training.
         """
         if self.received is None or (complete and is_interactive()):
             return
@@ -151,7 +151,7 @@ def is_interactive() -> bool:
 
 
 class _Watcher:
-    """A thread that receives signals while the main thread is outside Python."""
+    """A thread that receives signals while the main thread does not run Python code."""
 
     def __init__(self) -> None:
         self._guarded: StopOnSignal | None = None
@@ -160,7 +160,7 @@ class _Watcher:
         self._numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def begin(self, guarded: StopOnSignal) -> tuple[StopOnSignal | None, int, int]:
-        """Watch on behalf of `guarded`; return what `end` restores."""
+        """Watch signals for `guarded`; return the state that `end` restores."""
         if self._pipe[0] < 0:
             self._pipe = os.pipe()
             os.set_blocking(self._pipe[1], False)
@@ -170,22 +170,22 @@ class _Watcher:
         outside = self._guarded, self._fd_before
         self._guarded = guarded
         descriptor = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        if descriptor != self._pipe[1]:  # not nested in another run of ours: signals are passed on to it
+        if descriptor != self._pipe[1]:  # belongs to another library, to which signals are forwarded
             self._fd_before = descriptor
         return *outside, descriptor
 
     def end(self, guarded: StopOnSignal, outside: tuple[StopOnSignal | None, int, int]) -> None:
         outer, fd_before, descriptor = outside
         signal.set_wakeup_fd(descriptor)
-        guarded._reclaim()  # after which Python has called the handlers of all signals that have come
+        guarded._reclaim()  # side effect: Python calls the handlers of all pending signals
         self._guarded, self._fd_before = outer, fd_before
-        # without a signal the threads are not woken: they would take the GIL in turn, which costs milliseconds
+        # Do not wake the threads if there was no signal: their competition for the GIL would cost milliseconds.
         if guarded.called and guarded._process == os.getpid():
             with contextlib.suppress(BlockingIOError):
                 os.write(self._pipe[1], bytes([_ENDED]))
 
     def _forget(self) -> None:
-        """Keep a forked child from writing its signals to this process."""
+        """Keep a forked child from writing its signals to the pipe of its parent."""
         if self._guarded is not None:
             with contextlib.suppress(ValueError):
                 signal.set_wakeup_fd(-1)
@@ -193,7 +193,7 @@ class _Watcher:
     def _read(self) -> None:
         while True:
             for number in os.read(self._pipe[0], 64):
-                if self._fd_before != -1 and number != _ENDED:  # the descriptor of another event loop
+                if self._fd_before != -1 and number != _ENDED:  # forward to the event loop of another library
                     with contextlib.suppress(OSError):
                         os.write(self._fd_before, bytes([number]))
                 self._numbers.put(number)

@@ -1,4 +1,4 @@
-"""Sums over outputs: the mean loss of a training, metrics of an evaluation."""
+"""Accumulates outputs: the mean loss of a training, metrics of an evaluation."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from .calibrating import CalibratedRows
 
 @dataclass(frozen=True)
 class RowWeights:
-    """The declared weight of rows in evaluations and windows."""
+    """How evaluations and windows use the declared weight of rows."""
 
-    column: str | None = None  # name, where one is declared and comes with the rows
-    of_loss: bool = False  # whether the loss of a batch comes with what divided it, not by its rows
-    of_metrics: bool = False  # whether metrics count rows by it
+    column: str | None = None  # name of the weight column, or None if the rows have no weight
+    of_loss: bool = False  # whether the loss of a batch comes with its own denominator instead of the number of rows
+    of_metrics: bool = False  # whether metrics weight rows by the column
 
 
 UNWEIGHTED = RowWeights()
-_IDS = "@calibration.by"  # among the columns of a batch
+_IDS = "@calibration.by"  # key of the calibration ids among the columns of a batch
 
 
 class Tally:
-    """Losses and metrics over the batches of one evaluation; clears the metrics.
+    """Losses and metrics over the batches of one evaluation.
 
-    `loss_fn` is None if a user's evaluation network gives the outputs. An empty name is the only task's.
+    The constructor clears the metrics. `loss_fn` is None if the outputs come from the user's evaluation network. If
+    there is only one task, its name is empty.
     """
 
     def __init__(
@@ -66,21 +67,21 @@ class Tally:
         clear_metrics(metrics)
 
     def columns_of(self, chunk: Chunk) -> dict[str, np.ndarray]:
-        """Return what `add` reads of a batch besides its outputs."""
+        """Return the columns of a batch that `add` needs."""
         columns = host_columns(chunk, self.groups)
         if self.calibrated is not None and (ids := self.calibrated.ids(chunk)) is not None:
             columns[_IDS] = ids
         return columns
 
     def add(self, outputs: tuple[Any, ...], num_samples: float, columns: Mapping[str, np.ndarray]) -> None:
-        """Add the outputs of one batch; `columns` are those of `columns_of`."""
+        """Add the outputs of one batch; `columns` is the result of `columns_of`."""
         weights = columns.get(self._weights.column) if self._weights.column else None
         if self._weights.of_loss and self._tasks is None:
             num_samples = float(outputs[3].asnumpy())
         of_metrics = weights if self._weights.of_metrics else None
         if self._indexes is not None and self._indexes[0] >= 0:
             loss = outputs[self._indexes[0]]
-            mean = loss.item() if loss.ndim == 0 else loss.asnumpy().mean()  # item takes a fifth of the time
+            mean = loss.item() if loss.ndim == 0 else loss.asnumpy().mean()  # `item` is five times as fast
             self._loss.update(float(mean), num_samples)
         if self._tasks is None:
             update_metrics(self._metrics, outputs, self._indexes, num_samples, columns, of_metrics)
@@ -102,11 +103,12 @@ class Tally:
     def results(self) -> dict[str, float]:
         """Return "loss", the losses of the tasks and the metrics.
 
-        "loss" is the mean over samples, or the weighted sum of the tasks.
+        "loss" is the mean over samples, or with several tasks the weighted sum of their losses.
         """
-        self.own_values = {name: read_metric(metric) for name, metric in self._metrics.items()}  # some print when read
+        # Read each metric only once, because some metrics print when they are read.
+        self.own_values = {name: read_metric(metric) for name, metric in self._metrics.items()}
         results = as_numbers(self.own_values)
-        if self._tasks is not None and self._tasks.kind == COUNTED:  # rows of a task are not those of the batch
+        if self._tasks is not None and self._tasks.kind == COUNTED:  # a task may have fewer rows than the batch
             total = self._tasks.total(*np.transpose([self._task_sums[task] for task in self._tasks.tasks]))
             results = {"loss": total} | {
                 name: total if isinstance(self._metrics.get(name), Loss) else value for name, value in results.items()
@@ -129,12 +131,12 @@ def mean_losses(
     if tasks is None:
         return loss, {}
     if tasks.kind == COUNTED and loss is not None:
-        loss = tasks.read_total()  # rows of a task are not those of the batch
+        loss = tasks.read_total()  # a task may have fewer rows than the batch
     return loss, tasks.read_losses(keep=keep)
 
 
 def host_columns(chunk: Chunk, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the columns that metrics read as groups, [rows] each."""
+    """Return the named columns of a chunk as arrays of shape [rows]."""
     columns = {}
     for name in names:
         if name in chunk.names:
@@ -152,9 +154,9 @@ HELD_CALLS = 1024
 class OutputBuffer:
     """Collects one output of many calls of a program.
 
-    Where memory is shared the bytes are copied at once, in a microsecond. Keeping the tensor would cost more, because
-    the memory pool then allocates new memory for the next call. Elsewhere a copy would wait for the call to end, so
-    tensors are kept.
+    If host and device share memory, each output is copied immediately, which takes a microsecond. Keeping the tensor
+    would cost more, because the memory pool would allocate new memory for the next call. On other devices a copy would
+    wait for the call to end, so the tensors are kept until `read`.
     """
 
     def __init__(self) -> None:
@@ -164,7 +166,7 @@ class OutputBuffer:
         self._size = 0
 
     def add(self, output: Any, entries: int) -> None:
-        """Add the first `entries` numbers of a program's output, in row-major order."""
+        """Add the first `entries` values of a program's output, in row-major order."""
         if not self._parts:
             self._dtype = NUMPY_DTYPES.get(str(output.dtype))
             self._size = np.dtype(self._dtype).itemsize
@@ -174,7 +176,7 @@ class OutputBuffer:
             self._parts.append((output, entries))
 
     def read(self) -> np.ndarray:
-        """Return all numbers, shape [sum of entries], and clear them.
+        """Return all values, shape [sum of entries], and clear the buffer.
 
         The array may be read-only.
         """
@@ -187,16 +189,16 @@ class OutputBuffer:
 
 
 class LossMeter:
-    """Mean loss over rows, or by the losses' denominators; summed when it is read."""
+    """Mean loss, weighted by rows or by the denominators that come with the losses."""
 
     def __init__(self) -> None:
         self._mean = WeightedMean()
         self._losses = OutputBuffer()
-        self._weighed = False  # whether denominators come with the losses
+        self._weighed = False  # whether each loss comes with its denominator
         self._calls: list[tuple[int, int]] = []
 
     def add(self, outputs: StepOutputs) -> None:
-        """Add the losses of one call; `HELD_CALLS` bounds the memory."""
+        """Add the losses of one call; they are summed up every `HELD_CALLS` calls."""
         self._losses.add(outputs.losses_device, outputs.num_steps * outputs.numbers_per_loss)
         self._weighed = outputs.weighed
         self._calls.append((outputs.num_steps, outputs.num_samples))
@@ -214,7 +216,7 @@ class LossMeter:
                 self._mean.update(self._losses.read(), np.repeat(samples // steps, steps))
 
     def value(self) -> float | None:
-        """Return the mean so far, or None without steps."""
+        """Return the mean so far, or None before the first step."""
         self._fold()
         return self._mean.eval() if self._mean.samples else None
 

@@ -1,4 +1,4 @@
-"""The parts of a Trainer: network, loss, optimizer, programs and tables."""
+"""The constructor of `Trainer`: network, loss, optimizer, programs and tables."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TrainedNetwork:
     tables: TableFeed | None = None
     sink_mode: str = "not decided yet"
     _tables_of_all: dict[str, dict[str, int]] = MappingProxyType({})  # type: ignore[assignment]
-    _loaded_tables: Sequence[dict[str, Any]] = ()  # restored before the first data
+    _loaded_tables: Sequence[dict[str, Any]] = ()  # loaded states, applied once the first data is read
 
     @keywords.translated()
     def __init__(
@@ -86,8 +86,8 @@ class TrainedNetwork:
         deterministic: bool = False,
         calibration: Calibrator | Mapping[str, Any] | str | None = None,
     ) -> None:
-        self.device = choose(device if device is not None else self.default_device)  # before anything is computed
-        self.group = join()  # early: under msrun a scheduler process runs the same script and never returns from here
+        self.device = choose(device if device is not None else self.default_device)  # must precede the first operator
+        self.group = join()  # early, since msrun also runs the script in a scheduler process, which never returns here
         optimizer = make_optimizer(optimizer, network)
         network_checks.check_network(network, loss_fn, optimizer, eval_network)
         self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
@@ -157,17 +157,17 @@ class TrainedNetwork:
 
     @property
     def order_seed(self) -> int:
-        """Seed of the order of rows in a call that begins now."""
+        """Seed of the row order for a call that starts now."""
         return self.seed if self.has_own_seed else current_seed() or 0
 
     @property
     def boost_parts(self) -> tuple[str, ...]:
-        """Names of the active parts of the boost level."""
+        """Names of the active techniques of the boost level."""
         return self.boost.parts
 
     @property
     def learning_rate(self) -> float | None:
-        """Learning rate of the next update; can be set if it is constant."""
+        """Learning rate of the next update; it can be assigned if it is constant."""
         return get_learning_rate(self.optimizer)
 
     @learning_rate.setter
@@ -176,7 +176,7 @@ class TrainedNetwork:
 
     @property
     def loss_scale(self) -> float | None:
-        """Current loss scale, copied from the device; None if the scaler has none."""
+        """Current loss scale, copied from the device, or None."""
         value = getattr(self.scaler, "scale_value", None)
         return None if value is None else float(value.asnumpy())
 
@@ -186,7 +186,10 @@ class TrainedNetwork:
         return self.builder.inference.eval_network
 
     def use_eval_network(self, cell: nn.Cell | None) -> None:
-        """Evaluate with `cell`, keeping `eval_indexes`; None builds one."""
+        """Evaluate with `cell`, or build an evaluation cell if None.
+
+        `eval_indexes` stay as they are if `cell` replaces another evaluation cell of the user.
+        """
         network_checks.check_network(self.network, self.loss_fn, self.optimizer, cell)
         kept = self.eval_indexes if cell is not None and self.own_eval_network is not None else None
         self.eval_indexes = network_checks.check_eval_indexes(cell, kept)
@@ -196,7 +199,7 @@ class TrainedNetwork:
         """Use `tables` to train and read the network's sparse tables from now on.
 
         Raises:
-            CheckpointMismatchError, CheckpointDamagedError: `load` restored a snapshot of different or unusable tables.
+            CheckpointMismatchError, CheckpointDamagedError: the loaded snapshot has different or damaged tables.
         """
         if self._loaded_tables:
             tables.check_states(self._loaded_tables)
@@ -207,7 +210,7 @@ class TrainedNetwork:
         self.boost = self.builder.boost = self.boost.without_freezing("embedding tables train in whole steps")
 
     def load_tables(self, states: list[dict[str, Any]]) -> None:
-        """Restore the sparse tables, now or with the first data."""
+        """Restore the sparse tables now, or when the first data is read."""
         if self.tables is None:
             self._loaded_tables = states if embedding_cells(self.network) else ()
         else:
@@ -216,7 +219,8 @@ class TrainedNetwork:
     def read_tables(self) -> dict[str, dict[str, int]]:
         """Return rows, bytes and counters of the sparse tables, by name.
 
-        Of several processes these are the sums over all, taken when an epoch, a window or a training last ended.
+        With several processes, these are the sums over all processes, as of the end of the last epoch, window or
+        training.
         """
         return self._tables_of_all if self.group.size > 1 else self._own_tables()
 
@@ -225,7 +229,7 @@ class TrainedNetwork:
         return {name: {"rows": len(table), "bytes": table.nbytes, **table.counters} for name, table in tables.items()}
 
     def add_up_tables(self) -> None:
-        """Add up what `read_tables` returns over all processes; a collective call."""
+        """Update the sums over all processes for `read_tables`; a collective call."""
         if self.tables is None or self.group.size == 1:
             return
         own = self._own_tables()
@@ -236,7 +240,7 @@ class TrainedNetwork:
         }
 
     def read_bad_steps(self) -> list[int]:
-        """Return the latest skipped steps, at most 16, as `global_step` after them."""
+        """Return `global_step` after each of the latest skipped steps, at most 16."""
         return self.builder.read_bad_steps(self.state.progress.global_step)
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""A Trainer without its verbs: snapshots, and what callbacks use of it."""
+"""The part of `Trainer` that handles snapshots and that callbacks use."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class TrainerBase(TrainedNetwork):
-    """A trained network with callbacks, a run and snapshots, without the verbs."""
+    """A network with callbacks, a run and snapshots; `Trainer` adds `fit` and the like."""
 
     history: History | None = None
     run: Run | None = None
 
     def stop(self, reason: str = "", kind: str = "user") -> None:
-        """Stop the run after the current step; the first reason wins, for all processes."""
+        """Stop the run on all processes after the current step; the first reason wins."""
         self.state.ask_to_stop(StopReason(kind, reason), alone=self.group.size == 1)
 
     @property
@@ -50,20 +50,20 @@ class TrainerBase(TrainedNetwork):
 
     @property
     def train_dataset(self) -> Any:
-        """The pipeline being trained on; None outside a run and for other data."""
+        """The pipeline being trained on; None outside a run and for other kinds of data."""
         return None if self.run is None else self.run.feed.source.dataset
 
     @property
     def metric_directions(self) -> dict[str, bool | None]:
-        """Metrics that a callback may monitor now: name -> whether higher is better."""
+        """Name -> whether higher is better, for the metrics that callbacks may monitor."""
         valid_sets, online = ((), None) if self.run is None else (self.run.valid_sets, self.run.online)
         return produced_metrics(self.metrics, self.tasks, valid_sets or ("",), online)
 
     def read_counters(self) -> dict[str, int]:
-        """Return the updates skipped: "skipped", "fatal", "consecutive", "longest_run".
+        """Return the counters of skipped updates, read from the device.
 
-        All skipped updates are fatal except overflows of scaled gradients with a finite loss. Copies four numbers to
-        the host.
+        Keys are "skipped", "fatal", "consecutive" and "longest_run". All skipped updates are fatal, except overflows of
+        scaled gradients with a finite loss.
         """
         counters = self.builder.read_counters()
         self.state.skipped_steps = counters["skipped"]
@@ -72,8 +72,9 @@ class TrainerBase(TrainedNetwork):
     def read_scores(self) -> dict[str, dict[str, Any]]:
         """Return calibration and distribution of binary scores by task.
 
-        They cover the decayed past of the current stream, else this process's rows of the latest evaluation. The values
-        are those of `trainer.metrics.binary.score_table`; a target that is not binary has none. The only task is "".
+        During a stream, they cover all its rows, with less weight for older windows; otherwise, the rows of this
+        process in the latest evaluation. `trainer.metrics.binary.score_table` describes the values. Tasks with other
+        targets are left out. A network with one task has the task name "".
         """
         if self.run is not None and self.run.online is not None:
             return {} if self.run.online.scoring is None else self.run.online.scoring.score_tables()
@@ -84,7 +85,8 @@ class TrainerBase(TrainedNetwork):
     def fitted_calibration(self) -> CalibrationMap | None:
         """Return the calibration from all rows scored so far; None if not configured.
 
-        DataError: these rows are too few.
+        Raises:
+            DataError: there are too few rows.
         """
         return None if self.calibrator is None else self.calibrator.fitted()
 
@@ -115,7 +117,7 @@ class TrainerBase(TrainedNetwork):
         """Write a snapshot to ``root/step_<global_step>``; return its path.
 
         Raises:
-            CheckpointError: it cannot be written, or `load` restored tables and no data has been read since.
+            CheckpointError: the snapshot cannot be written, or `load` restored tables and no data has been read since.
         """
         if self._loaded_tables:
             raise CheckpointError(
@@ -132,14 +134,16 @@ class TrainerBase(TrainedNetwork):
 
         Args:
             path: a snapshot, a folder of snapshots, a run folder (or the URL of a mirrored one), or a .ckpt file.
-            strict: refuse a snapshot whose parameters differ from the network's; otherwise load those that fit.
+            strict: raise an error if the snapshot's parameters differ from the network's; False loads the parameters
+                that match.
             weights_only: restore the network's parameters and nothing else.
             averaged: with `weights_only`, prefer the averages of `EMA` or `SWA`, if the snapshot has them.
 
         Raises:
-            CheckpointError: nothing sound to load. CheckpointMismatchError: it belongs to another network.
+            CheckpointError: there is no intact snapshot to load.
+            CheckpointMismatchError: the snapshot belongs to another network.
         """
-        if self.builder.step is None and self.optimizer is not None:  # the snapshot holds its counters
+        if self.builder.step is None and self.optimizer is not None:  # the snapshot also restores the step's counters
             self.builder.train_step(self.step_options)
         with self.group.inside("load"):
             path = fetched_snapshot(path, self.group) or path
@@ -152,20 +156,22 @@ class TrainerBase(TrainedNetwork):
     ) -> None:
         """Start from the weights, tables and feature statistics of another training.
 
-        Counters, optimizer state and data position start fresh, so the optimizer, the data and the verb may differ:
-        `online_train` can continue from what `fit` learned.
+        Counters, optimizer state and data position are not loaded, so the optimizer and the data may differ. For
+        example, `online_train` can continue from a model that `fit` trained.
 
         Args:
             path: a snapshot, a folder of snapshots, a run folder (or the URL of a mirrored one), a .ckpt file or a
-                published model.
-            parameter_map: name of a parameter or table here, or its beginning up to a dot, -> name there; None instead
-                leaves it as it is. Names that are not mapped are the same there.
-            strict: whether all of this network's parameters and tables must be there, of the same shape; otherwise
-                those that fit are loaded, with a warning. Others there are ignored.
+                published model (the source).
+            parameter_map: maps the name of a parameter or table of this network, or a prefix of names that ends with a
+                dot, to the name or prefix in the source. None as the value keeps the parameter unchanged. Names that
+                are not mapped must be the same in the source.
+            strict: True requires all parameters and tables of this network, with the same shapes, in the source. False
+                loads those that match and logs a warning. Further parameters of the source are ignored.
 
         Raises:
             ConfigurationError: `parameter_map` is not such a mapping.
-            CheckpointError: nothing sound to read. CheckpointMismatchError: it does not fit; nothing has changed.
+            CheckpointError: there is no intact source at `path`.
+            CheckpointMismatchError: the source does not match the network, which is unchanged.
         """
         from .initial_state import init_from
 
@@ -173,12 +179,12 @@ class TrainerBase(TrainedNetwork):
         init_from(self.snapshot_content(), self.features, path, parameter_map, strict=strict)
 
     def rollback(self) -> None:
-        """Reset weights, optimizer and step state to the latest snapshot of this run."""
+        """Restore weights, optimizer and step state from the latest snapshot of this run."""
         with self.builder.numbering_kept():
             self.saver.rollback()
 
     def set_pointer(self, root: str | Path, pointer: str, name: str) -> None:
-        """Point the file "last" or "best" of `root` at a snapshot; only rank 0 writes it."""
+        """Write a snapshot's name to the file "last" or "best" in `root`, on rank 0."""
         if self.group.is_main:
             set_pointer(Path(root), pointer, name)
 
@@ -188,7 +194,7 @@ class TrainerBase(TrainedNetwork):
             self.run.feed.source.commit(Position.from_json(position))
 
     def _repr_html_(self) -> str:
-        """Return the network's layers with their parameters, and the settings."""
+        """Return tables of the network's layers and of the settings, for notebooks."""
         network, total = self.network, _count(self.network)
         tables = [f"{name}: {table['rows']:,} rows" for name, table in self.read_tables().items()]
         rows = [[name, type(cell).__name__, _count(cell)] for name, cell in children_of(network).items()]

@@ -1,4 +1,4 @@
-"""The verbs on finite data: `fit`, and `compile`, which trains nothing."""
+"""Implements `Trainer.fit` and `Trainer.compile`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def fit(
     source = train_data.train_source(
         trainer.group,
         stop_hooks(trainer),
-        batch_size=batch_size if takes_size else None,  # else it is for the validation sets
+        batch_size=batch_size if takes_size else None,  # otherwise it applies only to the validation sets
         shuffle=shuffle,
         seed=trainer.order_seed,
         sharded=sharded,
@@ -90,15 +90,15 @@ def fit(
         progress = trainer.state.progress
         progress.epoch, progress.step_in_epoch = max(progress.epoch, first_epoch), 0
         trainer.state.first_epoch = first_epoch
-        if not trainer.has_own_seed and current_seed() is not None:  # as in MindSpore, where each call begins again
+        if not trainer.has_own_seed and current_seed() is not None:  # each call repeats the order, as in MindSpore
             source.first_epoch = progress.epoch
-        with call(trainer, Phase.FIT, callbacks) as signals, opened:  # closed while signals are listened to
+        with call(trainer, Phase.FIT, callbacks) as signals, opened:  # `opened` closes while signals are still handled
             options = run_options(trainer.step_options, trainer.callbacks)
             marks = step_marks(trainer.callbacks, every).of_all(trainer.group)
             feed = training_feed(trainer, source, options, steps_per_call, trial, marks=marks)
 
             def try_validation() -> None:
-                for valid_feed in valid.values():  # a random split of one dataset is the training's
+                for valid_feed in valid.values():  # the same seed, so random splits of one dataset do not overlap
                     if source.takes_seed and valid_feed.source.takes_seed:
                         valid_feed.source.seed = source.seed
                 try_metrics(trainer, valid.values())
@@ -123,10 +123,10 @@ def fit(
 
 
 def _validate(trainer: TrainerBase, feeds: Mapping[str, Feed]) -> dict[str, float]:
-    """Return "<metric>" or "<set>_<metric>" of all sets; empty after a signal."""
+    """Return "<metric>" or "<set>_<metric>" for all sets; empty after a stop signal."""
     results: dict[str, float] = {}
     if trainer.calibrator is not None:
-        trainer.calibrator.restart(forgets=False)  # the network has changed
+        trainer.calibrator.restart(forgets=False)  # the weights have changed since the last validation
     for name, feed in feeds.items():
         if not (values := evaluate_feed(trainer, feed, learns=True)):
             return {}
