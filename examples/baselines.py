@@ -1,4 +1,4 @@
-"""What a recommender must beat on MovieLens-100K: the item mean, and the linear part alone, on the same split.
+"""Two baselines on MovieLens-100K: the mean of each item, and logistic regression.
 
 python -m examples.baselines
 """
@@ -16,10 +16,10 @@ Columns = Mapping[str, np.ndarray]
 
 
 def item_mean(train: Columns, test: Columns, strength: float = 5.0) -> NDArray[np.float64]:
-    """Return for every test row the share of liked ratings of its item, fitted on `train` only.
+    """Return the share of liked ratings of each test row's item, learned from `train`.
 
-    The share is drawn towards the overall one as if `strength` ratings of average outcome had been given (an
-    empirical Bayes estimate of a binomial rate), so rare items are not taken at face value. Shape [rows of test].
+    The share is smoothed as if each item had `strength` additional ratings with the overall share (an empirical Bayes
+    estimate of a binomial rate), so that rare items do not get extreme values. Shape [rows of test].
     """
     overall = train[LABEL].mean(dtype=np.float64)
     liked = np.bincount(train["item"], weights=train[LABEL], minlength=SIZES["item"])
@@ -28,11 +28,11 @@ def item_mean(train: Columns, test: Columns, strength: float = 5.0) -> NDArray[n
 
 
 def linear(train: Columns, test: Columns, inverse_l2: float = 0.5) -> NDArray[np.float64]:
-    """Return the probabilities of a logistic regression on all features, one weight per category.
+    """Return the probabilities of a logistic regression with one weight per category.
 
-    The inputs of the wide part of `configs/wide_deep_movielens.yaml` without its crosses, trained to convergence by
-    Newton steps with conjugate gradients (six times faster here than L-BFGS).
-    `inverse_l2` is scikit-learn's C; its value did best on the newest tenth of the training part. Shape [rows of test].
+    The inputs are those of the wide part of `configs/wide_deep_movielens.yaml`, without crosses. The solver is Newton's
+    method with conjugate gradients, which is six times faster here than L-BFGS. `inverse_l2` is scikit-learn's C; the
+    default was best on the newest tenth of the training part. Shape [rows of test].
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -42,7 +42,10 @@ def linear(train: Columns, test: Columns, inverse_l2: float = 0.5) -> NDArray[np
 
 
 def one_hot(columns: Columns):
-    """Return all features as one sparse matrix (`scipy.sparse.csr_matrix`, float64), a column per category."""
+    """Return the features as a sparse matrix with one column per category.
+
+    The type is `scipy.sparse.csr_matrix`, float64.
+    """
     from scipy.sparse import csr_matrix, hstack
 
     rows = len(columns[LABEL])
@@ -57,7 +60,7 @@ def one_hot(columns: Columns):
 
 
 def auc(label: np.ndarray, score: np.ndarray) -> float:
-    """Return the area under the ROC curve: how often a liked row scores above one that is not (ties count half)."""
+    """Return the area under the ROC curve; ties count half."""
     values, place = np.unique(score, return_inverse=True)
     liked = np.bincount(place, weights=label, minlength=len(values))
     other = np.bincount(place, weights=1.0 - label, minlength=len(values))
@@ -72,7 +75,7 @@ def log_loss(label: np.ndarray, probability: np.ndarray) -> float:
 
 
 def baselines(train: Columns, test: Columns) -> dict[str, dict[str, float]]:
-    """Return {"item mean": {"auc", "log_loss"}, "linear": {...}} on `test`."""
+    """Return AUC and log loss on `test` of the baselines "item mean" and "linear"."""
     predictions = {"item mean": item_mean(train, test), "linear": linear(train, test)}
     label = test[LABEL]
     return {name: {"auc": auc(label, p), "log_loss": log_loss(label, p)} for name, p in predictions.items()}

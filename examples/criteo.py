@@ -1,9 +1,10 @@
-"""A stream in the shape of Criteo's click logs, for load without end and for quality where the truth is known.
+"""A synthetic stream like Criteo's click logs, with known true probabilities.
 
-13 numbers and 26 categories a row, as in Criteo's Display Advertising Challenge (2014), with about its numbers of
-distinct values and ids that follow a power law. Nothing is stored: a row is a function of the seed and its number, so
-the stream can be read from anywhere, and twice. Labels are drawn from a logistic model with a weight for every number
-and every category, so the best AUC and log loss that any model can reach are known: those of the true probabilities.
+A row has 13 numbers and 26 categories, as in Criteo's Display Advertising Challenge (2014), with similar numbers of
+distinct values. Ids follow a power law. Nothing is stored: a row is a function of the seed and its row number, so the
+stream is endless and can be read from any position, repeatedly. Labels are drawn from a logistic model with a weight
+for every number and every category. The best AUC and log loss that any model can reach are therefore known: those of
+the true probabilities.
 
     truth = Criteo(max_categories=100)
     truth.rows(0, 1000)                     # dict of arrays
@@ -41,19 +42,19 @@ PARTITION = "rows"
 
 _NUMBER_WEIGHT, _CATEGORY_WEIGHT, _BIAS = 0.22, 0.25, -1.3
 _MEAN_COUNT = 10.0
-_MEAN_LOG_COUNT = 1.91  # of log(1 + n), n the whole part of an exponential variable with the mean above
+_MEAN_LOG_COUNT = 1.91  # mean of log(1 + n), where n is an exponential variable with mean _MEAN_COUNT, rounded down
 
 
 class Criteo:
-    """Rows, and the truth about them.
+    """Generates rows, and their true probabilities.
 
     Args:
-        seed: of everything: another seed is another world.
-        exponent: of the power law of the categories; above 1.
-        max_categories: bound of the distinct values of a field; None keeps Criteo's.
+        seed: seed of the rows and of the weights of the logistic model.
+        exponent: exponent of the power law of the categories, above 1.
+        max_categories: maximum number of distinct values of a column; None keeps Criteo's numbers.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an invalid argument.
     """
 
     def __init__(self, seed: int = 0, exponent: float = 1.2, max_categories: int | None = None) -> None:
@@ -74,8 +75,8 @@ class Criteo:
         """Return rows `first` to `first + count - 1`.
 
         Returns:
-            numbers: float32 [count, 13], logarithms of counts plus one; categories: int64 [count, 26], ids that differ
-            between fields; label: float32 [count].
+            numbers: float32 [count, 13], logarithms of counts plus one; categories: int64 [count, 26], with different
+            ids in different columns; label: float32 [count].
         """
         draws, numbers, categories = self._draw(first, count)
         label = draws[:, 0] < self._probability(numbers, categories)
@@ -86,11 +87,14 @@ class Criteo:
         }
 
     def probability(self, columns: Mapping[str, np.ndarray]) -> NDArray[np.float64]:
-        """Return the true probability of label 1 of rows that `rows` returned, float64 [count]."""
+        """Return the true probability of label 1 for rows from `rows`, float64 [count]."""
         return self._probability(columns["numbers"].astype(np.float64), columns["categories"])
 
     def best(self, count: int = 100_000, first: int = 0) -> dict[str, float]:
-        """Return {"auc", "log_loss"} of the true probabilities, in expectation over the labels of some rows."""
+        """Return {"auc", "log_loss"} of the true probabilities over `count` rows.
+
+        Both are expected values over the labels.
+        """
         parts = [self.rows(start, min(10_000, first + count - start)) for start in range(first, first + count, 10_000)]
         p = np.concatenate([self.probability(part) for part in parts])
         return {"auc": auc(p, p), "log_loss": float(-np.mean(p * np.log(p) + (1 - p) * np.log1p(-p)))}
@@ -100,34 +104,34 @@ class Criteo:
         bits = mix64(rows[:, None] ^ self._keys)
         draws = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         numbers = np.log1p(np.floor(-_MEAN_COUNT * np.log(draws[:, 1 : 1 + NUMBERS])))
-        # The inverse distribution function of the power law on [1, size + 1), cut down to whole ranks.
+        # Inverse distribution function of the power law on [1, size + 1), rounded down to a rank.
         power = 1.0 - self.exponent
         ranks = (1.0 + draws[:, 1 + NUMBERS :] * ((self.sizes + 1.0) ** power - 1.0)) ** (1.0 / power)
         fields = np.arange(len(CATEGORIES), dtype=np.int64) << 40
         return draws, numbers, mix64(np.floor(ranks).astype(np.int64) + fields).view(np.int64)
 
     def _probability(self, numbers: np.ndarray, categories: np.ndarray) -> np.ndarray:
-        # Uniform weights of the given standard deviation.
+        # Draw uniform weights with standard deviation _CATEGORY_WEIGHT.
         weights = (uniform64(categories, self._weight_seed) - 0.5) * (12**0.5 * _CATEGORY_WEIGHT)
         logit = _BIAS + (numbers - _MEAN_LOG_COUNT) @ self._number_weights + weights.sum(axis=1)
         return 1.0 / (1.0 + np.exp(-logit))
 
 
 def criteo(first: int, count: int, **world: Any) -> dict[str, np.ndarray]:
-    """Return rows of the world that the arguments of `Criteo` make, as arrays: for evaluation and for `fit`."""
+    """Return rows of ``Criteo(**world)`` as arrays, for evaluation and `fit`."""
     return Criteo(**world).rows(first, count)
 
 
 class CriteoStream(Stream):
-    """The rows as a stream. Its position is ``{"rows": [0, row]}``.
+    """The rows of `Criteo` as a stream. Its position is ``{"rows": [0, row]}``.
 
     Args:
-        rows: how many, or None for rows without end.
-        seconds_per_row: event time that passes from one row to the next.
+        rows: number of rows, or None for an endless stream.
+        seconds_per_row: event time between two rows.
         world: arguments of `Criteo`.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an invalid argument.
     """
 
     event_time = "time"
@@ -149,7 +153,7 @@ class CriteoStream(Stream):
         return self.total is not None and self._row >= self.total
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
-        """Return `max_rows` rows, at most 65,536, fewer at the end; None after it."""
+        """Return up to `max_rows` rows, at most 65,536; None after the last row."""
         if max_rows < 1:
             raise ValueError(f"poll takes max_rows >= 1; received {max_rows}")
         if self.exhausted or self._stop.is_set():
@@ -164,14 +168,14 @@ class CriteoStream(Stream):
         return Batch(columns, times, (span,))
 
     def position(self) -> dict[str, Any]:
-        """Return the row to read next."""
+        """Return the position of the next row."""
         return {PARTITION: [0, self._row]}
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Go on at `position`.
+        """Continue reading at `position`.
 
         Raises:
-            StreamError: it is another stream's, or lies after the end.
+            StreamError: the position belongs to another stream, or lies after the end.
         """
         if position and set(position) != {PARTITION}:
             raise StreamError(f"CriteoStream reads {PARTITION!r}; the position is about {sorted(position)}")
@@ -181,28 +185,28 @@ class CriteoStream(Stream):
         self._row = row
 
     def lag(self) -> int | None:
-        """Return the rows that are left, or None where there is no end."""
+        """Return the number of rows left, or None if the stream is endless."""
         return None if self.total is None else self.total - self._row
 
     def close(self) -> None:
-        """Return no further rows."""
+        """End the stream: later polls return None."""
         self._stop.set()
 
 
 class CriteoDeepFM(nn.Cell):
-    """DeepFM for such rows, from the layers of `trainer.models`.
+    """DeepFM for rows of `Criteo`, built from the layers of `trainer.models`.
 
-    Unlike `trainer.models.DeepFM` it takes all categories as one column, and one table holds them: the first column of
-    a row is its weight, the rest its vector.
+    Unlike `trainer.models.DeepFM`, it takes all categories as one column and keeps them in a single table. The first
+    value of a table row is the weight of a category, the others are its embedding vector.
 
     Args:
-        dim: length of every vector.
+        dim: length of the embedding vectors.
         hidden: widths of the perceptron's hidden layers.
-        sigma: standard deviation of first values.
+        sigma: standard deviation of the initial values.
 
     Inputs:
         numbers: float32 [B, 13].
-        categories: int64 [B, 26], different between fields.
+        categories: int64 [B, 26], with different ids in different columns.
 
     Outputs:
         Logits, float32 [B].

@@ -1,4 +1,4 @@
-"""Handwritten digits: the 1,797 real images of 8 x 8 pixels that come with scikit-learn, as arrays.
+"""Handwritten digits: the 1,797 images of 8 x 8 pixels from scikit-learn.
 
 E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
 """
@@ -13,17 +13,17 @@ SPLITS = ("train", "test")
 
 
 def digits(split: str = "train", hold_out: float = 0.25) -> dict[str, np.ndarray]:
-    """Return one part of the digits; which rows it has never changes.
+    """Return one part of the digits; the split is fixed.
 
     Args:
         split: "train" or "test".
-        hold_out: share of the rows that makes "test".
+        hold_out: share of the rows that form "test".
 
     Returns:
         image: float32 [rows, 1, 8, 8], ink from 0 to 1; label: int32 [rows], 0 to 9.
 
     Raises:
-        ConfigurationError: an argument that cannot work, or scikit-learn is missing.
+        ConfigurationError: an invalid argument, or scikit-learn is missing.
     """
     if split not in SPLITS:
         raise ConfigurationError(f"split takes 'train' or 'test'; received {split!r}{did_you_mean(split, SPLITS)}")

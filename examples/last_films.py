@@ -1,7 +1,8 @@
-"""Ratings of MovieLens-100K from the films somebody rated before: the same network with them and without.
+"""Predict ratings of MovieLens-100K from the films a user rated before.
 
-What a person rated before is all that is known of somebody whom training has never met, as four in five of the newest
-ratings' authors are. `benchmarks/quality.py --parts films films_stream` measures what it is worth.
+Four in five of the newest ratings are by users whom training has not seen. For these users, their earlier ratings are
+the main source of information. The same network can be trained with and without the earlier ratings;
+`benchmarks/quality.py --parts films films_stream` measures the difference.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ STARS = 5
 
 
 def last_films(columns: Mapping[str, np.ndarray], length: int = LENGTH) -> dict[str, np.ndarray]:
-    """Return, for every rating, the films its author rated before it and how.
+    """Return the films that the user rated before each rating, with their stars.
 
-    "Before" is an earlier second: ratings handed in on one page bear one time, and none of them is known to another.
+    Only ratings with an earlier timestamp count. Ratings submitted together have the same timestamp, so they are not
+    part of each other's history.
 
     Args:
         columns: user, item, rating and timestamp of N ratings in the order of time.
-        length: how many films, the newest ones.
+        length: maximum number of films; the newest are kept.
 
     Returns:
-        "films" and "stars", int32 [N, length], newest last; where there were fewer, both begin with zeros.
+        "films" and "stars", int32 [N, length], newest last. Shorter histories are padded with zeros at the beginning.
     """
     user, time = columns["user"], columns["timestamp"]
     order = np.lexsort((np.arange(len(user)), time, user))
@@ -47,16 +49,16 @@ def last_films(columns: Mapping[str, np.ndarray], length: int = LENGTH) -> dict[
 
 
 class SequenceRater(nn.Cell):
-    """`Rater` on the features and on the last films, read by attention: those most like the one in question count most.
+    """A `Rater` that also reads the last films, weighted by attention.
 
-    Attention in the manner of G. Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018, with
-    softmax weights over the films, a learned place in the sequence, and "none of them".
+    The attention is similar to that of G. Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD
+    2018, but has softmax weights over the films, a learned bias per position, and a learned score for "none of them".
 
     Args:
-        how: "attention", "mean" (all films alike) or "none" (the films are not looked at).
-        mean: where the output starts.
-        dim: length of the vectors.
-        length: films of a row.
+        how: "attention", "mean" (all films have the same weight) or "none" (films are ignored).
+        mean: initial output.
+        dim: length of the embedding vectors.
+        length: number of films per row.
     """
 
     def __init__(self, how: str = "attention", mean: float = 0.0, dim: int = 16, length: int = LENGTH) -> None:
@@ -81,7 +83,7 @@ class SequenceRater(nn.Cell):
         return self.rater.rate((user, item, age, gender, occupation, year), genres, more)
 
     def read(self, item, films, stars):
-        """Return what the films say, [B, dim + 5]: their vectors and the shares of 1 to 5 stars, by weight."""
+        """Return the weighted film vectors and shares of 1 to 5 stars, [B, dim + 5]."""
         vectors = self.rater.vectors[1](films)
         known = (stars > 0).astype(vectors.dtype)
         if self.how == "attention":

@@ -1,4 +1,7 @@
-"""LeNet with BatchNorm for small images (Y. LeCun et al. 1998; S. Ioffe and C. Szegedy 2015)."""
+"""LeNet with BatchNorm for small images.
+
+See Y. LeCun et al., 1998, and S. Ioffe and C. Szegedy, 2015.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ class LeNet(nn.Cell):
     Args:
         classes: number of classes.
         size: height and width of the images, a multiple of 4.
-        channels: channels of the two convolutions.
+        channels: numbers of output channels of the two convolutions.
         hidden: width of the first dense layer.
 
     Inputs:

@@ -1,8 +1,8 @@
-"""MovieLens-100K: found or fetched, checked, and served as batches in the order of time.
+"""MovieLens-100K: download and check the data, and read it as batches.
 
-100,000 ratings (1 to 5) that 943 people gave 1,682 films between September 1997 and April 1998
+The data set has 100,000 ratings (1 to 5) that 943 people gave to 1,682 films between September 1997 and April 1998
 (F. M. Harper and J. A. Konstan, "The MovieLens Datasets: History and Context", ACM TiiS 5(4), 2015). Its licence
-forbids redistribution, so it is fetched by whoever runs this and kept in the user's cache folder.
+forbids redistribution, so this module downloads it to the user's cache folder.
 
     from examples.movielens import MovieLens, load
     columns = load()                                       # every rating, oldest first
@@ -36,7 +36,7 @@ WHEEL = "recbole==1.2.1"
 WHEEL_SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
 FOLDER_VARIABLE = "MOVIELENS_FOLDER"
 
-# The same content in two formats: GroupLens' own files, and the atomic files that RecBole made of them.
+# The same content in two formats: the original files of GroupLens, and RecBole's "atomic" files. File -> SHA-256.
 OFFICIAL = {
     "u.data": "06416e597f82b7342361e41163890c81036900f418ad91315590814211dca490",
     "u.user": "f120e114da2e8cf314fd28f99417c94ae9ddf1cb6db8ce0e4b5995d40e90e62c",
@@ -64,7 +64,7 @@ GENDERS = ("F", "M")
 AGE_EDGES = (18, 25, 35, 45, 50, 56)
 YEAR_EDGES = (1, 1950, 1960, 1970, 1980, 1985, 1990, 1993, 1994, 1995, 1996, 1997, 1998)
 
-# Rows of the tables that the columns index. Row 0 of `user` and `item` stands for every id unseen in training.
+# Table size for each column. Row 0 of `user` and `item` stands for all ids unseen in training.
 SIZES = {
     "user": 944,
     "item": 1683,
@@ -82,27 +82,28 @@ _log = logging.getLogger(__name__)
 
 
 class MovieLens:
-    """Batches of one part of MovieLens-100K, split by time, in an order that (seed, epoch) determines.
+    """Batches of one part of MovieLens-100K, which is split by time.
 
-    Iterating yields dicts of arrays of `batch_size` rows (the last batch may be shorter): the columns of `FEATURES`
-    and, last, `label` (float32, 1 where the rating is 4 or 5). `columns` has the whole part, oldest first, with
-    `timestamp` (int64, seconds since 1970) and `rating` (float32) besides.
+    Iterating yields dicts of arrays with `batch_size` rows (the last batch may be shorter). They have the columns of
+    `FEATURES` and, last, `label` (float32, 1 for a rating of 4 or 5). Seed and epoch determine the order. The attribute
+    `columns` holds the whole part, oldest rating first, with the additional columns `timestamp` (int64, seconds since
+    1970) and `rating` (float32).
 
     Args:
         split: "train", the oldest ratings, or "test", the newest.
-        batch_size: rows of a batch.
-        shuffle: a new order every epoch; by default for "train" only.
-        folder: where the files are; without it $MOVIELENS_FOLDER, the cache, or the network (see `find_files`).
-        seed: of the order and of `unknown_rate`.
-        hold_out: the share of newest ratings that make "test".
-        share_unknown: give all users and items that "train" lacks the id 0, as a dense table needs; otherwise ids
-            stay as they are.
-        unknown_rate: the share of rows whose user is given the id 0 in each epoch, so that a model learns what to
-            say about people it has not met; for training only.
+        batch_size: number of rows in a batch.
+        shuffle: whether to shuffle every epoch; None shuffles only "train".
+        folder: folder of the files. None: $MOVIELENS_FOLDER, the cache, or a download (see `find_files`).
+        seed: seed of the order and of `unknown_rate`.
+        hold_out: share of the ratings, the newest ones, that form "test".
+        share_unknown: whether all users and items missing from "train" get the id 0, as a dense table requires.
+            Otherwise they keep their ids.
+        unknown_rate: share of rows whose user gets the id 0, drawn again in each epoch. It teaches a model to predict
+            for unknown users; use it only for training.
 
     Raises:
-        ConfigurationError: an argument cannot work.
-        DataError: the data could not be had, or is not MovieLens-100K.
+        ConfigurationError: an invalid argument.
+        DataError: the data cannot be found or downloaded, or is not MovieLens-100K.
     """
 
     def __init__(
@@ -133,14 +134,17 @@ class MovieLens:
 
     @property
     def num_rows(self) -> int:
-        """Ratings in this part."""
+        """Number of ratings in this part."""
         return len(self.columns[LABEL])
 
     def __len__(self) -> int:
         return -(-self.num_rows // self.batch_size)
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the epoch under way: from its first batch, or once from where `load_state_dict` has set it."""
+        """Yield the batches of the current epoch.
+
+        Start at its first batch or, after `load_state_dict`, at the restored position.
+        """
         self._step, self._resumes_at = self._resumes_at or 0, None
         rng = np.random.default_rng([self.seed, self._epoch])
         rows = rng.permutation(self.num_rows) if self.shuffle else np.arange(self.num_rows)
@@ -155,32 +159,32 @@ class MovieLens:
         self._epoch, self._step = self._epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position of the next batch: finished epochs, and batches into the one under way."""
+        """Return the next batch's position: number of finished epochs, batch in the epoch."""
         whole = self._step >= len(self)
         return {"epoch": self._epoch + whole, "step": 0 if whole else self._step}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Let the next iteration begin at a position that `state_dict` returned."""
+        """Start the next iteration at a position from `state_dict`."""
         self._epoch, self._step = int(state["epoch"]), int(state["step"])
         self._resumes_at = self._step
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be the whole epoch of that number, counted from 0."""
+        """Start the next iteration at the beginning of an epoch, counted from 0."""
         self.load_state_dict({"epoch": epoch, "step": 0})
 
 
 def load(folder: str | os.PathLike[str] | None = None) -> dict[str, np.ndarray]:
-    """Return every rating with its features, oldest first; ties keep the order of the file.
+    """Return every rating with its features, oldest first; ties keep the file's order.
 
     Args:
-        folder: where the files are; without it $MOVIELENS_FOLDER, the cache, or the network (see `find_files`).
+        folder: folder of the files. None: $MOVIELENS_FOLDER, the cache, or a download (see `find_files`).
 
     Returns:
         Read-only arrays of 100,000 rows: user, item, age, gender, occupation, year (int32, indices below `SIZES`),
         genres (float32 [N, 19], 0 or 1), label (float32), rating (float32), timestamp (int64, seconds).
 
     Raises:
-        DataError: the data could not be had, or is not MovieLens-100K.
+        DataError: the data cannot be found or downloaded, or is not MovieLens-100K.
     """
     return dict(read(find_files(folder)))
 
@@ -188,7 +192,10 @@ def load(folder: str | os.PathLike[str] | None = None) -> dict[str, np.ndarray]:
 def split_by_time(
     columns: Mapping[str, np.ndarray], hold_out: float = 0.1, share_unknown: bool = True
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return the oldest rows and the newest `hold_out` of them; see `MovieLens` for `share_unknown`."""
+    """Split rows into the older part and the newest share `hold_out`.
+
+    See `MovieLens` for `share_unknown`.
+    """
     if not 0 < hold_out < 1:
         raise ConfigurationError(f"hold_out takes a number between 0 and 1; received {hold_out!r}")
     rows = len(columns[LABEL])
@@ -207,13 +214,14 @@ def split_by_time(
 
 
 def find_files(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Return a folder that holds checked files of MovieLens-100K in one of the two formats.
+    """Return a folder with checked files of MovieLens-100K in one of the two formats.
 
-    In this order: `folder` or $MOVIELENS_FOLDER if given; the user's cache; the official archive; the copy in the
-    RecBole wheel, by pip. What was fetched is checked against its SHA-256 and kept in the cache.
+    If `folder` or $MOVIELENS_FOLDER is given, it is used. Otherwise the sources are tried in this order: the user's
+    cache, the official archive, and the copy in the RecBole wheel, downloaded by pip. Downloads are checked against
+    their SHA-256 and kept in the cache.
 
     Raises:
-        DataError: nothing worked; the message says what was tried, what happened and what can be done.
+        DataError: the given folder does not hold the files, or no source works; the message lists the attempts.
     """
     given = folder or os.environ.get(FOLDER_VARIABLE)
     if given:
@@ -242,7 +250,7 @@ def find_files(folder: str | os.PathLike[str] | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the user's cache folder of this project, by the custom of the platform."""
+    """Return this project's cache folder, following the conventions of the platform."""
     home = Path.home()
     if os.environ.get("XDG_CACHE_HOME"):
         base = Path(os.environ["XDG_CACHE_HOME"])
@@ -256,7 +264,11 @@ def cache_folder() -> Path:
 
 
 def _sound_folder(folder: Path) -> Path:
-    """Return `folder` or the ml-100k folder in it, whichever holds a complete format with the right checksums."""
+    """Return `folder` or its subfolder ml-100k, whichever holds the files.
+
+    Raises:
+        DataError: neither does, or a checksum is wrong.
+    """
     for place in (folder, folder / "ml-100k"):
         for names in FORMATS:
             if all((place / name).is_file() for name in names):
@@ -275,7 +287,10 @@ def _check(content: bytes, wanted: str, what: str) -> None:
 
 
 def _fetch_into(cache: Path, fetch: Callable[[Path], None]) -> Path:
-    """Fetch beside `cache`, check, then put it in place in one move, so that a broken-off fetch leaves nothing."""
+    """Download to a temporary folder, check, and rename it to `cache`.
+
+    An interrupted download therefore leaves nothing behind.
+    """
     cache.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache.parent) as scratch:
         fetched = Path(scratch) / "ml-100k"
@@ -285,7 +300,7 @@ def _fetch_into(cache: Path, fetch: Callable[[Path], None]) -> Path:
         try:
             fetched.rename(cache)
         except OSError:
-            # It exists: damaged, or another process was faster; either way the fresh copy is good.
+            # `cache` exists: it is damaged, or another process was faster. Replace it by the fresh copy.
             shutil.rmtree(cache, ignore_errors=True)
             fetched.rename(cache)
     return cache
@@ -325,7 +340,7 @@ def _extract(archive: Path, folder: str, names: Mapping[str, str], target: Path)
 
 @lru_cache(maxsize=2)
 def read(folder: Path) -> dict[str, np.ndarray]:
-    """Read the files of one of the two formats, unchecked; returns what `load` does, identical for both."""
+    """Read the files of either format, without checks; see `load` for the result."""
     official = (folder / "u.data").is_file()
     ratings, users, items = (file_rows(folder / name) for name in (OFFICIAL if official else ATOMIC))
     ratings_by_column = np.array([row[:4] for row in ratings], dtype=np.float64)
@@ -355,7 +370,11 @@ def read(folder: Path) -> dict[str, np.ndarray]:
 
 
 def file_rows(path: Path) -> list[list[str]]:
-    """Split a file into fields; RecBole's files begin with a header, GroupLens' separate fields by | but in u.data."""
+    """Split the lines of a file into fields.
+
+    Files of RecBole have a header and are separated by tabs. Files of GroupLens have no header and are separated by |,
+    except u.data, which is separated by tabs.
+    """
     official = path.name in OFFICIAL
     separator = "|" if official and path.name != "u.data" else "\t"
     lines = path.read_text(encoding="latin-1" if official else "utf-8").split("\n")[0 if official else 1 :]
@@ -363,12 +382,12 @@ def file_rows(path: Path) -> list[list[str]]:
 
 
 def film_of(row: list[str], official: bool) -> tuple[int, list[bool]]:
-    """Return the year of release (0 where unknown) and the genre flags of one line about a film."""
+    """Return a film's year of release (0 if unknown) and its genre flags."""
     title = row[1]
     if official:
         flags = [field == "1" for field in row[-len(GENRES) :]]
     else:
-        # RecBole cut the year off the title, but missed one that is followed by a further bracket.
+        # RecBole moved the year from the title to another field, except where another bracket follows the year.
         title += f" ({row[2]})"
         flags = [genre in row[3].split() for genre in GENRES]
     years = re.findall(r"\((\d{4})\)", title)

@@ -1,9 +1,9 @@
-"""MovieLens-100K as raw rows: what the files hold, joined by person and film, and nothing made of it.
+"""MovieLens-100K as raw rows: the files joined by user and film, not preprocessed.
 
     python -m examples.movielens_raw runs/movielens.jsonl
 
-Ids, gender, occupation and zip code are strings, genres a list of strings, the time of the rating is in seconds, and
-a year of release that the files lack is missing. `configs/deepfm_movielens.yaml` declares what becomes of them.
+Ids, gender, occupation and zip code are strings, genres are a list of strings, and the time of a rating is in seconds.
+An unknown year of release is null. `configs/deepfm_movielens.yaml` declares the features made from these columns.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from examples.movielens import ATOMIC, GENRES, OFFICIAL, file_rows, film_of, fin
 
 
 def raw_rows(path: str | os.PathLike[str], data: str | os.PathLike[str] | None = None) -> Path:
-    """Write the ratings as JSON lines in the order of the files, unless they are there already; return the path.
+    """Write the ratings as JSON lines in file order, unless `path` exists; return it.
 
     Args:
-        path: the file to write; it appears in one move.
-        data: where MovieLens-100K is (see `examples.movielens.find_files`).
+        path: file to write; it is renamed into place.
+        data: folder of MovieLens-100K (see `examples.movielens.find_files`).
 
     Raises:
-        DataError: the data could not be had.
+        DataError: the data cannot be found or downloaded.
     """
     path = Path(path)
     if not path.is_file():

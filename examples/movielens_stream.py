@@ -1,10 +1,11 @@
-"""MovieLens-100K as a stream: every rating in the order of time, as files, Redis entries or Kafka messages.
+"""MovieLens-100K as a stream of files, Redis entries or Kafka messages.
 
-    python -m examples.movielens_stream files FOLDER            JSON lines, 10 segments
-    python -m examples.movielens_stream redis [--url URL]       100 ratings an entry, stream key "ratings"
-    python -m examples.movielens_stream kafka [--servers S]     100 ratings a message, topic "ratings"
+    python -m examples.movielens_stream files FOLDER            JSON lines in 10 segments
+    python -m examples.movielens_stream redis [--url URL]       100 ratings per entry, stream key "ratings"
+    python -m examples.movielens_stream kafka [--servers S]     100 ratings per message, topic "ratings"
 
-`configs/wide_deep_movielens_online.yaml` learns from any of the three; the files it makes by itself.
+Ratings are in the order of time. `configs/wide_deep_movielens_online.yaml` learns from any of the three; it writes the
+files itself.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ from examples.movielens import FEATURES, LABEL, SIZES, load
 from trainer.errors import ConfigurationError
 from trainer.streams import Schema
 
-DONE = "_DONE"  # the file that tells a `FileStream` that no segment will follow
+DONE = "_DONE"  # file that marks the end of the stream for `FileStream`
 COLUMNS = (*FEATURES, LABEL)
 NAME = "ratings"
 
 
 def schema() -> Schema:
-    """Return the schema of a rating: the columns of `examples.movielens`, with the time of the rating as event time."""
+    """Return the schema of a rating, with the time of the rating as event time.
+
+    The columns are those of `examples.movielens`.
+    """
     ids = {name: {"dtype": "int32", "minimum": 0, "maximum": SIZES[name] - 1} for name in FEATURES if name != "genres"}
     columns = {name: ids.get(name, {"dtype": "float32", "shape": (SIZES["genres"],)}) for name in FEATURES}
     return Schema({**columns, LABEL: {"dtype": "float32"}}, label=LABEL, event_time="timestamp")
@@ -42,17 +46,17 @@ def segments(
     count: int = 10,
     data: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Write the ratings as JSON-lines segments, unless the folder has them already, and return the folder.
+    """Write the ratings as JSON-lines segments, unless they exist; return the folder.
 
     Args:
-        folder: where the segments go; appears in one move, so that a reader never sees a part of it.
-        rows: how many ratings, the oldest first; None for all 100,000.
+        folder: folder of the segments. It is renamed into place, so readers never see it incomplete.
+        rows: number of ratings to write, oldest first; None for all 100,000.
         count: number of segments.
-        data: where MovieLens-100K is (see `examples.movielens.find_files`).
+        data: folder of MovieLens-100K (see `examples.movielens.find_files`).
 
     Raises:
-        ConfigurationError: the folder holds something else, or cannot be written.
-        DataError: the data could not be had.
+        ConfigurationError: the folder holds other files, or cannot be written.
+        DataError: the data cannot be found or downloaded.
     """
     folder = Path(folder)
     if (folder / DONE).is_file():
@@ -87,7 +91,7 @@ def messages(columns: Mapping[str, np.ndarray], rows_per_message: int = 100) -> 
 
 
 def publish_to_redis(payloads: Sequence[bytes], url: str, key: str = NAME) -> None:
-    """Append messages to a Redis stream, replacing what the key held."""
+    """Write messages to a Redis stream, replacing its previous content."""
     import redis
 
     client = redis.Redis.from_url(url)
@@ -103,7 +107,7 @@ def publish_to_kafka(payloads: Sequence[bytes], servers: str, topic: str = NAME,
     """Append messages to one partition of a topic, in order.
 
     Raises:
-        ConfigurationError: the broker did not take them within a minute.
+        ConfigurationError: the broker did not accept all messages within a minute.
     """
     import confluent_kafka
 

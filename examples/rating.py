@@ -1,6 +1,7 @@
-"""Ratings of MovieLens-100K as a number, as one of five classes, or as two tasks: "liked", and "loved" given liked.
+"""Ratings of MovieLens-100K as a number, as one of five classes, or as two tasks.
 
-`configs/rating_movielens_online.yaml` learns the number from a stream; `benchmarks/quality.py` measures all three.
+The tasks are "liked" (4 or 5 stars) and, among liked films, "loved" (5 stars). `configs/rating_movielens_online.yaml`
+learns the number from a stream; `benchmarks/quality.py` measures all three forms.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ Columns = Mapping[str, np.ndarray]
 
 
 class Rater(nn.Cell):
-    """Biases, the product of user and film vectors, and a small perceptron over all features.
+    """Biases, the product of user and film vectors, and a perceptron on all features.
 
     Args:
-        outputs: values for each row; with `heads` two tensors [B, 1], else one [B, outputs].
-        mean: where the first output starts.
-        heads: whether the two outputs are tasks of their own.
-        dim: length of the vectors.
-        more: values of each row that are known besides the features, as `rate` takes them.
+        outputs: number of outputs.
+        mean: initial value of the outputs.
+        heads: whether to return the two outputs as separate tensors [B, 1], one per task, instead of one tensor
+            [B, outputs].
+        dim: length of the embedding vectors.
+        more: number of additional inputs per row, which `rate` receives.
     """
 
     def __init__(self, outputs: int = 1, mean: float = 0.0, heads: bool = False, dim: int = 16, more: int = 0) -> None:
@@ -45,7 +47,13 @@ class Rater(nn.Cell):
         return self.rate((user, item, age, gender, occupation, year), genres, ())
 
     def rate(self, ids, genres, more):
-        """Return the outputs for columns of ids [B], genres [B, 19] and a tuple of what else is known, each [B, n]."""
+        """Return the outputs.
+
+        Args:
+            ids: columns of ids, each [B].
+            genres: shape [B, 19].
+            more: tuple of additional inputs, each [B, n].
+        """
         vectors = ()
         total = self.mean
         for place, column in enumerate(ids):
@@ -75,11 +83,11 @@ def arrays(columns: Columns, target: str) -> dict[str, np.ndarray]:
 
 
 def stream(target: str = "rating", rows: int | None = None) -> ReplayStream:
-    """Return all ratings as a stream in the order of time, with the labels of one kind of target.
+    """Return the ratings as a stream ordered by time, with one kind of target.
 
     Args:
         target: "rating", "classes" or "tasks".
-        rows: the oldest so many alone, or None.
+        rows: number of ratings, oldest first; None for all.
     """
     columns = {name: column[:rows] for name, column in load().items()}
     return ReplayStream(arrays(columns, target))

@@ -1,4 +1,4 @@
-"""What a run on MovieLens-100K ends with: the result beside two baselines, where everything is, and the loss curve."""
+"""The report of a run on MovieLens-100K: results, baselines, files, loss curve."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SCORES = ("auc", "log_loss")
 
 
 class MovieLensReport:
-    """Prints AUC and log loss on the held-out ratings beside two baselines, and draws the loss curve.
+    """Prints AUC and log loss next to two baselines, and draws the loss curve.
 
     Args:
-        name: what the trained network is called in the table.
-        folder: where the data is, as for `MovieLens`.
-        curve: file name of the picture, in the run folder.
+        name: name of the trained network in the table.
+        folder: folder of the data, as in `MovieLens`.
+        curve: file name of the picture in the run folder.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class MovieLensReport:
             {"Wide & Deep": {"auc": ..., "log_loss": ...}, "linear": ..., "item mean": ...}.
 
         Raises:
-            ConfigurationError: the run has no test of the metrics "auc" and "log_loss", or a package of the extra
+            ConfigurationError: the run did not measure "auc" and "log_loss" on test data, or a package of the extra
                 "examples" is missing.
         """
         results = json.loads((Path(run_dir) / "metrics.json").read_text())["results"]
@@ -69,7 +69,7 @@ class MovieLensReport:
 
 
 def _shown(place: str | os.PathLike[str]) -> str:
-    """Return the path as one would type it here."""
+    """Return the path, relative to the current folder if it is inside."""
     path = Path(place).absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
@@ -87,7 +87,7 @@ def _table(rows: dict[str, dict[str, float]]) -> str:
 
 
 def draw_loss(history: History, path: Path) -> Path:
-    """Draw the loss of single steps, its mean over each epoch and that of each validation as a PNG; return `path`.
+    """Draw the loss per step, per epoch and per validation as a PNG; return `path`.
 
     Raises:
         ConfigurationError: matplotlib is missing.
@@ -99,7 +99,7 @@ def draw_loss(history: History, path: Path) -> Path:
         raise ConfigurationError(
             "the loss curve needs matplotlib: pip install 'mindspore-trainer[examples]'"
         ) from error
-    # Figure and canvas of its own: pyplot would choose a window system and keep global state.
+    # Create figure and canvas directly, because pyplot would choose a window system and keep global state.
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel="optimizer step", ylabel="loss")

@@ -1,12 +1,12 @@
-"""Which part of SciPy is this about? A text classifier on word vectors, trained on text that is on every machine.
+"""A text classifier on word vectors that finds the part of SciPy a text is about.
 
     python -m examples.text_classifier
 
-The text is the docstrings of SciPy (which scikit-learn brings along), the class the subpackage they come from; whole
-files are held out. Word vectors are made from the training text (positive pointwise mutual information of words that
-stand near each other, reduced by a singular value decomposition: O. Levy and Y. Goldberg, "Neural Word Embedding as
-Implicit Matrix Factorization", 2014) and handed to `EmbeddingBag.from_pretrained`, as vectors from anywhere else would
-be. Words go in as they are, as strings.
+The texts are the docstrings of SciPy, which is installed with scikit-learn, so nothing is downloaded. The class is the
+subpackage of a docstring, and whole files are held out. Word vectors are computed from the training texts: positive
+pointwise mutual information of nearby words, reduced by a singular value decomposition (O. Levy and Y. Goldberg,
+"Neural Word Embedding as Implicit Matrix Factorization", 2014). They are passed to `EmbeddingBag.from_pretrained`, like
+any other pretrained vectors. The words themselves are passed as strings.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from trainer.errors import ConfigurationError, did_you_mean
 
 TOPICS = ("interpolate", "linalg", "optimize", "signal", "sparse", "stats")
 SPLITS = ("train", "test")
-LENGTH = 80  # words of a text that are read
+LENGTH = 80  # number of words of a text that are read
 NO_WORD = ""
-_HIDDEN = {"scipy", *TOPICS}  # the names of the classes would give them away
+_HIDDEN = {"scipy", *TOPICS}  # words removed from the texts, because they would give the class away
 
 
 def docstrings(split: str = "train", hold_out: float = 0.25) -> dict[str, np.ndarray]:
-    """Return the texts of one part; which files it has never changes for one version of SciPy.
+    """Return the texts of one part; the split is fixed for each version of SciPy.
 
     Args:
         split: "train" or "test".
-        hold_out: share of the files that makes "test".
+        hold_out: share of the files that form "test".
 
     Returns:
-        words: text [rows, 80], lower case, filled up with empty strings; label: int32 [rows], indices into `TOPICS`.
+        words: strings [rows, 80], lower case, padded with empty strings; label: int32 [rows], indices into `TOPICS`.
 
     Raises:
-        ConfigurationError: an argument that cannot work, or SciPy is missing.
+        ConfigurationError: an invalid argument, or SciPy is missing.
     """
     if split not in SPLITS:
         raise ConfigurationError(f"split takes 'train' or 'test'; received {split!r}{did_you_mean(split, SPLITS)}")
@@ -63,7 +63,7 @@ def docstrings(split: str = "train", hold_out: float = 0.25) -> dict[str, np.nda
         files = [file for file in files if "tests" not in file.parts]
         held_out = rng.random(len(files)) < hold_out
         chosen = [file for file, held in zip(files, held_out, strict=True) if held == (split == "test")]
-        texts = dict.fromkeys(text for file in chosen for text in _texts(file))  # each once
+        texts = dict.fromkeys(text for file in chosen for text in _texts(file))  # without duplicates
         rows += [list(text) for text in texts]
         labels += [label] * len(texts)
     words = np.array([row[:LENGTH] + [NO_WORD] * (LENGTH - len(row)) for row in rows])
@@ -71,7 +71,10 @@ def docstrings(split: str = "train", hold_out: float = 0.25) -> dict[str, np.nda
 
 
 def _texts(file: Path) -> list[tuple[str, ...]]:
-    """Return the words of every docstring of a file, code examples left out; nothing is imported."""
+    """Return the words of every docstring of a file, without code examples.
+
+    The file is parsed, not imported.
+    """
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
     nodes = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, kinds)]
     found = []
@@ -85,7 +88,17 @@ def _texts(file: Path) -> list[tuple[str, ...]]:
 
 
 def word_vectors(words: np.ndarray, dim: int = 32, least: int = 3, window: int = 5) -> dict[str, np.ndarray]:
-    """Return a vector, float32 [dim], for every word that occurs at least `least` times in `words` (text [rows, n])."""
+    """Return a vector for every word that occurs at least `least` times.
+
+    Args:
+        words: strings [rows, n].
+        dim: length of the vectors.
+        least: minimum number of occurrences.
+        window: maximum distance of two words that count as nearby.
+
+    Returns:
+        Word -> vector, float32 [dim].
+    """
     from scipy.sparse import csr_matrix
     from scipy.sparse.linalg import svds
 
@@ -112,17 +125,17 @@ def word_vectors(words: np.ndarray, dim: int = 32, least: int = 3, window: int =
 
 
 class TextClassifier(nn.Cell):
-    """The mean of the word vectors, then a perceptron.
+    """The mean of the word vectors, followed by a perceptron.
 
     Args:
-        vectors: word vectors by word, or None to learn them from nothing.
-        trainable: whether the vectors are trained on; words without one then get one too.
+        vectors: pretrained vectors by word, or None to learn vectors from scratch.
+        trainable: whether to train the pretrained vectors further; words without a vector then get one too.
         classes: number of classes.
         hidden: width of the hidden layer.
-        dim: length of the vectors where none are given.
+        dim: length of the vectors, if `vectors` is None.
 
     Inputs:
-        words: text [B, n], filled up with empty strings.
+        words: strings [B, n], padded with empty strings.
 
     Outputs:
         Logits, float32 [B, classes].
@@ -152,10 +165,10 @@ class TextClassifier(nn.Cell):
 
 
 def train(epochs: int = 12, trainable: bool = True) -> dict[str, float]:
-    """Make vectors, train on the training part and return the accuracies on the held-out texts.
+    """Compute vectors, train a classifier, and return accuracies on held-out texts.
 
     Returns:
-        {"classifier": ..., "majority": ...}: `majority` always answers with the most frequent class.
+        {"classifier": ..., "majority": ...}; "majority" always predicts the most frequent class.
     """
     known, held_out = docstrings("train"), docstrings("test")
     network = TextClassifier(word_vectors(known["words"]), trainable=trainable)

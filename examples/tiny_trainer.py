@@ -1,17 +1,17 @@
-"""A trainer on a few pages: read it from top to bottom to learn how the big one works.
+"""A trainer on a few pages: read it from top to bottom to see how `trainer` works.
 
     python examples/tiny_trainer.py
 
-Four ideas carry all of `trainer/`, and each has a section here:
+`trainer/` is built on four ideas. Each has a section here:
 
-1. Rows come with a position (`trainer/data`, `trainer/streams`). A batch says where the data go on after its last row.
-2. What is compiled is one training step, run many times per call (`trainer/graph`). "Sink" means nothing else.
-3. One loop trains on finite data and on streams (`trainer/run/loop.py`). It works on chunks: the batches of one call.
-4. A snapshot holds the parameters and the position after the last row *trained* (`trainer/checkpoint`), so a run that
-   is killed and resumed ends in the same bits.
+1. Rows come with a position (`trainer/data`, `trainer/streams`): each batch knows where the next batch begins.
+2. The compiled program runs one training step many times per call (`trainer/graph`). This is all that "sink" means.
+3. One loop trains on finite data and on streams (`trainer/run/loop.py`). Its unit is a chunk: the batches of one call.
+4. A snapshot holds the parameters and the position after the last row *trained* (`trainer/checkpoint`). A run that is
+   killed and resumed therefore ends with the same bits as an uninterrupted run.
 
-tests/examples/test_tiny_trainer.py compares every bit with `trainer.Trainer`. What makes a trainer long is not here:
-mixed precision, accumulation, metrics, validation, sparse tables, Kafka, several processes, errors that tell the cure.
+tests/examples/test_tiny_trainer.py compares every bit with `trainer.Trainer`. Left out: mixed precision, gradient
+accumulation, metrics, validation, sparse tables, Kafka, several processes and helpful error messages.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-Columns = tuple[np.ndarray, ...]  # of one batch: inputs, then the label; the rows are on axis 0
+Columns = tuple[np.ndarray, ...]  # the inputs and the label of a batch, with the rows on axis 0
 
 # -- 1. Rows with positions --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where the next row is read: a batch of an epoch, or a row of a stream's file."""
+    """Where to read next: a batch of an epoch, or a row in a file of a stream."""
 
     epoch: int = 0
     batch: int = 0
-    file: str = ""  # streams only: name of the file, in which `row` rows have been trained on
-    row: int = 0
+    file: str = ""  # streams only: name of the file
+    row: int = 0  # streams only: number of rows of this file already trained on
 
 
 @dataclass
 class Batch:
-    """Columns, and the position after their last row."""
+    """The columns of a batch and the position after its last row."""
 
     columns: Columns
     after: Position
@@ -56,9 +56,9 @@ class Batch:
 
 
 class Arrays:
-    """Finite data: equally long arrays, shuffled by (seed, epoch) alone.
+    """Finite data: arrays of the same length, shuffled by (seed, epoch).
 
-    So the order of an epoch needs not be saved: a position of two numbers says where a run stopped.
+    The order of an epoch need not be saved, because seed and epoch determine it. A position is two numbers.
     """
 
     def __init__(self, columns: Columns, batch_size: int, seed: int = 0) -> None:
@@ -76,17 +76,17 @@ class Arrays:
 
 
 class Folder:
-    """A stream: files of lines {"inputs": [...], "label": [...]} that appear in a folder, in the order of their names.
+    """A stream of JSON-lines files that appear in a folder, read in order of name.
 
-    A batch may begin in one file and end in another. Its position is that of its last row: never of what was read
-    ahead, or a resumed run would lose rows.
+    A line is {"inputs": [...], "label": [...]}. A batch may begin in one file and end in another. Its position is that
+    of its last row. Rows read ahead do not count, so a resumed run does not lose them.
     """
 
     def __init__(self, folder: Path, batch_size: int) -> None:
         self.folder, self.batch_size = folder, batch_size
 
     def batches(self, position: Position) -> Iterator[Batch]:
-        """Yield the batches from `position` to the last row there is; rows that fill no batch wait for others."""
+        """Yield all full batches from `position` on; later calls read the other rows."""
         waiting: list[dict[str, list[float]]] = []
         for path in sorted(self.folder.glob("*.jsonl")):
             if path.name < position.file:
@@ -104,7 +104,7 @@ class Folder:
 
 
 class Step(nn.Cell):
-    """One optimizer update: forward, backward, update. Returns the loss before the update."""
+    """A training step that returns the loss before the update."""
 
     def __init__(self, network: nn.Cell, loss: nn.Cell, optimizer: nn.Optimizer) -> None:
         super().__init__(auto_prefix=False)
@@ -116,16 +116,16 @@ class Step(nn.Cell):
         return self.loss(self.network(inputs), label)
 
     def construct(self, inputs, label):
-        """Train one batch."""
+        """Train on a batch."""
         loss, gradients = self.value_and_grad(inputs, label)
         self.optimizer(gradients)
         return loss
 
 
 class ManySteps(nn.Cell):
-    """Up to K steps in one call: a `while` over batches stacked as [K, B, ...].
+    """Up to K steps in one call: a `while` loop over batches stacked as [K, B, ...].
 
-    A call costs half a millisecond whatever is in it; the steps share that. The bits are those of single calls.
+    A call has a fixed cost of half a millisecond, which the steps share. The results equal those of single calls.
     """
 
     def __init__(self, step: Step, most: int) -> None:
@@ -134,7 +134,7 @@ class ManySteps(nn.Cell):
         self.no_losses, self.first = Tensor(np.zeros(most, np.float32)), Tensor(0, mstype.int32)
 
     def construct(self, count, inputs, label):
-        """Train the first `count` batches; return their losses [K]."""
+        """Train on the first `count` batches; return their losses [K]."""
         losses, index = self.no_losses, self.first
         while index < count:
             loss = self.step(self.gather(inputs, index, 0), self.gather(label, index, 0))
@@ -148,19 +148,19 @@ class ManySteps(nn.Cell):
 
 @dataclass
 class Chunk:
-    """The batches of one call, all of one shape, with the position after their last row."""
+    """The batches of one call, all of the same shape."""
 
     batches: list[Batch] = field(default_factory=list)
 
     def stacked(self, size: int) -> Columns:
-        """Return each column as [size, B, ...]; zeros follow the last batch."""
+        """Return each column stacked to [size, B, ...] and padded with zeros."""
         columns = zip(*(batch.columns for batch in self.batches), strict=True)
         rest = [(0, size - len(self.batches))]
         return tuple(np.pad(np.stack(parts), rest + [(0, 0)] * parts[0].ndim) for parts in columns)
 
 
 def chunks(batches: Iterator[Batch], most: int) -> Iterator[Chunk]:
-    """Put up to `most` neighbouring batches of one shape together."""
+    """Group up to `most` consecutive batches of the same shape."""
     chunk = Chunk()
     for batch in batches:
         same = not chunk.batches or len(chunk.batches[0].columns[0]) == len(batch.columns[0])
@@ -173,7 +173,7 @@ def chunks(batches: Iterator[Batch], most: int) -> Iterator[Chunk]:
 
 
 def ahead(items: Iterator[Any]) -> Iterator[Any]:
-    """Yield items; a thread reads the next one while the caller trains. Only the caller's thread runs graphs."""
+    """Yield items while a thread reads the next one; only the caller runs graphs."""
     with ThreadPoolExecutor(1) as reader:
         coming = reader.submit(next, items, None)
         while (item := coming.result()) is not None:
@@ -182,14 +182,14 @@ def ahead(items: Iterator[Any]) -> Iterator[Any]:
 
 
 class TinyTrainer:
-    """Trains a network of one input; `sink_size` steps per call.
+    """Trains a network with a single input.
 
     Args:
-        network: takes inputs [B, ...].
-        loss: takes (prediction, label).
-        optimizer: of the network's parameters.
-        sink_size: steps per call, at most.
-        on_chunk: called with the trainer after each chunk: the one hook. Return True to stop.
+        network: network of one input, [B, ...].
+        loss: loss function of (prediction, label).
+        optimizer: optimizer of the network's parameters.
+        sink_size: maximum number of steps per call.
+        on_chunk: the only hook, called with the trainer after each chunk; returns True to stop.
     """
 
     def __init__(
@@ -208,19 +208,19 @@ class TinyTrainer:
         self.position, self.global_step, self.losses = Position(), 0, []
 
     def fit(self, source: Arrays, epochs: int) -> list[float]:
-        """Train up to epoch `epochs` from the current position; return the losses of all steps."""
+        """Train from the current position to epoch `epochs`; return all steps' losses."""
         while self.position.epoch < epochs:
             if not self._train(source):
                 break
         return self.losses
 
     def online_train(self, stream: Folder) -> list[float]:
-        """Train on all rows after the current position, each scored before it is learned from."""
+        """Train on all new rows of a stream; return the losses before each update."""
         self._train(stream)
         return self.losses
 
     def _train(self, source: Arrays | Folder) -> bool:
-        """Train to the end of an epoch, or of what a stream has; return False if the hook stopped it."""
+        """Train to the end of an epoch or stream; return False if the hook stopped it."""
         for chunk in ahead(chunks(source.batches(self.position), self.sink_size)):
             tensors = [Tensor.from_numpy(column) for column in chunk.stacked(self.sink_size)]
             count = len(chunk.batches)
@@ -235,7 +235,7 @@ class TinyTrainer:
     # -- 4. Snapshots --------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> Path:
-        """Write a snapshot; it appears under its name when it is whole and on the disk, or not at all."""
+        """Write a snapshot atomically: it gets its name only once it is on the disk."""
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"step_{self.global_step:08d}"
         unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder))
@@ -252,7 +252,7 @@ class TinyTrainer:
         return target
 
     def load(self, folder: Path) -> bool:
-        """Restore the newest sound snapshot of a folder; return False if there is none."""
+        """Restore the newest undamaged snapshot of a folder; return False without one."""
         for path in sorted(folder.glob("step_*"), reverse=True):
             sums = json.loads((path / "manifest.json").read_text())
             if any(hashlib.sha256((path / name).read_bytes()).hexdigest() != wanted for name, wanted in sums.items()):

@@ -1,9 +1,9 @@
-"""Make the pictures of docs/callbacks.md from real runs on the digits.
+"""Draw the pictures of docs/callbacks.md from real training runs on the digits.
 
-Look at them before you commit them.
+Check the pictures by eye before committing them.
 
-python scripts/callback_pictures.py docs/pictures/callbacks
-python scripts/callback_pictures.py docs/pictures/callbacks drift lines
+python scripts/callback_pictures.py docs/pictures/callbacks                all pictures
+python scripts/callback_pictures.py docs/pictures/callbacks drift lines    two of them
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ SPANS = {"program": 0, "callback": 1, "step": 2, "operator": 3}
 
 
 def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return rows to train and to validate on."""
+    """Return training and validation rows."""
     x, y = load_digits(return_X_y=True)
     x, y = (x / 16).astype(np.float32), y.astype(np.int32)
     return {"x": x[:TRAIN], "y": y[:TRAIN]}, {"x": x[TRAIN:], "y": y[TRAIN:]}
 
 
 def make(rate: Any) -> Trainer:
-    """Return a trainer of a small network that always starts from the same weights."""
+    """Return a trainer for a small network with reproducible initial weights."""
     mindspore.set_seed(1)
     np.random.seed(1)
     net = nn.SequentialCell(nn.Dense(64, 64), nn.ReLU(), nn.Dense(64, 10))
@@ -66,7 +66,7 @@ def make(rate: Any) -> Trainer:
 
 
 def schedules() -> str:
-    """Draw the schedules by name."""
+    """Draw the named learning rate schedules."""
     steps = list(range(0, 1000, 10))
     options = {"total_steps": 1000, "warmup_steps": 100}
     curves = {
@@ -91,7 +91,7 @@ def lr_finder() -> str:
 
 
 def averages() -> str:
-    """Draw the validation loss of weights, of their moving average and of their mean."""
+    """Draw the validation loss of the weights, of their EMA and of their SWA."""
     train, valid = digits()
     curves = {}
     for name, callbacks in (("weights", []), ("EMA", [EMA(decay=0.98)]), ("SWA", [SWA(start=72)])):
@@ -101,7 +101,7 @@ def averages() -> str:
 
 
 def early_stopping() -> str:
-    """Draw a run that ends when its validation loss no longer falls."""
+    """Draw a run that stops when its validation loss no longer falls."""
     train, valid = digits()
     stopping = EarlyStopping("val_loss", patience=4)
     history = make(0.01).fit(train, 60, valid, batch_size=BATCH, callbacks=[stopping])
@@ -113,7 +113,7 @@ def early_stopping() -> str:
 
 
 def profiler(calls: int = 3) -> str:
-    """Draw the last calls of a profiler's trace, a row for each thread."""
+    """Draw the last calls of a profiler's trace, with one row per thread."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = make(1e-3)
         trainer.run_dir = Path(folder)
@@ -148,7 +148,7 @@ def profiler(calls: int = 3) -> str:
 
 
 def plateau() -> str:
-    """Draw the learning rate that ReduceLROnPlateau lowers."""
+    """Draw how ReduceLROnPlateau lowers the learning rate."""
     train, valid = digits()
     rates = LearningRateMonitor(every=1)
     lowering = ReduceLROnPlateau(factor=0.3, patience=2)
@@ -162,7 +162,7 @@ def plateau() -> str:
 
 
 def checkpoints() -> str:
-    """Draw which snapshots of a run are on the disk at its end."""
+    """Draw which snapshots ModelCheckpoint has kept at the end of a run."""
     train, valid = digits()
     with tempfile.TemporaryDirectory() as folder:
         saving = ModelCheckpoint(folder, monitor="val_loss", keep_best=1, keep_last=2)
@@ -176,7 +176,7 @@ def checkpoints() -> str:
 
 
 def skipped() -> str:
-    """Draw the loss of a run with two batches that SkipNonFinite skips."""
+    """Draw the loss of a run in which SkipNonFinite skips two batches."""
     train = digits()[0]
     rows = {name: values.copy() for name, values in train.items()}
     for batch in (8, 15):
@@ -200,20 +200,20 @@ def skipped() -> str:
 
 
 class LossRose:
-    """Fires once, when the log loss is half above the lowest so far."""
+    """A drift detector that fires once, when the loss exceeds 1.5 times its minimum."""
 
     def __init__(self) -> None:
         self.lowest, self.fired = float("inf"), False
 
     def update(self, value: float) -> bool:
-        """Return whether the value is a change."""
+        """Add a value; return whether it is a drift."""
         self.lowest = min(self.lowest, value)
         fires, self.fired = not self.fired and value > 1.5 * self.lowest, self.fired or value > 1.5 * self.lowest
         return fires
 
 
 def drift() -> str:
-    """Draw the log loss of a stream that drifts, and where DriftMonitor reports it."""
+    """Draw the log loss of a drifting stream and the point that DriftMonitor reports."""
     rng = np.random.default_rng(0)
     rows, changed = 20_000, 12_000
     x = rng.standard_normal((rows, 8)).astype(np.float32)
@@ -239,7 +239,7 @@ def drift() -> str:
 
 
 def device_stats() -> str:
-    """Draw the cores that a run keeps busy."""
+    """Draw the number of CPU cores that a run uses."""
     stats = DeviceStats(every=40)
     make(1e-3).fit(digits()[0], 60, batch_size=BATCH, sink_size=1, callbacks=[stats])
     records = stats.records[1:]
@@ -248,7 +248,7 @@ def device_stats() -> str:
 
 
 def lines() -> list[str]:
-    """Return what LossMonitor and TimeMonitor print."""
+    """Return the output of LossMonitor and TimeMonitor."""
     train, valid = digits()
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -257,7 +257,7 @@ def lines() -> list[str]:
 
 
 def files() -> list[str]:
-    """Return the beginning of what the loggers write."""
+    """Return the first lines of the loggers' files."""
     train, valid = digits()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -271,7 +271,7 @@ def files() -> list[str]:
 
 
 def prometheus() -> list[str]:
-    """Return what Prometheus reads of a run."""
+    """Return the metrics of a run as Prometheus reads them."""
     seen = []
 
     def scrape(trainer: Trainer) -> None:
@@ -302,7 +302,7 @@ PICTURES = {
 
 
 def main(folder: Path, only: list[str]) -> None:
-    """Write the pictures, or only those named."""
+    """Write all pictures, or only those in `only`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (print_lines, columns) in TERMINALS.items():
         if name in (only or TERMINALS):

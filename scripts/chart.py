@@ -1,4 +1,4 @@
-"""`chart_svg`: curves with axes as SVG text, without a plotting library."""
+"""`chart_svg`: draw curves with axes as SVG, without a plotting library."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 
-Curve = tuple[Sequence[float], Sequence[float]]  # x and y of its points
+Curve = tuple[Sequence[float], Sequence[float]]  # x and y of the points
 
 COLORS = ("#3b7dd8", "#d9822b", "#2e8b57", "#b0413e", "#7a5aa6")
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 52, 44  # margins in pixels
-HEADROOM = 0.06  # share of the range of y left free above and below the curves
+HEADROOM = 0.06  # free space above and below the curves, as a share of the range of y
 TICKS = 5
 
 
@@ -25,12 +25,16 @@ def chart_svg(
     width: int = 560,
     height: int = 280,
 ) -> str:
-    """Draw curves over common axes.
+    """Draw curves on the same axes; return the SVG, or "" if there is nothing to draw.
 
     Args:
-        curves: x and y of the points by name; points that are not finite are left out. A single curve has no legend.
-        log_x: whether the x axis is logarithmic; x must be above 0 then.
-        marks: x of vertical lines by their text.
+        curves: curves by name. Non-finite points and curves of fewer than two points are omitted. A single curve gets
+            no legend.
+        title: title of the chart.
+        x_label, y_label: labels of the axes.
+        log_x: whether the x axis is logarithmic; x must then be above 0.
+        marks: x positions of vertical lines, by their text.
+        width, height: size in pixels.
     """
     known = {
         name: [(x, y) for x, y in zip(*curve, strict=True) if math.isfinite(x) and math.isfinite(y)]
@@ -64,7 +68,7 @@ def chart_svg(
     parts.append(f'<g transform="translate(14 {TOP + tall / 2:.1f}) rotate(-90)">{_text(0, 0, y_label, "middle")}</g>')
     legend = float(LEFT)
     for number, (name, points) in enumerate(known.items()):
-        # Dashes show a curve that lies under another one.
+        # Dash later curves, so that a curve beneath them stays visible.
         style = f'stroke="{COLORS[number % len(COLORS)]}"' + (' stroke-dasharray="7 5"' if number > 2 else "")
         line = " ".join("{:.1f},{:.1f}".format(*pixel(x, y)) for x, y in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke-width="1.8" {style}/>')
@@ -102,7 +106,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Return the powers of ten between two logarithms, at most ten."""
+    """Return at most ten powers of ten between two given logarithms."""
     powers = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
     every = max(1, math.ceil(len(powers) / 10))
     return [10.0**power for power in powers[::every]]

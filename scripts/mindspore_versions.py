@@ -1,10 +1,10 @@
-"""Run the tests with each version of MindSpore and write the table of docs/install.md.
+"""Test each version of MindSpore and update the table of docs/install.md.
 
-    make versions                               all but the newest, which CI runs; an hour and more
-    make versions ARGS="2.8.0 2.9.0"            these two
-    make versions ARGS="2.8.0 --counted-only"   count the results that are in build/mindspore, without a run
+    make versions                               all but the newest, which CI runs; takes over an hour
+    make versions ARGS="2.8.0 2.9.0"            only these two
+    make versions ARGS="2.8.0 --counted-only"   count earlier results in build/mindspore, without running tests
 
-Each version has an environment of its own, which `make test MINDSPORE=...` makes.
+Each version has a separate environment, which `make test MINDSPORE=...` creates.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _PROGRAM = (
 
 
 def pinned() -> list[str]:
-    """Return the versions of both locks; the one that `make test` takes by itself is the last."""
+    """Return the versions of both lock files; the last is the default of `make test`."""
     locks = ("requirements-mindspore.lock", "requirements.lock")
     return [pin for name in locks for pin in re.findall(r"^mindspore==(\S+)", (ROOT / name).read_text(), re.MULTILINE)]
 
 
 def run(version: str) -> None:
-    """Run `make test` with a version; its results are in `RESULTS`."""
+    """Run `make test` with a version; write its results to `RESULTS`."""
     for old in RESULTS.glob(f"{version}*.xml"):
         old.unlink()
     results = RESULTS / f"{version}.xml"
@@ -49,7 +49,7 @@ def run(version: str) -> None:
 
 
 def row(version: str) -> list[str]:
-    """Return the row of a version from all results of it in `RESULTS`."""
+    """Return the table row of a version, from all its results in `RESULTS`."""
     suites = [suite for path in RESULTS.glob(f"{version}*.xml") for suite in ElementTree.parse(path).iter("testsuite")]
     if not suites:
         raise SystemExit(f"{RESULTS} has no results of {version}")
@@ -78,7 +78,7 @@ def _differences(version: str) -> list[str]:
 
 
 def written(page: str, rows: Sequence[Sequence[str]]) -> str:
-    """Return the page with these rows in its table; rows of other versions stay."""
+    """Return the page with these rows in its table; keep the rows of other versions."""
     found = _TABLE.search(page)
     if found is None:
         raise SystemExit(f"{PAGE} has no table that begins with {' | '.join(HEADS)}")
@@ -90,7 +90,7 @@ def written(page: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line names; return 1 if a test failed."""
+    """Run the versions of the command line; return 1 if a test failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("versions", nargs="*", help=f"of {', '.join(pinned())}; all but the last without")
     parser.add_argument("--counted-only", action="store_true", help="run nothing; count earlier results")

@@ -1,12 +1,12 @@
-"""Make the pictures of the documentation from real runs.
+"""Draw the pictures of the documentation from real training runs.
 
-They show terminal, compare, notebook, report, sweep and TensorBoard.
+They show a terminal, `trainer compare`, a notebook, a report, a sweep and TensorBoard.
 
     python scripts/pictures.py docs/pictures --python .venv/bin/python
 
-The trainer runs in `--python`, on the digits of `configs/lenet_digits.yaml`. This script itself needs an environment
-with `pip install playwright pillow nbconvert tensorboard`, and a Chromium that is installed.
-`--only terminal` makes one kind of picture.
+The interpreter of `--python` runs the trainer on the digits of `configs/lenet_digits.yaml`. The environment of this
+script needs `pip install playwright pillow nbconvert tensorboard` and an installed Chromium. Use `--only terminal` to
+draw a single kind of picture.
 """
 
 from __future__ import annotations
@@ -117,12 +117,12 @@ def in_browser(given: argparse.Namespace, python: str, work: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of a program that uses the trainer of this checkout."""
+    """Return environment variables that select the trainer of this checkout."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3", "TERM": "xterm"}
 
 
 def record(command: list[str], columns: int, work: Path) -> list[str]:
-    """Run a program in a pseudo-terminal; return the lines on its screen at the end."""
+    """Run a program in a pseudo-terminal; return the final lines on the screen."""
     control, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (60, columns))
     process = subprocess.Popen(
@@ -144,7 +144,7 @@ def record(command: list[str], columns: int, work: Path) -> list[str]:
 def screen(text: str) -> list[str]:
     """Return the lines that a terminal shows after this output.
 
-    It obeys carriage returns, cursor up and erasing.
+    Carriage returns, cursor-up and erase sequences are interpreted.
     """
     lines, row, column = [""], 0, 0
     for part in re.findall(r"\x1b\[[\d;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", text):
@@ -182,7 +182,7 @@ def draw(path: Path, lines: list[str], columns: int) -> None:
 
 
 def notebook(python: str, work: Path) -> Path:
-    """Execute a notebook in the trainer's environment; return it as a page."""
+    """Execute a notebook in the trainer's environment; return the HTML file."""
     kernel = work / "jupyter" / "kernels" / "trainer"
     kernel.mkdir(parents=True)
     arguments = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -201,7 +201,7 @@ def notebook(python: str, work: Path) -> Path:
 
 
 def tensorboard(view: Any, work: Path, folder: Path) -> None:
-    """Take pictures of TensorBoard's server: curves, table of hyperparameters."""
+    """Take screenshots of TensorBoard: curves and the table of hyperparameters."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,7 +1,9 @@
-"""Writes the tables of docs/reliability.md that come from trying every case: `python scripts/reliability_tables.py`.
+"""Generate the tables of docs/reliability.md by running every case.
 
-A table is a function that returns its lines; `TABLES` names it, and the page has it between two comments with that
-name. `--check` writes nothing and fails where the page tells something else.
+    python scripts/reliability_tables.py
+
+A table is a function in `TABLES` that returns the table's lines. The page contains the table between two comments with
+its name. With `--check`, nothing is written, and the exit code is 1 if the page is out of date.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def ways_and_values() -> list[str]:
-    """Try each value by each way in, against the same value in a list of rows."""
+    """Read each value in each form, and compare it with the value in a list of rows."""
     from scripts.value_ways import WAYS, UnsupportedError
     from trainer.features import Categorical, Features, ListFeature, Numeric, Time
 
@@ -67,7 +69,7 @@ def ways_and_values() -> list[str]:
 
 
 def roles_losses_and_verbs() -> list[str]:
-    """Return what becomes of declared roles, as `tests/trainer/test_roles.py` tries each case."""
+    """Return how each role is used, as tested by `tests/trainer/test_roles.py`."""
     from tests.trainer.role_cases import CASES, FILES, OTHER_ROLES, PARTS, VERBS
 
     heads = (*VERBS, *PARTS, *FILES)
@@ -84,7 +86,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
 
 
 def written(page: str, names: Sequence[str] = tuple(TABLES)) -> str:
-    """Return the page with these tables as they are found now."""
+    """Return the page with these tables regenerated."""
     for name in names:
         begin, end = f"<!-- table: {name} -->", f"<!-- end of table: {name} -->"
         lines = "\n".join(TABLES[name]())

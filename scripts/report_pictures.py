@@ -1,12 +1,12 @@
-"""Check a report in a real browser and take its pictures.
+"""Check a report in a real browser and take screenshots.
 
-The pictures are 1400 and 390 pixels wide, light and dark.
+The screenshots are 1400 and 390 pixels wide, in light and dark mode.
 
     trainer report runs/one runs/two --output report.html
     python scripts/report_pictures.py report.html docs/pictures/report
 
-It fails when the page asks for anything from elsewhere, a script fails, the page is wider than its window, or a figure
-cannot be zoomed with the keyboard. It needs `pip install playwright pillow` and a Chromium that is installed.
+The check fails if the page requests anything from the network, a script fails, the page is wider than its window, or a
+figure cannot be zoomed with the keyboard. It needs `pip install playwright pillow` and an installed Chromium.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def photograph(browser: Any, page: Path, prefix: str, height: int = 1000) -> None:
-    """Write PREFIX-WIDTH-SCHEME.png for two widths, light and dark."""
+    """Write PREFIX-WIDTH-SCHEME.png for two widths, each in light and dark mode."""
     from PIL import Image
 
     for width in (1400, 390):
@@ -51,12 +51,12 @@ def photograph(browser: Any, page: Path, prefix: str, height: int = 1000) -> Non
             look_at(view, page.resolve().as_uri(), width)
             path = f"{prefix}-{width}-{scheme}.png"
             view.screenshot(path=path)
-            Image.open(path).quantize(256).save(path, optimize=True)  # a third of the size
+            Image.open(path).quantize(256).save(path, optimize=True)  # reduces the file to a third of its size
             view.close()
 
 
 def look_at(view: Any, address: str, width: int) -> None:
-    """Open the page and check what only a browser can tell."""
+    """Open the page and check scripts, requests, width and zoom."""
     wrong: list[str] = []
     view.on("pageerror", lambda error: wrong.append(str(error)))
     view.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)

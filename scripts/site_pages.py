@@ -1,8 +1,8 @@
-"""MkDocs hook: references that are built from the code, and links to the glossary.
+"""MkDocs hook that generates references from the code, and links to the glossary.
 
-It adds every public name to docs/api.md, every callback to docs/callbacks-reference.md, every metric to docs/metrics.md
-and the keywords of other frameworks to docs/faq.md. On every page the first use of a word of `TERMS` is a link to the
-glossary.
+It adds every public name to docs/api.md, every callback to docs/callbacks-reference.md, every metric to
+docs/metrics.md, and the keywords of other frameworks to docs/faq.md. On every page, the first use of a word in `TERMS`
+becomes a link to the glossary.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGES = (
     "trainer", "trainer.features", "trainer.models", "trainer.metrics", "trainer.streams", "trainer.embedding",
     "trainer.serving", "trainer.experiment", "callbacks",
 )  # fmt: skip
-METHODS = {  # public methods that the page describes; of other classes the constructor
+METHODS = {  # public methods that docs/api.md describes; for other classes it describes only the constructor
     "Trainer": ["fit", "online_train", "evaluate", "predict", "compile", "save", "load", "init_from", "stop"],
     "Features": ["fit", "transform", "merge", "drift"],
     "ServedModel": ["predict", "close"],
@@ -50,14 +50,14 @@ _API_ENTRY = """
       show_root_toc_entry: false
       heading_level: 4
 """
-# code, links and pictures, headings, HTML, entries made from docstrings
+# text without glossary links: code, docstring entries, links and pictures, headings, HTML
 _PROTECTED = re.compile(
     r"(^```.*?^```|^ *:::.*?(?=^\S|\Z)|`[^`\n]*`|!?\[[^\]]*\]\([^)]*\)|^#.*?$|<[^>]+>)", re.M | re.S
 )
 
 
 def callback_entries() -> str:
-    """Return an entry in Markdown for each callback, in the order of `callbacks.__all__`."""
+    """Return a Markdown entry for each callback, in the order of `callbacks.__all__`."""
     public = [getattr(callbacks, name) for name in callbacks.__all__]
     classes = [value for value in public if isinstance(value, type) and issubclass(value, callbacks.Callback)]
     shown = [value for value in classes if value is not callbacks.Callback]
@@ -65,7 +65,7 @@ def callback_entries() -> str:
 
 
 def metric_entries() -> str:
-    """Return an entry for each metric of the registry, and the names of MindSpore's."""
+    """Return an entry for each of our metrics, and the names of MindSpore's metrics."""
     named = registry.named_metrics()
     shown = {registry.shown_name(name, kind): kind for name, kind in sorted(named.items()) if name != "acc"}
     others = sorted(set(registry.metric_names()) - set(shown) - {"acc"})
@@ -76,7 +76,7 @@ def metric_entries() -> str:
 
 
 def public_names() -> dict[str, str]:
-    """Return name -> the first package that exports it, without those that other references describe."""
+    """Return each public name and the first package that exports it."""
     exported = {name: package for package in reversed(PACKAGES) for name in importlib.import_module(package).__all__}
     return {name: package for name, package in exported.items() if not name.startswith("__")}
 
@@ -109,10 +109,12 @@ def api_entries() -> str:
 
 
 def example(name: str) -> tuple[str, str]:
-    """Return page and code of the shortest statement of the documentation that uses a name.
+    """Return the page and code of the best example of a name in the documentation.
+
+    Short statements that call something are preferred.
 
     Raises:
-        LookupError: no page uses it.
+        LookupError: no page uses the name.
     """
     found = [(len(code.splitlines()) > EXAMPLE_LINES, "(" not in code, page == "examples.md", len(code), page, code)
              for page, code, words in _statements() if name in words]  # fmt: skip
@@ -124,7 +126,10 @@ def example(name: str) -> tuple[str, str]:
 
 @functools.cache
 def _statements() -> list[tuple[str, str, frozenset[str]]]:
-    """Return page, source and names of every statement, imports apart; of a compound one also its parts."""
+    """Return the page, source and names of every statement except imports.
+
+    The statements inside a compound statement are included too.
+    """
     statements = []
     for path in sorted(DOCS.rglob("*.md")):
         for text in re.findall(r"^```python\n(.*?)^```", path.read_text("utf-8"), re.M | re.S):
@@ -144,14 +149,14 @@ def _nodes(text: str) -> Iterator[ast.stmt]:
 
 
 def keyword_table() -> str:
-    """Return a table of the keywords and methods of other frameworks with ours."""
+    """Return a table that maps keywords and methods of other frameworks to ours."""
     rows = [f"| `{name}` | `{ours}`; taken as it is |" for name, ours in SAME_MEANING.items()]
     rows += [f"| `{name}` | {hint} |" for name, hint in HINTS.items()]
     rows += [f"| `trainer.{name}(...)` | `{hint}` |" for name, hint in VERBS.items()]
     return "\n".join(["", "| you write | here |", "| --- | --- |", *rows, ""])
 
 
-# The search ranks what tells how to do something before what describes or measures it.
+# The search ranks how-to pages above references and measurements.
 BOOSTS = {
     "faq.md": 2, "install.md": 2, "your-own-table.md": 2, "tasks/training.md": 2, "tasks/imbalanced.md": 2,
     "resuming.md": 2, "devices.md": 2, "metrics.md": 0.5, "index.md": 0.5, "index_cn.md": 0.5, "yaml-reference.md": 0.5,
@@ -167,7 +172,7 @@ ADDED = {
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the page's text with what the code adds, links to the glossary, and its weight in the search."""
+    """Add generated entries and glossary links to a page, and set its search weight."""
     path = page.file.src_uri
     page.meta["search"] = {"boost": BOOSTS.get(path, 1)}
     if path == GLOSSARY:
@@ -177,11 +182,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def with_glossary_links(markdown: str, glossary: str) -> str:
-    """Return the text with the first use of each word of `TERMS` as a link."""
+    """Turn the first use of each word of `TERMS` into a link."""
     for term in TERMS:
         parts = _PROTECTED.split(markdown)
-        word = re.compile(rf"\b{term}s?\b", re.I if term != "window" else 0)  # Windows is another thing
-        for place in range(0, len(parts), 2):  # the odd ones are protected
+        word = re.compile(rf"\b{term}s?\b", re.I if term != "window" else 0)  # do not link "Windows"
+        for place in range(0, len(parts), 2):  # odd parts are protected
             if word.search(parts[place]):
                 anchor = f"{glossary}#{term.replace(' ', '-')}"
                 parts[place] = word.sub(lambda found, at=anchor: f"[{found[0]}]({at})", parts[place], count=1)
@@ -195,6 +200,6 @@ def _entry(level: str, name: str, kind: type) -> str:
 
 
 def _with_anchors(row: re.Match) -> str:
-    """Return the beginning of a row of the glossary, to which links lead."""
+    """Add link anchors to the first cell of a glossary row."""
     words = [word for word in TERMS if word in row[1].split(", ")]
     return "| " + "".join(f'<a id="{word.replace(" ", "-")}"></a>' for word in words) + f"{row[1]} |"

@@ -1,6 +1,7 @@
-"""The ways in which a column of values reaches features, each as a function of the same Python values.
+"""Pass the same Python values to features in every supported form.
 
-Used by `scripts/reliability_tables.py` and by the property test of the features.
+A form is a file format, a library's table, or a request body. `WAYS` maps the name of each form to a function that
+returns the network's inputs. `scripts/reliability_tables.py` and the property test of the features compare them.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from trainer.features.feature_data import rows_of
 from trainer.features.features import Features
 
 COLUMN = "x"
-Outcome = tuple[Any, ...]  # for each row: the network's inputs, or None where the row is set aside
+Outcome = tuple[Any, ...]  # for each row, the network's inputs, or None if the row is set aside
 
 
 class UnsupportedError(Exception):
-    """The way has no form for these values."""
+    """This form cannot represent these values."""
 
 
 class CapsuleFrame:
-    """A frame of another library, which speaks Arrow's PyCapsule protocol alone."""
+    """A data frame of another library that supports only Arrow's PyCapsule protocol."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -40,7 +41,7 @@ class CapsuleFrame:
 
 
 class CapsuleBatch:
-    """A record batch of another library."""
+    """A record batch of another library that supports only the PyCapsule protocol."""
 
     def __init__(self, table: pa.Table) -> None:
         self._batch = table.combine_chunks().to_batches()[0]
@@ -50,7 +51,7 @@ class CapsuleBatch:
 
 
 class InterchangeFrame:
-    """A frame of another library, which speaks the dataframe interchange alone."""
+    """A data frame that supports only the dataframe interchange protocol."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -118,7 +119,10 @@ def _in_memory(form: Callable[[Sequence[Any]], Any]) -> Callable[[Features, Sequ
 
 
 def _outcome(features: Features, columns: dict[str, Any], good: Sequence[int], count: int, copies: int = 1) -> Outcome:
-    """Return the inputs of `count` rows, of which the first and the last of several copies have to be equal."""
+    """Return the inputs of `count` rows.
+
+    If `columns` has several copies of the rows, check that the first and the last copy have the same inputs.
+    """
     inputs = features.apply(columns)
     rows: list[Any] = [None] * (2 * count)
     last = (copies - 1) * count
@@ -135,7 +139,7 @@ def _outcome(features: Features, columns: dict[str, Any], good: Sequence[int], c
 
 
 def _one_row(features: Features, values: Sequence[Any], folder: Path) -> Outcome:
-    # {"x": [None]} could be a column of one row, so lists are in a list of one row
+    # {"x": [...]} would be read as a column of several rows, so wrap lists as a list of one row
     alone = _in_memory(lambda own: {COLUMN: own[0]} if list not in _types(values) else [{COLUMN: own[0]}])
     return tuple(alone(features, [value], folder)[0] for value in values)
 

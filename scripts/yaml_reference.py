@@ -1,4 +1,4 @@
-"""Write docs/yaml-reference.md from the schema of experiments (`trainer schema`).
+"""Generate docs/yaml-reference.md from the experiment schema (`trainer schema`).
 
 python scripts/yaml_reference.py
 """
@@ -21,7 +21,7 @@ environment.
 
 
 def reference(schema: Mapping[str, Any]) -> str:
-    """Return the page for a schema."""
+    """Return the reference page for a schema."""
     parts = [_HEAD]
     for section, body in schema["properties"].items():
         parts.append(f"## {section}\n\n{_text(body.get('description', ''))}\n")
@@ -37,7 +37,7 @@ def _rows(properties: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kinds(body: Mapping[str, Any]) -> str:
-    """Return what a key takes, in words."""
+    """Return the kinds of values that a key accepts, as text."""
     kinds: list[str] = []
     for part in (body, *body.get("anyOf", ())):
         if "enum" in part:

@@ -1,10 +1,10 @@
-"""A job of several processes on Ray: Ray Train places them, and starts all of them again when one has failed.
+"""A job of several processes on Ray, which restarts all of them if one fails.
 
     pip install "ray[train]"
     python -m examples.engines.ray_job --workers 4 --restarts 3 fit wide_deep.yaml --resume auto
 
-Every worker of Ray runs `trainer COMMAND` as a process of its own, because only a main thread handles signals.
-The run folder has to be on storage that all machines share, or mirrored (`mirror:` in the experiment).
+Every Ray worker runs `trainer COMMAND` in a separate process, because only a main thread can handle signals.
+The run folder must be on storage that all machines share, or be mirrored (`mirror:` in the experiment).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ SCHEDULER = [sys.executable, "-c", "from mindspore import communication; communi
 
 
 def run_rank(options: dict) -> None:
-    """Run one process of the job; on rank 0 MindSpore's scheduler beside it. Raises RuntimeError when it fails."""
+    """Run one rank, and on rank 0 MindSpore's scheduler; RuntimeError if it fails."""
     rank, size = get_context().get_world_rank(), get_context().get_world_size()
     own = ray.util.get_node_ip_address()
     host, port = broadcast_from_rank_zero((own, free_port(own)) if rank == 0 else None)
     job = {"MS_WORKER_NUM": str(size), "MS_SCHED_HOST": host, "MS_SCHED_PORT": str(port), "MS_WORKER_IP": own}
-    job["MS_CPU_COMM_OP_TIMEOUT"] = "1800"  # seconds; Ray notices a process that has died
+    job["MS_CPU_COMM_OP_TIMEOUT"] = "1800"  # seconds; may be long, because Ray itself detects dead processes
     scheduler = start(SCHEDULER, options["folder"], {**job, "MS_ROLE": "MS_SCHED"}) if rank == 0 else None
     command = [sys.executable, "-m", "trainer", *options["command"]]
     code = start(command, options["folder"], {**job, "MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(rank)}).wait()
-    if code:  # Ray ends the other workers, and their processes end with them
+    if code:  # the exception makes Ray end the other workers and thereby their processes
         raise RuntimeError(f"rank {rank} ended with exit code {code}")
     if scheduler is not None:
-        scheduler.wait()  # it ends after the last process has left
+        scheduler.wait()  # it ends when all ranks have finished
 
 
 def start(command: list[str], folder: str, variables: dict[str, str]) -> subprocess.Popen:
@@ -50,14 +50,14 @@ def start(command: list[str], folder: str, variables: dict[str, str]) -> subproc
 
 
 def free_port(host: str) -> int:
-    """Return a port that nothing listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
 
 
 def main() -> None:
-    """Run the job; exit code 1 when it failed more often than it is started again."""
+    """Run the job; the exit code is 1 if it fails more often than `--restarts`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--restarts", type=int, default=3)

@@ -1,4 +1,4 @@
-"""Customers: they ask the shop's server what they will like, and say later, through Redis, what they did like."""
+"""Simulated customers, who ask the shop's server and report later what they liked."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from urllib.parse import urlsplit
 
 from examples.shop.rows import COLUMNS, delay
 
-ASK = 25  # visits of one request
+ASK = 25  # number of visits per request
 
 
 class Customers:
     """Plays visits in the order of time.
 
     Args:
-        server: URL of `trainer serve`.
-        redis: URL of the Redis server.
+        server: URL of `trainer serve`, which receives the requests.
+        redis: URL of the Redis server, which receives the outcomes.
         visits: columns of the visits.
 
     Attributes:
-        answers: probability of every visit asked for.
-        versions: version that gave it.
-        asked: requests answered.
+        answers: predicted probability of each visit.
+        versions: model version that answered each visit.
+        asked: number of requests answered.
     """
 
     def __init__(self, server: str, redis: str, visits: dict[str, Any]) -> None:
@@ -41,7 +41,10 @@ class Customers:
         self.asked = 0
 
     def play(self, rows_per_second: float, between: Callable[[int], None]) -> None:
-        """Ask for all visits at a rate; `between` is called with the number of visits after each request."""
+        """Send all visits at the given rate.
+
+        After each request, `between` is called with the number of visits answered so far.
+        """
         total, began = len(self._visits["label"]), time.monotonic()
         for start in range(0, total, ASK):
             self._ask(start, min(start + ASK, total))

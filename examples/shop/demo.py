@@ -1,10 +1,12 @@
-"""A shop that learns while it serves: `make demo`, or python -m examples.shop.demo [--rows 15000].
+"""A shop that learns while it serves: `make demo`.
 
-MovieLens-100K in the order of time. A sequence model is trained on the oldest 5,000 visits. Then customers ask a
-server over HTTP what they will like, and say later, through Redis, what they did like. A second training joins both,
-goes on from the first one's weights and publishes every second; the server follows. On the way the rank that trains is
-killed and its supervisor starts it again, and a version is rolled back. The end is a picture: AUC over event time,
-learning against frozen.
+    python -m examples.shop.demo [--rows 15000]
+
+The visits are the ratings of MovieLens-100K in the order of time. A sequence model is trained on the oldest 5,000
+visits. Then customers ask a server over HTTP what they will like, and report later, through Redis, what they did like.
+Online training starts from these weights, joins requests and outcomes, and publishes a version every second, which the
+server loads. During the demonstration the training process is killed and restarted by its supervisor, and a version is
+rolled back. At the end, a chart compares the AUC of the learning model with that of the frozen first version.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ PAST = 5_000
 
 
 class Story:
-    """Prints what happens with the seconds since the start, and remembers it."""
+    """Prints events with the seconds since the start, and records them."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self.lines: list[tuple[float, str]] = []
 
     def tell(self, text: str) -> None:
-        """Print a line."""
+        """Print and record a line."""
         seconds = time.monotonic() - self._began
         self.lines.append((seconds, text))
         print(f"{seconds:6.1f} s  {text}", flush=True)
@@ -51,7 +53,7 @@ class Story:
 
 @contextmanager
 def redis_server(folder: Path) -> Iterator[str]:
-    """Run a Redis server of its own in `folder`; gives its URL."""
+    """Run a private Redis server in `folder` and yield its URL."""
     program = shutil.which("redis-server")
     if program is None:
         try:
@@ -73,7 +75,7 @@ def redis_server(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def running(command: list[str], log: Path) -> Iterator[subprocess.Popen]:
-    """Run a command with its output in a file; SIGTERM at the end."""
+    """Run a command with its output in a log file, and terminate it at the end."""
     with open(log, "w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "GLOG_v": "3"})
         try:
@@ -85,7 +87,11 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen]:
 
 
 def wait_for(log: Path, pattern: str, process: subprocess.Popen, seconds: float = 90.0) -> re.Match[str]:
-    """Return the first match in a log; RuntimeError with its end where none comes."""
+    """Wait for a pattern in a log and return the match.
+
+    Raises:
+        RuntimeError: the process ends, or the time is up; the message has the end of the log.
+    """
     until = time.monotonic() + seconds
     while time.monotonic() < until and process.poll() is None:
         if match := re.search(pattern, log.read_text()):
@@ -95,12 +101,12 @@ def wait_for(log: Path, pattern: str, process: subprocess.Popen, seconds: float 
 
 
 class Happenings:
-    """What is done to the system while customers ask: a kill, a version rolled back, and followed again.
+    """Disturbs the system during the visits: a kill, a rollback and its end.
 
     Args:
-        story: where it is told.
-        folder: the demonstration's folder.
-        launcher: the supervisor of the training.
+        story: prints the events.
+        folder: folder of the demonstration.
+        launcher: supervisor process of the training.
         total: number of visits.
     """
 
@@ -111,7 +117,7 @@ class Happenings:
         self.marks: list[tuple[int, str]] = []
 
     def __call__(self, asked: int) -> None:
-        """Do what is due after so many visits."""
+        """Run the actions that are due after `asked` visits."""
         while self._due and asked >= self._due[0][0] * self._total:
             _, action = self._due.pop(0)
             self.marks.append((asked, action()))
@@ -138,7 +144,7 @@ class Happenings:
 
 
 def _training_rank(pid: int) -> int:
-    """Return the process of rank 0 among the children of its supervisor."""
+    """Return the process id of the training rank among the supervisor's children."""
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
         if b"MS_ROLE=MS_WORKER" in variables or not any(v.startswith(b"MS_ROLE=") for v in variables):
@@ -147,7 +153,7 @@ def _training_rank(pid: int) -> int:
 
 
 def run(folder: Path, rows: int, rate: float, picture: Path) -> dict[str, Any]:
-    """Run the demonstration; return its figures."""
+    """Run the demonstration; return its results."""
     story = Story()
     table = visits()
     story.tell(f"MovieLens-100K: {PAST:,} visits of the past, then {rows:,} as they happen")
@@ -175,7 +181,7 @@ def run(folder: Path, rows: int, rate: float, picture: Path) -> dict[str, Any]:
 
 
 def _first_version(folder: Path, redis_url: str, server: str, launcher: subprocess.Popen) -> None:
-    """Send a first call's worth of old visits, so that there is a first version, and wait until it is served."""
+    """Send enough old visits for a first version, and wait until it is served."""
     import redis
 
     client, old = redis.Redis.from_url(redis_url), visits()
@@ -194,7 +200,7 @@ def _first_version(folder: Path, redis_url: str, server: str, launcher: subproce
 
 
 def _ready(server: str) -> bool:
-    """Return whether the server has a version to answer with."""
+    """Return whether the server has loaded a version."""
     try:
         with urllib.request.urlopen(f"{server}/readyz", timeout=5) as response:
             return response.status == 200
@@ -203,7 +209,7 @@ def _ready(server: str) -> bool:
 
 
 class _Progress:
-    """Tells every few thousand visits how good the answers were."""
+    """Prints the number of visits and the served version every few thousand visits."""
 
     def __init__(self, story: Story, customers: Customers, every: int = 8000) -> None:
         self._story, self._customers, self._every, self._next = story, customers, every, every

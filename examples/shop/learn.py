@@ -1,7 +1,7 @@
-"""The two trainings of the shop.
+"""The two training programs of the shop.
 
-python -m examples.shop.learn fit FOLDER ROWS        on visits of the past, once
-python -m examples.shop.learn online FOLDER URL      from there on, on what customers do: Redis to published versions
+python -m examples.shop.learn fit FOLDER ROWS        train once on past visits
+python -m examples.shop.learn online FOLDER URL      continue on served visits from Redis and publish versions
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _trainer(rate: float) -> Trainer:
 
 
 def fit(folder: Path, rows: int) -> None:
-    """Train on the oldest visits and leave a snapshot."""
+    """Train on the oldest visits and save a snapshot."""
     set_seed(1)
     _trainer(2e-3).fit(
         part(visits(), slice(0, rows)),
@@ -38,7 +38,7 @@ def fit(folder: Path, rows: int) -> None:
 
 
 def online(folder: Path, url: str) -> None:
-    """Train on what the server answered and its outcomes, publish every second, until SIGTERM."""
+    """Train on served requests and their outcomes until SIGTERM; publish every second."""
     trainer = _trainer(1e-3)
     trainer.load(folder / "offline", weights_only=True)
     trainer.online_train(
@@ -56,13 +56,13 @@ def online(folder: Path, url: str) -> None:
 
 
 class Windows(Callback):
-    """Writes down the metrics of every window of two days."""
+    """Writes the metrics of every window to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def on_window_end(self, trainer: Trainer) -> None:
-        """Write the window that closed."""
+        """Append the metrics of the closed window."""
         with open(self._path, "a") as file:
             file.write(json.dumps(trainer.state.window, default=float) + "\n")
 

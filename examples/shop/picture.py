@@ -1,4 +1,4 @@
-"""The demonstration's picture: AUC over event time of the model that learned on and of the one that did not."""
+"""The demonstration's chart: AUC over event time of learning and frozen model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from trainer.errors import ConfigurationError
 
 WINDOW = 2500
 GREEN, GREY, RED = "#0b6e4f", "#7a7a7a", "#b3261e"
-# A reader with a dark page sees the same hues on a dark ground.
+# In dark mode, invert the lightness and keep the hues.
 DARK = "@media (prefers-color-scheme: dark) {svg {filter: invert(0.92) hue-rotate(180deg)}}"
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Return the share of pairs in the right order, ties counted half (Mann and Whitney, 1947)."""
+    """Return the AUC as the share of correctly ordered pairs; ties count half.
+
+    See H. B. Mann and D. R. Whitney, 1947.
+    """
     _, ranks, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ends = counts.cumsum()
     rank = (ends - (counts - 1) / 2)[ranks]
@@ -27,7 +30,7 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def moving_auc(scores: np.ndarray, labels: np.ndarray, window: int = WINDOW) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers of rows, and the AUC of the `window` rows before each."""
+    """Return row numbers, and the AUC of the `window` rows before each of them."""
     ends = np.arange(min(window, len(labels)), len(labels) + 1, 250)
     values = [auc(scores[max(0, end - window) : end], labels[max(0, end - window) : end]) for end in ends]
     return ends, np.array(values)
@@ -42,15 +45,16 @@ def draw(
     versions: Sequence[int],
     marks: Sequence[tuple[int, str]],
 ) -> None:
-    """Draw both curves over event time, with published versions as ticks and marked moments as lines.
+    """Draw both curves over event time, with ticks for versions and lines for events.
 
     Args:
-        path: the SVG to write.
+        path: SVG file to write.
         times: event time of every visit, seconds since 1970.
-        labels: whether it was liked.
-        learning, frozen: what the served model answered, and what the first version says.
-        versions: the version that answered.
-        marks: number of a visit, and what happened then.
+        labels: whether each visit was liked.
+        learning: predictions of the served versions.
+        frozen: predictions of the first version.
+        versions: version that answered each visit.
+        marks: events, each as the number of a visit and a text.
     """
     try:
         import matplotlib
@@ -72,7 +76,7 @@ def draw(
         curves.append(values)
         axes.plot([dates[end - 1] for end in ends], values, color=color, linewidth=2)
         own = f"{name}\n{auc(scores, labels):.3f} over all"
-        # beside the end of the curve, which lies above the other one or below it
+        # label each curve beside its end: the learning model above, the frozen one below
         above = 1 if scores is learning else -1
         axes.annotate(
             own,
@@ -102,7 +106,7 @@ def draw(
     for number, text in marks:
         date = dates[min(number, len(dates) - 1)]
         axes.axvline(date, color=RED, linewidth=1, linestyle="--")
-        at = axes.get_xaxis_transform()  # above the axes, where no curve runs
+        at = axes.get_xaxis_transform()  # places the text above the axes, clear of the curves
         axes.annotate(text, (date, 1.02), xycoords=at, ha="center", fontsize=9, color=RED, annotation_clip=False)
     axes.set_ylim(low, high)
     axes.set_title(f"AUC of the last {min(WINDOW, len(labels)):,} answers", loc="left", fontsize=11, pad=24)

@@ -1,4 +1,4 @@
-"""What the shop knows of a visit: declared columns, and MovieLens-100K as visits in the order of time."""
+"""The shop's data: declared columns, and MovieLens-100K as visits ordered by time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from examples.movielens import load
 from trainer.features import Categorical, Features, ListFeature
 from trainer.models import DIN
 
-WITHIN = 600.0  # seconds of event time in which a visitor may say that they liked a film
+WITHIN = 600.0  # seconds of event time within which visitors report that they liked a film
 COLUMNS = ("user", "item", "age", "gender", "occupation", "year", "genres", "liked", "timestamp")
 
 
@@ -27,12 +27,12 @@ def features() -> Features:
 
 
 def network(declared: Features) -> DIN:
-    """Return the network: a sequence model on the films that somebody liked before."""
+    """Return the network, a sequence model on the films that the user liked before."""
     return DIN(declared, candidate="item", dim=8, hidden=(64, 32), attention_hidden=(16,))
 
 
 def visits() -> dict[str, Any]:
-    """Return all 100,000 visits, oldest first; "label" is 1 where the film was liked."""
+    """Return all 100,000 visits, oldest first; "label" is 1 if the film was liked."""
     columns = load()
     before = last_films(columns)
     table: dict[str, Any] = {name: columns[name].astype(np.int64) for name in COLUMNS[:6]}
@@ -50,5 +50,5 @@ def part(table: dict[str, Any], rows: slice) -> dict[str, Any]:
 
 
 def delay(visit: str) -> float:
-    """Return the seconds of event time after which a visitor says that they liked a film."""
+    """Return the delay, in seconds of event time, of the report of a liked film."""
     return 5.0 + zlib.crc32(visit.encode()) % 500

@@ -1,4 +1,4 @@
-"""A recording of a terminal as an SVG: its lines appear as they did, in a fraction of the time."""
+"""Draw a recording of a terminal as an animated SVG, faster than real time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def draw_terminal(path: Path, command: str, lines: Sequence[tuple[float, str]]) 
     """Write the SVG.
 
     Args:
-        path: where to.
-        command: what was typed.
-        lines: seconds since the start, and what was printed then.
+        path: file to write.
+        command: command shown in the first line.
+        lines: printed lines, each with the seconds since the start.
     """
     shown = [(0.0, f"$ {command}"), *((seconds, f"{seconds:6.1f} s  {text}") for seconds, text in lines)]
     width, height = 2 * LEFT + round(8.1 * max(len(text) for _, text in shown)), 2 * LEFT + LINE * len(shown)

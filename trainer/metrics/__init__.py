@@ -1,6 +1,6 @@
 """Metrics of predictions, for evaluations and windows; drift detectors.
 
-Names are imported when first used: windows and drift detectors need no MindSpore.
+Names are imported on first use, because windows and drift detectors work without MindSpore.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Metrics by slice of a column, and foreign metrics in windows."""
+"""Adapters: a metric per value of a column; metrics of other libraries in windows."""
 
 from __future__ import annotations
 
@@ -26,13 +26,19 @@ _LOWER = (
 
 
 def direction_of(metric: Any) -> Direction | Mapping[str, Direction]:
-    """Return ``higher_is_better``, known for MindSpore's classes; None if unknown."""
+    """Return ``higher_is_better`` of a metric; None if unknown.
+
+    For MindSpore's metric classes, which do not define it, the direction is taken from a list.
+    """
     known = True if isinstance(metric, _HIGHER) else False if isinstance(metric, _LOWER) else None
     return getattr(metric, "higher_is_better", known)
 
 
 def directions_of(metric: Any) -> dict[str, Direction]:
-    """Return `direction_of` by part of the metric's value; "": it is one number."""
+    """Return the direction of each part of a metric's value.
+
+    The only key is "" if the value is a single number.
+    """
     higher = direction_of(metric)
     parts = metric.parts if isinstance(metric, RowMetric | WindowMetric) else ()
     return {part: higher.get(part) if isinstance(higher, Mapping) else higher for part in parts or ("",)}
@@ -45,11 +51,11 @@ class BySlice(RowMetric):
 
     Args:
         metric: name of a metric, or a metric of this package that returns one number.
-        column: column whose values are the slices; integers or strings.
+        column: column whose values define the slices; integers or strings.
         max_slices: maximum number of slices; values seen later share the slice "other".
 
     Raises:
-        ConfigurationError: no such metric, a metric that cannot be copied for each slice, or no column name.
+        ConfigurationError: an unknown metric, a metric that cannot be computed per slice, or no column name.
     """
 
     takes_raw = True
@@ -78,7 +84,7 @@ class BySlice(RowMetric):
         self._slices = CountsByName()
 
     def expect(self, meaning: Meaning) -> None:
-        """Pass `meaning` to the slices; each applies the activation itself."""
+        """Pass `meaning` to the metric of each slice, which applies the activation."""
         for metric in (self._empty, *self._slices.values()):
             if isinstance(metric, RowMetric):
                 metric.expect(meaning)
@@ -103,7 +109,7 @@ class BySlice(RowMetric):
         return self._slices[name]
 
     def value(self) -> dict[str, float]:
-        """Return the metric of each slice, as ``{"/<prefix><value>": ...}``."""
+        """Return the metric of each slice as ``{"/<column>=<value>": ...}``."""
         values = {name: metric.value() for name, metric in self._slices.items()}
         return {f"/{self.group}={n}": v[""] if isinstance(v, Mapping) else v for n, v in values.items()}
 
@@ -135,9 +141,9 @@ class BySlice(RowMetric):
 class WindowOnly:
     """Adapts a metric with `clear`, `update` and `eval` to windows.
 
-    It cannot be merged or decayed: it has no decayed and lifetime values, and works in one process only. It reads
-    predictions as the network returns them. Snapshots include its open window if it has `state_dict` and
-    `load_state_dict`; otherwise a resumed run counts only the rows after the snapshot.
+    Such a metric cannot be merged or decayed. It therefore has no decayed and lifetime values, and works in one process
+    only. It receives predictions as the network returns them. Snapshots include its open window if it has `state_dict`
+    and `load_state_dict`; otherwise a resumed run counts only the rows after the snapshot.
     """
 
     group: str | None = None
@@ -157,7 +163,7 @@ class WindowOnly:
     clear = restart
 
     def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
-        """Add rows; weights go to a metric that takes them."""
+        """Add rows; pass weights on only if the metric's `update` accepts them."""
         takes = weights is not None and "weights" in inspect.signature(self.metric.update).parameters
         self.metric.update(predictions, labels, **({"weights": weights} if takes else {}))
 

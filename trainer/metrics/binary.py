@@ -1,8 +1,8 @@
 """Metrics of binary labels: AUC, normalized entropy, calibration, score tables.
 
-Streaming, in bounded memory. With several labels (predictions and labels [B, K]) each label has its own value and the
-metric is their unweighted mean ("macro"); undefined values, such as the AUC of a label that is always 0, are skipped.
-Log loss, which also covers classes, is in `trainer.metrics.classes`.
+The metrics stream over rows in bounded memory. With several labels (predictions and labels [B, K]), each label has its
+own value, and the metric is their unweighted mean ("macro"). Undefined values, such as the AUC of a label that is
+always 0, are skipped. Log loss, which also covers classes, is in `trainer.metrics.classes`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from .predictions import (
 )
 from .window_metric import RowMetric
 
-BUCKETS = 4_096  # buckets of a windowed AUC, which is kept for three horizons
+BUCKETS = 4_096  # default for AUC in windows: fewer than in evaluations, because three horizons are kept
 CALIBRATION_GROUPS = 15
 SCORE_BINS = 40
 THRESHOLDS = 101
 
 
 class BinaryMetric(RowMetric):
-    """Base of binary metrics: keeps counts per label and reads values from them.
+    """Base of binary metrics: keeps counts per label and computes values from them.
 
     Args:
-        link: how predictions become scores; see `trainer.metrics.predictions.check_link`.
+        link: how to interpret predictions; see `trainer.metrics.predictions.check_link`.
     """
 
     takes_raw = True
@@ -50,19 +50,19 @@ class BinaryMetric(RowMetric):
         self.clear()
 
     def make_counts(self, labels: int) -> Any:
-        """Return empty counts for one label out of `labels`, see `CountsByName`."""
+        """Return empty counts for one label; `labels` is the number of labels."""
         raise NotImplementedError
 
     def _counts_of(self, labels: int) -> CountsByName:
         return CountsByName({str(label): self.make_counts(labels) for label in range(labels)})
 
     def read(self, counts: Any) -> float | dict[str, float]:
-        """Return the value of one label, or its parts."""
+        """Return the value of one label from its counts, or a dict of its parts."""
         raise NotImplementedError
 
     @property
     def link(self) -> str:
-        """The function from predictions to scores: `link`, else the loss's activation."""
+        """The link in use; "auto" resolves to the loss's activation if it has one."""
         activation = self.meaning.activation
         if self._link == "auto" and isinstance(activation, str) and activation in LINKS:
             return activation
@@ -72,7 +72,10 @@ class BinaryMetric(RowMetric):
         self._counts = CountsByName()
 
     def of_first_label(self) -> Any:
-        """Return the counts of the first label, or None without rows; do not modify them."""
+        """Return the counts of the first label, or None without rows.
+
+        The caller must not modify them.
+        """
         return self._counts.get("0")
 
     def restart(self) -> None:
@@ -84,7 +87,8 @@ class BinaryMetric(RowMetric):
 
         Args:
             predictions: [B], [B, 1] or [B, 2] for one label, [B, K] for several.
-            labels: 0 or 1 (for log loss and derived metrics any number between); [B] or [B, 1], or [B, K].
+            labels: 0 or 1, shape [B], [B, 1] or [B, K]; log loss and metrics derived from it accept any number from 0
+                to 1.
 
         Raises:
             DataError: incompatible shapes, or labels or probabilities outside [0, 1].
@@ -109,7 +113,10 @@ class BinaryMetric(RowMetric):
         counts.add(scores, hard_labels(labels), weights)
 
     def value(self) -> float | dict[str, float]:
-        """Return the value; of several labels "" is the mean, the index one label."""
+        """Return the value; with several labels, a dict.
+
+        Its key "" holds the mean over labels, and the keys "0", "1", ... hold the labels' own values.
+        """
         if len(self._counts) < 2:
             return self.read(self.of_first_label() or self.make_counts(1))
         read = [self.read(counts) for counts in self._counts.values()]
@@ -141,14 +148,15 @@ class BinaryMetric(RowMetric):
 class Auc(BinaryMetric):
     """Area under the ROC curve over all rows since `clear`, in bounded memory.
 
-    Within 1e-3 of the exact value at 10^6 scores, however they are distributed (see `trainer.metrics.histogram`); exact
-    while there are no more distinct scores than buckets. NaN if only one class, no row or a NaN prediction was seen.
+    The result is exact while there are no more distinct scores than buckets. At 10^6 scores it is within 1e-3 of the
+    exact value for any distribution (see `trainer.metrics.histogram`). It is NaN without rows, with a single class or
+    after a NaN prediction.
 
     Args:
-        link: how two columns become one score (see `trainer.metrics.predictions.check_link`); only the order of rows
-            matters.
-        buckets: resolution; memory is 24 bytes times this for each label, and 1 MB for rows waiting to be sorted. More
-            than 64 labels share 64 times this number of buckets.
+        link: how two columns become one score (see `trainer.metrics.predictions.check_link`). One column needs no link,
+            because AUC depends only on the order of rows.
+        buckets: resolution. Memory is 24 bytes per bucket and label, plus 1 MB for rows not yet sorted. With more than
+            64 labels, all labels together get 64 times this number of buckets.
 
     Raises:
         ConfigurationError: unknown link, or fewer than 2 buckets.
@@ -170,7 +178,7 @@ class Auc(BinaryMetric):
 
 
 class BinarySumMetric(BinaryMetric):
-    """Base of metrics that are read from `BinarySums`; arguments as in `LogLoss`."""
+    """Base of metrics computed from `BinarySums`; see `LogLoss` for the arguments."""
 
     def __init__(
         self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
@@ -191,10 +199,10 @@ class BinarySumMetric(BinaryMetric):
 
 
 class NormalizedEntropy(BinarySumMetric):
-    """Log loss over the entropy of the observed base rate (He et al. 2014).
+    """Log loss divided by the entropy of the observed base rate (He et al. 2014).
 
-    Below 1 the predictions are better than always predicting the base rate. NaN when all labels are equal. Arguments
-    and errors as in `LogLoss`.
+    Below 1, the predictions are better than always predicting the base rate. The value is NaN if all labels are equal.
+    See `LogLoss` for arguments and errors.
     """
 
     name = "normalized_entropy"
@@ -205,9 +213,9 @@ class NormalizedEntropy(BinarySumMetric):
 
 
 class Calibration(BinarySumMetric):
-    """Sum of predicted probabilities over the number of positives; 1 is perfect.
+    """Sum of predicted probabilities divided by the number of positives.
 
-    NaN without positives. Arguments and errors as in `LogLoss`.
+    1 is perfect. The value is NaN without positives. See `LogLoss` for arguments and errors.
     """
 
     name = "calibration"
@@ -219,8 +227,8 @@ class Calibration(BinarySumMetric):
 class BinaryMetrics(BinarySumMetric):
     """AUC, log loss, normalized entropy and calibration in one pass.
 
-    A third of the cost of four metrics. `value` returns a dict with these names. Every `add` sorts its rows, so pass
-    thousands at a time.
+    The cost is a third of that of four separate metrics. `value` returns a dict with the keys "auc", "log_loss",
+    "normalized_entropy" and "calibration". Every `add` sorts its rows, so pass thousands of rows at a time.
 
     Args:
         link, negative_sampling_rate, correct_probability: as in `LogLoss`.
@@ -262,16 +270,17 @@ class BinaryMetrics(BinarySumMetric):
 
 
 def score_table(metrics: Iterable[Any]) -> dict[str, Any] | None:
-    """Return calibration and distribution of the first metric with a histogram.
+    """Return a calibration curve and the score distribution, for reports.
 
-    None without one. Logits are converted to probabilities. Calibration groups are consecutive in score and of about
-    equal weight.
+    They are computed from the first of `metrics` that has a score histogram; the result is None if there is none.
+    Logits are converted to probabilities. Calibration groups cover consecutive ranges of scores with about equal
+    weight.
 
     Returns:
         - "predicted", "observed", "weight": mean prediction, share of positives and row weight of each group;
-        - "edges": edges of equal-width bins, one more than there are bins;
+        - "edges": edges of equal-width bins, one more than the number of bins;
         - "positives", "negatives": weight of each class in each bin;
-        - "above": for thresholds 0, 0.01, ..., 1 the weight of positives and of negatives predicted at or above them.
+        - "above": weight of the positives and of the negatives predicted at or above each threshold 0, 0.01, ..., 1.
     """
     for metric in metrics:
         counts = metric.of_first_label() if isinstance(metric, BinaryMetric) else None

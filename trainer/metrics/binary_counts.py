@@ -20,8 +20,9 @@ from .predictions import Sums, check_link, joined_states, outside_unit, split_st
 class BinarySums(Sums):
     """Sums for log loss, normalized entropy and calibration.
 
-    With link "auto" and one column, sums are kept both for probabilities and for logits, until a prediction outside [0,
-    1] shows that they are logits. So the result does not depend on batches. Arguments as in `LogLoss`.
+    With link "auto" and one column, predictions may be probabilities or logits. Both sums are kept until a prediction
+    outside [0, 1] shows that they are logits, so the result does not depend on how rows are batched. See `LogLoss` for
+    the arguments.
     """
 
     sums = ("weight", "positives", "loss_identity", "predicted_identity", "loss_sigmoid", "predicted_sigmoid")
@@ -39,7 +40,13 @@ class BinarySums(Sums):
     restart = Sums.clear
 
     def add(self, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> None:
-        """Add rows: scores [N] from `binary_scores`, labels [N] from 0 to 1, weights [N]."""
+        """Add rows.
+
+        Args:
+            scores: shape [N], from `binary_scores`.
+            labels: from 0 to 1, shape [N].
+            weights: shape [N], or None.
+        """
         labels = labels.astype(np.float64)
         if weights is None:
             weights = np.ones(len(labels))
@@ -88,12 +95,12 @@ class BinarySums(Sums):
 
     @property
     def calibration(self) -> float:
-        """Sum of predicted probabilities over sum of labels; NaN without positives."""
+        """Sum of predicted probabilities divided by sum of labels; NaN without positives."""
         return self.mean("predicted_sigmoid" if self.logits_seen else "predicted_identity", "positives")
 
     @property
     def normalized_entropy(self) -> float:
-        """Log loss over the entropy of the base rate; NaN if all labels are equal."""
+        """Log loss divided by the base rate's entropy; NaN if all labels are equal."""
         rate = self.mean("positives")
         if not 0.0 < rate < 1.0:
             return float("nan")
@@ -111,7 +118,9 @@ class BinarySums(Sums):
 class AucCounts:
     """A histogram of scores with a buffer of unsorted rows.
 
-    `buffer_rows` are sorted at once; 0 sorts each batch immediately.
+    Args:
+        buckets: resolution of the histogram; see `ScoreHistogram`.
+        buffer_rows: number of rows collected before they are sorted; 0 sorts each batch immediately.
     """
 
     def __init__(self, buckets: int, buffer_rows: int) -> None:
@@ -126,7 +135,7 @@ class AucCounts:
             self._buffer.rows = 0
 
     def add(self, scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None) -> None:
-        """Add rows: scores float [N], whether each is a positive [N], weights [N] or None."""
+        """Add rows: float scores [N], bool `positive` [N], and weights [N] or None."""
         self._nan_seen = self._nan_seen or bool(np.isnan(scores).any())
         if self._buffer is None:
             self._histogram.fold(scores, positive, weights)
@@ -135,13 +144,13 @@ class AucCounts:
             self._histogram.fold(*block)
 
     def auc(self) -> float:
-        """Return the AUC; NaN after a NaN score or without both classes."""
+        """Return the AUC; NaN if a score was NaN or a class is missing."""
         self._fold()
         return float("nan") if self._nan_seen else self._histogram.auc()
 
     @property
     def histogram(self) -> ScoreHistogram:
-        """Score histogram of all rows; do not modify it."""
+        """Score histogram of all rows. The caller must not modify it."""
         self._fold()
         return self._histogram
 

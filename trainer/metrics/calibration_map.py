@@ -1,6 +1,6 @@
-"""Apply a calibration: plain numbers in, probabilities out.
+"""Apply a calibration to the outputs of a network.
 
-`trainer export` copies this file into the folder of a model, so it needs only NumPy.
+`trainer export` copies this file into the exported model's folder, so it may import only NumPy.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ from typing import Any
 import numpy as np
 
 METHODS = ("platt", "isotonic")
-NAMES = ("values", "offsets", "first", "second")  # names of the arrays of a state
+NAMES = ("values", "offsets", "first", "second")  # array names of a state
 _EPS = float(np.finfo(np.float64).eps)
 
 
 class CalibrationMap:
-    """A calibration of a binary score, overall and for values of a column.
+    """A calibration of a binary score, overall and per value of a column.
 
-    Slice 0 is the overall calibration, slice s that of ``values[s - 1]``. A slice has the entries from ``offsets[s]``
-    to ``offsets[s + 1]`` of `first` and `second`: with "platt" one slope and one intercept of the logit (J. Platt,
-    1999), with "isotonic" the logits and probabilities of its knots, linear in between (B. Zadrozny, C. Elkan, 2002).
+    Slice 0 is the overall calibration; slice s belongs to the value ``values[s - 1]``. The parameters of slice s are
+    the entries ``offsets[s]`` to ``offsets[s + 1]`` of `first` and `second`. With "platt" they are one slope and one
+    intercept of the logit (J. Platt, 1999). With "isotonic" they are the logits and probabilities of knots, with linear
+    interpolation in between (B. Zadrozny, C. Elkan, 2002).
 
     Args:
         state: ``{"json": {"method", "activation", "column", "index"}, "arrays": ...}`` with the arrays `NAMES`.
 
     Attributes:
-        column: the network's input whose values choose the slice, or None; its column `index` if that is not None.
+        column: the network's input whose values choose the slice, or None.
+        index: the column of that input to read, or None to read the whole input.
 
     Raises:
-        ValueError, TypeError, KeyError: it is no such state.
+        ValueError, TypeError, KeyError: `state` is not the state of a calibration.
     """
 
     def __init__(self, state: Mapping[str, Any]) -> None:
@@ -54,21 +56,22 @@ class CalibrationMap:
         }
 
     def described(self) -> dict[str, Any]:
-        """Return the state as one JSON object, which `of` takes."""
+        """Return the state as one JSON object, for `of`."""
         state = self.state()
         return {**state["json"], **{name: array.tolist() for name, array in state["arrays"].items()}}
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> CalibrationMap:
-        """Return the calibration of what `described` returned."""
+        """Return a calibration from the result of `described`."""
         return cls({"json": described, "arrays": described})
 
     def __call__(self, outputs: np.ndarray, ids: np.ndarray | None = None) -> np.ndarray:
-        """Return calibrated probabilities, float64, of the shape of the network's output.
+        """Return calibrated probabilities, float64, in the shape of `outputs`.
 
         Args:
-            outputs: the network's first output, [n] or [n, 1], with "softmax" [n, 2].
-            ids: int64 [n], where there is a `column`; values without a slice take the overall calibration.
+            outputs: the network's first output, shape [n] or [n, 1]; [n, 2] with "softmax".
+            ids: values of `column`, int64 [n]; required if there are slices. Values without a slice use the overall
+                calibration.
         """
         logits, slices = logits_of(self.activation, outputs), np.zeros(len(outputs), np.int64)
         if len(self.values):
@@ -91,7 +94,8 @@ class CalibrationMap:
 def logits_of(activation: str, outputs: np.ndarray) -> np.ndarray:
     """Return the logit of the positive class, float64 [n], from a network's output.
 
-    ValueError: the output is not that of one binary label.
+    Raises:
+        ValueError: the output does not have the shape for one binary label.
     """
     outputs = np.asarray(outputs, np.float64)
     columns = outputs.shape[1] if outputs.ndim == 2 else 1 if outputs.ndim == 1 else 0

@@ -1,4 +1,4 @@
-"""Learn a calibration of binary scores from rows that were scored before."""
+"""Learn to calibrate binary scores from rows the network has not trained on."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from .defaults import BINARY, CLASSES
 from .histogram import RowBuffer
 from .predictions import Meaning, row_weights, to_numpy
 
-BLOCK_ROWS = 8192  # learned at once, so that the result does not depend on the size of batches
-_BINS, _PER_UNIT = 320, 10  # bins of logits from -16 to 16; the outer bins hold the rest
-_SUMS = ("positives", "negatives", "logits")  # weights of the classes and sum of weighted logits, in each bin
+BLOCK_ROWS = 8192  # rows processed at once; a fixed size makes the result independent of batch sizes
+_BINS, _PER_UNIT = 320, 10  # bins of width 0.1 for logits from -16 to 16; values beyond go into the outer bins
+_SUMS = ("positives", "negatives", "logits")  # per bin: weight of each class, sum of weighted logits
 _STEPS = 50
 
 
 class Calibrator(Stateful):
-    """Turns scores of a binary label into probabilities, by rows scored before.
+    """Turns scores of a binary label into calibrated probabilities.
 
-    In `online_train` every row is scored before it is learned from, and the calibration learns from these scores; in
-    `fit` it learns from the rows of the latest validation. `Publish` puts the newest calibration into each version.
+    In `online_train` every row is scored before the network trains on it, and the calibration learns from these scores.
+    In `fit` it learns from the rows of the latest validation. `Publish` adds the newest calibration to each version.
 
     Args:
-        method: "platt": a slope and an intercept of the logit, by logistic regression (J. Platt, 1999); "isotonic": a
-            rising step function (B. Zadrozny, C. Elkan, 2002), by scikit-learn (extra [calibration]).
-        by: a column with a calibration for each of its values: a declared `Categorical`, or an input of the network
-            with integers or texts. None: one for all rows.
-        negative_sampling_rate: share of negatives that was kept, 0 < rate <= 1: the probabilities are those of the full
-            traffic. None where rows are weighted for it, or none were left out.
-        half_life: rows of a stream after which a row counts half, and never more than half of the rows seen.
-        least: rows of each class that a calibration takes; a value of `by` with fewer, or an unknown one, takes the
-            overall calibration.
-        max_values: most values of `by`, the first ones seen; others take the overall calibration.
+        method: "platt" fits a slope and an intercept of the logit by logistic regression (J. Platt, 1999). "isotonic"
+            fits a non-decreasing function (B. Zadrozny, C. Elkan, 2002) and needs scikit-learn (extra [calibration]).
+        by: column for which each value gets its own calibration: a declared `Categorical`, or an input of the network
+            with integers or strings. None: one calibration for all rows.
+        negative_sampling_rate: share of negatives that was kept, 0 < rate <= 1; probabilities are corrected to the full
+            traffic. None if no negatives were dropped, or if row weights already correct for it.
+        half_life: number of stream rows after which a row counts half. Early in a stream the half-life is half of the
+            rows seen so far, if that is less.
+        least: minimum number of rows of each class. Values of `by` with fewer rows, and unknown values, use the overall
+            calibration.
+        max_values: maximum number of values of `by` with their own calibration; the first ones seen get one.
 
     Raises:
-        ConfigurationError: an argument cannot work, or scikit-learn is missing.
+        ConfigurationError: an invalid argument, or scikit-learn is missing.
     """
 
     of_model = True
@@ -75,7 +76,7 @@ class Calibrator(Stateful):
         self.index: int | None = None
         self._activation = "sigmoid"
         self._forgets = True
-        self.catch_up: Callable[[], None] = lambda: None  # adds rows that wait elsewhere; called before a state is read
+        self.catch_up: Callable[[], None] = lambda: None  # adds rows still queued by the run, before the state is read
         self.restart()
 
     @classmethod
@@ -97,14 +98,16 @@ class Calibrator(Stateful):
             ) from None
 
     def bind(self, meaning: Meaning, id_names: Sequence[str] | None, ids_input: str = "") -> None:
-        """Check that scores of this meaning can be calibrated; find the column `by`.
+        """Check that predictions with this meaning can be calibrated; find column `by`.
 
         Args:
-            id_names: the declared features whose value is one id, in the order of the network's input `ids_input`;
-                None: the network's inputs have their own names.
+            meaning: how to interpret the network's predictions.
+            id_names: names of the declared features with a single id per row, in the column order of the network's
+                input `ids_input`. None if no features are declared: `by` is then itself the name of an input.
+            ids_input: name of the network's input that holds the ids.
 
         Raises:
-            ConfigurationError: the label is not one binary label, or there is no such column.
+            ConfigurationError: the label is not one binary label, or `by` is not a known column.
         """
         kind = meaning.activation or ("identity" if meaning.target == BINARY else None)
         if meaning.target not in (BINARY, CLASSES, None) or kind not in ("sigmoid", "softmax", "identity"):
@@ -126,24 +129,24 @@ class Calibrator(Stateful):
         """Forget all rows; with `forgets`, later rows count more than earlier ones."""
         self._forgets = forgets
         self._buffer = RowBuffer(BLOCK_ROWS)
-        self._rows_of: dict[int, int] = {}  # value -> its row of the sums; row 0 has the sums of all rows
+        self._rows_of: dict[int, int] = {}  # value of `by` -> its index in the sums; index 0 is for all rows
         self._sums = {name: np.zeros((1, _BINS)) for name in _SUMS}
-        self._counts = np.zeros((1, 2))  # rows of each class
+        self._counts = np.zeros((1, 2))  # number of negative and positive rows
         self._seen = 0
         self._current: CalibrationMap | None = None
         self._is_current = False
 
     def add(self, outputs: Any, labels: Any, weights: Any = None, ids: np.ndarray | None = None) -> None:
-        """Add rows that the network has not learned from.
+        """Add rows that the network has not been trained on.
 
         Args:
-            outputs: its first output, [n, ...]; rows that are NaN are left out.
+            outputs: the network's first output, [n, ...]; rows with NaN are ignored.
             labels: 0 or 1, [n] or [n, 1].
             weights: weights of the rows, [n], or None.
             ids: the values of `by` as integers, int64 [n].
 
         Raises:
-            DataError: they are not scores and labels of one binary label.
+            DataError: the outputs or labels do not belong to one binary label.
         """
         labels = to_numpy(labels, "labels").reshape(-1).astype(np.float64)
         try:
@@ -164,7 +167,7 @@ class Calibrator(Stateful):
     def _learn(self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray, ids: np.ndarray) -> None:
         self._seen += len(logits)
         if self._forgets:
-            # A network that has just begun gives other scores than later: at first half of the rows seen count.
+            # Scores change quickly early in training: cap the half-life at half of the rows seen so far.
             factor = 0.5 ** (len(logits) / min(self.half_life, max(self._seen / 2, len(logits))))
             self._counts *= factor
             for sums in self._sums.values():
@@ -206,17 +209,17 @@ class Calibrator(Stateful):
         return bool((self._counts[0] + (self._buffer.rows - positives, positives) >= self.least).all())
 
     def current(self) -> CalibrationMap | None:
-        """Return the calibration by all complete blocks of rows, None before enough."""
+        """Return the calibration from all full blocks, or None if rows are too few."""
         if not self._is_current:
             self._is_current = True
             self._current = self._fit() if (self._counts[0] >= self.least).all() else None
         return self._current
 
     def fitted(self) -> CalibrationMap:
-        """Return the calibration by all rows added.
+        """Return the calibration from all rows added.
 
         Raises:
-            DataError: they are too few, so there is no calibrated probability.
+            DataError: there are fewer than `least` rows of a class.
         """
         self.catch_up()
         if not self.is_learned:
@@ -269,9 +272,10 @@ class Calibrator(Stateful):
         return {"json": json, "arrays": {name: array.copy() for name, array in arrays.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore a state from `state_dict`.
 
-        CheckpointMismatchError: it was learned with another `by` or `negative_sampling_rate`.
+        Raises:
+            CheckpointMismatchError: the state was learned with another `by` or `negative_sampling_rate`.
         """
         saved, arrays = state["json"], state["arrays"]
         for name, value in self._options().items():
@@ -289,13 +293,14 @@ class Calibrator(Stateful):
 
 
 def platt(logits: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return slope and intercept of each slice, by Newton's method.
+    """Fit the slope and intercept of each slice by Newton's method.
 
-    The targets are smoothed as J. Platt (1999) does, so that they exist for separated classes too; a step that raises
-    the loss is halved, as H.-T. Lin, C.-J. Lin and R. Weng (2007) do.
+    Targets are smoothed as in J. Platt (1999), so that a finite solution exists even for separated classes. A step that
+    raises the loss is halved, as in H.-T. Lin, C.-J. Lin and R. Weng (2007).
 
     Args:
-        logits, positives, negatives: [slices, n], the logits and the weight of each class there.
+        logits: shape [slices, n].
+        positives, negatives: weight of each class at each logit, shape [slices, n].
 
     Returns:
         Slopes and intercepts, float64 [slices].
@@ -331,9 +336,10 @@ def platt(logits: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> t
 
 
 def isotonic(logits: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the knots of a rising function of one slice: logits and probabilities.
+    """Fit a non-decreasing function to one slice and return its knots.
 
-    The probabilities stay as far from 0 and 1 as half a row would bring them.
+    The knots are returned as their logits and their probabilities. Probabilities are clipped to [e, 1 - e], where e is
+    0.5 / (total weight + 1), so that none is exactly 0 or 1.
     """
     from sklearn.isotonic import isotonic_regression
 

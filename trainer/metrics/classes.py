@@ -15,8 +15,8 @@ from .window_metric import SumMetric
 def are_classes(predictions: np.ndarray, labels: np.ndarray, target: str | None) -> bool:
     """Return whether axis 1 of predictions holds class scores.
 
-    Otherwise it holds several binary labels. If predictions and labels have the same shape and the loss does not tell,
-    they are classes if every label row is one-hot.
+    Otherwise predictions belong to one or several binary labels. If predictions and labels have the same shape and the
+    loss does not define the target, they are taken as classes if every label row is one-hot.
     """
     if predictions.ndim < 2 or predictions.shape[1] < 2:
         return False
@@ -31,7 +31,7 @@ def is_one_hot(labels: np.ndarray) -> bool:
 
 
 def class_labels(predictions: np.ndarray, labels: np.ndarray, name: str) -> np.ndarray:
-    """Return class indices, int64, in the shape of the predictions without axis 1."""
+    """Return class indices, int64, with the shape of `predictions` without axis 1."""
     shape = predictions.shape[:1] + predictions.shape[2:]
     if labels.shape == predictions.shape:
         return labels.argmax(axis=1)
@@ -51,8 +51,9 @@ def class_labels(predictions: np.ndarray, labels: np.ndarray, name: str) -> np.n
 class Accuracy(SumMetric):
     """Share of correctly predicted rows since `clear`; NaN without rows.
 
-    With several binary labels, [B, K], a row is correct if all its labels are (scikit-learn's `accuracy_score`). Unlike
-    MindSpore's metric of that name it also takes one-column binary predictions and weights.
+    With several binary labels, [B, K], a row is correct if all its labels are correct, as in scikit-learn's
+    `accuracy_score`. Unlike MindSpore's metric of the same name, it also accepts one-column binary predictions and
+    weights.
 
     Args:
         link: for binary labels, whether predictions are probabilities (positive above 0.5) or logits (positive above
@@ -120,14 +121,14 @@ class LogLoss(BinarySumMetric):
     """Mean negative log likelihood in nats over all rows; NaN without rows.
 
     With several binary labels, [B, K], the value is the mean of the labels' log losses. With classes, [B, C], a row is
-    read as probabilities if it sums to 1 without negative values, else as logits, unless the loss defines which.
-    Probabilities are clipped to the eps of their dtype.
+    read as logits if the loss applies a softmax. Otherwise it is read as probabilities if it sums to 1 without negative
+    values, else as logits. Probabilities are clipped to [eps, 1 - eps] with the eps of their dtype.
 
     Args:
-        link: how binary predictions become probabilities (see `trainer.metrics.predictions.check_link`).
+        link: how to interpret binary predictions (see `trainer.metrics.predictions.check_link`).
         negative_sampling_rate: share r of negatives that was kept, 0 < r <= 1; each negative counts 1 / r.
-        correct_probability: with a sampling rate, treat p as trained on the sample and correct it to p / (p + (1 - p) /
-            r). False if training already weighted the negatives by 1 / r.
+        correct_probability: with a sampling rate, assume that the model was trained on the sample and correct each
+            probability p to p / (p + (1 - p) / r). Use False if training already weighted negatives by 1 / r.
 
     Raises:
         ConfigurationError: unknown link, or a rate outside (0, 1].

@@ -1,4 +1,4 @@
-"""Kinds of target, read from the loss and the first rows; their metrics."""
+"""Detect the kind of target from the loss and first rows; choose default metrics."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MEANINGS: dict[tuple[type[nn.Cell], ...], Meaning] = {
 
 
 def meaning_of(loss_fn: Any, activation: Activation | None = None) -> Meaning:
-    """Return what predictions mean: the user's `activation`, else the loss's.
+    """Return how to interpret predictions: the user's `activation`, else the loss's.
 
-    The loss's attribute ``prediction_activation`` overrides what its class says.
+    The loss's attribute ``prediction_activation``, if any, takes precedence over the default for its class.
     """
     meaning = next((meaning for kinds, meaning in _MEANINGS.items() if isinstance(loss_fn, kinds)), Meaning())
     if isinstance(loss_fn, nn.PoissonNLLLoss):
@@ -47,7 +47,7 @@ def expect(metrics: Mapping[str, Any], meaning: Meaning) -> None:
 
 
 def metrics_of(target: str, window: Window) -> dict[str, Any]:
-    """Return the default metrics of a kind of target; empty if it is unknown."""
+    """Return the default metrics for a kind of target; empty if it is unknown."""
     sampling = ("auto", window.negative_sampling_rate, window.correct_probability)
     if target == BINARY:
         return {"": BinaryMetrics(*sampling)}
@@ -63,7 +63,7 @@ def possible_targets(loss_fn: Any) -> tuple[str, ...]:
     """Return the kinds of target a loss function may have, before any rows are known."""
     target = meaning_of(loss_fn).target
     if target == CLASSES:
-        return (CLASSES, BINARY)  # predictions of two columns
+        return (CLASSES, BINARY)  # two classes may be a binary label
     if target is None:
         return (BINARY, LABELS, REAL, CLASSES)
     return (BINARY, LABELS) if target == BINARY else (target,)
@@ -72,8 +72,8 @@ def possible_targets(loss_fn: Any) -> tuple[str, ...]:
 def target_of(loss_fn: Any, predictions: np.ndarray, labels: np.ndarray) -> str:
     """Return the kind of target of the first rows, or an empty string if unknown.
 
-    The loss's class may determine it. `predictions` and `labels` are [B, ...]; the activation has been applied if it
-    changes their shape.
+    The loss's class may determine it; otherwise the values and shapes do. `predictions` and `labels` have shape
+    [B, ...]. If the activation changes the shape of predictions, it must have been applied.
     """
     target = meaning_of(loss_fn).target
     scores, labels = (array.reshape(len(array), math.prod(array.shape[1:])) for array in (predictions, labels))

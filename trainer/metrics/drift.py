@@ -1,6 +1,7 @@
-"""A drift detector: has the mean of a sequence of losses risen?
+"""A drift detector that reports a rise of the mean in a sequence of losses.
 
-`PageHinkley` after E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954. Non-finite values are ignored.
+`PageHinkley` implements the test of E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954. Non-finite values
+are ignored.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from ..checks import number, whole
 
 
 class PageHinkley:
-    """Fires when values exceed their running mean by too much in sum.
+    """Detects a rise of the mean from the accumulated excess over the running mean.
 
-    A rise of the mean by d is detected after about threshold / (d - delta) values; a fall never fires. It restarts
-    after firing.
+    A rise of the mean by d is detected after about threshold / (d - delta) values; a fall is never reported. The
+    detector restarts after each detection.
 
     Args:
-        threshold: allowed rise of the sum above its minimum, in units of the loss.
+        threshold: how far the accumulated excess may rise above its minimum before a rise is reported, in units of the
+            loss.
         delta: tolerated rise of the mean, in units of the loss.
-        min_values: minimum number of values before it can fire.
+        min_values: minimum number of values before a rise can be reported.
 
     Raises:
         ConfigurationError: threshold not positive, delta negative, min_values less than 1.

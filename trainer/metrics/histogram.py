@@ -1,10 +1,11 @@
 """Class counts by score in bounded memory, for a streaming AUC.
 
 `ScoreHistogram` keeps a sorted list of at most `buckets` score values with the weight of positives and negatives at
-each. It is exact while there are no more distinct scores than buckets. Beyond that, neighbours are merged into buckets
-of equal weight, so the resolution adapts to the distribution of scores: all within 1e-3 of each other, heavily tied, or
-spread over many orders of magnitude. A score value with more than 2 / buckets of the weight always has its own bucket.
-No bucket holds more than about 3 / buckets of the weight, which bounds the error of the AUC.
+each. It is exact while there are no more distinct scores than buckets. Beyond that, neighbouring scores are merged into
+buckets of equal weight. The resolution therefore adapts to the distribution, whether all scores lie within 1e-3 of each
+other, are heavily tied, or spread over many orders of magnitude. A score value with more than 2 / buckets of the weight
+always has its own bucket. No other bucket holds more than about 3 / buckets of the weight, which bounds the error of
+the AUC.
 
 `RowBuffer` collects small batches, so that rows are sorted in blocks of tens of thousands.
 """
@@ -22,7 +23,7 @@ DEFAULT_BUFFER_ROWS = 65_536
 
 
 class ScoreHistogram:
-    """Weights of positives and negatives by score; can be merged and decayed.
+    """Weights of positives and negatives by score.
 
     Args:
         buckets: maximum number of score values; memory is at most 24 bytes times `buckets`.
@@ -40,11 +41,12 @@ class ScoreHistogram:
         self.negatives = np.empty(0, np.float64)
 
     def fold(self, scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None = None) -> None:
-        """Add rows; each call sorts its rows, so pass thousands at a time.
+        """Add rows. Each call sorts its rows, so pass thousands at a time.
 
         Args:
             scores: shape [N], float32 or float64, no NaN; infinities are allowed.
             positive: whether each row is a positive, shape [N], bool.
+            weights: weights of the rows, shape [N], or None.
         """
         for start in range(0, len(scores), DEFAULT_BUFFER_ROWS):
             rows = slice(start, start + DEFAULT_BUFFER_ROWS)
@@ -56,9 +58,9 @@ class ScoreHistogram:
             self._insert(scores[rows], positives, negatives, _argsort)
 
     def merge(self, other: ScoreHistogram) -> None:
-        """Add the counts of `other`, which is unchanged."""
+        """Add the counts of `other` without changing it."""
         if len(other.scores):
-            timsort = functools.partial(np.argsort, kind="stable")  # linear for two ascending runs
+            timsort = functools.partial(np.argsort, kind="stable")  # linear time for two sorted runs
             self._insert(other.scores, other.positives, other.negatives, timsort)
 
     def decay(self, factor: float) -> None:
@@ -71,7 +73,10 @@ class ScoreHistogram:
             self.scores, self.positives, self.negatives = self.scores[keep], self.positives[keep], self.negatives[keep]
 
     def auc(self) -> float:
-        """Return the area under the ROC curve, ties counted half; NaN for one class."""
+        """Return the area under the ROC curve; NaN without both classes.
+
+        Tied pairs count half.
+        """
         positives, negatives = self.positives.sum(), self.negatives.sum()
         if not (positives > 0 and negatives > 0):
             return float("nan")
@@ -80,11 +85,11 @@ class ScoreHistogram:
         return float(np.dot(self.positives, below) / (positives * negatives))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return copies of the three arrays, for a snapshot."""
+        """Return copies of the three arrays for a snapshot."""
         return {name: getattr(self, name).copy() for name in ("scores", "positives", "negatives")}
 
     def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore what `arrays` returned."""
+        """Restore a snapshot made by `arrays`."""
         for name in ("scores", "positives", "negatives"):
             setattr(self, name, np.array(arrays[name]))
 
@@ -113,8 +118,9 @@ class ScoreHistogram:
 def _argsort(scores: np.ndarray) -> np.ndarray:
     """Return the indexes that sort `scores`.
 
-    NumPy sorts 16-bit integers by radix, in linear time on every processor; its float argsort is fast only with
-    AVX-512. Two radix passes over the bits of float32, made order-preserving, are up to 8 times faster.
+    NumPy's float argsort is fast only with AVX-512, whereas its stable sort of 16-bit integers is a linear-time radix
+    sort on every processor. For float32, map the bits to integers of the same order and sort them in two 16-bit
+    passes, which is up to 8 times faster.
     """
     if scores.dtype != np.float32:
         return np.argsort(scores)
@@ -136,10 +142,10 @@ class RowBuffer:
         self._columns: list[np.ndarray] = []
 
     def push(self, *columns: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-        """Copy rows in and yield each full block, valid until the next one.
+        """Add rows and yield each full block; a block is valid until the next one.
 
-        `columns` have equal lengths, [N, ...], the same number and row shapes in every call; a wider dtype widens a
-        column.
+        All columns have the same length N, shape [N, ...]. Their number and row shapes are the same in every call. If
+        a column arrives with a wider dtype, the buffered column is converted to it.
         """
         self._fit(columns)
         taken, total = 0, len(columns[0])
@@ -156,7 +162,7 @@ class RowBuffer:
             taken += rows
 
     def drain(self) -> tuple[np.ndarray, ...]:
-        """Return and remove the buffered rows; they are valid until the next `push`."""
+        """Remove the buffered rows and return them; valid until the next `push`."""
         block = self.peek()
         self.rows = 0
         return block

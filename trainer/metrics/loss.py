@@ -1,4 +1,4 @@
-"""The loss as a metric: a mean over samples, independent of batch sizes."""
+"""The loss as a metric: the mean over samples, independent of batch sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .predictions import to_numpy
 
 
 class WeightedMean:
-    """Mean of batch values, each weighted by its number of samples, summed in float64."""
+    """Mean of batch values weighted by number of samples, summed in float64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,9 +24,11 @@ class WeightedMean:
         self.samples: float = 0
 
     def update(self, value: Any, samples: Any = 1) -> None:
-        """Add the mean of a batch of `samples` rows, or of K batches, shape [K] each.
+        """Add one batch, or K batches at once.
 
-        Of weighted rows `samples` is the sum of the weights.
+        Args:
+            value: mean of the batch, or the means of K batches, shape [K].
+            samples: number of rows of the batch, or of each batch, shape [K]. For weighted rows, the sum of weights.
         """
         if isinstance(value, float) and isinstance(samples, int):
             self.total, self.samples = self.total + value * samples, self.samples + samples
@@ -48,7 +50,7 @@ class WeightedMean:
 
 
 class Loss(WeightedMean, Metric):
-    """Mean loss over samples: a batch is weighted by its rows. NaN if there are none."""
+    """Mean loss over samples, with each batch weighted by its rows; NaN without rows."""
 
     higher_is_better = False
 
@@ -57,14 +59,17 @@ class Loss(WeightedMean, Metric):
         """Add a batch.
 
         Args:
-            inputs: the loss, a scalar (batch mean) or one value per row; then optionally the rows of a scalar mean (1).
+            inputs: the loss, as a scalar (batch mean) or one value per row; then, for a scalar, optionally the number
+                of rows (default 1).
         """
         loss = to_numpy(inputs[0], "loss")
         self.add(loss, int(inputs[1]) if len(inputs) > 1 else max(loss.size, 1))
 
     def add(self, loss: Any, samples: float) -> None:
-        """Add a batch of `samples` rows, or of weights with that sum.
+        """Add a batch.
 
-        `loss` is its mean, or has one value per row.
+        Args:
+            loss: the batch mean, or one value per row.
+            samples: number of rows, or the sum of their weights.
         """
         super().update(to_numpy(loss, "loss").mean(dtype=np.float64), samples)

@@ -1,4 +1,4 @@
-"""Predictions, labels, weights and groups as arrays; states of metrics."""
+"""Convert predictions, labels, weights and groups to arrays; handle metric states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import ConfigurationError, DataError, did_you_mean
 
 
 def to_numpy(value: Any, name: str = "array") -> np.ndarray:
-    """Return a Tensor, array or sequence as an array; half floats become float32."""
+    """Convert a Tensor, array or sequence to an array; half floats become float32."""
     array = value.asnumpy() if hasattr(value, "asnumpy") else np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{name} must hold numbers; received dtype {array.dtype}")
@@ -21,7 +21,7 @@ def to_numpy(value: Any, name: str = "array") -> np.ndarray:
 
 
 def row_weights(weights: Any, rows: int) -> np.ndarray | None:
-    """Return sample weights as float64 [rows], not negative and finite; or None."""
+    """Check sample weights and return them as float64 [rows], or None."""
     if weights is None:
         return None
     array = to_numpy(weights, "sample weights")
@@ -50,9 +50,9 @@ def group_column(groups: Any, rows: int) -> np.ndarray:
 def named_values(name: str, value: Any) -> dict[str, float]:
     """Convert a metric's result to floats by name.
 
-    Each part of a dict is named name_part; an empty part gives only the name, and a part that begins with "/" gives
-    name/part. A vector of one value per class, such as MindSpore's precision, gives the mean under the name and the
-    values under name_0, name_1, ...
+    An entry of a dict is named ``<name>_<key>``, or ``<name>`` if its key is empty. A key that begins with "/" replaces
+    the part of `name` from its slash on: "auc/site" and "/site=3" give "auc/site=3". A vector with one value per class,
+    such as MindSpore's precision, is reported as its mean under `name` and as the values name_0, name_1, ...
     """
     if isinstance(value, Mapping):
         base = name.partition("/")[0]
@@ -90,7 +90,7 @@ def below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
 
 
 class CountsByName(dict[str, Any]):
-    """Counts or metrics by name, with the methods that all of them have."""
+    """Counts or metrics by name; each method applies to all of them."""
 
     def restart(self) -> None:
         for counts in self.values():
@@ -135,7 +135,10 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Meaning:
-    """The meaning of predictions, by the loss function or the user; None: unknown."""
+    """How to interpret predictions, as defined by the loss function or the user.
+
+    A field is None if it is unknown.
+    """
 
     target: str | None = None  # "binary" (several columns are independent labels), "classes", "real", "count"
     activation: Activation | None = None  # a key of `ACTIVATIONS`, or a function of a NumPy array [B, ...]
@@ -150,7 +153,7 @@ def check_activation(argument: str, activation: Any) -> Activation | None:
 
 
 def activate(activation: Activation | None, predictions: np.ndarray) -> np.ndarray:
-    """Convert predictions [B, ...] to units of the label, float64."""
+    """Apply the activation to predictions [B, ...]."""
     if activation in (None, "identity"):
         return predictions
     if callable(activation):
@@ -162,10 +165,14 @@ def activate(activation: Activation | None, predictions: np.ndarray) -> np.ndarr
 
 
 def named_classes(probabilities: np.ndarray, classes: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Return the most likely class by name, and the probability of each.
+    """Return the most likely class of each row and the probability of each class.
 
     Args:
         probabilities: probability of the second of two classes, [B] or [B, 1], or of all classes, [B, classes].
+        classes: names of the classes.
+
+    Returns:
+        "prediction", the name of the most likely class, [B], and ``probability_<name>`` for each class, [B].
     """
     if probabilities.ndim == 1 or probabilities.shape[1] == 1:
         probabilities = probabilities.reshape(-1)
@@ -181,11 +188,12 @@ _SHAPES = "predictions of shape [B], [B, 1] or [B, 2] and labels of shape [B] or
 def check_link(link: str) -> str:
     """Return `link` if it is valid.
 
-    - "sigmoid": predictions are logits of the positive class, shape [B] or [B, 1]. - "identity": predictions are
-    probabilities, of the positive class [B] or [B, 1], or of both classes [B, 2]. - "softmax": predictions are logits
-    of both classes, shape [B, 2]. - "auto": two columns are probabilities where each row sums to 1, else logits. One
-    column is logits in a Trainer with `nn.BCEWithLogitsLoss`; otherwise it is read as probabilities while all
-    predictions seen are in [0, 1], and as logits from the first one outside.
+    - "sigmoid": predictions are logits of the positive class, shape [B] or [B, 1].
+    - "identity": predictions are probabilities of the positive class, [B] or [B, 1], or of both classes, [B, 2].
+    - "softmax": predictions are logits of both classes, shape [B, 2].
+    - "auto": two columns are read as probabilities if each row sums to 1, otherwise as logits. One column is read as
+      logits in a Trainer with `nn.BCEWithLogitsLoss`. Otherwise it is read as probabilities while all predictions seen
+      are in [0, 1], and as logits once a prediction is outside.
     """
     return choice("link", link, LINKS)
 
@@ -196,10 +204,10 @@ def binary_scores(predictions: Any, labels: Any, link: str) -> tuple[np.ndarray,
     Args:
         predictions: shape [B], [B, 1] or [B, 2]; Tensor or array.
         labels: shape [B] or [B, 1]; Tensor or array of int, float or bool.
-        link: see `check_link`. Two columns become one logit (with "identity", one probability).
+        link: see `check_link`. Two columns are reduced to one logit, or to one probability with "identity".
 
     Returns:
-        Scores, shape [B], float32 (float64 if the predictions are); labels, shape [B], any numeric dtype; and whether
+        Scores, shape [B], float32 (float64 for float64 predictions); labels, shape [B], any numeric dtype; and whether
         the scores are known to be logits. Both arrays may alias the inputs.
 
     Raises:
@@ -248,7 +256,7 @@ def hard_labels(labels: np.ndarray) -> np.ndarray:
 
 
 class Sums:
-    """Sums over rows; each is a number, or an array with one number per output."""
+    """Sums over rows. Each is a number, or an array with one number per output."""
 
     sums: ClassVar[tuple[str, ...]] = ()
     total: dict[str, Any]
@@ -267,7 +275,7 @@ class Sums:
         return self.total[name] / self.total[weight] if self.total[weight] else float("nan")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": sums that are numbers, "arrays": the others}``."""
+        """Return ``{"json": numbers, "arrays": arrays}`` with the sums by name."""
         arrays = {name: value for name, value in self.total.items() if isinstance(value, np.ndarray)}
         return {"json": {n: v for n, v in self.total.items() if n not in arrays}, "arrays": arrays}
 

@@ -1,8 +1,8 @@
 """Progressive validation: metrics on rows before the model is trained on them.
 
-Every batch is scored by the forward pass that trains on it, before the update ("test, then train"; A. P. Dawid, 1984,
-called it prequential). `PrequentialMetrics` keeps each metric over three horizons: the open window, an exponentially
-decayed past, and the lifetime of the model. `trainer.metrics.window` decides when a window closes.
+The forward pass of each training step provides the predictions, before the update ("test, then train"; A. P. Dawid,
+1984, called it prequential). `PrequentialMetrics` keeps each metric over three horizons: the open window, an
+exponentially decayed past, and the lifetime of the model. `trainer.metrics.window` decides when a window closes.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ HORIZONS = ("window", "decayed", "lifetime")
 class PrequentialMetrics:
     """Metrics of predictions made before the update, over three horizons.
 
-    The horizons are the window, the decayed past and the lifetime. Rows are processed in blocks of about ten thousand,
-    so `update` is cheap. Rows with a NaN prediction or label are excluded and counted. Results do not depend on batch
-    sizes, and a run restored from `state_dict` gives the same values as an uninterrupted one.
+    The horizons are the open window, the decayed past and the lifetime. Rows are buffered and processed in blocks of
+    about ten thousand, so `update` is cheap. Rows with a NaN prediction or label are excluded and counted separately.
+    Results do not depend on batch sizes, and a run restored from `state_dict` gives the same values as an uninterrupted
+    run.
 
     Args:
-        metrics: metrics by name: a `WindowMetric`, or an object with `clear`, `update` and `eval`, which is reported
-            for windows only. A metric with several values reports each as ``<name>_<part>``, or ``<part>`` if its name
-            is empty.
+        metrics: metrics by name. Each is a `WindowMetric`, or an object with `clear`, `update` and `eval`; the latter
+            is reported for windows only. A metric with several values reports each as ``<name>_<part>``, or ``<part>``
+            if its name is empty.
         decay: factor applied to the weight of the decayed past when a window closes, 0 < decay < 1.
-        task: prefix of the metrics' names, for one of several tasks.
-        lenient: names of metrics that are dropped with a warning if they cannot read their rows; others raise.
+        task: prefix for the metrics' names if the model has several tasks.
+        lenient: names of metrics that are dropped with a warning if they cannot process the rows; others raise.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class PrequentialMetrics:
         self._decay = number("decay", decay, above=0, below=1)
         self.task = task
         self._lenient = frozenset(lenient)
-        self._metrics = CountsByName()  # for each metric its horizons
+        self._metrics = CountsByName()  # name -> horizon -> metric
         for name, metric in metrics.items():
             if isinstance(metric, WindowMetric):
                 metric = copy.deepcopy(metric)
@@ -76,7 +77,7 @@ class PrequentialMetrics:
         return CountsByName({name: horizons["window"] for name, horizons in self._metrics.items()})
 
     def directions(self) -> dict[str, Direction]:
-        """Return whether higher is better, by result name; slices are not listed."""
+        """Return whether higher is better, by result name; slices are omitted."""
         names: dict[str, Direction] = {}
         for name, horizons in self._metrics.items():
             for horizon, metric in horizons.items():
@@ -99,11 +100,11 @@ class PrequentialMetrics:
         """Add a batch of host arrays, which are copied.
 
         Args:
-            predictions, labels, weights: as in `WindowMetric.update`; predictions from before the update.
-            groups: the columns named by `groups`, shape [B] or [B, 1], integers or strings.
+            predictions, labels, weights: as in `WindowMetric.update`, with predictions made before the update.
+            groups: values of the columns in `self.groups`, by name, shape [B] or [B, 1], integers or strings.
 
         Raises:
-            DataError: incompatible shapes, values a metric cannot read, or a missing group column.
+            DataError: incompatible shapes, values that a metric cannot read, or a missing group column.
         """
         predictions, labels = _flat(to_numpy(predictions, "predictions")), _flat(to_numpy(labels, "labels"))
         rows = len(predictions)
@@ -158,11 +159,11 @@ class PrequentialMetrics:
         logger.warning("windows continue without %s, which cannot read these rows: %s", shown, error)
 
     def close_window(self) -> dict[str, float]:
-        """Add the window to the past, start an empty one, and return all metrics.
+        """Add the window to the past horizons, start an empty one, return all metrics.
 
         Returns:
-            ``{window,decayed,lifetime}_<name>`` for every metric; window_rows, window_nan_rows and lifetime_rows. An
-            undefined metric, such as the AUC of a single class, is NaN.
+            ``{window,decayed,lifetime}_<name>`` for every metric, and window_rows, window_nan_rows and lifetime_rows.
+            An undefined metric, such as the AUC of a single class, is NaN.
         """
         self._drain()
         counts = self._counts
@@ -197,7 +198,7 @@ class PrequentialMetrics:
         return results
 
     def score_table(self) -> dict[str, Any] | None:
-        """Return the `score_table` of the decayed past."""
+        """Return the `score_table` of the decayed horizon."""
         return score_table(horizons["decayed"] for horizons in self._metrics.values() if "decayed" in horizons)
 
     def take_window(self) -> dict[str, Any]:
@@ -209,7 +210,7 @@ class PrequentialMetrics:
         return {**state, "json": {"metrics": state["json"], "counts": counts, "failed": sorted(self._failed)}}
 
     def put_window(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Fill the empty open window with the sum of states from `take_window`, in order."""
+        """Merge states from `take_window`, in order, into the empty open window."""
         for state in states:
             values = state["json"]
             self._failed |= set(values["failed"])
@@ -221,13 +222,13 @@ class PrequentialMetrics:
             self._windows.merge(others)
 
     def forget_window(self) -> None:
-        """Empty the open window; keep the past."""
+        """Empty the open window; keep the past horizons."""
         self._drain()
         self._windows.restart()
         self._counts.update(window_rows=0, window_nan_rows=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {name: array of numbers}}``; no side effects."""
+        """Return ``{"json": ..., "arrays": {name: numeric array}}``, without side effects."""
         state, counts = self._metrics.state_dict(), dict(self._counts)
         values = {"format": FORMAT, "metrics": state["json"], "counts": counts, "groups": list(self.groups)}
         buffered = {} if self._buffer is None else self._buffer.state_dict()["arrays"]
@@ -235,9 +236,10 @@ class PrequentialMetrics:
         return {"json": values, "arrays": {**state["arrays"], **codes}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore a state from `state_dict`.
 
-        Metrics missing from the state start empty, and states of other metrics are ignored; both are logged.
+        Metrics missing from the state start empty, and states of unknown metrics are ignored. A warning is logged in
+        both cases.
         """
         values, arrays = state["json"], state["arrays"]
         if values.get("format") != FORMAT:
@@ -262,7 +264,7 @@ class PrequentialMetrics:
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
-    """Flatten [B, 1] to [B], so that both forms share a buffer."""
+    """Flatten [B, 1] to [B], so that both shapes use the same buffer."""
     return array.reshape(-1) if array.ndim == 2 and array.shape[1] == 1 else array
 
 
@@ -271,7 +273,7 @@ def _nan_rows(array: np.ndarray) -> np.ndarray:
 
 
 def _text_to_codes(column: np.ndarray) -> np.ndarray:
-    """Return strings as code points, uint32 [N, width]: files hold only numbers."""
+    """Convert strings to code points, uint32 [N, width]; snapshots hold only numbers."""
     return column.view(np.uint32).reshape(len(column), -1 if len(column) else 1) if column.dtype.kind == "U" else column
 
 

@@ -1,8 +1,9 @@
 """Ranking metrics by group: AUC per user, and recall, NDCG and hit rate at k.
 
-A group is the value of a column: a user, a session, a request. Its rows are those of one evaluation or of one window;
-over past windows the groups' values are averaged, so a window should hold whole groups. Tied rows count with their mean
-over all orders, so an untrained network gets no credit for the input order.
+Rows with the same value in a column (a user, a session, a request) form a group. Groups are ranked separately in each
+evaluation or window, and the values of past windows are averaged. A group split over two windows therefore counts as
+two groups, so windows should be long enough to hold whole groups. Tied rows contribute their mean over all possible
+orders, so an untrained network gets no credit for the order of the input.
 """
 
 from __future__ import annotations
@@ -30,23 +31,25 @@ class Ranked(NamedTuple):
 
     labels: np.ndarray  # float64 [N]
     weights: np.ndarray  # float64 [N]
-    group: np.ndarray  # number of each row's group, ascending from 0, [N]
-    tie: np.ndarray  # number of each row's run of equal scores within a group, ascending from 0, [N]
+    group: np.ndarray  # group index of each row, from 0, ascending, [N]
+    tie: np.ndarray  # tie index of each row, from 0, ascending, [N]; a tie is a run of equal scores within a group
     rank: np.ndarray  # position of each row in its group, from 0, [N]
-    first: np.ndarray  # first row of each group, [G]
-    tie_first: np.ndarray  # first row of each run of equal scores, [T]
+    first: np.ndarray  # index of the first row of each group, [G]
+    tie_first: np.ndarray  # index of the first row of each tie, [T]
 
 
 class GroupMetric(RowMetric):
-    """Base of metrics by group: rows of the open window, sums of past ones.
+    """Base of metrics by group.
 
-    If a window has more than `capacity` rows, whole groups are dropped by a hash of the group, with a warning. The
-    value is then that of a random sample of groups, independent of row order. If a single group is too large,
-    `Gauc` keeps a random half of the rows, again and again; metrics of the first k have no value (NaN), because the
-    first k of some rows are not those of all.
+    It keeps the rows of the open window, and only sums of past windows.
+
+    If a window has more than `capacity` rows, a warning is logged and whole groups are dropped by a hash of the group.
+    The value is then computed from a random sample of groups, independent of row order. If a single group exceeds the
+    capacity, `Gauc` samples its rows, keeping a random half each time the buffer is full. Metrics at k are NaN in that
+    case, because the top k of a sample differ from the top k of all rows.
 
     Args:
-        group: column whose values are the groups; integers or strings.
+        group: column that assigns rows to groups; integers or strings.
         capacity: maximum number of rows kept, 28 bytes each.
 
     Raises:
@@ -55,7 +58,7 @@ class GroupMetric(RowMetric):
 
     higher_is_better = True
     takes_raw = True
-    samples_rows = False  # whether the value of some rows of a group estimates that of all
+    samples_rows = False  # whether a sample of a group's rows estimates the group's value
 
     def __init__(self, group: str, capacity: int = DEFAULT_CAPACITY) -> None:
         super().__init__()
@@ -82,8 +85,8 @@ class GroupMetric(RowMetric):
         Args:
             predictions: shape [B], [B, 1] or, for two classes, [B, 2].
             labels: relevance, [B] or [B, 1]: 0 or 1 (`Ndcg`: any non-negative number).
-            weights: shape [B] or None; `Gauc` uses them as impression counts, for the others a group counts by the mean
-                weight of its rows. Rows of weight 0 are left out.
+            weights: shape [B] or None. `Gauc` uses them as impression counts; the other metrics weight each group by
+                the mean weight of its rows. Rows of weight 0 are ignored.
             groups: shape [B] or [B, 1].
         """
         scores, labels, _ = binary_scores(predictions, labels, "auto")
@@ -91,7 +94,7 @@ class GroupMetric(RowMetric):
         weights = row_weights(weights, len(scores))
         weights = np.ones(len(scores)) if weights is None else weights
         columns: tuple[np.ndarray, ...] = (keys, scores, self._read_labels(labels), weights)
-        if not weights.all():  # a row that weighs nothing takes no place in its group
+        if not weights.all():  # rows of weight 0 must not take a rank in their group
             columns = tuple(column[weights > 0] for column in columns)
         if self._every > 1:
             kept = _random_rows(self._seen, len(columns[0]), self._every)
@@ -124,8 +127,8 @@ class GroupMetric(RowMetric):
             self._bound = int(keys[order[end]])
             columns = tuple(column[np.sort(order[:end])] for column in columns)
             self._warn("the value is that of a random sample of groups")
-        elif self.samples_rows:  # a single group fills the buffer: keep half of the rows, with twice their weight
-            kept = _random_rows(self._every, len(keys), 2)  # another half each time
+        elif self.samples_rows:  # a single group fills the buffer: keep half of the rows and double their weights
+            kept = _random_rows(self._every, len(keys), 2)  # the seed differs each time
             columns = tuple(column[kept] for column in columns)
             columns = (*columns[:3], columns[3] * 2)
             self._every *= 2
@@ -165,7 +168,7 @@ class GroupMetric(RowMetric):
         return float(np.dot(values[counted], weight[counted])), float(weight.sum())
 
     def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
-        """Return value and weight of each group, float64 [G]; weight 0 if undefined."""
+        """Return each group's value and weight, float64 [G]; weight 0 if undefined."""
         raise NotImplementedError
 
     def value(self) -> float:
@@ -180,7 +183,7 @@ class GroupMetric(RowMetric):
         self._forget_rows()
 
     def merge(self, other: GroupMetric) -> None:
-        """Add the sums of `other` and its open rows: a group may have rows in both."""
+        """Add the sums and open rows of `other`; a group may have rows in both."""
         self._total, self._weight = self._total + other._total, self._weight + other._weight
         if other._bound < self._bound:
             columns, self._bound = self._columns(), other._bound
@@ -203,15 +206,16 @@ class GroupMetric(RowMetric):
         saved, arrays = state["json"], state["arrays"]
         self._total, self._weight = float(saved["total"]), float(saved["weight"])
         self._bound, self._every, self._seen = (int(saved[name]) for name in ("bound", "every", "seen"))
-        # after the bound, which a smaller capacity lowers further
+        # after the bound is set: `_keep` lowers it further if this metric's capacity is smaller
         self._keep(*(arrays[name] for name in _COLUMNS))
 
 
 class Gauc(GroupMetric):
-    """AUC of each group, averaged with its weight: sum of w AUC over sum of w.
+    """Mean AUC of the groups, weighted by the total weight of their rows.
 
-    Groups with a single class have no AUC and are skipped. By user and weighted by impressions it is the GAUC of H. Zhu
-    et al., "Optimized Cost per Click in Taobao Display Advertising", KDD 2017. Arguments as in `GroupMetric`.
+    Groups with a single class have no AUC and are skipped. Grouped by user and weighted by impressions, this is the
+    GAUC of H. Zhu et al., "Optimized Cost per Click in Taobao Display Advertising", KDD 2017. See `GroupMetric` for
+    the arguments.
     """
 
     name = "gauc"
@@ -220,7 +224,7 @@ class Gauc(GroupMetric):
     def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
         positive, negative = rows.weights * rows.labels, rows.weights * (1.0 - rows.labels)
         positives, negatives = np.bincount(rows.group, positive), np.bincount(rows.group, negative)
-        tied = np.bincount(rows.tie, negative)  # count per run of equal scores
+        tied = np.bincount(rows.tie, negative)  # weight of negatives in each tie
         above = np.cumsum(tied) - tied
         above -= above[rows.tie[rows.first]][rows.group[rows.tie_first]]
         below = negatives[rows.group] - above[rows.tie] - 0.5 * tied[rows.tie]
@@ -230,7 +234,7 @@ class Gauc(GroupMetric):
 
 
 class FirstK(GroupMetric):
-    """Base of the metrics at k; groups without a positive are skipped.
+    """Base of the metrics at k. Groups without a positive are skipped.
 
     Args:
         k: number of top-ranked rows considered.
@@ -250,14 +254,14 @@ class FirstK(GroupMetric):
         return np.bincount(rows.group, rows.weights) / np.bincount(rows.group) * defined
 
     def _in_first_k(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (size, positions in the top k, positives) of each run of equal scores."""
+        """Return the size of each tie, its positions in the top k and its positives."""
         size = np.bincount(rows.tie)
         positions = np.clip(self.k - rows.rank[rows.tie_first], 0, size)
         return size, positions, np.bincount(rows.tie, rows.labels)
 
 
 class RecallAtK(FirstK):
-    """Share of a group's positives in its top k, averaged over groups."""
+    """Share of a group's positives that are in its top k, averaged over groups."""
 
     name = "recall"
 
@@ -270,10 +274,10 @@ class RecallAtK(FirstK):
 
 
 class HitRateAtK(FirstK):
-    """Share of groups with a positive in their top k.
+    """Share of groups with at least one positive in their top k.
 
-    If ties straddle position k, counts the probability of a hit: 1 - C(n - p, m) / C(n, m) for m positions among n rows
-    with p positives.
+    If a tie straddles position k, the group counts the probability of a hit. For n tied rows with p positives and m
+    positions in the top k, it is 1 - C(n - p, m) / C(n, m).
     """
 
     name = "hit_rate"
@@ -294,9 +298,10 @@ class HitRateAtK(FirstK):
 class Ndcg(FirstK):
     """Normalized discounted cumulative gain at k, averaged over groups.
 
-    After Järvelin and Kekäläinen 2002: the gain of a row is its label, its discount 1 / log2(position + 1); the ideal
-    order of the same rows gives 1. Tied rows share the discounts of their positions, as in F. McSherry and M. Najork,
-    "Computing Information Retrieval Performance Measures Efficiently in the Presence of Tied Scores", ECIR 2008.
+    The definition is that of K. Järvelin and J. Kekäläinen, 2002. The gain of a row is its label, discounted by 1 /
+    log2(position + 1). The sum is divided by the sum for the ideal order, so a perfect ranking has the value 1. Tied
+    rows share the discounts of their positions, as in F. McSherry and M. Najork, "Computing Information Retrieval
+    Performance Measures Efficiently in the Presence of Tied Scores", ECIR 2008.
     """
 
     name = "ndcg"
@@ -317,9 +322,9 @@ class Ndcg(FirstK):
 
 
 def _random_rows(first: int, rows: int, every: int) -> np.ndarray:
-    """Return which of `rows` rows to keep, one of `every`, bool [rows].
+    """Return a mask, bool [rows], that keeps about one row in `every`.
 
-    The same rows for the same number `first`.
+    The mask is a hash of the row numbers from `first` on, so it is reproducible.
     """
     return group_hashes(np.arange(first, first + rows), rows) % every == 0
 
@@ -327,8 +332,8 @@ def _random_rows(first: int, rows: int, every: int) -> np.ndarray:
 def group_hashes(groups: Any, rows: int) -> np.ndarray:
     """Return a 63-bit hash of each group, int64 [rows]; the same in every process.
 
-    Integers go through the finalizer of SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, 2014), text code point by code
-    point through FNV-1a first.
+    Strings are first hashed by FNV-1a over their code points. The finalizer of SplitMix64 (G. L. Steele, D. Lea, C. H.
+    Flood, 2014) then mixes the bits.
     """
     column = group_column(groups, rows)
     with np.errstate(over="ignore"):

@@ -1,7 +1,8 @@
-"""Metrics by name: those of this folder (attribute ``name``), and MindSpore's.
+"""Look up metrics by name, in this folder and in MindSpore, and update them.
 
-The protocol is that of `mindspore.train.Metric`: ``clear()``, ``update(*inputs)``, ``eval()``. Every MindSpore metric
-works by name or as an instance, and the metrics here work in `mindspore.Model`.
+A metric class of this folder is available under its attribute ``name``. All metrics follow the protocol of
+`mindspore.train.Metric`: ``clear()``, ``update(*inputs)``, ``eval()``. Every MindSpore metric works by name or as an
+instance, and the metrics here also work in `mindspore.Model`.
 """
 
 from __future__ import annotations
@@ -62,15 +63,16 @@ def get_metrics(metrics: Any) -> dict[str, Any]:
     Args:
         metrics: None; a name (see `metric_names`; case does not matter), a metric or a metric class; a set, list or
             tuple of these; or a dict from a reported name to one of these. Names are reported as given. "gauc/user",
-            "recall@10/user", "ndcg@10/user" and "hit_rate@10/user" read the column after the slash, and "auc/country"
-            is the AUC for each value of a column (`BySlice`). A metric is a `mindspore.train.Metric`, anything with
-            `clear`, `update` and `eval`, or a `WindowMetric`. MindSpore's `Loss`, which weights all batches equally, is
-            replaced by `Loss`, which weights by samples. A name defined by both, such as "mae", means this package's
-            metric; MindSpore instances are used as they are.
+            "recall@10/user", "ndcg@10/user" and "hit_rate@10/user" group rows by the column after the slash.
+            "auc/country" is the AUC for each value of a column (`BySlice`). A metric is a `mindspore.train.Metric`, any
+            object with `clear`, `update` and `eval`, or a `WindowMetric`. MindSpore's `Loss`, which weights all batches
+            equally, is replaced by this package's `Loss`, which weights batches by samples. If this package and
+            MindSpore define the same name, such as "mae", this package's metric is used; MindSpore instances are used
+            as they are.
 
     Raises:
-        ConfigurationError: a name that is unknown (the message suggests the nearest) or needs arguments, a value that
-            is not a metric, or a duplicate name.
+        ConfigurationError: an unknown name (the message suggests the closest one), a name of a metric that needs
+            arguments, a value that is not a metric, or a duplicate name.
     """
     if isinstance(metrics, Mapping):
         wrong = [key for key in metrics if not isinstance(key, str)]
@@ -87,7 +89,7 @@ def get_metrics(metrics: Any) -> dict[str, Any]:
 
 def _listed(metrics: Any) -> Sequence[Any]:
     if isinstance(metrics, set | frozenset):
-        return sorted(metrics, key=str)  # the order of a set of names differs between processes
+        return sorted(metrics, key=str)  # the iteration order of a set of strings differs between processes
     return metrics if isinstance(metrics, list | tuple) else [] if metrics is None else [metrics]
 
 
@@ -105,13 +107,13 @@ def update_metrics(
         metrics: metrics from `get_metrics`.
         outputs: Tensors or arrays.
         eval_indexes: positions of loss, prediction and label in `outputs`, as in `mindspore.Model`. None: `Loss` gets
-            the first output, every other metric gets all outputs and selects its own (`Metric.set_indexes`).
-        num_samples: weight of the batch in the mean loss: its number of rows, or the sum of their weights.
-        columns: host columns of the batch by name, for metrics that read the group of each row.
-        weights: weight of each row, [rows]; the metrics must accept weights (`check_weighted`). None: no weights.
+            the first output; every other metric gets all outputs and selects from them (`Metric.set_indexes`).
+        num_samples: weight of the batch in the mean loss: its number of rows, or the sum of the row weights.
+        columns: host columns of the batch by name, for metrics that group rows.
+        weights: weight of each row, [rows]; all metrics must accept weights (`check_weighted`). None: no weights.
 
     Raises:
-        DataError: a column that a metric reads is missing.
+        DataError: the group column of a metric is missing.
     """
     for metric in metrics.values():
         if isinstance(metric, Loss):
@@ -133,7 +135,7 @@ def update_metrics(
 
 
 def check_weighted(metrics: Mapping[str, Any], weight: str) -> None:
-    """Check that every metric can count rows by their weight.
+    """Check that every metric accepts row weights.
 
     Raises:
         ConfigurationError: the `update` of a metric has no argument `weights`.
@@ -155,8 +157,8 @@ def clear_metrics(metrics: Mapping[str, Any]) -> None:
 
 
 def group_of(metric: Any) -> str | None:
-    """Return the name of the column whose values the metric reads as groups, or None."""
-    # RowMetric first: an isinstance check against the protocol takes 20 us
+    """Return the name of the metric's group column, or None."""
+    # test RowMetric first: an isinstance check against the protocol takes 20 us
     return metric.group if isinstance(metric, RowMetric | WindowMetric) else None
 
 
@@ -168,14 +170,14 @@ def read_metric(metric: Any) -> Any:
 def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the value of every metric as a float.
 
-    A metric with one value per class, such as MindSpore's precision, gives its mean under its name and the values under
-    name_0, name_1, ... Other values, such as a confusion matrix, are returned unchanged.
+    A metric with one value per class, such as MindSpore's precision, is reported as its mean under the metric's name
+    and the values as name_0, name_1, ... Other values, such as a confusion matrix, are returned unchanged.
     """
     return as_numbers({name: read_metric(metric) for name, metric in metrics.items()})
 
 
 def as_numbers(own_values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the results of metrics to floats, as `read_metrics` does."""
+    """Convert results of metrics to floats, as in `read_metrics`."""
     values: dict[str, Any] = {}
     for name, value in own_values.items():
         try:
@@ -186,9 +188,9 @@ def as_numbers(own_values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def directions(metrics: Mapping[str, Any]) -> dict[str, Direction]:
-    """Return whether higher is better, by name of each value; None: unknown.
+    """Return whether higher is better (None if unknown) by the name of each value.
 
-    Values of single classes, labels and slices are not listed; they have the metric's direction.
+    Values of single classes, labels and slices are omitted; they share the metric's direction.
     """
     return {
         "_".join(filter(None, (name, part))): higher
@@ -198,7 +200,7 @@ def directions(metrics: Mapping[str, Any]) -> dict[str, Direction]:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numeric `values`, which callbacks monitor and log."""
+    """Return only the numeric `values`; callbacks monitor and log these."""
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
@@ -233,7 +235,7 @@ def _by_name(name: str) -> tuple[str, Any]:
     kind = named_metrics().get(canonical)
     if kind is not None and not issubclass(kind, GroupMetric):
         return name, kind()
-    if canonical in theirs:  # MindSpore also has a recall, by class
+    if canonical in theirs:  # for example "recall": without a column it means MindSpore's recall per class
         return name, _construct(name, functools.partial(ms_train.get_metric_fn, theirs[canonical]))
     if kind is not None:
         form = f"{canonical}@10/user" if issubclass(kind, FirstK) else f"{canonical}/user"
@@ -274,7 +276,10 @@ def _canonical(name: str) -> str:
 
 
 def split_task(name: str, tasks: Sequence[str]) -> tuple[str, str]:
-    """Split `name` into its task, the longest that matches or "", and the rest."""
+    """Split `name` into a task and the rest; the task is "" if none matches.
+
+    If several tasks match, the longest is used.
+    """
     fitting = [task for task in tasks if task and name.startswith(f"{task}_") and len(name) > len(task) + 1]
     task = max(fitting, key=len, default="")
     return task, name[len(task) + 1 :] if task else name
@@ -284,9 +289,10 @@ def task_metrics(metrics: Any, tasks: Sequence[str]) -> dict[str, Any]:
     """Return the requested metrics, named by task and metric: ``click_auc``.
 
     Args:
-        metrics: as in `trainer.metrics.get_metrics`. A name that begins with a task ("click_auc") applies to that task,
-            any other ("auc") to every task. A dict may list several for a task: {"click": ["auc"]}.
-        tasks: the tasks; empty for a single-task network, whose metrics are returned unchanged.
+        metrics: as in `trainer.metrics.get_metrics`. A name that begins with a task ("click_auc") applies to that task;
+            any other name ("auc") applies to every task. A dict may list several metrics for a task: {"click":
+            ["auc"]}.
+        tasks: names of the tasks. If empty, the network has a single task and the names stay unchanged.
     """
     if not tasks:
         return get_metrics(metrics)
@@ -315,7 +321,7 @@ def _add_metric(by_name: dict[str, Any], task: str, name: str, metric: Any, task
 
 
 def task_activations(activation: Any, tasks: Sequence[str]) -> dict[str, Activation]:
-    """Return the declared activations by task; "" is the only task."""
+    """Return the declared activations by task; a single task has the name ""."""
     argument = "Trainer(prediction_activation=...)"
     given = activation if isinstance(activation, Mapping) else dict.fromkeys(tasks or ("",), activation)
     for task in given:
@@ -327,6 +333,9 @@ def task_activations(activation: Any, tasks: Sequence[str]) -> dict[str, Activat
 
 
 def of_task(metrics: Mapping[str, Any], task: str, tasks: Sequence[str]) -> dict[str, Any]:
-    """Return the metrics of one task by their own names; "" is the only task."""
+    """Return the metrics of one task, without the task's prefix in their names.
+
+    The only task of a single-task network is "".
+    """
     split = {name: split_task(name, tasks) for name in metrics}
     return {split[name][1]: metric for name, metric in metrics.items() if split[name][0] == task}

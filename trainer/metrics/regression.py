@@ -1,8 +1,9 @@
 """Regression metrics: MAE, RMSE, bias, R2, and Poisson deviance of counts.
 
-Predictions and labels have the same shape, up to axes of length 1. A metric is computed for every output, which is a
-column of labels [B, K] (or an entry of [B, ...]), and averaged over outputs: scikit-learn's "uniform_average". In
-contrast, `mindspore.train.MAE` sums over the columns. Weights are per row.
+Predictions and labels have the same shape, up to axes of length 1. Each column of labels [B, K] (or entry of [B, ...])
+is an output. A metric is computed for every output and averaged over outputs, like scikit-learn's "uniform_average"; in
+contrast, `mindspore.train.MAE` sums over the columns. In the formulas, p is the prediction, y the label, and w the
+weight of the row.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .window_metric import SumMetric
 
 
 class OutputMetric(SumMetric):
-    """Base of regression metrics: sums per output, float64 [K], and of weights."""
+    """Base of regression metrics: one sum per output, float64 [K], and total weight."""
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
         """Add rows: predictions and labels of equal size, [B], [B, 1] or [B, ...]."""
@@ -42,7 +43,7 @@ class OutputMetric(SumMetric):
             self.total[name] = self.total[name] + weights @ self.terms(predictions, labels)
 
     def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return each row's contribution to the metric's sum, float64 [B, K]."""
+        """Return the contribution of each row to the metric's sum, float64 [B, K]."""
         raise NotImplementedError
 
     def value(self) -> float:
@@ -51,7 +52,7 @@ class OutputMetric(SumMetric):
 
 
 class Mae(OutputMetric):
-    """Mean absolute error: sum of w |p - y| over sum of w; the mean over outputs."""
+    """Mean absolute error, averaged over outputs: sum of w |p - y| / sum of w."""
 
     name = "mae"
     higher_is_better = False
@@ -62,9 +63,9 @@ class Mae(OutputMetric):
 
 
 class Rmse(OutputMetric):
-    """Root mean squared error in units of the label; the mean over outputs.
+    """Root mean squared error in units of the label, averaged over outputs.
 
-    The root of sum of w (p - y)^2 over sum of w.
+    The formula is sqrt(sum of w (p - y)^2 / sum of w).
     """
 
     name = "rmse"
@@ -79,7 +80,7 @@ class Rmse(OutputMetric):
 
 
 class Bias(OutputMetric):
-    """Mean of prediction minus label over outputs; above 0: overestimated."""
+    """Mean of prediction minus label; positive if predictions are too high."""
 
     name = "bias"
     sums = ("weight", "error")
@@ -89,13 +90,13 @@ class Bias(OutputMetric):
 
 
 class PoissonDeviance(OutputMetric):
-    """Mean Poisson deviance of counts, 2 (y log(y / p) - y + p); 0 is perfect.
+    """Mean Poisson deviance of counts, averaged over outputs; 0 is perfect.
 
-    The mean over outputs. P. McCullagh and J. A. Nelder, "Generalized Linear Models", 1989. Predictions are rates above
-    0; log-rates (`nn.PoissonNLLLoss()`) are converted to rates beforehand.
+    The deviance of a row is 2 (y log(y / p) - y + p); see P. McCullagh and J. A. Nelder, "Generalized Linear Models",
+    1989. Predictions are positive rates; log-rates (`nn.PoissonNLLLoss()`) are converted to rates before.
 
     Raises:
-        DataError: a rate that is not above 0, or a label below 0.
+        DataError: a rate that is not positive, or a negative label.
     """
 
     name = "poisson_deviance"
@@ -114,13 +115,13 @@ class PoissonDeviance(OutputMetric):
 
 
 class R2(OutputMetric):
-    """Coefficient of determination; the mean over outputs.
+    """Coefficient of determination, averaged over outputs.
 
-    1 - sum of w (p - y)^2 over sum of w (y - mean y)^2: 1 is perfect, 0 as good as predicting the mean label of these
-    rows. Outputs whose labels are all equal have no R2 and are skipped; NaN if no output has one. The squared deviation
-    of the labels from their mean is kept, merged as in T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a
-    Pairwise Algorithm for Computing Sample Variances", 1979, because a difference of two large sums would lose
-    precision.
+    The formula is 1 - sum of w (p - y)^2 / sum of w (y - mean y)^2. A value of 1 is perfect; 0 is as good as always
+    predicting the mean label of these rows. Outputs whose labels are all equal have no R2 and are skipped; the value is
+    NaN if no output has one. To keep precision, the sum of squared deviations from the mean label is updated directly,
+    as in T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances", 1979. Computing it as the difference of two large sums would lose precision.
     """
 
     name = "r2"
@@ -149,7 +150,7 @@ class R2(OutputMetric):
             }
 
     def decay(self, factor: float) -> None:
-        """Multiply the weight of all rows; keep their mean label."""
+        """Multiply the weight of all rows by `factor`; keep their mean label."""
         mean = self.total["label_mean"]
         super().decay(factor)
         self.total["label_mean"] = mean

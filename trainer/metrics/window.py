@@ -1,4 +1,4 @@
-"""When the windows of a stream close: the user's `Window` and its clock."""
+"""Decide when the windows of a stream close: the user's `Window` and its clock."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from .binary_counts import BinarySums
 
 @dataclass(frozen=True)
 class Window:
-    """When a metric window closes, and how the past counts; give exactly one span.
+    """When a metric window closes, and how much past windows count.
+
+    Give exactly one of `rows`, `seconds` and `event_time`.
 
     Args:
-        rows: close whenever a multiple of this many trained rows is crossed.
+        rows: close each time the number of trained rows crosses a multiple of this number.
         seconds: close this many seconds of wall time after the last window closed.
-        event_time: close when event time crosses a multiple of this many seconds; late rows count in the open window
-            and reopen none.
-        decay: factor, 0 < decay < 1, by which one more closed window lowers the weight of the past in the decayed
-            metrics; 0.9 looks back about 10 windows.
-        negative_sampling_rate: share of negatives that was kept, 0 < rate <= 1; log loss, entropy and calibration are
-            reported for the full traffic.
-        correct_probability: with a sampling rate, whether predictions need correcting too. False when training
-            weighted negatives by 1 / rate already.
+        event_time: close when event time crosses a multiple of this many seconds. Late rows count in the open window;
+            closed windows are not reopened.
+        decay: factor applied to the weight of past windows in the decayed metrics each time a window closes, 0 < decay
+            < 1; 0.9 looks back about 10 windows.
+        negative_sampling_rate: share of negatives that was kept, 0 < rate <= 1. Log loss, normalized entropy and
+            calibration are then reported for the full traffic.
+        correct_probability: with a sampling rate, whether predictions are corrected to the full traffic too. Use False
+            if training already weighted negatives by 1 / rate.
 
     Raises:
-        ConfigurationError: not exactly one span, or a value out of range.
+        ConfigurationError: not exactly one of `rows`, `seconds` and `event_time`, or a value out of range.
     """
 
     rows: int | None = None
@@ -50,17 +52,17 @@ class Window:
             whole("Window(rows=...)", value)
         else:
             number(f"Window({name}=...)", value, above=0, below=math.inf)
-        BinarySums(negative_sampling_rate=self.negative_sampling_rate)  # validates it
+        BinarySums(negative_sampling_rate=self.negative_sampling_rate)  # validates the rate
         number("decay", self.decay, above=0, below=1)
 
     @property
     def span(self) -> tuple[str, float]:
-        """Name and value of the given span."""
+        """Name and value of the given one of `rows`, `seconds` and `event_time`."""
         return next((n, getattr(self, n)) for n in ("rows", "seconds", "event_time") if getattr(self, n) is not None)
 
 
 class WindowClock:
-    """Decides after each call of the training program whether the window closes."""
+    """Decides after each training call whether the window closes."""
 
     def __init__(self, window: Window) -> None:
         self.unit, self.n = window.span
@@ -68,15 +70,19 @@ class WindowClock:
         self._open_for = 0.0  # seconds the window was open before a restore
 
     def start(self, rows_seen: int, wall: float) -> None:
-        """Open the first window unless one is open; `wall` is a clock in seconds."""
+        """Open the first window if none is open; `wall` is a clock in seconds."""
         if self._mark is None and self.unit != "event_time":
             self._mark = wall - self._open_for if self.unit == "seconds" else rows_seen // self.n
             self._open_for = 0.0
 
     def closed(self, rows_seen: int, wall: float, event_time: float | None = None) -> bool:
-        """Return whether the open window has closed; True opens the next one.
+        """Return whether the open window has closed; if so, open the next one.
 
-        `event_time` is the latest of the rows just trained on, seconds since the epoch; NaN or None without one.
+        Args:
+            rows_seen: number of rows trained on so far.
+            wall: clock in seconds.
+            event_time: latest event time of the rows just trained on, in seconds since the epoch; NaN or None if they
+                have none.
 
         Raises:
             DataError: windows use event time and the first rows have none.
@@ -108,9 +114,10 @@ class WindowClock:
         return {"unit": self.unit, "n": self.n, "mark": self._mark}
 
     def load_state_dict(self, state: Mapping[str, Any], wall: float | None) -> None:
-        """Restore what `state_dict` returned; another span starts an empty window.
+        """Restore a state from `state_dict`.
 
-        Without a clock (`wall` None) a window of seconds continues from the first call of `closed`.
+        If the state has another kind or length of window, an empty window starts. If `wall` is None, a window of
+        seconds continues from the first call of `closed`.
         """
         if state.get("unit") != self.unit or state.get("n") != self.n:
             return

@@ -1,8 +1,9 @@
 """The metric interface: rows in, named numbers out.
 
-`WindowMetric` is the protocol for windows of a stream. `RowMetric` is the base of the metrics here, which work in
-`evaluate`, windows and `mindspore.Model`. A metric does not know about windows: the run decides which rows it gets and
-how past horizons are kept. A metric with a `name` in a file of this folder is available by that name.
+`WindowMetric` is the protocol for metrics in windows of a stream. `RowMetric` is the base class of the metrics in this
+folder; they work in `evaluate`, in windows and in `mindspore.Model`. A metric does not know about windows: the run
+decides which rows it gets and how past horizons are kept. A class with a `name` in a file of this folder is available
+by that name.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ class WindowMetric(Protocol):
     parts: tuple[str, ...]
 
     def restart(self) -> None:
-        """Forget all rows for the next window; remember how predictions are interpreted."""
+        """Forget all rows for the next window; keep the interpretation of predictions."""
 
     def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
-        """Add rows: host arrays with the rows on axis 0."""
+        """Add rows, as host arrays with the rows on axis 0."""
 
     def value(self) -> float | dict[str, float]:
         """Return the value over all rows since `restart`; NaN if undefined."""
 
     def close(self) -> None:
-        """End the window: later rows belong to other groups, even of the same value."""
+        """End the window; later rows form new groups, even with the same group value."""
 
     def merge(self, other: Any) -> None:
         """Add the rows of `other`, a metric of the same class and options."""
@@ -50,19 +51,19 @@ class WindowMetric(Protocol):
         """Multiply the weight of all rows by `factor`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": {name: array of numbers}}``."""
+        """Return ``{"json": ..., "arrays": {name: numeric array}}``."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a state from `state_dict`."""
 
 
 class RowMetric(Metric):
     """Base of this package's metrics: a `WindowMetric` and a MindSpore `Metric`.
 
     Attributes:
-        name: its name in a list of metrics; None: from the class name.
-        higher_is_better: whether callbacks that monitor the metric look for a maximum; None: they must be configured. A
-            dict by part if `value` returns several.
+        name: name of the metric; None derives it from the class name.
+        higher_is_better: whether callbacks that monitor the metric look for a maximum. None: unknown, so the direction
+            must be set in the callback. If `value` returns several parts, a dict by part.
         takes_raw: whether `add` handles logits itself; otherwise the activation is applied first.
     """
 
@@ -77,10 +78,10 @@ class RowMetric(Metric):
         """Add rows.
 
         Args:
-            inputs: predictions, labels and optionally sample weights of shape [B]; Tensors or arrays. `set_indexes`
-                selects from more inputs.
+            inputs: predictions, labels and optionally sample weights of shape [B], as Tensors or arrays. If there are
+                more inputs, select these with `set_indexes`.
             weights: sample weights, shape [B], finite and not negative; None counts each row once.
-            groups: group of each row, shape [B] or [B, 1], integers or strings; for metrics with a `group`.
+            groups: group of each row, shape [B] or [B, 1], integers or strings; required by metrics with a `group`.
 
         Raises:
             DataError: incompatible shapes, or values the metric cannot read.
@@ -105,7 +106,7 @@ class RowMetric(Metric):
             self.add(predictions, labels, weights, groups)
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
-        """Add rows, selected and validated by `update`."""
+        """Add the rows of a batch. `update` calls it after selecting and checking inputs."""
         raise NotImplementedError
 
     def eval(self) -> float | dict[str, float]:
@@ -116,14 +117,14 @@ class RowMetric(Metric):
         raise NotImplementedError
 
     def close(self) -> None:
-        """End the window; ignored by metrics that do not rank rows."""
+        """End the window. Does nothing except in metrics that rank rows."""
 
     def restart(self) -> None:
-        """Forget all rows; an inferred interpretation of predictions is kept."""
+        """Forget all rows; keep any inferred interpretation of predictions."""
         self.clear()
 
     def expect(self, meaning: Meaning) -> None:
-        """Set the meaning of predictions."""
+        """Set how to interpret predictions."""
         self.meaning = meaning
 
 

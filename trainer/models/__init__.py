@@ -65,10 +65,10 @@ __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 
 def describe(name: str | None = None) -> str:
-    """Return name, paper and options of each model; of a named one all about it.
+    """Describe all models briefly (name, paper, options), or one model in full.
 
     Raises:
-        ConfigurationError: there is no model of that name.
+        ConfigurationError: there is no model with this name.
     """
     models = sys.modules[__name__]
     if name is not None:

@@ -1,4 +1,4 @@
-"""Activations that papers name and that MindSpore lacks or computes slowly on CPU."""
+"""Activations of the papers that MindSpore lacks or computes slowly on CPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ MOMENTUM, EPSILON = 0.9, 1e-8
 
 
 class LeakyReLU(nn.Cell):
-    """The input where it is positive, else the input times a slope.
+    """Leaky ReLU, computed as slope * x + (1 - slope) * relu(x).
 
-    Computed as slope * x + (1 - slope) * relu(x). Forward and backward take 1.0 to 1.6 times as long as ReLU on CPU;
-    `nn.LeakyReLU` takes 2.3 to 3.2 times as long (2 cores, [1024, 200] and [20480, 64], medians of 15 interleaved
-    windows).
+    On CPU, forward and backward take 1.0 to 1.6 times as long as ReLU; `nn.LeakyReLU` takes 2.3 to 3.2 times as long
+    (2 cores, [1024, 200] and [20480, 64], medians of 15 interleaved measurements).
     """
 
     def __init__(self, slope: float = 0.01) -> None:
@@ -29,21 +28,20 @@ class LeakyReLU(nn.Cell):
 
 
 class Dice(nn.Cell):
-    """Apply Dice (equation 9 of the DIN paper): p x + (1 - p) alpha x.
+    """The Dice activation (equation 9 of the DIN paper): p x + (1 - p) alpha x.
 
-    p = sigmoid((x - E[x]) / sqrt(Var[x] + 1e-8)).
-    Training uses the mean and variance of the batch, inference their moving averages; alpha is learned per column.
-    Because of the batch statistics, training batches are not padded with rows. MindSpore's BatchNorm1d takes 1.0 to 2.5
-    times as long on CPU as the products here.
+    The gate is p = sigmoid((x - E[x]) / sqrt(Var[x] + 1e-8)); alpha is learned per column. Training uses the mean and
+    variance of the batch, inference uses their moving averages. Because of the batch statistics, training batches must
+    not be padded with rows. On CPU, MindSpore's BatchNorm1d takes 1.0 to 2.5 times as long as the matrix products here.
 
-    Maps x float [N, width] and counted float32 [1, N], 1 for a row that counts in mean and variance and else 0, to
-    float [N, width].
+    Maps x float [N, width] and counted float32 [1, N] to float [N, width]. `counted` is 1 for rows that count in mean
+    and variance, and 0 for other rows.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.alpha = Parameter(Tensor(np.zeros(width, np.float32)), name="alpha")
-        # The guard against non-finite steps finds them by these names.
+        # The guard against non-finite steps looks up these two parameters by name.
         self.moving_mean = Parameter(Tensor(np.zeros((1, width), np.float32)), name="moving_mean", requires_grad=False)
         ones = np.ones((1, width), np.float32)
         self.moving_variance = Parameter(Tensor(ones), name="moving_variance", requires_grad=False)
@@ -66,7 +64,10 @@ class Dice(nn.Cell):
 
 
 class _DiceOfBatch(Float32Cell):
-    """Compute Dice with the batch's mean and variance; only output 1 has a gradient."""
+    """Compute Dice with the batch's mean and variance.
+
+    The first output is the result and the only one with a gradient; `bprop` reuses the others.
+    """
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
@@ -78,22 +79,22 @@ class _DiceOfBatch(Float32Cell):
         inverse = ops.rsqrt(variance + EPSILON)
         normalized = centered * inverse
         gate = ops.sigmoid(normalized)
-        slope = 1 - (1 - gate) * (1 - alpha)  # p + (1 - p) alpha, with one array that is repeated per row
+        slope = 1 - (1 - gate) * (1 - alpha)  # equals p + (1 - p) alpha, with fewer broadcasts of alpha over rows
         return x * slope, mean, variance, inverse, normalized, gate, slope
 
     def bprop(self, x, alpha, share, out, dout):
         inverse, normalized, gate, slope, gradient = out[3], out[4], out[5], out[6], dout[0]
         of_alpha = x * gradient * (1 - gate)
-        of_gate = of_alpha * gate  # times 1 - alpha
+        of_gate = of_alpha * gate  # `scale` adds the factor 1 - alpha
         scale = (1 - alpha) * inverse
-        # Through mean and variance a row receives its share of these sums.
+        # The gradient through mean and variance gives each row its share of these sums.
         common = scale * column_sums(of_gate) + normalized * (scale * column_sums(of_gate * normalized))
         of_x = gradient * slope + of_gate * scale - share.reshape(-1, 1) * common
         return of_x, column_sums(of_alpha), ops.zeros_like(share)
 
 
 def moved(average, value):
-    """Update a moving average with a value; graph code."""
+    """Return a moving average updated with a value; graph code."""
     return MOMENTUM * average + (1 - MOMENTUM) * ops.cast(ops.stop_gradient(value), average.dtype)
 
 
@@ -108,7 +109,7 @@ class Ungated(nn.Cell):
         return self.activation(x)
 
 
-ACTIVATIONS: dict[str, Callable[[int], nn.Cell]] = {  # name -> function of the width: a cell of (x, counted)
+ACTIVATIONS: dict[str, Callable[[int], nn.Cell]] = {  # name -> function that builds a cell for a width
     "dice": Dice,
     "relu": lambda width: Ungated(nn.ReLU()),
     "leaky_relu": lambda width: Ungated(LeakyReLU()),

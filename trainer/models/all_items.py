@@ -1,4 +1,4 @@
-"""Rank over all items, never a sample: hit@k, recall@k, ndcg@k and mrr@k."""
+"""Rank over all items instead of a sample: hit@k, recall@k, ndcg@k and mrr@k."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ _SCORES_AT_ONCE = 1 << 24  # 64 MB
 
 
 class AllItems:
-    """Ranks each row's item among all items, without those its user has seen.
+    """Ranks each row's item among all items that its user has not seen.
 
-    A user's items are those of all of the user's rows; each takes its rank among the items that were not seen, the
-    user's others included. With n of them and h in the first k, at ranks r counted from 1, and averaged over users:
+    A user's target items are the items of all of the user's rows. Each is ranked among the items not seen, including
+    the user's other target items. Let n be the number of a user's target items, h the number of those in the top k, and
+    r their ranks, counted from 1. The metrics of a user, which are averaged over users, are
 
         hit@k = 1 if h > 0, else 0
         recall@k = h / n
-        ndcg@k = sum of 1 / log2(r + 1) over the h, divided by the sum of 1 / log2(r + 1) over r = 1 .. min(n, k)
-        mrr@k = 1 / r of the first of the h, 0 without any
+        ndcg@k = sum of 1 / log2(r + 1) over the h items, divided by the sum of 1 / log2(r + 1) over r = 1 .. min(n, k)
+        mrr@k = 1 / r for the best of the h items, 0 if h = 0
 
-    as in RecBole's evaluator in its mode "full". An item of the same score ranks before the row's own, so that a model
-    that tells nothing apart gains nothing; a row's own item is never left out.
+    as in RecBole's evaluator in mode "full". Items with the same score rank before the row's item, so a model that
+    gives all items the same score gets no credit. A row's item is ranked even if the user has seen it.
 
     Args:
-        rows: columns by name of the rows to rank, lists and arrays: those of the users' features, `item`, `user`.
-        items: columns by name of all items; those of a later row with the same `item` are not read.
-        item: the column of `rows`, `items` and `seen` that names the item.
-        user: the column of `rows` and `seen` that names the user; None: every row is a separate user.
-        seen: columns by name with `user` and `item`, or several such, as the rows trained on; None: none is left out.
-        k: number of items that count as found.
+        rows: the rows to rank, as a dict of columns (lists or arrays): the features of users, `item`, and `user`.
+        items: all items, as a dict of columns. If several rows have the same `item`, the first is used.
+        item: name of the column with the item's id in `rows`, `items` and `seen`.
+        user: name of the column with the user's id in `rows` and `seen`. None: every row is a separate user.
+        seen: items that each user has seen, which are excluded from the user's ranking; usually the training rows. A
+            dict with the columns `user` and `item`, or a list of such dicts. None: no items are excluded.
+        k: length of the list of top items.
 
     Raises:
-        ConfigurationError: no columns by name, `seen` without `user`, or k below 1.
-        DataError: a column is missing, or an item of `rows` is none of `items`.
+        ConfigurationError: `rows`, `items` or `seen` are not dicts of columns, `seen` without `user`, or k below 1.
+        DataError: a column is missing, or an item of `rows` is not in `items`.
     """
 
     def __init__(
@@ -59,13 +61,13 @@ class AllItems:
         self._seen = self._pairs([] if seen is None else [seen] if isinstance(seen, Mapping) else list(seen))
 
     def _numbers(self, names: Any) -> np.ndarray:
-        """Return the index of each item, -1 for unknown ones."""
+        """Return the index of each item; -1 for unknown items."""
         names = np.asarray(names)
         at = np.minimum(np.searchsorted(self.ids, names), len(self.ids) - 1)
         return np.where(self.ids[at] == names, at, -1)
 
     def _pairs(self, tables: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the seen items sorted by user, and the start of each user's items."""
+        """Return the seen items sorted by user, and the offset of each user's items."""
         users, items = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for table in tables:
             assert self.user is not None
@@ -81,10 +83,12 @@ class AllItems:
         return np.concatenate(items)[order], starts
 
     def ranks(self, model: Predicts) -> np.ndarray:
-        """Return each row's item's rank, from 1, int64 [rows]; blocks bound the memory.
+        """Return the rank of each row's item, counted from 1, int64 [rows].
+
+        Rows are processed in blocks to limit memory.
 
         Args:
-            model: a `Trainer` or `ServedModel` whose output is the vectors of user and item.
+            model: a `Trainer` or `ServedModel` whose output is the vectors of user and item; see `user_vectors`.
         """
         vectors = checked_vectors("items", item_vectors(model, self.items))
         inputs = {name: column for name, column in self.rows.items() if name != self.item}
@@ -104,7 +108,10 @@ class AllItems:
         return ranks
 
     def __call__(self, model: Predicts, run_dir: Any = None) -> dict[str, float]:
-        """Return the metrics by name, as ``hit@10``; also the `report` of an experiment."""
+        """Return the metrics by name, such as ``hit@10``.
+
+        An experiment can use this object as its `report`.
+        """
         ranks = self.ranks(model)
         found = ranks <= self.k
         hits = np.bincount(self.of_user, found)

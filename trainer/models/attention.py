@@ -1,4 +1,4 @@
-"""Scaled dot-product attention with a short gradient (A. Vaswani et al., 2017)."""
+"""Scaled dot-product attention (A. Vaswani et al., 2017) with a fast gradient."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from mindspore import dtype as mstype
 
 
 def up_to_own_place(length):
-    """Return 1 where the key is not after the query, float32 [L, L]; graph code."""
+    """Return a causal mask, 1 up to the query's position, float32 [L, L]; graph code."""
     places = ops.arange(length)
     return ops.cast(ops.expand_dims(places, 0) <= ops.expand_dims(places, 1), mstype.float32)
 
 
 class Attention(nn.Cell):
-    """Apply multi-head attention: softmax(scale * Q K^T) V, heads side by side.
+    """Multi-head attention, softmax(scale * Q K^T) V, with concatenated heads.
 
-    The gradient is written by hand: it keeps the weights of the value's computation and needs five batched products.
-    Maps query, key and value float [N, L, width], and of a masked one mask bool [N, L], the keys that count and in each
-    row at least one, to float [N, L, width].
+    The gradient is written by hand: it reuses the attention weights and needs only five batched matrix products.
+
+    Maps query, key and value, float [N, L, width], to float [N, L, width]. With `masked`, there is a fourth input, the
+    mask, bool [N, L]: True for the keys to attend to, at least one in each row.
 
     Args:
-        heads: number of heads; it divides the width.
+        heads: number of heads; it must divide the width.
         scale: factor of the inner products.
         masked: whether there is a mask.
-        causal: whether a query sees the keys up to its own place alone; not with a mask.
+        causal: whether a query attends only to keys up to its own position; cannot be combined with a mask.
     """
 
     def __init__(self, heads: int, scale: float = 1.0, masked: bool = False, causal: bool = False) -> None:
@@ -38,7 +39,10 @@ class Attention(nn.Cell):
 
 
 class _WeightedValues(nn.Cell):
-    """Compute the attended values and their weights; only the former have a gradient."""
+    """Compute the attended values and the attention weights.
+
+    Only the values have a gradient; `bprop` reuses the weights.
+    """
 
     def __init__(self, heads: int, scale: float, masked: bool, causal: bool) -> None:
         super().__init__(auto_prefix=False)
@@ -59,7 +63,7 @@ class _WeightedValues(nn.Cell):
 
     def construct(self, query, key, value, kept):
         query, key, value = self._split(query), self._split(key), self._split(value)
-        # Scaling the query costs less than scaling the scores: there are L / head_dim times as many.
+        # Scale the query, because there are L / head_dim times as many scores.
         scores = ops.cast(self.product_with_transposed(self._scaled(query), key), mstype.float32)
         if self.masked:
             scores = scores - 1e9 * (1 - ops.cast(kept, mstype.float32).reshape(kept.shape[0], 1, 1, kept.shape[1]))
@@ -72,7 +76,7 @@ class _WeightedValues(nn.Cell):
         attended, weights = self._split(out[0]), out[1]
         query, key, value, gradient = self._split(query), self._split(key), self._split(value), self._split(dout[0])
         of_weights = self.product_with_transposed(gradient, value)
-        # The sum of weights * of_weights over the keys, from the shorter arrays.
+        # Equals the sum of weights * of_weights over the keys, computed from smaller arrays.
         mean = (attended * gradient).sum(-1, keepdims=True)
         of_scores = weights * (of_weights - mean)
         return (

@@ -16,7 +16,7 @@ from .layers import Perceptron, flat, flat_width, pooled_embedding
 
 
 class InteractingLayer(nn.Cell):
-    """Apply multi-head self-attention to fields: relu(sum of softmax(q k) v, + W x).
+    """Multi-head self-attention over the fields: ReLU(softmax(Q K^T) V + W x).
 
     Maps float [N, F, width] to float [N, F, heads * head_dim].
     """
@@ -42,10 +42,10 @@ class AutoInt(nn.Cell):
 
     Args:
         features: the declared columns.
-        dim: length of the vectors.
+        dim: length of the embedding vectors.
         hidden: widths of the perceptron's layers.
-        layers: rounds of attention.
-        heads: heads of each round.
+        layers: number of attention layers.
+        heads: number of heads in each layer.
         head_dim: width of a head.
     """
 

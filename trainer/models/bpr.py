@@ -23,22 +23,22 @@ from .two_tower import Sides, divided
 class BPR(nn.Cell):
     """Matrix factorization, x = <w_u, h_i> (section 4.3.1), trained by `BPRLoss`.
 
-    The vector of a user or an item with several features is the sum of theirs.
+    If a user or an item has several features, their vectors are added.
 
-    Maps the columns of `Features.inputs` to float32 [N, 2 * dim]: the vectors of user and item, side by side, as
-    `TwoTower` does; here their length is learned too.
+    Maps the columns of `Features.inputs` to float32 [N, 2 * dim], the concatenated vectors of user and item. Unlike
+    those of `TwoTower`, they are not normalized.
 
     Args:
         features: the declared columns, categories and pooled lists.
         item: names of the item's features; all others are the user's.
-        dim: length of the vectors.
-        negatives: name of a list without pooling that shares the table of the item's only feature: items that the user
-            has not chosen, as `interactions(negatives=...)` draws them. The outputs are then, while it trains,
-            (float32 [N, 2 * dim], the vectors of the list float32 [N, L, dim], 1 where there is an item and 0 at
-            padding float32 [N, L]), which `BPRLoss` takes.
+        dim: length of the embedding vectors.
+        negatives: name of a list without pooling that holds items the user has not chosen, as drawn by
+            `interactions(negatives=...)`. It must share the table of the item's only feature. In training the output is
+            then a tuple for `BPRLoss`: the vectors of user and item, float32 [N, 2 * dim]; the vectors of the
+            negatives, float32 [N, L, dim]; and a mask, float32 [N, L], 1 for items and 0 for padding.
 
     Raises:
-        ConfigurationError: as `TwoTower`, a feature that is a number, or `negatives` that name no such list.
+        ConfigurationError: as in `TwoTower`; a numeric feature; or `negatives` is not the name of such a list.
     """
 
     rows_are_independent = True
@@ -52,7 +52,7 @@ class BPR(nn.Cell):
                 "boundaries, as kind: bucketized, or take two_tower"
             )
         self.has_negatives = negatives is not None
-        self.training_columns: tuple[str, ...] = ()  # raw columns that only the loss reads; a served user has none
+        self.training_columns: tuple[str, ...] = ()  # raw columns read only by the loss; serving does not need them
         if negatives is None:
             self.embedding = pooled_embedding(features, dim)
         else:
@@ -73,7 +73,9 @@ class BPR(nn.Cell):
 def _column_of_negatives(features: Features, item: Sequence[str], negatives: str) -> str:
     """Return the raw column of the list of negatives.
 
-    ConfigurationError: the list does not share the table of the only item.
+    Raises:
+        ConfigurationError: it is not the only list without pooling, or does not share the table of a single item
+            feature.
     """
     lists = [output for output in features.of_kind(Kind.LIST) if output.pooling is None]
     names = [output.name for output in lists]
@@ -90,17 +92,18 @@ def _column_of_negatives(features: Features, item: Sequence[str], negatives: str
 
 
 class BPRLoss(nn.Cell):
-    """BPR-Opt: -log sigmoid(x_ui - x_uj), the mean over the negatives j.
+    """BPR-Opt: the mean of -log sigmoid(x_ui - x_uj) over the negatives j.
 
-    The paper draws j uniformly among the items that the user has not chosen, and so does `BPR(negatives=...)` with
-    `interactions(negatives=...)`. Without them they are all other distinct items of the batch, each once, those that
-    the user chose in other rows among them, which costs accuracy where users choose many of the items. So they are when
-    a model is evaluated.
+    The paper draws j uniformly among the items that the user has not chosen. `BPR(negatives=...)` with
+    `interactions(negatives=...)` does the same. Otherwise, and always in evaluation, the negatives are all other
+    distinct items of the batch, each counted once. They may include items that the user chose in other rows, which
+    costs accuracy if users choose a large part of the items.
 
-    Inputs and outputs as of `InBatchSoftmax`; also the vectors and negatives of `BPR`, and the label is not read.
+    Inputs and outputs are as in `InBatchSoftmax`. The tuple that `BPR(negatives=...)` returns in training is accepted
+    too; the label is then ignored.
 
     Raises:
-        TypeError: items that are not integers, before the first step.
+        TypeError: the items are not integers; raised before the first step.
     """
 
     rows_depend: ClassVar[bool] = True

@@ -23,7 +23,8 @@ from .sequences import candidate_and_history, candidates_of
 def running_count(mask):
     """Return the running count of True in each row, float32 [N, L]; graph code.
 
-    A product with a triangular matrix of ones, exact below 2**24: MindSpore cannot export CumSum to ONNX.
+    Computed as a product with a triangular matrix of ones, because MindSpore cannot export CumSum to ONNX. Counts are
+    exact below 2**24.
     """
     places = ops.arange(mask.shape[1])
     triangle = ops.cast(ops.expand_dims(places, 1) <= ops.expand_dims(places, 0), mstype.float32)
@@ -31,12 +32,12 @@ def running_count(mask):
 
 
 class TransformerBlock(nn.Cell):
-    """Apply self-attention and a perceptron, each with a residual and LayerNorm.
+    """Self-attention and a perceptron, each followed by a residual and LayerNorm.
 
-    The perceptron has two layers and leaky ReLU. Equations 2 to 6 of the paper, without its dropout.
+    The perceptron has two layers and leaky ReLU. The block computes equations 2 to 6 of the paper, without dropout.
 
-    Maps x float [N, L, width] and mask bool [N, L], in each row at least one True, to float [N, L, width]; `heads`
-    divides the width.
+    Maps x float [N, L, width] and mask bool [N, L], with at least one True in each row, to float [N, L, width].
+    `heads` must divide `width`.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -57,18 +58,20 @@ class TransformerBlock(nn.Cell):
 class BST(nn.Cell):
     """A transformer over history and candidate, followed by a perceptron.
 
-    The perceptron (leaky ReLU) gets the candidate's output, the history's mean output and all other features.
+    The input of the perceptron (leaky ReLU) is the transformer's output for the candidate, its mean output over the
+    history, and all other features.
 
     Maps the columns of `Features.inputs` to logits, float32 [N].
 
     Args:
         features: the declared columns; see `DIN`.
         candidate: see `DIN`.
-        dim: length of the vectors.
+        dim: length of the embedding vectors.
         hidden: widths of the perceptron's layers.
         blocks: number of transformer blocks.
-        heads: heads of each block; they divide `dim`, or with several lists the sum of their vectors' lengths.
-        positions: number of learned positions, counted back from the candidate; earlier items share the last.
+        heads: number of attention heads in each block. It must divide `dim`; with several lists, `dim` times the number
+            of lists.
+        positions: number of learned positions, counted back from the candidate; earlier items share the last one.
 
     Raises:
         ConfigurationError: no history, no candidate, or heads that do not divide `dim`.
@@ -105,18 +108,18 @@ class BST(nn.Cell):
     def construct(self, *columns):
         fields, numbers, sequences = self.embedding(*columns)
         candidate, history, mask = candidate_and_history(fields, sequences, self.candidates)
-        # Histories are padded at the end, so an item's distance to the candidate depends on the history's length.
+        # Padding is at the end, so the distance from an item to the candidate depends on the length of the history.
         count = running_count(mask)
         back = ops.cast(ops.minimum(count[:, -1:] - count + 1, self.last_position), mstype.int32)
         history = history + ops.gather(self.positions, back, 0)
         x = ops.concat((history, ops.expand_dims(candidate + self.positions[0], 1)), 1)
         kept = ops.cast(mask, mstype.float32)
-        # A column of zeros, but not as a constant, which would fix the batch size of an exported graph.
+        # A column of zeros, computed from an input: a constant would fix the batch size of an exported graph.
         zero = 0 * kept[:, :1]
         mask = ops.concat((kept, zero + 1), 1) > 0
         for block in self.blocks:
             x = block(x, mask)
-        # One product takes the mean of the history's outputs and the candidate's output; its gradient is a product too.
+        # One matrix product computes the mean over the history and selects the candidate's output.
         mean = ops.concat((kept / ops.maximum(kept.sum(axis=1, keepdims=True), 1.0), zero), 1)
         last = ops.concat((0 * kept, zero + 1), 1)
         outputs = ops.matmul(ops.cast(ops.stack((mean, last), 1), x.dtype), x)

@@ -15,9 +15,14 @@ from .layers import Perceptron, flat, flat_width, pooled_embedding
 
 
 class CrossNetwork(nn.Cell):
-    """Layers x' = x0 * (W x + b) + x, W of full rank (None) or U V^T.
+    """Layers x' = x0 * (W x + b) + x, where x0 is the input of the network.
 
     Maps float [N, width] to float [N, width].
+
+    Args:
+        width: width of the input.
+        layers: number of layers.
+        rank: rank of W = U V^T; None: W has full rank.
     """
 
     def __init__(self, width: int, layers: int, rank: int | None = None) -> None:
@@ -44,10 +49,10 @@ class DCNv2(nn.Cell):
 
     Args:
         features: the declared columns.
-        dim: length of the vectors.
+        dim: length of the embedding vectors.
         hidden: widths of the perceptron's layers.
-        cross_layers: number of cross layers; the degree of the crosses is one more.
-        rank: rank of the cross layers' matrices; None: full.
+        cross_layers: number of cross layers; the degree of the crosses is one higher.
+        rank: rank of the cross layers' matrices; None: full rank.
         structure: "stacked" (crosses feed the perceptron) or "parallel".
     """
 

@@ -14,16 +14,16 @@ from .layers import LabelUnits, Linear, PairwiseProducts, Perceptron, flat, flat
 
 
 class DeepFM(nn.Cell):
-    """A factorization machine and a perceptron over the same vectors.
+    """A factorization machine and a perceptron over the same embedding vectors.
 
-    Maps the columns of `Features.inputs` to logits or numbers, float32 [N].
+    Maps the columns of `Features.inputs` to logits or predicted numbers, float32 [N].
 
     Args:
         features: the declared columns.
-        dim: length of the vectors.
+        dim: length of the embedding vectors.
         hidden: widths of the perceptron's layers.
-        mean: mean of a label that is a number.
-        deviation: its standard deviation; see `trainer.models.layers.LabelUnits`.
+        mean: mean of the label, if the label is a number.
+        deviation: standard deviation of the label; see `trainer.models.layers.LabelUnits`.
     """
 
     rows_are_independent = True

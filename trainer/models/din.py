@@ -20,11 +20,13 @@ from .sequences import PairLayer, candidate_and_history, candidates_of
 
 
 class ActivatedPerceptron(nn.Cell):
-    """Apply dense layers with activations, and a linear layer.
+    """Dense layers with activations, followed by a linear layer.
 
-    Maps x float [N, inputs] and counted float32 [1, N], see `Dice`, to float [N, 1].
+    Maps x float [N, inputs] and counted float32 [1, N] (see `Dice`) to float [N, 1].
 
     Args:
+        inputs: width of the input.
+        hidden: widths of the hidden layers.
         activation: "dice", "relu" or "leaky_relu".
     """
 
@@ -41,7 +43,7 @@ class ActivatedPerceptron(nn.Cell):
         return self.from_first(self.layers[0](x), counted)
 
     def from_first(self, x, counted):
-        """Return the last layer's output, given the first layer's; graph code."""
+        """Return the final output, given the output of the first layer; graph code."""
         x = self.activations[0](x, counted)
         for index in range(1, len(self.layers)):
             x = self.activations[index](self.layers[index](x), counted)
@@ -51,9 +53,9 @@ class ActivatedPerceptron(nn.Cell):
 class ActivationUnit(nn.Cell):
     """Weights the items of a history by their relevance to the candidate.
 
-    The weight is a perceptron of (item, candidate, difference, product).
-    The interest is the sum of the weighted items (equation 3). Weights are not normalized: their sum is the strength of
-    the interest. Padding does not count in the statistics of Dice.
+    A perceptron computes the weight from (item, candidate, difference, product). The interest is the weighted sum of
+    the items (equation 3). Weights are not normalized, so that their sum expresses the strength of the interest.
+    Padding does not count in the statistics of Dice.
 
     Maps candidate float [N, dim], history float [N, L, dim] and mask bool [N, L] to the interest, float [N, dim].
     """
@@ -70,7 +72,7 @@ class ActivationUnit(nn.Cell):
         if self.training:
             kernel, bias = ops.cast(first.weight, history.dtype), ops.cast(first.bias, history.dtype)
             x = self.pairs(history, candidate, kernel, bias)
-        else:  # only this form takes any number of rows in ONNX
+        else:  # only this form can be exported to ONNX with a variable number of rows
             candidates = ops.broadcast_to(ops.expand_dims(candidate, 1), history.shape)
             pairs = ops.concat((history, candidates, history - candidates, history * candidates), 2)
             x = first(pairs.reshape(batch * length, 4 * dim))
@@ -80,23 +82,24 @@ class ActivationUnit(nn.Cell):
 
 
 class DIN(nn.Cell):
-    """A history pooled by relevance to the candidate, and a perceptron.
+    """Pools a history by relevance to the candidate and applies a perceptron.
 
-    Hidden layers of both are followed by Dice (equation 9). The paper's mini-batch aware regularization (equation 5) is
-    not included.
+    By default, all hidden layers are followed by Dice (equation 9). The paper's mini-batch aware regularization
+    (equation 5) is not included.
 
     Maps the columns of `Features.inputs` to logits, float32 [N].
 
     Args:
-        features: the declared columns; a list without pooling is the history, and a categorical feature that shares
-            its table the candidate. Several such lists are the aligned columns of one sequence (items, their shops),
-            whose vectors are concatenated, as section 4.1 does.
-        candidate: name of the candidate's feature, for several lists a name for each; None: those that share the
-            lists' tables.
-        dim: length of the vectors.
+        features: the declared columns. A list without pooling is the history, and a categorical feature that shares its
+            table is the candidate. Several such lists must be aligned columns of one sequence (items and their shops);
+            their vectors are concatenated, as in section 4.1.
+        candidate: name of the candidate feature; for several lists, one name for each. None: the features that share
+            the lists' tables.
+        dim: length of the embedding vectors.
         hidden: widths of the perceptron's layers.
         attention_hidden: widths of the activation unit's layers.
-        activation: of the hidden layers, "dice" (equation 9; normalizes over the batch), "relu" or "leaky_relu".
+        activation: activation of the hidden layers, "dice" (equation 9; normalizes over the batch), "relu" or
+            "leaky_relu".
 
     Raises:
         ConfigurationError: no history, or no candidate.

@@ -17,7 +17,7 @@ from .layers import Perceptron, check_hidden, pooled_embedding
 class DotInteraction(nn.Cell):
     """The inner products of all pairs of different vectors.
 
-    Maps float [N, count, D] to float [N, count * (count - 1) / 2], pairs (i, j) with i > j, by i and then j.
+    Maps float [N, count, D] to float [N, count * (count - 1) / 2]: the pairs (i, j) with i > j, sorted by i, then j.
     """
 
     def __init__(self, count: int) -> None:
@@ -31,15 +31,15 @@ class DotInteraction(nn.Cell):
 
 
 class DLRM(nn.Cell):
-    """A bottom perceptron for numbers, products of all pairs, and a top perceptron.
+    """A bottom perceptron for numbers, pairwise inner products, and a top perceptron.
 
     Maps the columns of `Features.inputs` to logits, float32 [N].
 
     Args:
         features: the declared columns.
-        dim: length of the vectors.
-        bottom: widths of the hidden layers under the numbers; a layer of width `dim` follows.
-        top: widths of the hidden layers over the products.
+        dim: length of the embedding vectors.
+        bottom: widths of the hidden layers of the bottom perceptron; a layer of width `dim` follows.
+        top: widths of the hidden layers of the top perceptron.
     """
 
     rows_are_independent = True

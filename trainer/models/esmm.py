@@ -15,16 +15,19 @@ from .layers import Perceptron, flat, flat_width, pooled_embedding, tasks_of
 
 
 class ESMM(nn.Cell):
-    """Rates of clicks, and of clicks with a conversion, trained on all impressions.
+    """Two towers for clicks and conversions, trained on all impressions.
 
-    So the conversion rate, ``exp(log(ctcvr) - log(ctr))`` of the two outputs, is not biased towards clicked items.
+    The outputs give the click rate, ctr, and the rate of clicks with a conversion, ctcvr. Because both are trained on
+    all impressions, the conversion rate after a click, ``exp(log(ctcvr) - log(ctr))``, is not biased towards clicked
+    items.
 
-    Maps the columns of `Features.inputs` to two logits, float32 [N]: of a click, and of a click with a conversion.
+    Maps the columns of `Features.inputs` to two logits, float32 [N]: one for a click, and one for a click with a
+    conversion.
 
     Args:
-        features: the declared columns; labels are the click and the conversion.
+        features: the declared columns; the labels are the click and the conversion.
         tasks: names of the two tasks; None: the labels.
-        dim: length of the vectors.
+        dim: length of the embedding vectors.
         hidden: widths of each tower's layers.
     """
 
@@ -52,7 +55,7 @@ class ESMM(nn.Cell):
 
 def both_logit(a, b):
     """Return the logit of a product of probabilities, given as logits; graph code."""
-    # with p = s(a) s(b), the odds are p / (1 - p) = 1 / (exp(-a) + exp(-b) + exp(-a - b)); in logarithms
+    # For p = s(a) s(b), the odds are p / (1 - p) = 1 / (exp(-a) + exp(-b) + exp(-a - b)). Return their logarithm.
     a, b = ops.cast(a, mstype.float32), ops.cast(b, mstype.float32)
     terms = ops.stack((-a, -b, -a - b), 1)
     largest = ops.stop_gradient(terms.max(axis=1, keepdims=True))

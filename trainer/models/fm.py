@@ -9,13 +9,13 @@ from .layers import Linear, PairwiseProducts, pooled_embedding
 
 
 class FM(nn.Cell):
-    """First-order terms and the inner products of all pairs of vectors.
+    """First-order terms and the inner products of all pairs of embedding vectors.
 
     Maps the columns of `Features.inputs` to logits, float32 [N].
 
     Args:
         features: the declared columns.
-        dim: length of the vectors.
+        dim: length of the embedding vectors.
     """
 
     rows_are_independent = True

@@ -14,24 +14,25 @@ from .in_batch_softmax import choices_of, each_item_once, scores_and_same
 
 
 class GBCE(nn.Cell):
-    """Cross-entropy of a row's item against the other items of its batch, each once.
+    """Cross-entropy of each row's item against the other items of its batch.
 
-    For k negatives of I items, a = k / (I - 1) and b = a (t (1 - 1/a) + 1/a), the loss of a row is (equations 11, 13)
+    With k negatives out of I items, a = k / (I - 1) and b = a (t (1 - 1/a) + 1/a), the loss of a row is (equations 11
+    and 13)
 
         -(b log sigmoid(s_own) + sum over the negatives of log(1 - sigmoid(s))) / (k + 1).
 
-    The negatives are the distinct items of the batch, so that a frequent item is one negative, as a draw of uniform
-    ones would give; k is their number. t = 0 is the plain cross-entropy, t = 1 gives calibrated probabilities.
+    The k negatives are the distinct other items of the batch. A frequent item is therefore a single negative, as in
+    uniform sampling. t = 0 is the plain cross-entropy; t = 1 gives calibrated probabilities.
 
     Args:
         items: I, the number of all items.
-        calibration: t, 0 to 1; the paper recommends 0.75.
+        calibration: t, from 0 to 1; the paper recommends 0.75.
 
-    Inputs and outputs as of `InBatchSoftmax`.
+    Inputs and outputs are as in `InBatchSoftmax`.
 
     Raises:
         ConfigurationError: an invalid argument.
-        TypeError: items that are not integers, before the first step.
+        TypeError: the items are not integers; raised before the first step.
     """
 
     rows_depend: ClassVar[bool] = True

@@ -20,14 +20,15 @@ from .next_item import NextItem
 
 
 class HSTULayer(nn.Cell):
-    """One layer, equations 1 to 3, with a residual.
+    """One layer (equations 1 to 3) with a residual connection.
 
         U, V, Q, K = split(SiLU(LayerNorm(x) W1)),
-        A V = SiLU(Q K^T + rab) V / n over the items up to each,
+        A V = SiLU(Q K^T + rab) V / n, with a causal mask,
         Y = (LayerNorm(A V) * U) W2.
 
-    The relative bias rab is of the distance in places; the paper adds one of the time between two items, which the
-    history does not have. n is the number of positions. Maps x float [N, L, width] to the same.
+    The relative bias rab depends on the distance between two positions, and n is the number of positions. The paper
+    adds a bias for the time between two items, which is not available here. Maps x float [N, L, width] to the same
+    shape.
     """
 
     def __init__(self, width: int, heads: int, positions: int, drop: nn.Cell) -> None:
@@ -48,7 +49,7 @@ class HSTULayer(nn.Cell):
         expanded = self.expand(self.norm(x))
         gate, value, query, key = self.split(expanded * ops.sigmoid(expanded))
         places = ops.arange(x.shape[1])
-        # In float32: ONNX has no minimum of integers here.
+        # Use float32, because the minimum of integers cannot be exported to ONNX.
         distance = ops.cast(ops.expand_dims(places, 1) - ops.expand_dims(places, 0), mstype.float32)
         distance = ops.cast(ops.minimum(ops.relu(distance), self.last_distance), mstype.int32)
         bias = ops.cast(ops.gather(self.bias, distance, 0), x.dtype)
@@ -60,19 +61,19 @@ class HSTULayer(nn.Cell):
 
 
 class HSTU(NextItem):
-    """Pointwise attention with a gate over the history, without a softmax.
+    """Gated pointwise attention over the history, without a softmax.
 
-    Trained by `InBatchSoftmax`, the paper's loss, with `normalize=True` and a temperature of 0.05.
+    To train it as in the paper, use `normalize=True` and `InBatchSoftmax` with a temperature of 0.05.
 
     Maps the columns of `Features.inputs` to vectors of user and item; see `NextItem`.
 
     Args:
         features, candidate, dim, positions, dropout, normalize: see `NextItem`.
         layers: number of layers.
-        heads: heads of each layer; they divide the width.
+        heads: number of attention heads in each layer; it must divide the width.
 
     Raises:
-        ConfigurationError: as `NextItem`, or heads that do not divide the width.
+        ConfigurationError: as in `NextItem`, or `heads` does not divide the width.
     """
 
     def __init__(

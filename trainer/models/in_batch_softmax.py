@@ -14,32 +14,34 @@ _INTEGERS = (mstype.int8, mstype.int16, mstype.int32, mstype.int64, mstype.uint8
 
 
 class InBatchSoftmax(nn.Cell):
-    """Softmax loss of a row's own item among the items of its batch.
+    """Softmax loss of each row's item, with the batch's other items as negatives.
 
-    A frequent item is a negative too often, so log Q, the log probability that a batch samples it, is subtracted from
-    its logit (equation 4). A row's own item in another row is not a negative. Gradient accumulation and several
-    processes would change the negatives and are refused.
+    Frequent items are negatives too often. To correct this, log Q is subtracted from an item's logit, where Q is the
+    probability that a batch contains the item (equation 4). If another row has the same item, it is not a negative.
+    Gradient accumulation and training in several processes are refused, because they would change the negatives.
 
     Args:
-        temperature: inner products are divided by it.
-        correction: where Q comes from. "batch": the item's share of the batch's rows. "running": 1 / the mean number of
-            steps between two batches with the item, estimated while training (algorithm 2), as a stream needs it: the
-            estimate is part of snapshots, and evaluation uses it unchanged. None: no correction.
-        buckets: entries of the running estimate; items share those that their numbers fall into.
-        rate: weight of the newest interval in the running estimate, the paper's alpha. An item's first interval is the
-            number of steps before it.
+        temperature: divisor of the inner products.
+        correction: how Q is estimated. "batch": by the item's share of the rows of the batch. "running": by 1 / the
+            mean number of steps between two batches with the item (algorithm 2), which suits streams. This estimate is
+            updated in training and saved in snapshots; evaluation does not change it. None: no correction.
+        buckets: number of entries of the running estimate. Items are assigned by id modulo `buckets` and may share an
+            entry.
+        rate: weight of the newest interval in the running estimate, the paper's alpha. The first interval of an item is
+            the number of steps until its first occurrence.
 
     Inputs:
-        vectors float [N, 2 * width], as from `TwoTower`; item [N], integers that identify the items. With
-        ``Features(..., label="item")``, where a feature reads the same column, text is hashed. Or vectors as
-        `NextItem` gives them while it trains: each item of each history counts as a row, and the label is not read.
+        vectors float [N, 2 * width], as returned by `TwoTower`, and item [N], integers that identify the items. If the
+        label is a column of strings that a feature reads too (``Features(..., label="item")``), the strings are hashed
+        to integers. Alternatively, vectors as returned by `NextItem` in training: each item of each history is then a
+        row, and the label is ignored.
 
     Outputs:
-        Scalar float32: the mean over the rows.
+        Scalar float32, the mean over rows.
 
     Raises:
         ConfigurationError: an invalid argument.
-        TypeError: items that are not integers, before the first step.
+        TypeError: the items are not integers; raised before the first step.
     """
 
     rows_depend: ClassVar[bool] = True
@@ -83,14 +85,14 @@ class InBatchSoftmax(nn.Cell):
         return self.own_item(users * self.scale, items, same, ops.stop_gradient(bias), rows / rows.sum())[0]
 
     def _log_intervals(self, item):
-        """Return log Q of each row's item, and count the batch while training."""
-        # Take the lower bits first: the remainder of a large int64 is wrong on CPU.
+        """Return log Q of each row's item; in training, update the estimate."""
+        # Take the lower bits first, because MindSpore's remainder of a large int64 is wrong on CPU.
         lower = ops.cast(ops.bitwise_and(ops.cast(item, mstype.int64), self.lower_bits), mstype.int32)
         bucket = ops.floor_mod(lower, self.buckets)
         interval = ops.gather(self.interval, bucket, 0)
         last = ops.gather(self.last_step, bucket, 0)
         now = self.step + 1
-        # Rows of the same item or bucket all write the same values.
+        # Rows that share a bucket all write the same values, so the order of the writes does not matter.
         passed = ops.cast(now - last, mstype.float32)
         newest = ops.select(last == 0, passed, (1 - self.rate) * interval + self.rate * passed)
         if self.training:
@@ -104,9 +106,10 @@ class InBatchSoftmax(nn.Cell):
 
 
 def choices_of(vectors, item):
-    """Return vectors [M, 2 * width], items [M], float32 [M] of rows that count; graph.
+    """Return vectors [M, 2 * width], items [M] and row weights [M]; graph code.
 
-    Takes what `InBatchSoftmax` does. Of histories each place is a row, and padding counts 0.
+    The inputs are those of `InBatchSoftmax`. Each position of a history becomes a row. Row weights, float32, are 0 for
+    padding and 1 otherwise.
     """
     if isinstance(vectors, tuple):
         of_places, items, kept = vectors
@@ -122,9 +125,11 @@ def choices_of(vectors, item):
 
 
 def scores_and_same(vectors, item):
-    """Return every user's scores of every row's item, [M, M], and more; graph code.
+    """Return the scores of all pairs of rows, and compare their items; graph code.
 
-    The second array is 1 where both rows are of one item, the third, [M], the scores of the rows' own items.
+    Returns:
+        The score of each row's user with each row's item, [M, M]; 1 where two rows have the same item, [M, M]; and the
+        score of each row's own item, [M].
     """
     width = vectors.shape[1] // 2
     users, items = vectors[:, :width], vectors[:, width:]
@@ -133,23 +138,23 @@ def scores_and_same(vectors, item):
 
 
 def same_item(item):
-    """Return 1 where row and column are of one item, float32 [M, M]; graph code."""
-    # On CPU, comparing a column with a row takes twice as long as their difference and its comparison with zero.
+    """Return 1 where two rows have the same item, float32 [M, M]; graph code."""
+    # On CPU, comparing a column with a row takes twice as long as comparing their difference with zero.
     return ops.cast(ops.expand_dims(item, 1) - ops.expand_dims(item, 0) == 0, mstype.float32)
 
 
 def each_item_once(same, rows):
-    """Return column weights, [1, M], that add up to 1 for each item; graph code."""
+    """Return weights of the rows, [1, M], that sum to 1 for each item; graph code."""
     count = ops.matmul(ops.expand_dims(rows, 0), same)
     return ops.stop_gradient(ops.expand_dims(rows, 0) / ops.maximum(count, 1.0))
 
 
 class _OwnItem(nn.Cell):
-    """Compute the weighted mean loss of the rows' items, and the gradient's array.
+    """Compute the weighted mean loss, and the log probabilities for its gradient.
 
-    The own item is column 0, the items of all rows follow; those that are the own item again have no probability. The
-    gradient, probability less one for the own item, is written by hand: one array of [M, M + 1], where the operators'
-    derivatives take a dozen.
+    The logits have shape [M, M + 1]. Column 0 is the row's own item; the items of all rows follow, with repetitions of
+    the own item masked out. The gradient of a logit is its probability (minus 1 for the own item). It is written by
+    hand to keep a single array of this shape; automatic differentiation would keep a dozen.
     """
 
     def __init__(self) -> None:
@@ -159,7 +164,8 @@ class _OwnItem(nn.Cell):
         self.product_with_transposed = ops.MatMul(transpose_b=True)
         self.product_of_transposed = ops.MatMul(transpose_a=True)
 
-    def construct(self, users, items, same, bias, weights):  # [M, width] twice; same: 1 where one item, [M, M]; [M]
+    def construct(self, users, items, same, bias, weights):
+        # users, items: [M, width]; same: [M, M], 1 where two rows have the same item; bias, weights: [M]
         own = ops.expand_dims((users * items).sum(axis=1) - bias, 1)
         others = self.product_with_transposed(users, items) - ops.expand_dims(bias, 0) - 1e9 * same
         logs = self.log_softmax(ops.concat((own, others), 1))

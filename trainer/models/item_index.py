@@ -1,4 +1,4 @@
-"""Find the items nearest to users, exactly or approximately."""
+"""Find the nearest items of users, exactly or approximately."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from ..checks import choice, require, whole
 from ..errors import ConfigurationError
 from .retrieval import Predicts, checked_ids, checked_vectors, item_vectors, read_vectors, top_items
 
-_ROUNDING = 1e-5  # differences of float32 sums in another order
+_ROUNDING = 1e-5  # relative rounding error of float32 sums computed in another order
 
 
 class ItemIndex:
     """Finds the items with the largest inner product with a user's vector.
 
     Args:
-        ids: [I], integers or text: the ids returned for the items.
+        ids: ids of the items, integers or strings, [I]; searches return them.
         vectors: float [I, width].
-        method: "exact" compares every item with NumPy, recommended up to about 100,000 items. "hnsw" searches a graph
-            of neighbours (Y. Malkov, D. Yashunin, IEEE TPAMI 2020) with Faiss (extra [retrieval]) and may miss an item.
-        links: neighbours of each item in the graph, for "hnsw"; more give better results and a larger graph.
-        effort: items examined per query, for "hnsw"; more give better results but slower queries.
+        method: "exact" compares every item with NumPy; recommended up to about 100,000 items. "hnsw" searches a graph
+            of neighbours (Y. Malkov, D. Yashunin, IEEE TPAMI 2020) with Faiss (extra [retrieval]) and may miss items.
+        links: number of neighbours of each item in the graph, for "hnsw". A higher number gives better results and a
+            larger graph.
+        effort: number of items examined per query, for "hnsw". A higher number gives better results and slower queries.
 
     Raises:
         ConfigurationError: invalid arguments, a duplicate id, or Faiss is missing.
@@ -42,19 +43,27 @@ class ItemIndex:
 
     @classmethod
     def of_model(cls, model: Predicts, rows: Any, ids: Any, method: str = "exact", **options: Any) -> ItemIndex:
-        """Build the index from raw item rows: `item_vectors` of model and rows."""
+        """Build the index from raw rows of items, whose vectors `model` computes.
+
+        Args:
+            model: see `item_vectors`.
+            rows: raw rows of the items.
+            ids: ids of the items.
+            method, options: as in `ItemIndex`.
+        """
         return cls(ids, item_vectors(model, rows), method, **options)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], method: str = "exact", **options: Any) -> ItemIndex:
-        """Build the index from a file that `write_vectors` wrote."""
+        """Build the index from a file of `write_vectors`."""
         return cls(*read_vectors(path), method, **options)
 
     @classmethod
     def of_graph(cls, ids: Any, vectors: Any, graph: Any) -> ItemIndex:
         """Rebuild an "hnsw" index from its stored `graph`.
 
-        ValueError: it is the graph of other items.
+        Raises:
+            ValueError: the shape of `vectors` is not that of the vectors in the graph.
         """
         index = cls(ids, vectors)
         index.method, index._graph = "hnsw", _faiss().deserialize_index(np.array(graph, np.uint8))
@@ -63,7 +72,7 @@ class ItemIndex:
         return index
 
     def graph(self) -> np.ndarray:
-        """Return the graph of "hnsw" in Faiss's format, uint8 [bytes]."""
+        """Return the "hnsw" graph in Faiss's format, uint8 [bytes]."""
         if self._graph is None:
             raise ConfigurationError("ItemIndex.graph: method='exact' has none")
         return _faiss().serialize_index(self._graph)
@@ -71,10 +80,11 @@ class ItemIndex:
     def recall(self, users: Any, count: int = 10) -> float:
         """Return the mean share of the `count` nearest items that `search` finds.
 
-        An item that is as near as the last of them counts.
+        An item that is not among the nearest ones, but has the same score as the last of them, counts as found.
 
         Args:
             users: float [U, width].
+            count: number of nearest items.
         """
         users, count = checked_vectors("users", users), min(count, len(self))
         least, found = top_items(users, self.vectors, count)[1][:, -1:], self._nearest(users, count, None)[1]
@@ -94,17 +104,18 @@ class ItemIndex:
         """Return the nearest items of each user.
 
         Args:
-            users: float [U, width], see `user_vectors`.
-            count: items per user.
-            exclude: for each user, the ids to leave out, such as those seen already; unknown ids are ignored.
-            among: indices of the only items to search, int64 [n]; they are compared exactly, with any method.
+            users: float [U, width]; see `user_vectors`.
+            count: number of items per user.
+            exclude: for each user, the ids to leave out, such as items already seen; unknown ids are ignored.
+            among: indices of the items to search, int64 [n]; None searches all items. These items are always compared
+                exactly, whatever the method.
 
         Returns:
-            ids [U, count], best first, and scores float32 [U, count]; fewer columns where there are fewer items. If
-            fewer than `count` items are left for a user, the remaining scores are -inf.
+            ids [U, count], best first, and scores, float32 [U, count]. There are fewer columns if there are fewer
+            items. If fewer than `count` items are left for a user, the remaining scores are -inf.
 
         Raises:
-            ConfigurationError: the width differs from the items' width, or there is not one list per user.
+            ConfigurationError: the width of users and items differs, or `exclude` does not have one list per user.
         """
         users, width = checked_vectors("users", users), self.vectors.shape[1]
         if users.shape[1] != width:
@@ -121,7 +132,7 @@ class ItemIndex:
         return self.ids[numbers[:, :count]], scores[:, :count]
 
     def _hidden(self, exclude: Sequence[Sequence[Any]] | None, users: int) -> list[np.ndarray]:
-        """Return the indices of the excluded items, for each user."""
+        """Return the indices of the excluded items of each user."""
         if exclude is None:
             return []
         if len(exclude) != users:

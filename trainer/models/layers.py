@@ -27,10 +27,10 @@ class Perceptron(nn.Cell):
     Args:
         inputs: width of the input.
         hidden: widths of the layers.
-        outputs: width of a last layer without activation; None: no such layer.
-        activation: class of the cell after each hidden layer.
-        last_init: first weights of that last layer: "zeros" for a part that is added to others, which first learn
-            without it; None: MindSpore's.
+        outputs: width of a final layer without activation; None for no final layer.
+        activation: class of the activation after each hidden layer.
+        last_init: initializer of the final layer. Use "zeros" if the output is added to that of other layers, which
+            then begin training without it. None: MindSpore's default.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ def check_hidden(hidden: Sequence[int]) -> tuple[int, ...]:
     return tuple(whole("hidden", width) for width in hidden)
 
 
-_LINEAR = "linear."  # begins the names of a linear part's tables
+_LINEAR = "linear."  # prefix of the table names of a linear part
 
 
 class Linear(nn.Cell):
@@ -77,12 +77,12 @@ class Linear(nn.Cell):
         self.outputs = outputs
 
     def begin_as(self, model: LinearModel, units: LabelUnits | None = None) -> None:
-        """Take the weights of a regression over the same features.
+        """Initialize the weights from a regression fitted on the same features.
 
-        Tables that admit or evict ids, and numbers with vectors, begin as they are.
+        Tables that admit or evict ids, and numbers with embedding vectors, keep their initial weights.
 
         Args:
-            model: the regression, of as many outputs.
+            model: the regression, with the same number of outputs.
             units: the layer that scales the network's output, or None.
         """
         mean, deviation = (0.0, 1.0) if units is None else (units.mean, units.deviation)
@@ -106,14 +106,14 @@ class Linear(nn.Cell):
 
 
 class LabelUnits(nn.Cell):
-    """Outputs of deviation about 1 in the label's units: deviation * output + mean.
+    """Scales outputs to the units of the label: deviation * output + mean.
 
-    Adam changes a weight by about its learning rate in each step, in any unit of the label, so a network would spend
-    its first epochs growing to a label of thousands.
+    Adam changes a weight by about its learning rate in each step, whatever the unit of the label. Without this layer, a
+    network for labels in the thousands would spend its first epochs growing its outputs.
 
     Args:
         mean: mean of the labels.
-        deviation: their standard deviation, above 0.
+        deviation: standard deviation of the labels, above 0.
     """
 
     def __init__(self, mean: float, deviation: float) -> None:
@@ -129,7 +129,7 @@ class LabelUnits(nn.Cell):
 class PairwiseProducts(nn.Cell):
     """The sum of the inner products of all pairs of vectors, in linear time.
 
-    Half of the square of the sum, less the sum of the squares (S. Rendle, ICDM 2010). Maps float [N, F, D] to [N].
+    Computed as half of (square of the sum - sum of the squares); see S. Rendle, ICDM 2010. Maps float [N, F, D] to [N].
     """
 
     def construct(self, vectors):
@@ -145,10 +145,13 @@ _PRECISIONS = ("fp16", "bf16", "fp32")
 
 
 class Float32Cell(nn.Cell):
-    """A cell that amp leaves in float32: its gradient needs the inputs' dtypes."""
+    """A cell that mixed precision (amp) leaves in float32.
+
+    Use it for cells with a handwritten gradient, which must have the dtypes of the inputs; amp would change them.
+    """
 
     def add_flags_recursive(self, **flags):
-        """Set flags except those of a lower precision; see `nn.Cell`."""
+        """Set flags other than precision flags; see `nn.Cell`."""
         return super().add_flags_recursive(**{name: on for name, on in flags.items() if name not in _PRECISIONS})
 
 
@@ -162,14 +165,15 @@ class LayerNorm(nn.Cell):
         self.scaled = _Scaled(width)
 
     def construct(self, x):
-        # Squares overflow float16.
+        # Compute in float32, because squares overflow float16.
         return ops.cast(self.scaled(as_float32(x), as_float32(self.gamma), as_float32(self.beta))[0], x.dtype)
 
 
 class _Scaled(Float32Cell):
-    """Compute the values of `LayerNorm`; other outputs are for the gradient.
+    """Compute the values of `LayerNorm`, and two arrays that the gradient reuses.
 
-    MindSpore's LayerNorm is 10 to 30 times slower on CPU, and a product with a matrix is faster than a mean.
+    On CPU, MindSpore's LayerNorm is 10 to 30 times slower. The mean is computed by a matrix product, which is faster
+    than a reduction.
     """
 
     def __init__(self, width: int) -> None:
@@ -178,7 +182,7 @@ class _Scaled(Float32Cell):
         self.mean, self.centering = Tensor(mean), Tensor(np.eye(width, dtype=np.float32) - mean)
 
     def construct(self, x, gamma, beta):
-        # amp lowers constants of other cells too
+        # amp may have lowered the precision of these constants
         mean, centering = as_float32(self.mean), as_float32(self.centering)
         centered = ops.matmul(x, centering)
         inverse = inverse_root(ops.matmul(ops.square(centered), mean) + 1e-5, self.training)
@@ -193,12 +197,15 @@ class _Scaled(Float32Cell):
 
 
 def as_float32(x):
-    """Return the array in float32; graph code."""
+    """Convert to float32; graph code."""
     return ops.cast(x, mstype.float32)
 
 
 def column_sums(x):
-    """Sum over all axes but the last by a matrix product, faster on CPU; graph code."""
+    """Sum over all axes but the last; graph code.
+
+    Uses a matrix product, which is faster on CPU than a reduction.
+    """
     rows = x.reshape(-1, x.shape[-1])
     return ops.matmul(ops.ones((1, rows.shape[0]), x.dtype), rows).reshape(-1)
 
@@ -206,8 +213,8 @@ def column_sums(x):
 def inverse_root(x, training):
     """Return 1 / sqrt(x); graph code.
 
-    Training and inference use different operators, whose gradients differ only in the last digits. MindSpore can export
-    neither Rsqrt to ONNX nor Reciprocal, which a scalar divided by an array becomes.
+    Training uses Rsqrt. Inference uses other operators, because MindSpore cannot export Rsqrt to ONNX; nor can it
+    export Reciprocal, which a scalar divided by an array becomes. The results differ only in the last digits.
     """
     if training:
         return ops.rsqrt(x)
@@ -215,7 +222,11 @@ def inverse_root(x, training):
 
 
 def pooled_embedding(features: Features, dim: int, **options: Any) -> FeatureEmbedding:
-    """Return the embedding of a model that does not support sequences."""
+    """Return the embedding for a model that does not support sequences.
+
+    Raises:
+        ConfigurationError: a list feature has no pooling.
+    """
     embedding = FeatureEmbedding(features, dim, **options)
     if embedding.sequence_names:
         raise ConfigurationError(
@@ -226,7 +237,7 @@ def pooled_embedding(features: Features, dim: int, **options: Any) -> FeatureEmb
 
 
 def tasks_of(features: Features, model: str, tasks: Sequence[str] | None, most: float = math.inf) -> tuple[str, ...]:
-    """Return the names of a model's tasks: those given, or the labels of the features."""
+    """Return the names of a model's tasks: `tasks`, or the labels if it is None."""
     names = features.labels if tasks is None else tasks
     if isinstance(names, str) or not 2 <= len(names) <= most or len(set(names)) < len(names):
         count = "two" if most == 2 else "two or more"

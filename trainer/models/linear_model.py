@@ -12,24 +12,25 @@ from ..features import Features
 from ..features.feature import IDS, NUMBERS, Kind, Output
 
 _MAX_ITERATIONS = 1000
-_GRADIENT = 1e-5  # stop when the gradient of the mean loss is this small
+_GRADIENT = 1e-5  # stop when the largest entry of the mean loss's gradient is this small
 
 
 class LinearModel:
-    """One weight per number and per id of a table, and a bias, for each output.
+    """A linear model with one weight per number, one per id of a table, and a bias.
 
-    The regression has the strength of scikit-learn's defaults: half the sum of the squared weights, numbers and labels
-    in units of their standard deviations, is added to the sum of the losses. Solver: L-BFGS of SciPy, which MindSpore
-    requires.
+    Regularization is as strong as scikit-learn's default: half the sum of the squared weights is added to the sum of
+    the losses, with numbers and labels in units of their standard deviations. The solver is L-BFGS of SciPy, which
+    MindSpore requires anyway.
 
     Args:
         features: the declared columns, fitted.
-        inputs: result of `Features.batch` for the rows to learn from.
-        classes: 1: least squares; 2: one logit of the labels, 0 to 1; more: a logit per class, labels their numbers.
+        inputs: result of `Features.batch` for the training rows.
+        classes: 1 for least squares; 2 for one logit, with labels from 0 to 1; more for one logit per class, with class
+            indices as labels.
 
     Attributes:
         numbers: weights of the columns of "numbers", float64 [M, outputs].
-        rows: table -> (ids int64 [n], weights float64 [n, outputs]); other ids have the weight 0.
+        rows: table -> (ids int64 [n], weights float64 [n, outputs]); other ids have weight 0.
         bias: float64 [outputs].
     """
 
@@ -53,12 +54,12 @@ class LinearModel:
         self._weights, self._bias = weights, bias
 
     def outputs(self, inputs: Mapping[str, Any]) -> np.ndarray:
-        """Return logits or numbers, float64 [N], or [N, classes] of several classes."""
+        """Return logits or predicted numbers, float64 [N]; [N, classes] for classes."""
         values = self._design(inputs, self._scaling)[0] @ self._weights + self._bias
         return values[:, 0] if values.shape[1] == 1 else values
 
     def _design(self, inputs: Mapping[str, Any], scaling: Any) -> tuple[Any, np.ndarray, np.ndarray]:
-        """Return the rows as scipy.sparse, with the numbers' means and deviations."""
+        """Return the design matrix (scipy.sparse), and the numbers' means and deviations."""
         from scipy import sparse
 
         features = self._features
@@ -71,7 +72,7 @@ class LinearModel:
         for output in _of_tables(features):
             ids, ends, shares = _listed(features, inputs, output)
             known = self._ids[_table(output)]
-            if not len(known):  # lists that were all empty
+            if not len(known):  # all lists of the training rows were empty
                 ids, ends, shares = ids[:0], 0 * ends, shares[:0]
             places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
             block = sparse.csr_matrix((shares * (known[places] == ids), places, ends), shape=(count, len(known)))
@@ -90,7 +91,7 @@ def _table(output: Output) -> str:
 
 
 def _listed(features: Features, inputs: Mapping[str, Any], output: Output) -> tuple[np.ndarray, ...]:
-    """Return ids, the offsets of the rows, and the share of each id in its row."""
+    """Return ids, the row offsets, and the weight of each id within its row."""
     if output.kind is Kind.IDS:
         ids = inputs[IDS][:, features.of_kind(Kind.IDS).index(output)]
         return ids, np.arange(len(ids) + 1), np.ones(len(ids))
@@ -107,7 +108,7 @@ def _listed(features: Features, inputs: Mapping[str, Any], output: Output) -> tu
 
 
 def _regression(x: Any, labels: np.ndarray, weight: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return weights [columns, outputs] and bias [outputs] of the least loss."""
+    """Minimize the loss; return weights [columns, outputs] and bias [outputs]."""
     from scipy.optimize import minimize
     from scipy.special import logsumexp, softmax
 
@@ -134,6 +135,6 @@ def _regression(x: Any, labels: np.ndarray, weight: np.ndarray, classes: int) ->
         return (weight @ each + 0.5 * (weights**2).sum()) / total, np.concatenate(gradient) / total
 
     options = {"maxiter": _MAX_ITERATIONS, "gtol": _GRADIENT, "ftol": 0.0}
-    with np.errstate(over="ignore"):  # exp(-z) of a far logit is inf, and its chance 0
+    with np.errstate(over="ignore"):  # for a large negative logit exp(-z) is inf, and its probability is 0
         best = minimize(loss, np.zeros((width + 1) * outputs), jac=True, method="L-BFGS-B", options=options).x * unit
     return best[:-outputs].reshape(width, outputs), best[-outputs:] + mean

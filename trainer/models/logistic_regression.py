@@ -12,7 +12,7 @@ from .layers import Linear
 
 
 class LogisticRegression(nn.Cell):
-    """The logit is the sum of a weight per category, the weighted numbers, and a bias.
+    """A logit that is the sum of category weights, weighted numbers, and a bias.
 
     Maps the columns of `Features.inputs` to logits, float32 [N].
 

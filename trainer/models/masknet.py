@@ -15,12 +15,16 @@ from .layers import LayerNorm, Perceptron, flat, flat_width, pooled_embedding
 
 
 class MaskBlock(nn.Cell):
-    """Relu(LayerNorm(W (mask * x))), mask a two-layer perceptron of the embeddings.
+    """A layer with an instance-guided mask: ReLU(LayerNorm(W (mask * x))).
 
-    Maps embeddings float [N, width] and x float [N, inputs] to float [N, outputs].
+    A two-layer perceptron computes the mask from the embeddings. Maps embeddings float [N, width] and x float [N,
+    inputs] to float [N, outputs].
 
     Args:
-        reduction: ratio of the mask's hidden layer to its output.
+        width: width of the embeddings.
+        inputs: width of x.
+        outputs: width of the output.
+        reduction: width of the mask's hidden layer divided by the width of the mask.
     """
 
     def __init__(self, width: int, inputs: int, outputs: int, reduction: float) -> None:
@@ -41,7 +45,7 @@ class MaskNet(nn.Cell):
 
     Args:
         features: the declared columns.
-        dim: length of the vectors.
+        dim: length of the embedding vectors.
         hidden: widths of the perceptron's layers.
         blocks: number of mask blocks.
         block_width: width of a block's output.

@@ -15,7 +15,7 @@ from .layers import Perceptron, flat, flat_width, pooled_embedding, tasks_of
 
 
 def mixed(experts, weights):
-    """Mix experts [N, E, W] by a softmax of weights [N, E], giving [N, W]; graph code."""
+    """Mix experts [N, E, W] with softmax(weights), [N, E], to [N, W]; graph code."""
     return ops.matmul(ops.expand_dims(ops.softmax(weights, -1), 1), experts).reshape(experts.shape[0], -1)
 
 
@@ -27,10 +27,10 @@ class MMoE(nn.Cell):
     Args:
         features: the declared columns; there is a task for each label.
         tasks: names of the tasks; None: the labels.
-        dim: length of the vectors.
+        dim: length of the embedding vectors.
         experts: number of experts.
         expert_hidden: widths of an expert's layers.
-        tower_hidden: widths of a task's layers.
+        tower_hidden: widths of the hidden layers of a tower.
     """
 
     rows_are_independent = True

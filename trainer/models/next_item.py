@@ -1,4 +1,4 @@
-"""`NextItem`: base of models that predict the next item of a history."""
+"""`NextItem`: base class of models that predict the next item of a history."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from .two_tower import normalized
 
 
 class NextItem(nn.Cell):
-    """Base of models that read a history up to each item and predict the next one.
+    """Base of models that read a history up to each item and predict the next item.
 
-    Maps the columns of `Features.inputs` to float32 [N, 2 * width], as `TwoTower` does: the user's vector, computed
-    from the history only, and the item's vector in its table; their inner product is the score. A user without a
-    history has a vector of zeros. In training every position is a prediction: the target of the whole history is the
-    row's item, the target of an earlier part is the next item of the history. The outputs are then (user and item
-    vectors float32 [N, L, 2 * width], table rows of the targets int32 [N, L], mask of targets float32 [N, L]), for
-    `InBatchSoftmax`, `GBCE` and `BPRLoss`.
+    Maps the columns of `Features.inputs` to float32 [N, 2 * width], the concatenated vectors of user and item, like
+    `TwoTower`. The user's vector is computed from the history only, and the item's vector is its row of the embedding
+    table. Their inner product is the score. A user without a history has a vector of zeros.
+
+    In training, the model predicts at every position of the history. The target of the whole history is the row's item;
+    the target of an earlier part is the next item of the history. The output is then a tuple for `InBatchSoftmax`,
+    `GBCE` and `BPRLoss`: the vectors of users and targets, float32 [N, L, 2 * width]; the table rows of the targets,
+    int32 [N, L]; and a mask, float32 [N, L], 1 for targets and 0 for padding.
 
     Args:
-        features: the columns: the history (a list without pooling) and the item (a category that shares the history's
-            table); or several of each, aligned in one sequence (`sequence=`).
+        features: the declared columns: the history (a list without pooling) and the item (a category that shares the
+            history's table); or several of each, aligned in one sequence (`sequence=`).
         candidate: see `DIN`.
-        dim: length of the vectors of a table; the width is their sum.
-        positions: number of learned positions, counted back from the newest item; earlier items share the last.
-        dropout: share of entries dropped in training; the masks are the same in every run of the same steps.
-        normalize: whether users' and items' vectors have length 1, for a loss with a temperature.
+        dim: length of the embedding vectors. The width is `dim` times the number of aligned columns.
+        positions: number of learned positions, counted back from the newest item; earlier items share the last one.
+        dropout: share of entries dropped in training. The masks are reproducible: they depend only on the step.
+        normalize: whether to scale the vectors of users and items to length 1, for a loss with a temperature.
 
     Raises:
         ConfigurationError: no history, no item, an invalid argument, or a feature that the model would not read.
@@ -67,7 +69,7 @@ class NextItem(nn.Cell):
             )
         read = {output.name: feature for feature in features.features for output in feature.outputs()}
         history, item = read[histories[0]], read[candidates[0]]
-        # Raw columns of history and item, if a server can take a request with a list of item ids; else None.
+        # Raw columns of history and item, if a server can accept a list of item ids as a request; otherwise None.
         self.raw_columns: tuple[str, str] | None = None
         if len(histories) == 1 and isinstance(history, ListFeature) and history.separator is None:
             self.raw_columns = history.source, item.source
@@ -80,14 +82,14 @@ class NextItem(nn.Cell):
         self.drop_input = self.make_dropout(0)
 
     def make_dropout(self, layer: int) -> nn.Cell:
-        """Return the dropout of a layer."""
+        """Return the dropout for a layer; `layer` selects its random masks."""
         return StatelessDropout(1 - self.drop, layer_key(0, layer)) if self.drop else nn.Identity()
 
     def encode(self, x, kept):
         """Return the state after each item; graph code.
 
-        Maps float [N, L, width] and `kept`, 1 where there is an item, float32 [N, L], to float [N, L, width]. Histories
-        are padded at the end, so a causal mask alone hides padding from every item.
+        Maps x float [N, L, width] and `kept` float32 [N, L], 1 for items and 0 for padding, to float [N, L, width].
+        Padding is at the end of a history, so a causal mask is enough to hide it from every item.
         """
         raise NotImplementedError
 

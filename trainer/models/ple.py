@@ -18,12 +18,14 @@ from .mmoe import mixed
 class ExtractionLayer(nn.Cell):
     """Task-specific and shared experts, mixed by gates.
 
-    A task's gate sees its own and the shared experts; the shared gate sees all experts. Maps a tuple of float [N,
-    width], one per task and the shared one, to a like tuple of the experts' width.
+    The gate of a task mixes the task's own experts and the shared experts; the shared gate mixes all experts. Maps a
+    tuple of float [N, width], one per task and a shared one at the end, to a tuple of the same form with the experts'
+    output width.
 
     Args:
-        widths: width of each input: one per task, and last the shared one.
-        experts: number of experts of each task, and of shared ones.
+        widths: width of each input, one per task and the shared one at the end.
+        experts: number of experts of each task, and number of shared experts.
+        hidden: widths of an expert's layers.
     """
 
     def __init__(self, widths: Sequence[int], experts: int, hidden: Sequence[int]) -> None:
@@ -50,18 +52,20 @@ class ExtractionLayer(nn.Cell):
 
 
 class PLE(nn.Cell):
-    """Extraction layers; each task's mixture from the last layer feeds its tower.
+    """Extraction layers followed by a tower for each task.
+
+    A task's tower receives the mixture of the task's gate in the last layer.
 
     Maps the columns of `Features.inputs` to a tuple of logits, float32 [N], in the order of the tasks.
 
     Args:
         features: the declared columns; there is a task for each label.
         tasks: names of the tasks; None: the labels.
-        dim: length of the vectors.
-        layers: layers of extraction.
-        experts: experts of each task, and shared ones, in each layer.
+        dim: length of the embedding vectors.
+        layers: number of extraction layers.
+        experts: number of experts of each task, and of shared experts, in each layer.
         expert_hidden: widths of an expert's layers.
-        tower_hidden: widths of a task's layers.
+        tower_hidden: widths of the hidden layers of a tower.
     """
 
     rows_are_independent = True

@@ -1,4 +1,4 @@
-"""User and item vectors of a model, exact nearest items, and vector files."""
+"""Compute a model's user and item vectors, find nearest items, store vectors."""
 
 from __future__ import annotations
 
@@ -27,39 +27,43 @@ class Predicts(Protocol):
 
 
 def user_vectors(model: Predicts, rows: Any) -> np.ndarray:
-    """Return user vectors, float32 [n, width]; of two towers of length 1.
+    """Return user vectors, float32 [n, width]. Those of `TwoTower` have length 1.
 
     Args:
         model: a `Trainer` or `ServedModel` of a `TwoTower`, `BPR`, `SASRec` or `HSTU`, or of any network whose output
-            is [n, 2 * width], the vectors of user and item side by side.
+            is [n, 2 * width], the concatenated vectors of user and item.
         rows: raw rows of the users, as for `predict`; item columns may be missing.
 
     Raises:
-        ConfigurationError: the model's output is something else.
-        DataError: as `predict`.
+        ConfigurationError: the model's output has another form.
+        DataError: as for `predict`.
     """
     return halves(model.predict(_one_side(model, rows)))[0]
 
 
 def item_vectors(model: Predicts, rows: Any) -> np.ndarray:
-    """Return item vectors, as `user_vectors`; user columns may be missing."""
+    """Return item vectors, like `user_vectors`; user columns may be missing."""
     return halves(model.predict(_one_side(model, rows)))[1]
 
 
 class _OneSide(RawTable):
-    """Raw rows of users without items, or of items without users."""
+    """Raw rows in which the columns of users or of items may be missing."""
 
     gives_all = False
 
 
 def _one_side(model: Predicts, rows: Any) -> Any:
-    """Return raw rows that may lack columns; other rows, such as arrays, as they are."""
+    """Let raw rows lack columns; return other rows, such as arrays, unchanged."""
     declared = getattr(model, "features", None) is not None
     return _OneSide(rows) if declared and is_raw(rows) and not isinstance(rows, str | Path | RawData) else rows
 
 
 def halves(outputs: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return users' and items' vectors of an output; ConfigurationError if none."""
+    """Split an output [n, 2 * width] into user and item vectors.
+
+    Raises:
+        ConfigurationError: the output has another shape.
+    """
     shape = None if isinstance(outputs, tuple) else np.shape(outputs)
     if shape is None or len(shape) != 2 or shape[1] % 2 or not shape[1]:
         what = f"{len(outputs)} outputs" if shape is None else f"an output of shape {list(shape)}"
@@ -72,7 +76,7 @@ def halves(outputs: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def top_items(users: np.ndarray, items: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nearest items by inner product, exactly.
+    """Return the items with the largest inner products, by exact search.
 
     Args:
         users: float [U, width].
@@ -80,10 +84,11 @@ def top_items(users: np.ndarray, items: np.ndarray, count: int) -> tuple[np.ndar
         count: items per user; at most I are returned.
 
     Returns:
-        Indices of the items, int64 [U, count], best first (ties: lower index first); their scores, float32 [U, count].
+        Indices of the items, int64 [U, count], best first, with ties in ascending order of index; and their scores,
+        float32 [U, count].
 
     Raises:
-        ConfigurationError: arrays of other shapes, or a count below 1.
+        ConfigurationError: arrays of wrong shapes, or a count below 1.
     """
     users, items = checked_vectors("users", users), checked_vectors("items", items)
     if users.shape[1] != items.shape[1]:
@@ -106,7 +111,7 @@ def _best_of(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def checked_vectors(name: str, vectors: Any) -> np.ndarray:
-    """Return vectors as a contiguous float32 array."""
+    """Check vectors and return them as a contiguous float32 array."""
     try:
         array = np.ascontiguousarray(vectors, np.float32)
     except (TypeError, ValueError):
@@ -122,16 +127,16 @@ def write_vectors(path: str | os.PathLike[str], ids: Any, vectors: Any) -> Path:
     """Write ids and vectors to a file, atomically.
 
     Args:
-        path: a .npz file (arrays "id" and "vector") or a .parquet file (columns "id" and "vector", lists of equal
-            length; extra [arrow]).
-        ids: [n], integers or text.
+        path: a .npz file, with the arrays "id" and "vector", or a .parquet file (extra [arrow]), with the column "id"
+            and the column "vector" of fixed-size lists.
+        ids: [n], integers or strings.
         vectors: float [n, width].
 
     Returns:
         The path.
 
     Raises:
-        ConfigurationError: another extension, ids and vectors of different lengths, or pyarrow is missing.
+        ConfigurationError: another file extension, ids and vectors of different lengths, or pyarrow is missing.
     """
     path = _checked_path("write_vectors", path)
     ids, vectors = checked_ids(ids), checked_vectors("vectors", vectors)
@@ -151,10 +156,10 @@ def write_vectors(path: str | os.PathLike[str], ids: Any, vectors: Any) -> Path:
 
 
 def read_vectors(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids [n] and vectors, float32 [n, width], of a `write_vectors` file.
+    """Read ids [n] and vectors, float32 [n, width], from a file of `write_vectors`.
 
     Raises:
-        ConfigurationError: another extension, or pyarrow is missing.
+        ConfigurationError: another file extension, or pyarrow is missing.
         DataError: the file does not hold vectors.
     """
     path = _checked_path("read_vectors", path)
@@ -183,7 +188,7 @@ def _checked_path(call: str, path: str | os.PathLike[str]) -> Path:
 
 
 def checked_ids(ids: Any) -> np.ndarray:
-    """Return ids as int64 or text [rows], all different."""
+    """Check that ids are distinct and return them as int64 or strings, [rows]."""
     array = np.asarray(ids)
     if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.ravel()):
         array = array.astype(np.str_)

@@ -18,10 +18,10 @@ from .next_item import NextItem
 
 
 class SASRecBlock(nn.Cell):
-    """Causal self-attention and a perceptron, each x + Dropout(g(LayerNorm(x))).
+    """Causal self-attention and a perceptron, each as x + Dropout(g(LayerNorm(x))).
 
-    Equations 2 to 5: S = softmax(Q K^T / sqrt(d / heads)) V of Q, K, V = x W, over the items up to each; and
-    F = ReLU(S W1 + b1) W2 + b2. Maps x float [N, L, width] to the same.
+    The block computes equations 2 to 5 of the paper: S = softmax(Q K^T / sqrt(d / heads)) V with a causal mask and
+    linear projections Q, K and V of x, then F = ReLU(S W1 + b1) W2 + b2. Maps x float [N, L, width] to the same shape.
     """
 
     def __init__(self, width: int, heads: int, drop_attended: nn.Cell, drop_perceptron: nn.Cell) -> None:
@@ -42,20 +42,20 @@ class SASRecBlock(nn.Cell):
 class SASRec(NextItem):
     """Self-attention over the history; the newest item's state is the user's vector.
 
-    The score of item i is r = F . M_i (equation 6), with the table M of the history itself. The paper's loss, a binary
-    cross-entropy with one negative for each item, is `GBCE(items, calibration=0)` but for the number of negatives; with
-    a calibration it is that of gSASRec (A. Petrov and C. Macdonald, RecSys 2023), and `InBatchSoftmax(1.0)` gives the
-    softmax with sampled negatives.
+    The score of item i is r = F . M_i (equation 6), where M is the embedding table of the history. The paper's loss is
+    a binary cross-entropy with one negative for each item; `GBCE(items, calibration=0)` is the same with more
+    negatives. `GBCE` with a calibration above 0 is the loss of gSASRec (A. Petrov and C. Macdonald, RecSys 2023), and
+    `InBatchSoftmax(1.0)` is a softmax over sampled negatives.
 
     Maps the columns of `Features.inputs` to vectors of user and item; see `NextItem`.
 
     Args:
         features, candidate, dim, positions, dropout, normalize: see `NextItem`.
         blocks: number of blocks.
-        heads: heads of each block; they divide the width.
+        heads: number of attention heads in each block; it must divide the width.
 
     Raises:
-        ConfigurationError: as `NextItem`, or heads that do not divide the width.
+        ConfigurationError: as in `NextItem`, or `heads` does not divide the width.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Histories and candidates among the declared features."""
+"""Find histories and candidates among the declared features, and combine them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from .layers import column_sums
 
 
 def candidates_of(features: Features, model: str, candidate: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the name of the candidate's feature for each list without pooling.
+    """Return the name of the candidate feature for each list without pooling.
 
-    Several lists are the aligned columns of one sequence: the items of a history, their shops, their categories.
+    If there are several such lists, they are aligned columns of one sequence, such as the items of a history and their
+    shops.
 
     Args:
-        candidate: the names given by the user, or None: for each list a category that shares its table.
+        features: the declared columns.
+        model: name of the model, for error messages.
+        candidate: names given by the user. None: for each list, the category that shares its table.
 
     Raises:
-        ConfigurationError: no list without pooling, or several that are not of one sequence; a list without a
-            candidate's feature.
+        ConfigurationError: there is no list without pooling; several lists do not belong to one sequence; or a list has
+            no candidate feature.
     """
     histories = [output for output in features.of_kind(Kind.LIST) if output.pooling is None]
     if not histories:
@@ -51,7 +54,7 @@ def candidates_of(features: Features, model: str, candidate: str | Sequence[str]
 
 
 def _sequences(features: Features, histories: Sequence[Output]) -> list[str]:
-    """Return the distinct sequences of lists, in words."""
+    """Return the distinct sequences of the lists, as text for an error message."""
     lists = [feature for feature in features.features if isinstance(feature, ListFeature | WeightedList)]
     declared = {feature.name: feature.sequence for feature in lists}
     of_lists = {output.name: declared.get(output.name) for output in histories}
@@ -59,7 +62,7 @@ def _sequences(features: Features, histories: Sequence[Output]) -> list[str]:
 
 
 def _sharing(features: Features, model: str, history: Output) -> str:
-    """Return the name of a categorical feature that shares a list's table."""
+    """Return the name of the categorical feature that shares a list's table."""
     assert history.table is not None
     ids = features.of_kind(Kind.IDS)
     sharing = [output.name for output in ids if output.table is not None and output.table.name == history.table.name]
@@ -72,10 +75,15 @@ def _sharing(features: Features, model: str, history: Output) -> str:
 
 
 def candidate_and_history(fields, sequences, candidates):
-    """Join the vectors of aligned columns, as an item and its shop; graph code.
+    """Concatenate the vectors of aligned columns, such as item and shop; graph code.
 
-    Maps fields float [N, F, D], the C columns of a sequence as vectors float [N, L, D] and mask bool [N, L], and the
-    indices of their candidates' fields to the candidate [N, C * D], the history [N, L, C * D] and the mask [N, L].
+    Args:
+        fields: float [N, F, D].
+        sequences: for each of C columns, its vectors, float [N, L, D], and mask, bool [N, L].
+        candidates: index of the candidate's field for each column.
+
+    Returns:
+        The candidate [N, C * D], the history [N, L, C * D] and the mask [N, L].
     """
     if len(candidates) == 1:
         return fields[:, candidates[0]], sequences[0][0], sequences[0][1]
@@ -87,10 +95,11 @@ def candidate_and_history(fields, sequences, candidates):
 
 
 class PairLayer(nn.Cell):
-    """Apply a dense layer to (item, candidate, difference, product), not joined.
+    """Apply a dense layer to [item, candidate, item - candidate, item * candidate].
 
-    The layer's kernel falls into four blocks: items take the first and third, the candidate the second less the third,
-    and is projected once for all its items; products take the fourth. This is half the work of the joined form.
+    The concatenation is never built. Instead, the kernel is split into four blocks: items are multiplied by the sum of
+    the first and third, the candidate by the second minus the third, and the products by the fourth. The candidate is
+    projected only once per row. This takes half the work of the concatenated form.
 
     Maps history float [N, L, dim], candidate float [N, dim], kernel float [hidden, 4 * dim] and bias float [hidden] to
     float [N * L, hidden].
@@ -118,7 +127,7 @@ class PairLayer(nn.Cell):
         of_item, of_candidate, of_difference, of_product = self.blocks(kernel)
         items = history.reshape(batch * length, dim)
         products = history * ops.expand_dims(candidate, 1)
-        # Sums over the items of a row by products, which are faster on CPU.
+        # Sum over the items of a row by matrix products, which are faster on CPU than reductions.
         ones = ops.ones((batch, 1, length), dout.dtype)
         of_rows = ops.matmul(ones, dout.reshape(batch, length, -1)).reshape(batch, -1)
         from_products = self.product(dout, of_product).reshape(batch, length, dim)

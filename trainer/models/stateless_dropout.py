@@ -1,8 +1,8 @@
-"""Dropout with masks of (seed, layer, forward, position), for exact resume.
+"""Dropout with reproducible masks, so that a run resumes exactly.
 
-MindSpore's dropout kernels keep a random state that cannot be read or set. Here a mask entry is the hash of its
-position plus a key that changes with every training forward. Snapshots save the count of forwards, a parameter that
-the graph increments.
+MindSpore's dropout kernels keep a random state that cannot be read or set. Here the mask is a function of seed, layer,
+number of training forward passes and position: each entry is the hash of its position plus a key that changes with
+every pass. The number of passes is a parameter, which the graph increments and snapshots save.
 """
 
 from __future__ import annotations
@@ -13,20 +13,25 @@ from mindspore import dtype as mstype
 
 from ..checkpoint.capture import DROPOUT_COUNTER
 
-_GOLDEN = 0x9E3779B9  # 2**32 over the golden ratio: keys of successive forwards lie as far apart as can be
+_GOLDEN = 0x9E3779B9  # 2**32 / golden ratio; spreads the keys of successive forward passes evenly
 _FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35
 
 
 def layer_key(seed: int, layer: int) -> int:
-    """Return a layer's offset in the sequence of 2**32 masks."""
+    """Return a layer's first key, from 0 to 2**32 - 1."""
     return int(np.random.SeedSequence([seed, layer]).generate_state(1, np.uint32)[0])
 
 
 class StatelessDropout(nn.Cell):
     """Keep entries with probability `keep_prob` and scale them by its inverse.
 
-    The mask compares MurmurHash3's 32-bit finalizer (Appleby) of position + key with `keep_prob` * 2**32. `whole`
-    trailing dimensions are kept or dropped together: 2 for the maps of [N, C, H, W]. Inference returns the input.
+    An entry is kept if MurmurHash3's 32-bit finalizer (A. Appleby) of position + key is below `keep_prob` * 2**32.
+    Inference returns the input unchanged.
+
+    Args:
+        keep_prob: probability of keeping an entry.
+        key: first key of the layer, from `layer_key`.
+        whole: number of trailing dimensions that are kept or dropped together, such as 2 for the maps of [N, C, H, W].
     """
 
     def __init__(self, keep_prob: float, key: int, whole: int = 0) -> None:
@@ -40,7 +45,7 @@ class StatelessDropout(nn.Cell):
         self.first, self.second = Tensor(_FIRST, mstype.uint32), Tensor(_SECOND, mstype.uint32)
 
     def construct(self, x):
-        """Return x with entries dropped; counts the forward."""
+        """Return x with entries dropped, and count the forward pass."""
         if not self.training:
             return x
         shape = x.shape
@@ -57,7 +62,7 @@ class StatelessDropout(nn.Cell):
         ops.assign_add(self.forwards, ops.ones((), mstype.int32))
         bits = ops.cast(ops.arange(0, count, 1, dtype=mstype.int32), mstype.uint32)
         bits = bits + (forward * self.stride + self.key)
-        # shifts by a tensor of the same shape: the CPU kernels are ten times slower when they broadcast
+        # Shift by a tensor of the full shape, because the CPU kernels are ten times slower when they broadcast.
         bits = ops.bitwise_xor(bits, ops.bitwise_right_shift(bits, ops.full((count,), 16, dtype=mstype.uint32)))
         bits = bits * self.first
         bits = ops.bitwise_xor(bits, ops.bitwise_right_shift(bits, ops.full((count,), 13, dtype=mstype.uint32)))

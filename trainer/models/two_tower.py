@@ -24,21 +24,21 @@ def normalized(vectors, training):
 
 
 class TwoTower(nn.Cell):
-    """User and item vectors of length 1, each from a perceptron of its features.
+    """Two perceptrons that compute user and item vectors of length 1.
 
-    Maps the columns of `Features.inputs` to float32 [N, 2 * width]: the user's vector and the item's, side by side; see
-    `InBatchSoftmax`, `user_vectors` and `item_vectors`.
+    Maps the columns of `Features.inputs` to float32 [N, 2 * width], the concatenated vectors of user and item. Train it
+    with `InBatchSoftmax`; see `user_vectors` and `item_vectors` for retrieval.
 
     Args:
         features: the declared columns.
         item: names of the item's features; all others are the user's.
-        dim: length of the features' vectors.
+        dim: length of the embedding vectors.
         hidden: widths of each tower's layers.
-        width: length of the towers' vectors.
+        width: length of the user and item vectors.
 
     Raises:
-        ConfigurationError: no such feature, or no category or list of the item or of the user; or one of the user reads
-            what is known only after the choice, the label or the weight.
+        ConfigurationError: an unknown feature; no category or list for the item or for the user; or a user feature that
+            reads the label or the weight, which are known only after the user has chosen.
     """
 
     rows_are_independent = True
@@ -74,7 +74,7 @@ class TwoTower(nn.Cell):
 def divided(
     features: Features, model: str, fields: Sequence[str], numbers: Sequence[str], item: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the indices of the user's and the item's fields, then of their numbers.
+    """Return the indices of user fields, item fields, user numbers and item numbers.
 
     Raises:
         ConfigurationError: see `TwoTower`.
@@ -98,7 +98,10 @@ def divided(
 
 
 def after_the_choice(features: Features, item: Sequence[str]) -> str | None:
-    """Return why features of the user cannot be known before the choice, or None."""
+    """Return a message if a user feature reads the label or the weight, else None.
+
+    These columns are known only after the user has chosen, so a served user has no values for them.
+    """
     for feature in features.features:
         names = {feature.name, *(output.name for output in feature.outputs())}
         known_later = [name for name in feature.raw() if name in (*features.labels, features.weight)]
@@ -111,7 +114,7 @@ def after_the_choice(features: Features, item: Sequence[str]) -> str | None:
 
 
 class Sides(nn.Cell):
-    """Divide the fields [N, F, D] between user and item; the gradient joins them."""
+    """Split fields [N, F, D] into those of the user and those of the item."""
 
     def __init__(self, user: np.ndarray, item: np.ndarray) -> None:
         super().__init__(auto_prefix=False)
@@ -135,6 +138,6 @@ def _indices(positions: np.ndarray) -> Tensor | None:
 
 
 def _joined(fields, numbers, columns):
-    """Return the fields and the chosen columns of numbers side by side; graph code."""
+    """Concatenate the fields and the given columns of numbers; graph code."""
     fields = fields.reshape(fields.shape[0], -1)
     return fields if columns is None else ops.concat((fields, ops.gather(numbers, columns, 1)), 1)

@@ -15,18 +15,18 @@ from .layers import Linear, Perceptron, flat, flat_width, pooled_embedding
 
 
 class WideDeep(nn.Cell):
-    """A linear model of categories, crosses and numbers, and a perceptron.
+    """A linear model of categories, crosses and numbers, plus a perceptron.
 
-    Crosses belong only to the linear model, as in the paper's figure 1: vectors for every combination would let the
-    perceptron memorize the training rows.
+    Crosses are used only in the linear model, as in figure 1 of the paper, because embedding vectors for every
+    combination would let the perceptron memorize the training rows.
 
     Maps the columns of `Features.inputs` to logits, float32 [N], or [N, classes] for a label of several classes.
 
     Args:
         features: the declared columns; crosses are `Cross` features.
-        dim: length of the vectors.
+        dim: length of the embedding vectors.
         hidden: widths of the perceptron's layers.
-        classes: number of classes of the label, for `nn.CrossEntropyLoss`; 1: one logit, or a number.
+        classes: number of classes of the label, for `nn.CrossEntropyLoss`; 1 for a single logit or number.
     """
 
     rows_are_independent = True
