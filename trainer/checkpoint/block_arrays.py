@@ -1,4 +1,4 @@
-"""Read arrays from files block by block, so that memory does not grow with them."""
+"""Read arrays from files in blocks, so that large files need little memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from . import durable
 from .manifest import check_size
 
 BLOCK_BYTES = 4 << 20
-CHECKED_BYTES = 4 << 20  # bytes of a file per checksum that is kept
+CHECKED_BYTES = 4 << 20  # bytes of a file per stored checksum
 
 
 class VerifiedFile:
     """An open file whose size and checksum have been verified.
 
-    The checksum up to the end of every block is kept, so that bytes read later are those that were verified. The open
-    file stays readable when its folder is removed. Errors are those of `manifest.verified`.
+    The checksums of its blocks are stored, to verify later reads too. The open file stays readable if its folder is
+    removed. Raises the errors of `manifest.verified`.
     """
 
     def __init__(self, path: Path, size: int, crc: int) -> None:
@@ -65,7 +65,7 @@ class VerifiedFile:
 
 
 class BlockArray:
-    """An array that is read by ranges of items; NumPy functions read all of it."""
+    """An array that is read in ranges of items; NumPy functions read all of it."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -82,7 +82,7 @@ class BlockArray:
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def take(self, indices: np.ndarray) -> np.ndarray:
-        """Return the items at ascending `indices`, int [n], reading only their blocks."""
+        """Return the items at ascending `indices`, int [n]; reads only their blocks."""
         out = np.empty((len(indices), *self.shape[1:]), self.dtype)
         at = 0
         while at < len(indices):
@@ -113,7 +113,7 @@ class JoinedArray(BlockArray):
     """Arrays joined along axis 0.
 
     Raises:
-        ValueError: they differ in dtype or in another axis.
+        ValueError: the arrays differ in dtype or in another axis.
     """
 
     def __init__(self, pieces: Sequence[Any]) -> None:
@@ -137,7 +137,7 @@ class JoinedArray(BlockArray):
 
 
 class TakenArray(BlockArray):
-    """The items of another array at ascending `indices`, read when they are needed."""
+    """The items of another array at ascending `indices`, read when needed."""
 
     def __init__(self, source: BlockArray, indices: np.ndarray) -> None:
         self._source, self._indices = source, indices
@@ -154,17 +154,17 @@ def read(array: Any, first: int, last: int) -> np.ndarray:
 
 
 def taken(array: Any, indices: np.ndarray) -> Any:
-    """Return the items at ascending `indices`, int [n]; lazily for a `BlockArray`."""
+    """Return the items at ascending `indices`, int [n]; a `BlockArray` is read lazily."""
     return TakenArray(array, indices) if isinstance(array, BlockArray) else np.asarray(array)[indices]
 
 
 def items_per_block(array: Any) -> int:
-    """Return how many items of an array `BLOCK_BYTES` hold, at least one."""
+    """Return how many items of an array fit into `BLOCK_BYTES`, at least one."""
     return max(1, BLOCK_BYTES // max(1, math.prod(array.shape[1:]) * np.dtype(array.dtype).itemsize))
 
 
 def blocks(arrays: Mapping[str, Any], *names: str) -> Iterator[tuple[Any, ...]]:
-    """Yield (index of the first item, block of each named array), of one length."""
+    """Yield (index of the first item, block of each array) for arrays of equal length."""
     size = min(items_per_block(arrays[name]) for name in names)
     count = arrays[names[0]].shape[0]
     for first in range(0, count, size):

@@ -30,7 +30,7 @@ MODEL, OPTIMIZER, STEP = "model", "optimizer", "step"
 TABLES = "tables"  # name of the part that holds the sparse tables
 TABLES_GROUP = f"part.{TABLES}"
 ACCUMULATION = "window"  # group of gradients, in snapshots taken inside an accumulation
-NOT_OF_THE_STEP = (BEFORE, AVERAGES)  # parameters of the step that snapshots leave out
+NOT_OF_THE_STEP = (BEFORE, AVERAGES)  # name prefixes of the step's parameters that snapshots do not contain
 DROPOUT_COUNTER = "dropout_forwards"  # suffix of the counters of stateless dropout
 
 
@@ -57,8 +57,8 @@ def named_parameters(content: Content) -> dict[str, dict[str, Parameter]]:
 def take(content: Content, files: Parts | None = None) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
     """Return the arrays of a run by group, and the rest of its state.
 
-    On CPU the arrays are live views of the parameters: write or copy them before the next step. With `files`, into
-    which each process writes its own table rows, only those of this one are returned.
+    On CPU the arrays are live views of the parameters: write or copy them before the next step. With `files`, each
+    process writes its own table rows, so only the rows of this process are returned.
     """
     groups = {
         group: {name: parameter.asnumpy() for name, parameter in parameters.items()}
@@ -87,10 +87,10 @@ def take(content: Content, files: Parts | None = None) -> tuple[dict[str, dict[s
 def fitting_tensors(
     content: Content, groups: Mapping[str, Mapping[str, np.ndarray]], *, strict: bool, weights_only: bool
 ) -> list[tuple[Parameter, np.ndarray]]:
-    """Return pairs of parameter and saved tensor; change nothing.
+    """Return the pairs (parameter, saved tensor) to assign; change nothing.
 
     Raises:
-        CheckpointMismatchError: with `strict`, parameters are missing, unexpected or differ in shape.
+        CheckpointMismatchError: with `strict`, parameters are missing, unexpected, or differ in shape or dtype.
     """
     expected = named_parameters(content)
     if weights_only:
@@ -133,7 +133,7 @@ def restore_all(
 
     Raises:
         CheckpointError: a part of the state is unusable; the message names the part.
-        CheckpointMismatchError: it belongs to other tables.
+        CheckpointMismatchError: the snapshot belongs to other tables.
     """
     tables = table_states(content, snapshot)
     undo, owner = _undo_steps(content), "its parts"
@@ -142,7 +142,7 @@ def restore_all(
             restore()
     except BaseException as error:
         for step in undo:
-            with contextlib.suppress(Exception):  # a user's callback may not take back its own state
+            with contextlib.suppress(Exception):  # a user's callback may reject even its own state
                 step()
         if not isinstance(error, Exception) or isinstance(error, CheckpointError):
             raise
@@ -158,7 +158,7 @@ def restore_all(
 def _undo_steps(content: Content) -> list[Callable[[], Any]]:
     """Return functions that reset the small parts to their present state.
 
-    The cursor is not among them: the call that it belongs to ends with the error.
+    The cursor needs no reset, because an error ends the call that created it.
     """
     state = copy.deepcopy(content.state.state_dict())
     stateful = [part for name, part in content.parts.items() if name != TABLES] + list(content.callbacks)
@@ -173,7 +173,7 @@ def _undo_steps(content: Content) -> list[Callable[[], Any]]:
 def _small_parts(
     content: Content, snapshot: Snapshot, cursor: Cursor | None
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield (name for messages, restoring function) of the other parts."""
+    """Yield (name for messages, function that restores it) for all but the tables."""
     saved, state = snapshot.state, content.state
     for name, part in content.parts.items():
         if name == TABLES:
@@ -200,10 +200,11 @@ def _small_parts(
 def table_states(content: Content, snapshot: Snapshot) -> list[dict[str, Any]]:
     """Return the checked states of the sparse tables, oldest first.
 
-    `Trainer.use_tables` checks them later if the columns that feed the tables are still unknown.
+    If the columns that feed the tables are not known yet, `Trainer.use_tables` checks the states later.
 
     Raises:
-        CheckpointMismatchError: they belong to other tables. CheckpointDamagedError: they cannot be restored.
+        CheckpointMismatchError: the states belong to other tables.
+        CheckpointDamagedError: the states cannot be restored.
     """
     states = part_states(snapshot, TABLES)
     if content.tables is not None:
@@ -227,7 +228,7 @@ def part_states(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
 
 
 def with_averages(groups: Mapping[str, Mapping[str, Any]], snapshot: Snapshot) -> dict[str, Mapping[str, Any]]:
-    """Return the groups of a snapshot, with averaged weights where it has any."""
+    """Return a snapshot's tensor groups; weight averages, if any, replace the weights."""
     states = part_states(snapshot, "averages")
     if not states:
         return dict(groups)
@@ -237,7 +238,7 @@ def with_averages(groups: Mapping[str, Mapping[str, Any]], snapshot: Snapshot) -
 
 
 def _flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return all parameters by name, prefixed with the group if not the model's."""
+    """Return the parameters of all groups by name; prefix names outside the model."""
     return {
         name if group == MODEL else f"{group}: {name}": value
         for group, values in groups.items()
@@ -271,13 +272,13 @@ def restore_generators(states: Mapping[str, Any]) -> None:
     """Restore the states that `generator_states` returned.
 
     Raises:
-        ValueError, TypeError, KeyError: these are no such states.
+        ValueError, TypeError, KeyError: `states` is not a result of `generator_states`.
     """
     version, internal, gauss = states["python"]
     name, keys, position, has_gauss, cached = states["numpy"]
     if name != "MT19937" or len(keys) != _WORDS:
         raise ValueError(f"the state of NumPy's generator is of {name!r} with {len(keys)} words, not of MT19937")
-    # NumPy accepts any position and would read beyond its words
+    # NumPy does not check the position and would read past the end of its words
     position, has_gauss = whole("position", position, 0, most=_WORDS), whole("has_gauss", has_gauss, 0, most=1)
     words = np.array([whole("word", key, 0, most=2**32 - 1) for key in keys], np.uint32)
     seed = whole("mindspore_seed", states.get("mindspore_seed"), 0, most=2**32 - 1, optional=True)

@@ -24,11 +24,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Entry:
-    """A listed snapshot; its manifest, file names and sizes were checked.
+    """A snapshot in a listing; its manifest, file names and file sizes were checked.
 
     Attributes:
-        name: name of the folder `path`, for example "step_00001000", after `step` optimizer steps.
-        sequence: position in the order of writing; -1 when the manifest cannot be read.
+        name: name of the folder `path`, for example "step_00001000".
+        step: number of optimizer steps done when it was taken.
+        path: the snapshot's folder.
+        sequence: position in the order of writing; -1 if the manifest cannot be read.
         base: name of the snapshot it builds on, or None.
         problem: reason why it cannot be used, or None.
     """
@@ -44,8 +46,8 @@ class Entry:
 def available(root: str | os.PathLike[str]) -> list[Entry]:
     """Return the snapshots of a root, oldest first, without reading their tensors.
 
-    They are sorted by time of writing, not by step: a run that went back to an earlier step writes newer snapshots.
-    Snapshots with an unreadable manifest come first. A missing folder gives an empty list.
+    The order is the order of writing, not of steps, because a run may go back to an earlier step. Snapshots with an
+    unreadable manifest come first. A missing folder gives an empty list.
 
     Raises:
         CheckpointError: the folder cannot be listed.
@@ -58,7 +60,7 @@ def available(root: str | os.PathLike[str]) -> list[Entry]:
     except OSError as error:
         raise CheckpointError(f"cannot list {root}: {error.strerror}; give a folder this user may read") from error
     folders: dict[str, Path] = {}
-    for name in names:  # hidden names sort first, so a finished snapshot replaces one that was moved aside
+    for name in names:  # hidden names sort first, so a visible snapshot overrides a replaced one of the same name
         aside = durable.target_of(root / name)
         target = aside[0] if aside and aside[1] == "replaced" else name
         if STEP_NAME.fullmatch(target):
@@ -82,11 +84,11 @@ def available(root: str | os.PathLike[str]) -> list[Entry]:
 
 
 def _manifest(folder: Path) -> Manifest:
-    """Return the manifest of a snapshot; it is read again if the file is another."""
+    """Return the manifest of a snapshot, cached until the file changes."""
     try:
         status = os.stat(folder / MANIFEST)
     except OSError:
-        return Manifest.load(folder)  # raises an error that says what is wrong
+        return Manifest.load(folder)  # raises an error with the reason
     return _manifest_of(str(folder), (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
 
@@ -117,16 +119,17 @@ def find(path: str | os.PathLike[str]) -> Snapshot:
     """Return the snapshot to resume from.
 
     Args:
-        path: a snapshot, a pointer file (``root/best``), or a root, of which the sound snapshot written last is
-            returned; a warning names each damaged snapshot that is skipped.
+        path: a snapshot, a pointer file (``root/best``), or a root. For a root, the intact snapshot that was written
+            last is returned; a warning names each damaged snapshot that is skipped.
 
     Raises:
         CheckpointNotFoundError: the folder is missing, empty or without a finished snapshot.
         CheckpointDamagedError: the named snapshot, or every snapshot in the root, is damaged.
-        CheckpointError: no permission, or written by a newer version of this package; no older snapshot replaces it.
+        CheckpointError: there is no permission to read a snapshot, or a newer version of this package wrote it. No
+            older snapshot is tried then.
     """
     path = Path(path)
-    with durable.reading(path):  # there may be no permission for a folder on the way
+    with durable.reading(path):  # this user may not be allowed to read a parent folder
         if path.name in POINTERS and path.is_file():
             name = read_pointer(path.parent, path.name)
             if name is None:
@@ -155,7 +158,7 @@ def _named_snapshot(path: Path) -> Snapshot:
 
 
 def _newest_sound(root: Path) -> Snapshot | None:
-    """Return the newest sound snapshot; None if a writer changed the folder."""
+    """Return the newest intact snapshot, or None if the folder changed meanwhile."""
     if not root.is_dir():
         raise CheckpointNotFoundError(f"there is no folder {root}" if not root.exists() else f"{root} is no folder")
     entries = available(root)
@@ -171,22 +174,24 @@ def _newest_sound(root: Path) -> Snapshot | None:
         except CheckpointDamagedError as error:
             if not os.path.lexists(entry.path):
                 return None
-            # As text: through the traceback, a handler that keeps the record would keep the content in memory.
+            # Log the text, not the exception: its traceback would keep the snapshot's content in memory for as long as
+            # a log handler keeps the record.
             _logger.warning("snapshot %s is skipped: %s", entry.name, str(error))
             troubles.append(f"{entry.name}: {error}")
     raise CheckpointDamagedError(f"no snapshot in {root} is sound: " + "; ".join(troubles))
 
 
 def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection[str] = ()) -> list[str]:
-    """Remove snapshots not in `keep` and interrupted writers' leftovers; return names.
+    """Remove snapshots that are not in `keep`; return the names of the removed ones.
 
-    Never removed: the newest sound snapshot, the targets of ``last`` and ``best``, the bases of snapshots that stay,
-    and folders that may be no snapshot (see `unproven`). Without a sound snapshot nothing is removed.
+    These are never removed: the newest intact snapshot, the targets of ``last`` and ``best``, the bases of snapshots
+    that stay, and folders that may not be snapshots (see `unproven`). If no snapshot is intact, none is removed. Files
+    that interrupted writers left are removed too.
 
     Args:
         root: folder of snapshots.
         keep: names of the snapshots to keep.
-        trust: names of snapshots known to be sound, such as those this process wrote; they are not verified again.
+        trust: names of snapshots known to be intact, such as those that this process wrote. They are not verified.
 
     Raises:
         CheckpointError: the folder cannot be listed or changed, or a snapshot cannot be verified.
@@ -212,7 +217,7 @@ def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection
             if (doubt := unproven(entry.path)) is not None:
                 _logger.warning("%s is not removed: %s", entry.path, doubt)
                 continue
-            # Renamed first, so that a kill leaves no partial snapshot under a valid name.
+            # Rename it first, so that a killed process leaves no partial snapshot under a valid name.
             aside = durable.temporary_name(root / entry.name, "removed")
             os.rename(entry.path, aside)
         except FileNotFoundError:
@@ -236,7 +241,7 @@ def _is_sound(entry: Entry, trust: Collection[str]) -> bool:
 
 
 def unproven(path: Path) -> str | None:
-    """Return why `path` is not provably a snapshot; None if it is one.
+    """Return why `path` may not be a snapshot, or None if it certainly is one.
 
     Raises:
         FileNotFoundError: `path` does not exist.
@@ -251,9 +256,10 @@ def unproven(path: Path) -> str | None:
 
 
 def recover(root: Path, *, alone: bool = False) -> None:
-    """Finish or undo the work of dead writers in a root; best effort.
+    """Remove the temporary files of dead writers, and undo interrupted replacements.
 
-    With `alone` the caller holds the folder's lock (see `folder_lock`), so no other writer is alive.
+    Errors are ignored. `alone` says that the caller holds the folder's lock (see `folder_lock`), so all other writers
+    are dead.
     """
     for path in root.glob(".*"):
         aside = durable.target_of(path)
@@ -270,7 +276,7 @@ def recover(root: Path, *, alone: bool = False) -> None:
 
 
 def delete(path: Path) -> None:
-    """Remove a folder with its content, or a file; best effort."""
+    """Remove a file, or a folder with its content; ignore errors in a folder."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -281,7 +287,7 @@ def set_pointer(root: str | os.PathLike[str], pointer: str, name: str) -> None:
     """Point ``root/last`` or ``root/best`` at a snapshot, atomically.
 
     Raises:
-        CheckpointError: an unknown pointer, no such snapshot, or the folder cannot be written.
+        CheckpointError: the pointer is unknown, there is no such snapshot, or the folder cannot be written.
     """
     path = _pointer(root, pointer)
     if not STEP_NAME.fullmatch(name) or not locate(path.parent, name).is_dir():
@@ -294,7 +300,7 @@ def read_pointer(root: str | os.PathLike[str], pointer: str) -> str | None:
     """Return the snapshot name in a pointer; None if it is missing or damaged.
 
     Raises:
-        CheckpointError: an unknown pointer.
+        CheckpointError: the pointer is unknown.
     """
     try:
         name = durable.read_bytes(_pointer(root, pointer), 100).decode("ascii").strip()

@@ -25,7 +25,7 @@ from ..mindspore_internals.ckpt_messages import Piece, pieces
 from . import durable
 
 _LISTED = 10
-_LARGEST = 1 << 31  # bytes of a protocol buffers message
+_LARGEST = 1 << 31  # maximum bytes of a protocol buffers message
 _DIMENSIONS = 32  # NumPy's limit
 _TEXT = "str"
 _NUMBERS = ["Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float16", "Float32", "Float64"]
@@ -36,8 +36,8 @@ _DTYPES = {name: getattr(mindspore, name.lower()) for name in [*_NUMBERS, "BFloa
 def load_ckpt(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Load a plain MindSpore checkpoint.
 
-    The file holds values only (protocol buffers); loading runs no code. It usually has no checksum, so a file cut
-    between two parameters looks complete: check the names with `compare`.
+    The file contains only values (protocol buffers), so loading it runs no code. It usually has no checksum, so a file
+    that was cut between two parameters looks complete; check the names with `compare`.
 
     Returns:
         Parameter name -> copied array. Text saved with `append_dict` is left out.
@@ -45,7 +45,8 @@ def load_ckpt(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     Raises:
         CheckpointNotFoundError: there is no such file.
         CheckpointDamagedError: the file cannot be parsed, or contradicts itself; the message names the parameter.
-        CheckpointError: no permission, not named .ckpt, or a kind of parameter that cannot be loaded.
+        CheckpointError: there is no permission, the file is not named .ckpt, or it has a kind of parameter that cannot
+            be loaded.
     """
     path = Path(path)
     with durable.reading(path):
@@ -98,8 +99,8 @@ class Mismatch:
     # name -> (expected, received)
     reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     retyped: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # equal shape, other dtype
-    matching: tuple[str, ...] = ()  # equal in shape and dtype, in the expected order; `strict=False` loads these
-    renamed: Mapping[str, str] = field(default_factory=dict)  # missing name -> most similar unexpected one of its shape
+    matching: tuple[str, ...] = ()  # equal in shape and dtype, in the expected order
+    renamed: Mapping[str, str] = field(default_factory=dict)  # missing name -> similar unexpected name of equal shape
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.reshaped or self.retyped)
@@ -119,7 +120,7 @@ class Mismatch:
         return "\n".join(lines)
 
     def error(self, what: str = "the checkpoint", where: str = "the network") -> CheckpointMismatchError:
-        """Return the exception, whose message says how to load the matching ones."""
+        """Return the exception for these differences, with advice in its message."""
         return CheckpointMismatchError(f"{self.message(what, where)}\n  strict=False loads those that agree")
 
 
@@ -135,8 +136,8 @@ def compare(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Mismatch:
     """Compare parameters by name, shape and dtype.
 
     Args:
-        expected: name -> (shape, dtype), or an object with these attributes (array, Tensor, Parameter); the dtype is
-            anything `numpy.dtype` takes, or MindSpore's.
+        expected: name -> (shape, dtype), or name -> an object with these attributes (array, Tensor, Parameter). The
+            dtype is any argument of `numpy.dtype`, or a MindSpore dtype.
         actual: the same for the parameters received.
     """
     want = {name: _signature(value) for name, value in expected.items()}

@@ -1,6 +1,6 @@
 """Write files durably and atomically, with errors that say what to do.
 
-Functions that write raise OSError where the file system refuses.
+Functions that write raise OSError if the file system reports an error.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def writing(what: str, path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an OSError into a CheckpointError; its class tells if the file is at fault."""
+    """Turn an OSError into a CheckpointError, or CheckpointDamagedError for bad files."""
     try:
         yield
     except OSError as error:
@@ -111,7 +111,7 @@ def probe(folder: Path) -> float:
 
 
 def sync_folder(path: Path) -> None:
-    """Force the entries of a folder to the disk, if the file system supports it."""
+    """Sync the entries of a folder to the disk, if the file system supports it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -123,7 +123,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_file(path: Path, blocks: Iterable[Buffer]) -> tuple[int, int]:
-    """Write `blocks` to a new file and force it to the disk.
+    """Write `blocks` to a new file and sync it to the disk.
 
     Returns:
         Size in bytes and CRC-32 of the content, computed while writing.
@@ -144,7 +144,7 @@ def write_file(path: Path, blocks: Iterable[Buffer]) -> tuple[int, int]:
 
 
 def sum_and_sync(path: Path) -> tuple[int, int]:
-    """Force an existing file to the disk; return its size and CRC-32."""
+    """Sync an existing file to the disk; return its size and CRC-32."""
     size = crc = 0
     with open(path, "rb", buffering=0) as file:
         while block := file.read(BLOCK):
@@ -157,8 +157,8 @@ def read_bytes(path: Path, limit: int = 1 << 28) -> bytes:
     """Return the content of a regular file of at most `limit` bytes.
 
     Raises:
-        CheckpointDamagedError: missing, no regular file, too large or unreadable.
-        CheckpointError: no permission.
+        CheckpointDamagedError: the file is missing, not a regular file, too large or damaged.
+        CheckpointError: there is no permission to read the file.
     """
     with reading(path):
         status = os.stat(path)
@@ -170,7 +170,7 @@ def read_bytes(path: Path, limit: int = 1 << 28) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the content of `path` atomically; after an error the old content stays."""
+    """Replace the content of `path` atomically; an error leaves the old content."""
     aside = temporary_name(path, "tmp")
     try:
         write_file(aside, [content])
@@ -202,10 +202,10 @@ def target_of(temporary: Path) -> tuple[str, str] | None:
 def lock_file(descriptor: int, *, shared: bool = False) -> bool:
     """Lock an open file or folder; return whether the file system supports locks.
 
-    The lock is exclusive, or `shared` for reading. The kernel drops it at the end of the process.
+    The lock is exclusive, or `shared` for reading. The kernel drops it when the process ends.
 
     Raises:
-        BlockingIOError: another process holds it, or this one by another descriptor.
+        BlockingIOError: another process holds the lock, or this process holds it through another descriptor.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -217,7 +217,7 @@ def lock_file(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def lock_folder(path: Path, *, shared: bool = False) -> int:
-    """Lock `path` if its file system can (see `lock_file`); return a descriptor."""
+    """Open and lock a folder (see `lock_file`); return the descriptor."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         lock_file(descriptor, shared=shared)
@@ -228,9 +228,9 @@ def lock_folder(path: Path, *, shared: bool = False) -> int:
 
 
 def is_stale(temporary: Path, *, alone: bool = False) -> bool:
-    """Return whether a `temporary_name` is unlocked and its process dead or long idle.
+    """Return whether a temporary file is unlocked, and its writer dead or long idle.
 
-    With `alone` the caller holds the folder's lock (see `folder_lock`), so a free lock suffices.
+    `alone` says that the caller holds the folder's lock (see `folder_lock`); then every unlocked file is stale.
     """
     try:
         os.close(lock_folder(temporary))

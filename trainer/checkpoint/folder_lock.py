@@ -1,11 +1,11 @@
-"""Lock a folder for one writer, with the holder's name, until its process ends.
+"""Lock a folder for one writer, until the writer's process ends.
 
-The file ``.lock`` in the folder names the holder. On one machine the kernel's advisory lock on that file decides; the
-kernel drops it when the process ends. Where the kernel's lock does not reach (between hosts on some network file
-systems) the holder refreshes the file's time every `HEARTBEAT` seconds and counts as dead after `DEAD_AFTER`. Reading a
-folder needs no lock.
+The file ``.lock`` in the folder names the holder. Between processes of one machine, the kernel's advisory lock on that
+file decides; the kernel drops it when the process ends. On some network file systems that lock does not work between
+hosts. Therefore the holder also updates the file's time every `HEARTBEAT` seconds, and counts as dead after
+`DEAD_AFTER` seconds without an update. Reading a folder needs no lock.
 
-Written here because `filelock` neither names the holder nor frees the lock of a dead host.
+The package `filelock` is not used because it neither names the holder nor frees the lock of a dead host.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 class FolderLock:
-    """Exclusive right to write in `folder`, a path free of links; see `claim`."""
+    """Exclusive right to write to `folder`, a resolved path; see `claim`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,8 +47,8 @@ class FolderLock:
         """Take the lock.
 
         Raises:
-            FolderInUseError: another writer holds it; the message names it.
-            OSError: the file system refused.
+            FolderInUseError: another writer holds the lock; the message names the writer.
+            OSError: the file system reports an error.
         """
         for _ in range(_TRIES):
             descriptor = self._create() or self._take_over()
@@ -72,7 +72,7 @@ class FolderLock:
         except FileExistsError:
             return None
         for _ in range(_TRIES):
-            with contextlib.suppress(BlockingIOError):  # another process is reading our record
+            with contextlib.suppress(BlockingIOError):  # another process has locked the file to examine it
                 durable.lock_file(descriptor)
                 return descriptor
             time.sleep(_PAUSE)
@@ -80,17 +80,17 @@ class FolderLock:
         return None
 
     def _take_over(self) -> int | None:
-        """Remove the lock of a dead writer; return None, as no lock is held yet."""
+        """Remove the lock file of a dead writer; return None, because no lock is held yet."""
         try:
             descriptor = os.open(self._path, os.O_RDWR)
         except FileNotFoundError:
             return None
         try:
             record = _read_record(descriptor)
-            # Since the last heartbeat, by the file system's clock.
+            # Seconds since the last heartbeat, by the file system's clock.
             age = max(0.0, durable.probe(self.folder) - os.fstat(descriptor).st_mtime)
             if record is None and age < _PAUSE * _TRIES / 2:
-                return None  # created, but not yet written
+                return None  # the file was just created and has no record yet
             try:
                 by_kernel = durable.lock_file(descriptor)
             except BlockingIOError:
@@ -123,7 +123,7 @@ class FolderLock:
     def check(self) -> None:
         """Check that the lock is still held.
 
-        Another host may have taken it over while this process was stopped.
+        Another host may have taken the lock over while this process was suspended.
 
         Raises:
             FolderInUseError: another writer holds the lock.
@@ -139,7 +139,7 @@ class FolderLock:
         _held.discard(self)
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            with contextlib.suppress(OSError):  # the descriptor is closed nevertheless
+            with contextlib.suppress(OSError):  # the descriptor is closed even if this fails
                 os.close(descriptor)
 
     def release(self) -> None:
@@ -165,12 +165,12 @@ def claim(folder: str | os.PathLike[str], what: str) -> FolderLock:
     """Create a folder if missing, check that it is writable, and take its lock.
 
     Args:
-        folder: links in its path are resolved.
-        what: its purpose, for messages: "checkpoint folder".
+        folder: path of the folder; links are resolved.
+        what: purpose of the folder for messages, such as "checkpoint folder".
 
     Raises:
-        ConfigurationError: it cannot be created or written; the message says why and what to do.
-        FolderInUseError: another writer holds it; the message names it.
+        ConfigurationError: the folder cannot be created or written; the message says why and what to do.
+        FolderInUseError: another writer holds the lock; the message names the writer.
     """
     path = durable.resolved(folder)
     lock = FolderLock(path)
@@ -189,7 +189,7 @@ def claim(folder: str | os.PathLike[str], what: str) -> FolderLock:
 
 
 def _lives(record: dict[str, Any] | None, age: float, by_kernel: bool) -> bool:
-    """Return whether the writer may be alive although the kernel's lock was free."""
+    """Return whether the holder may be alive although the kernel's lock is free."""
     if record is None:
         return not by_kernel and age < DEAD_AFTER
     here = record["boot"] == _boot()
@@ -207,7 +207,7 @@ def _read_record(descriptor: int) -> dict[str, Any] | None:
 
 
 def _boot() -> str:
-    """Return an id of this boot, or at least of this machine."""
+    """Return an id of this machine's current boot; the host name if there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
@@ -221,7 +221,7 @@ def _beat(descriptor: int, ended: threading.Event) -> None:
 
 
 def _after_fork() -> None:
-    """Drop the locks in a forked child, where they would outlive the parent."""
+    """Drop the locks in a forked child, where they would outlive the parent process."""
     for lock in list(_held):
         if lock._descriptor is not None:
             os.close(lock._descriptor)

@@ -1,13 +1,14 @@
 """Manifests: a folder's checksums, with a checksum of the manifest itself.
 
-A document is ``{"crc32": "<sum of the body>", "<kind>": body}``. A folder's ``manifest.json`` is a document whose body
-has "format_version", "id" (unique to the write) and "files": name -> {"size", "crc32"}. It is written last, so a folder
-with a manifest is complete. Snapshots, published versions and published graphs differ in kind and in further entries.
+A document is ``{"crc32": "<checksum of the body>", "<kind>": body}``. A folder's ``manifest.json`` is a document whose
+body has "format_version", "id" (unique to the write) and "files": name -> {"size", "crc32"}. It is written last, so a
+folder with a manifest is complete. Snapshots, published versions and published graphs have different kinds and add
+their own entries to the body.
 
-Functions that read raise CheckpointDamagedError for what is missing, altered or malformed, and CheckpointError where
-there is no permission or no memory, or where a newer version of this package has written.
+Functions that read raise CheckpointDamagedError if a file is missing, altered or malformed. They raise CheckpointError
+if there is no permission or not enough memory, or if a newer version of this package wrote the file.
 
-CRC-32 finds damage, not forgery; see `snapshot_writer` for why it was chosen.
+CRC-32 detects damage, not forgery; see `snapshot_writer` for why it was chosen.
 """
 
 from __future__ import annotations
@@ -49,13 +50,16 @@ FileSums = Mapping[str, tuple[int, int]]
 
 
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
-    """Return `body` (plain JSON) as a document, with a format version."""
+    """Return the bytes of a document with this body (plain JSON) and a format version."""
     body = {"format_version": FORMAT_VERSION, **body}
     return json.dumps({"crc32": _body_sum(body), kind: body}, indent=1).encode()
 
 
 def unseal(path: Path | str, kind: str, content: bytes | None = None) -> dict[str, Any]:
-    """Read a document of a kind, or take its bytes; return its body, unchecked."""
+    """Read a document, or parse its bytes `content`; return the body.
+
+    The checksum and the format version are checked; the other entries of the body are not.
+    """
     content = durable.read_bytes(Path(path), _MAX_DOCUMENT) if content is None else content
     try:
         document = strict_json.parse(content)
@@ -74,7 +78,7 @@ def unseal(path: Path | str, kind: str, content: bytes | None = None) -> dict[st
 
 
 def digest(body: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a body in hexadecimal, which identifies its folder."""
+    """Return the hexadecimal SHA-256 of a manifest's body; it identifies the folder."""
     return hashlib.sha256(_canonical({"format_version": FORMAT_VERSION, **body})).hexdigest()
 
 
@@ -109,7 +113,7 @@ def part_of(group: str, rank: int) -> str:
 
 
 def parts_of(body: Mapping[str, Any], files: FileSums) -> Mapping[str, int]:
-    """Return the number of parts of each tensor group that several processes wrote.
+    """Return the number of parts of each tensor group written by several processes.
 
     Raises:
         ValueError, TypeError, AttributeError: the entry is malformed, or `files` lacks a part.
@@ -123,7 +127,7 @@ def parts_of(body: Mapping[str, Any], files: FileSums) -> Mapping[str, int]:
 
 
 def named(pattern: re.Pattern[str], value: Any) -> str:
-    """Return a string that matches the pattern, so that names stay in their folder."""
+    """Return `value` if it matches the pattern, which keeps names inside the folder."""
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise ValueError(f"{value!r} is not accepted as a name")
     return value
@@ -147,7 +151,7 @@ def count(value: Any) -> int:
 
 
 def problem(folder: Path, files: FileSums) -> str | None:
-    """Return the first problem with names and sizes of the files, or None."""
+    """Check that the files exist with their sizes; return the first problem, or None."""
     for name, (size, _) in files.items():
         try:
             check_size(folder / name, size)
@@ -164,8 +168,8 @@ def foreign(folder: Path, files: FileSums) -> list[str]:
 def verified(path: Path, size: int, crc: int) -> memoryview | bytes:
     """Return a copy of a file's content after checking size and checksum.
 
-    A memory map would show later changes of the file and crash the process if the file is truncated. The checksum is
-    computed on the copy, so the bytes used are the bytes verified.
+    The checksum is computed on the copy, so the returned bytes are the verified ones. A memory map of the file would
+    show later changes, and would crash the process if the file were truncated.
     """
     check_size(path, size)
     if not size:
@@ -185,12 +189,12 @@ def verified(path: Path, size: int, crc: int) -> memoryview | bytes:
 
 
 def _read_ahead(file: io.FileIO, content: memoryview) -> Iterator[int]:
-    """Fill `content` by blocks; yield the end of each while reading the next."""
+    """Read into `content` by blocks; yield each block's end while reading the next."""
     at = file.readinto(content[: durable.BLOCK])
     if at >= len(content):
         yield at
         return
-    with ThreadPoolExecutor(1) as reader:  # reading and summing both release the interpreter's lock
+    with ThreadPoolExecutor(1) as reader:  # reads and checksums run in parallel, because both release the GIL
         count = at
         while count:
             following = reader.submit(file.readinto, content[at : at + durable.BLOCK])
@@ -200,11 +204,11 @@ def _read_ahead(file: io.FileIO, content: memoryview) -> Iterator[int]:
 
 
 def _room(size: int) -> memoryview:
-    """Return a buffer; above `MAX_IN_MEMORY`, map an unnamed file."""
+    """Return a buffer: memory, or a mapped temporary file above `MAX_IN_MEMORY`."""
     if size <= MAX_IN_MEMORY:
         return np.empty(size, np.uint8).data
-    with tempfile.TemporaryFile() as file:  # the mapping outlives the file, which no other process can open
-        os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a signal later
+    with tempfile.TemporaryFile() as file:  # the mapping stays valid after the file is closed
+        os.posix_fallocate(file.fileno(), 0, size)  # a full disk raises an error here instead of SIGBUS later
         return memoryview(mmap.mmap(file.fileno(), size))
 
 
@@ -219,9 +223,9 @@ def check_size(path: Path, size: int) -> None:
 
 
 class FolderWriter:
-    """Writer of a folder under a hidden name next to `final`.
+    """Writes a folder under a hidden name next to `final`.
 
-    A ``with`` block removes the folder at its end unless it was renamed. All methods may raise OSError.
+    Leaving a ``with`` block removes the folder unless it was renamed. All methods may raise OSError.
     """
 
     def __init__(self, final: Path) -> None:
@@ -230,7 +234,7 @@ class FolderWriter:
         self._lock: int | None = None
 
     def open(self) -> FolderWriter:
-        """Create the folder, before the ``with`` block or at its beginning."""
+        """Create the folder; a ``with`` block also does this."""
         self.path.mkdir(exist_ok=True)
         if self._lock is None:
             self._lock = durable.lock_folder(self.path)
@@ -240,22 +244,22 @@ class FolderWriter:
         return self.open()
 
     def write(self, name: str, blocks: Iterable[durable.Buffer]) -> None:
-        """Write a file of the folder and force it to the disk."""
+        """Write a file into the folder and sync it to the disk."""
         self._sums[name] = durable.write_file(self.path / name, blocks)
 
     def adopt(self, name: str) -> None:
-        """Add a file that other code wrote into the folder; force it to the disk."""
+        """Add a file that other code wrote into the folder; sync it to the disk."""
         self._sums[name] = durable.sum_and_sync(self.path / name)
 
     def enlist(self, name: str, size: int, crc: int) -> None:
-        """Add a file of this size that another process wrote and forced to the disk."""
+        """Add a file that another process wrote and synced to the disk; check its size."""
         check_size(self.path / name, size)
         self._sums[name] = size, crc
 
     def seal(self, kind: str, body: Mapping[str, Any], identity: str | None = None) -> dict[str, Any]:
         """Write the manifest, sync the folder and return the manifest's body.
 
-        To the given entries are added "files" and the "id", generated unless it is given as `identity`.
+        Adds the entries "files" and "id" to the body. The id is `identity`, or a generated one if that is None.
         """
         files = {name: {"size": size, "crc32": f"{crc:08x}"} for name, (size, crc) in self._sums.items()}
         body = {**body, "id": identity or uuid.uuid4().hex, "files": files}

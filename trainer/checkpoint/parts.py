@@ -1,9 +1,9 @@
 """Write folders in parts: each process writes its rows into one shared folder.
 
-Snapshots and published versions are written like this. Rank 0 creates the temporary folder and sends its path to the
-others. Rank r writes ``<group>.<r>.safetensors`` there on a background thread, then ``<group>.<r>.json`` with the size
-and CRC-32, or the error. Rank 0's writer waits for these notes, removes them, lists the parts in the manifest and
-renames the folder.
+Snapshots and published versions of divided tables are written in this way. Rank 0 creates a temporary folder and sends
+its path to the other ranks. Rank r writes ``<group>.<r>.safetensors`` there on a background thread, and then a note,
+``<group>.<r>.json``, with the size and CRC-32 of that file, or the error. Rank 0 waits for the notes, removes them,
+lists the parts in the manifest and renames the folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..errors import CheckpointError
 from . import durable, tensor_file
 from .manifest import PARTS_VERSION, TENSOR_SUFFIX, FolderWriter, part_of
 
-IDLE_SECONDS = 120.0  # time without progress of the process that writes a missing part
+IDLE_SECONDS = 120.0  # a part without progress for this long has failed
 POLL_SECONDS = 0.02
 
 _logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Parts:
         """Wait for the other parts and list them; return the manifest's entries.
 
         Raises:
-            CheckpointError: a process failed to write its part, or ended before.
+            CheckpointError: a process failed to write its part, or ended before it was written.
         """
         assert self.folder is not None
         for rank in range(1, len(self.writers)):
@@ -63,13 +63,13 @@ class Parts:
         host, process = self.writers[rank]
         seen, idle_since = (-1, -1), time.monotonic()
         while True:
-            # Checked before the note: a process may write its note and then end.
+            # Check this before the note, because a process may end right after it wrote its note.
             has_ended = host == _machine() and not durable.process_alive(process)
             if note.exists():
                 found = json.loads(durable.read_bytes(note))
                 break
             state = (-1, -1)
-            with contextlib.suppress(FileNotFoundError):  # not started, or removed after an error
+            with contextlib.suppress(FileNotFoundError):  # the part was not started, or was removed after an error
                 status = part.stat()
                 state = (status.st_size, status.st_mtime_ns)
             if state != seen:
@@ -84,7 +84,7 @@ class Parts:
         return found
 
     def files(self, rank: int) -> tuple[Path, Path]:
-        """Return a rank's part, and the note that reports it until `collect`."""
+        """Return the paths of a rank's part and of its note."""
         return self.path / (self.own(rank) + TENSOR_SUFFIX), self.path / f"{self.own(rank)}.json"
 
 
@@ -93,15 +93,15 @@ def open_parts(processes: Group, final: Path, group: str, what: str = "snapshot"
 
     Args:
         processes: all processes of the job.
-        final: final path of the folder; rank 0's counts.
+        final: final path of the folder; rank 0's value is used.
         group: the tensor group that is written in parts.
         what: kind of folder, for messages.
 
     Returns:
-        The folder; None if a process cannot write to it, as on a file system that is not shared.
+        The folder, or None if a process cannot write to it, for example because the file system is not shared.
 
     Raises:
-        CheckpointError: on all processes, if rank 0 cannot create it.
+        CheckpointError: on all processes, if rank 0 cannot create the folder.
     """
     folder = FolderWriter(final) if processes.is_main else None
 
@@ -142,9 +142,12 @@ class WriterThread:
         self._thread: threading.Thread | None = None
 
     def run(self, write: Callable[..., Any], *arguments: Any) -> None:
-        """Wait for the last write, then start a function; its arrays must not change."""
+        """Wait for the last write, then call `write` in a thread.
+
+        The caller must not change the arrays in `arguments` before the write ends.
+        """
         self.wait()
-        # Not a daemon: an interpreter that exits finishes the write first.
+        # Not a daemon thread, so that the interpreter finishes the write before it exits.
         self._thread = threading.Thread(target=write, args=arguments, name="snapshot-writer")
         self._thread.start()
 
@@ -171,7 +174,7 @@ def write_part(parts: Parts, rank: int, tensors: Mapping[str, Any]) -> bool:
             error = durable.write_error(f"part of a {parts.what}", part, error)
         found = {"error": str(error) if isinstance(error, CheckpointError) else repr(error)}
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)  # on a full disk this makes room for the note
+            part.unlink(missing_ok=True)  # makes room for the note if the disk is full
     try:
         durable.replace_file(note, json.dumps(found).encode())
     except OSError as error:

@@ -30,9 +30,10 @@ FOLDER = "checkpoints"
 
 
 class Saver:
-    """Writer and reader of snapshots.
+    """Writes and restores the snapshots of a run.
 
-    Rank 0 writes. Paths are resolved first, so that later changes of links have no effect.
+    Rank 0 writes them; if sparse tables are divided over processes, every rank writes its own rows. Links in paths are
+    resolved at once, so later changes of links have no effect.
     """
 
     def __init__(self, group: Group, owner: Owner) -> None:
@@ -43,9 +44,9 @@ class Saver:
         self._part_writer = WriterThread()
         self.newest: Path | None = None  # path of the snapshot that was written or restored last, or None
         self.config: str | None = None  # text stored as config.yaml in every snapshot, or None
-        self.written: set[str] = set()  # names of the snapshots this process wrote, known to be sound
-        self.durable_count = 0  # number of durable snapshots, replaced ones included
-        self._uncommitted: deque[Mapping[str, Any]] = deque()  # positions of snapshots not yet known to be durable
+        self.written: set[str] = set()  # names of the snapshots this process wrote, which are known to be intact
+        self.durable_count = 0  # number of snapshots that are safely on disk, including replaced ones
+        self._uncommitted: deque[Mapping[str, Any]] = deque()  # data positions of snapshots that may not be durable yet
         self._positions: dict[Path, Mapping[str, Any] | None] = {}
         self._identities: dict[Path, str] = {}
         self._locks: dict[Path, FolderLock | None] = {}
@@ -54,11 +55,12 @@ class Saver:
         """Lock a folder of snapshots until the run ends; return its resolved path.
 
         Raises:
-            ConfigurationError: it cannot be created or written. FolderInUseError: another run writes there.
+            ConfigurationError: the folder cannot be created or written.
+            FolderInUseError: another run writes there.
         """
         path = durable.resolved(root)
         if path not in self._locks:
-            self._locks[path] = None  # ranks that do not write take no lock
+            self._locks[path] = None  # ranks other than 0 take no lock
             self._group.from_main(lambda: self._take(path))
         return path
 
@@ -70,7 +72,7 @@ class Saver:
         """Write a snapshot to ``root/step_<global_step>`` and return that path.
 
         Raises:
-            CheckpointError: it cannot be written; earlier snapshots are unchanged.
+            CheckpointError: the snapshot cannot be written; earlier snapshots are unchanged.
         """
         root = durable.resolved(root)
         content = self._owner.snapshot_content()
@@ -80,7 +82,7 @@ class Saver:
     def _save(self, root: Path, background: bool, content: Content) -> Path:
         path = root / checkpoint.step_name(content.state.progress.global_step)
         if self._group.size > 1:
-            self.wait()  # reports a failed write before the collectives
+            self.wait()  # raise the error of a failed write before any rank enters the collectives below
             if content.optimizer is None:
                 check_training_step(self._group, content.network)
             average_statistics(self._group, content.network)
@@ -121,7 +123,7 @@ class Saver:
         policy = content.tables.delta_policy if content.tables is not None else None
         base = None
         if policy is not None:
-            self._wait()  # a delta needs a base that is on the disk
+            self._wait()  # the base of a delta must be on the disk
             name = policy.base_of(path)
             base = None if name is None else (name, self._identities[root / name])
         groups, state = capture.take(content, parts)
@@ -139,7 +141,7 @@ class Saver:
             self._became_durable(path)
 
     def _sole_writer(self, root: Path, background: bool, phase: Phase) -> contextlib.AbstractContextManager[Any]:
-        """Lock `root` for the rest of a run; outside a run, for this snapshot."""
+        """Lock `root` until the run ends; outside a run, only for this snapshot."""
         lock = None
         try:
             if phase is not Phase.IDLE:
@@ -154,13 +156,13 @@ class Saver:
             raise
         except ConfigurationError as error:
             raise CheckpointError(str(error)) from error
-        if background:  # outside a run `close` may never be called
+        if background:  # release it now: outside a run, `close` may never be called
             lock.release()
         return lock
 
     @contextlib.contextmanager
     def _full_tables_after_failure(self) -> Iterator[None]:
-        """After a failed write, let the next snapshot hold the tables in full."""
+        """After a failed write, make the next snapshot store the tables in full."""
         try:
             yield
         except BaseException:
@@ -170,9 +172,10 @@ class Saver:
             raise
 
     def check(self) -> None:
-        """Report durable background snapshots; raise the error of a background write.
+        """Report background snapshots that are on disk; raise the error of a failed one.
 
-        With several processes `wait` raises it, because an error on rank 0 only would leave the others in a collective.
+        With several processes, only `wait` raises the error: an error on rank 0 alone would leave the other ranks
+        waiting in a collective.
         """
         if self._writer.has_news and not (self._group.size > 1 and self._writer.failure):
             self._report()
@@ -239,14 +242,14 @@ class Saver:
         *,
         strict: bool = True,  # refuse parameters that differ from the network's; otherwise load those that match
         weights_only: bool = False,  # load the network's parameters only
-        averaged: bool = False,  # with `weights_only`, load the averages of `EMA` or `SWA` instead, if there are any
+        averaged: bool = False,  # load averages of `EMA` or `SWA`, if any, instead (needs `weights_only`)
         cursor: Cursor | None = None,  # data position of the run to resume
     ) -> Snapshot | None:
-        """Restore the newest sound snapshot, or the weights of a MindSpore .ckpt file.
+        """Restore the newest intact snapshot, or the weights of a MindSpore .ckpt file.
 
         Raises:
-            CheckpointError: no sound snapshot, or unusable content; the state is unchanged.
-            CheckpointMismatchError: it belongs to another network.
+            CheckpointError: there is no intact snapshot, or its content cannot be used; the state is unchanged.
+            CheckpointMismatchError: the snapshot belongs to another network.
         """
         path = durable.resolved(path)
         content = self._owner.snapshot_content()
@@ -280,7 +283,7 @@ class Saver:
         """Restore a run; return None if `path` is "auto" and `folders` hold no snapshot.
 
         Raises:
-            CheckpointError: there is no sound snapshot at `path`.
+            CheckpointError: there is no intact snapshot at `path`.
         """
         return self._first(path, folders, lambda folder: self.load(folder, cursor=cursor))
 
@@ -288,7 +291,7 @@ class Saver:
         """Return the state of a part that `resume` would restore, or None.
 
         Raises:
-            CheckpointError: there is no sound snapshot at `path`.
+            CheckpointError: there is no intact snapshot at `path`.
         """
         snapshot = self._first(path, folders, lambda folder: checkpoint.find(snapshots_of(durable.resolved(folder))))
         states = [] if snapshot is None else capture.part_states(snapshot, name)
@@ -297,7 +300,7 @@ class Saver:
     def _first(
         self, path: str | Path, folders: Iterable[Path], read: Callable[[str | Path], Snapshot | None]
     ) -> Snapshot | None:
-        """Read `path`; if it is "auto", the first of `folders` with a snapshot."""
+        """Read `path`, or for "auto" the first of `folders` that has a snapshot."""
         if str(path) != "auto":
             return read(path)
         candidates = dict.fromkeys(map(durable.resolved, folders))
@@ -328,18 +331,18 @@ class Saver:
         states = capture.table_states(content, snapshot)
         if content.tables is not None:
             content.tables.rewind(states)
-        # The count of the accumulation belongs to the position in the data, which is kept.
+        # Keep the number of accumulated micro-batches: it belongs to the position in the data, which does not change.
         accumulation = content.accumulation
         capture.assign((parameter, value) for parameter, value in tensors if parameter is not accumulation.count)
         accumulation.clear(keep_count=True)
 
 
 def groups_of(snapshot: Snapshot) -> dict[str, Mapping[str, Any]]:
-    """Return the tensors of a snapshot by group."""
+    """Return a snapshot's tensors: group -> name -> array."""
     return {group: snapshot.tensors(group) for group in snapshot.groups}
 
 
 def snapshots_of(path: Path) -> Path:
-    """Return the folder of snapshots in a run folder, or `path` itself."""
-    with durable.reading(path / FOLDER):  # turns a missing permission into a CheckpointError
+    """Return the snapshot folder inside a run folder, or `path` itself."""
+    with durable.reading(path / FOLDER):  # a missing permission raises CheckpointError
         return path / FOLDER if (path / FOLDER).is_dir() else path

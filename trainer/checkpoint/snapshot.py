@@ -20,20 +20,20 @@ VERSIONS = "versions.json"
 RESERVED = (MANIFEST, STATE, CONFIG, VERSIONS)
 KIND = "snapshot"
 TABLES_GROUP = "part.tables"  # the rows of sparse tables
-LARGE_FILE = 64 << 20  # files of rows with at least this many bytes are read in blocks
+LARGE_FILE = 64 << 20  # table files with at least this many bytes are read in blocks
 STEP_NAME = re.compile(r"step_(\d{8,18})")
 
 
 @dataclass(frozen=True)
 class Base:
-    """Reference to the manifest that another one builds on; old ones have no digest."""
+    """Reference to the snapshot that another one builds on; old ones have no digest."""
 
     name: str
     id: str
     digest: str | None = None
 
     def matches(self, manifest: Manifest) -> bool:
-        """Return whether a manifest is the referenced one, not its replacement."""
+        """Return whether a manifest belongs to the referenced snapshot, not a replacement."""
         return self.id == manifest.id and self.digest in (None, manifest.digest)
 
 
@@ -51,7 +51,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
-        """Read and check the manifest of a snapshot; errors as of `manifest`."""
+        """Read and check the manifest of a snapshot; raises the errors of `manifest`."""
         path = folder / MANIFEST
         body: Any = manifest.unseal(path, KIND)
         try:
@@ -81,10 +81,11 @@ class Snapshot:
     """A verified snapshot, from `read` or `find`.
 
     Attributes:
-        name: name of the folder `path`, for example "step_00001000".
-        step: optimizer steps done when it was taken.
+        path: the snapshot's folder.
+        name: name of the snapshot, for example "step_00001000".
+        step: number of optimizer steps done when it was taken.
         sequence: order of writing within its root; larger is newer.
-        state: the state given to `write`, exactly (see `trainer.checkpoint.strict_json`).
+        state: exactly the state that was given to `write` (see `trainer.checkpoint.strict_json`).
         config: content of config.yaml, or None.
         versions: package name -> version when written.
         base: the verified snapshot this one builds on, or None.
@@ -93,7 +94,7 @@ class Snapshot:
 
     def __init__(self, path: Path, contents: Manifest, base: Snapshot | None) -> None:
         aside = durable.target_of(path)
-        self.path, self.name = path, aside[0] if aside else path.name  # also while it is being replaced
+        self.path, self.name = path, aside[0] if aside else path.name  # the folder is hidden while it is being replaced
         self.step, self.sequence = contents.step, contents.sequence
         self.manifest, self.base = contents, base
         self._tensors: dict[str, dict[str, Any]] = {}
@@ -126,8 +127,8 @@ class Snapshot:
     def tensors(self, group: str) -> dict[str, Any]:
         """Return name -> array of one group, with parts joined in rank order.
 
-        The arrays are read-only views of a verified copy in memory, so later changes of the files have no effect. Of
-        large files of sparse tables they are a `BlockArray`, whose bytes are verified again when they are read.
+        The arrays are read-only views of a verified copy in memory, so later changes of the files have no effect. An
+        array in a large file of sparse tables is a `BlockArray`, whose bytes are verified again on every read.
 
         Raises:
             CheckpointError: there is no such group.
@@ -163,20 +164,20 @@ def _document(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def locate(root: Path, name: str) -> Path:
-    """Return the folder of a snapshot, also if a writer died while replacing it."""
+    """Return the folder of a snapshot, even if a writer died while replacing it."""
     path = root / name
     return path if path.exists() else min(root.glob(f".{name}.*.replaced"), default=path)
 
 
 def read(path: str | os.PathLike[str]) -> Snapshot:
-    """Read and verify the snapshot in the folder `path`, and those it builds on.
+    """Read and verify the snapshot in folder `path`, and the snapshots it builds on.
 
-    The checksum of every file is computed (about 0.5 s for 1 GB from the page cache), and all are copied to memory but
-    large ones of sparse tables, which stay open.
+    The checksum of every file is verified (about 0.5 s for 1 GB in the page cache). The files are copied to memory,
+    except large files of sparse tables, which stay open.
 
     Raises:
         CheckpointDamagedError: a file or base is missing, truncated or altered; the message names it.
-        CheckpointError: no permission, or written by a newer version of this package.
+        CheckpointError: there is no permission, or a newer version of this package wrote the snapshot.
     """
     path = Path(path)
     if not path.is_dir():

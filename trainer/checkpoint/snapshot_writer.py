@@ -4,18 +4,18 @@ A snapshot is a folder ``root/step_00001000/``:
 
     <group>.safetensors   one file for each tensor group, for example model and optimizer
     state.json            everything else, as JSON that round-trips exactly (see `trainer.checkpoint.strict_json`)
-    config.yaml           the resolved configuration, when there is one
+    config.yaml           the resolved configuration, if there is one
     versions.json         versions of Python, NumPy, MindSpore and this package
-    manifest.json         sizes and CRC-32 sums of all files, and its own sum; written last
+    manifest.json         sizes and CRC-32 checksums of all files, and its own checksum; written last
 
-Each of several processes writes its rows of sparse tables to ``part.tables.<rank>.safetensors``; see `parts`.
+With several processes, each writes its rows of sparse tables to ``part.tables.<rank>.safetensors``; see `parts`.
 
-A snapshot is written under a hidden name in the same root, forced to the disk, and only then renamed, so a folder
-``step_*`` is complete unless damaged later. ``root/last`` and ``root/best`` are text files with the name of a snapshot.
-Nothing in the format is code: no pickle, and names never lead out of the folder.
+A snapshot is written under a hidden name in the same root, synced to the disk, and only then renamed. A folder
+``step_*`` is therefore complete unless it was damaged later. ``root/last`` and ``root/best`` are text files with the
+name of a snapshot. The format contains no code (no pickle), and file names cannot point outside the folder.
 
-CRC-32 finds damage, not forgery. 1 GB takes 0.17 s, against 0.58 s for SHA-256 with hardware support. It is computed
-while writing, without a second pass.
+CRC-32 detects damage, not forgery. It takes 0.17 s for 1 GB, and SHA-256 with hardware support 0.58 s. It is computed
+during the write, without a second pass.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Contents:
-    """A snapshot to store, with everything but the tensors encoded already."""
+    """Content of a snapshot to write; all but the tensors is already encoded."""
 
     step: int
     tensors: TensorGroups
@@ -61,7 +61,7 @@ class Contents:
 
 
 def step_name(step: int) -> str:
-    """Return the name of the snapshot of a step: ``step_00001000``."""
+    """Return the name of the snapshot taken at a step, such as ``step_00001000``."""
     if not is_whole(step) or not 0 <= step < 10**18:
         raise CheckpointError(f"step takes a whole number >= 0; received {step!r}")
     return f"step_{int(step):08d}"
@@ -80,17 +80,17 @@ def prepare(
     """Check the content and encode everything but the tensors.
 
     Args:
-        step: optimizer steps done.
+        step: number of optimizer steps done.
         tensors: group -> name -> array; one safetensors file per group. The arrays must not change during the write.
-        state: the other state (see `trainer.checkpoint.strict_json` for the accepted types).
+        state: all other state (see `trainer.checkpoint.strict_json` for the accepted types).
         config: text for config.yaml.
-        base: name of an earlier snapshot in the same root that this one builds on, or (name, id) to refuse a
-            replacement of it; it is kept as long as this one.
-        identity: the snapshot's id, unique to this write; None generates it.
-        parts: folder of the other processes' parts; this process's part is in `tensors`.
+        base: name of the earlier snapshot in the same root that this one builds on, or (name, id) to raise an error if
+            that snapshot was replaced. `prune` keeps the base as long as this snapshot.
+        identity: id of the snapshot, unique to this write; None generates one.
+        parts: folder with the parts of the other processes; this process's part is in `tensors`.
 
     Raises:
-        CheckpointError: a name is no plain file name, or a value cannot be stored; the message names it.
+        CheckpointError: a name is not a plain file name, or a value cannot be stored; the message names it.
     """
     name = step_name(step)
     for group in tensors:
@@ -114,7 +114,7 @@ def prepare(
 def write(
     root: str | os.PathLike[str], step: int, tensors: TensorGroups, state: Mapping[str, Any], **options: Any
 ) -> Path:
-    """Write a durable snapshot from the arguments of `prepare`.
+    """Write a snapshot and sync it to the disk; see `prepare` for the arguments.
 
     A snapshot of the same step is replaced atomically. After a failure, earlier snapshots are unchanged.
 
@@ -122,8 +122,8 @@ def write(
         The folder of the snapshot, ``root/step_00001000``; `root` is created if missing.
 
     Raises:
-        CheckpointError: disk full, read-only folder, no permission, or a value that cannot be stored; the message
-            names the path, the system's error and what to do.
+        CheckpointError: the disk is full, the folder is read-only, there is no permission, or a value cannot be stored;
+            the message names the path, the system's error and what to do.
     """
     return store(root, prepare(step, tensors, state, **options))
 
@@ -145,7 +145,7 @@ def store(root: str | os.PathLike[str], contents: Contents) -> Path:
                 "sequence": 1 + max((entry.sequence for entry in entries), default=0),
                 "base": _base_of(contents, entries, root),
             }
-            for name, content in contents.documents.items():  # first: on a full disk the small files fail sooner
+            for name, content in contents.documents.items():  # small files first: on a full disk they fail sooner
                 folder.write(name, [content])
             for group, tensors in contents.tensors.items():
                 folder.write(group + TENSOR_SUFFIX, tensor_file.blocks(tensors))
@@ -210,20 +210,20 @@ def _versions() -> dict[str, str | None]:
 
 
 class BackgroundWriter:
-    """Writer of snapshots in a thread, at most one at a time.
+    """Writes snapshots in a background thread, one at a time.
 
-    The tensors are copied into buffers that are reused for the next snapshot and freed by `close`. Fresh memory makes a
-    copy slow: 1 GB took 2.5 s into new and 0.06 s into reused buffers.
+    `submit` copies the tensors into buffers, which the next snapshot reuses and `close` frees. Copying 1 GB took 2.5 s
+    into new buffers and 0.06 s into reused ones.
 
-    Every method raises CheckpointError, once, if the last write failed; a new one does not start then.
+    If a write fails, the next call of a method raises CheckpointError, once. `submit` then starts no new write.
     """
 
     def __init__(self) -> None:
         self._thread = WriterThread()
         self.failure: BaseException | None = None  # error of the last write, until it is reported
-        self._durable: deque[Path] = deque()  # filled by the writing thread, emptied by the caller's
+        self._durable: deque[Path] = deque()  # filled by the writing thread, emptied by `check`
         self._buffers: dict[tuple[str, str], np.ndarray] = {}
-        self.hold_seconds: deque[float] = deque(maxlen=1000)  # of each `submit`, with the wait for the write before
+        self.hold_seconds: deque[float] = deque(maxlen=1000)  # one per `submit`, including its wait for a write
 
     @property
     def has_news(self) -> bool:
@@ -240,8 +240,8 @@ class BackgroundWriter:
     ) -> None:
         """Wait for a write in flight, copy the content and start writing it.
 
-        Arguments as in `trainer.checkpoint.write`, and its errors about values. After the return the tensors and the
-        state may change.
+        Takes the arguments of `trainer.checkpoint.write` and raises its errors for values that cannot be stored. After
+        the call, the caller may change the tensors and the state.
         """
         started = time.perf_counter()
         self.wait()
@@ -251,7 +251,7 @@ class BackgroundWriter:
         self.hold_seconds.append(time.perf_counter() - started)
 
     def check(self) -> list[Path]:
-        """Return the snapshots that became durable since the last call; never wait."""
+        """Return the snapshots finished since the last call, without waiting."""
         if self.failure is not None:
             failure, self.failure = self.failure, None
             if isinstance(failure, CheckpointError):
@@ -266,7 +266,7 @@ class BackgroundWriter:
             self.check()
 
     def close(self) -> None:
-        """Wait for the write in flight and free the buffers; the writer stays usable."""
+        """Wait for the write in flight and free the buffers; `submit` may follow."""
         try:
             self.wait()
         finally:
@@ -284,7 +284,7 @@ class BackgroundWriter:
         for group, arrays in tensors.items():
             copies[group] = dict(arrays)
             for name, value in arrays.items():
-                if isinstance(value, Frozen):  # immutable; computed in the writing thread
+                if isinstance(value, Frozen):  # it does not change; the writing thread computes it
                     continue
                 array = np.asarray(value)
                 buffer = self._buffers.get((group, name))
@@ -292,5 +292,5 @@ class BackgroundWriter:
                     buffer = np.empty(array.shape, array.dtype)
                 np.copyto(buffer, array)
                 buffers[group, name] = copies[group][name] = buffer
-        self._buffers = buffers  # frees the buffers of names that are gone
+        self._buffers = buffers  # frees the buffers of arrays that no longer exist
         return copies

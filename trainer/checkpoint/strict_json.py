@@ -33,8 +33,8 @@ def dumps(value: Any) -> str:
         value: None, bool, int, float, str, bytes, NumPy scalars, numeric arrays; lists, tuples and mappings of these.
 
     Raises:
-        TypeError: another type; the message names its path.
-        ValueError: nested too deeply, or recursive.
+        TypeError: a value has another type; the message names its path.
+        ValueError: the value is nested too deeply, or contains itself.
     """
     try:
         return json.dumps(_encode(value, ""), allow_nan=False, indent=1)
@@ -46,7 +46,8 @@ def loads(text: str | bytes) -> Any:
     """Return the value encoded by `dumps`; arrays are writable copies.
 
     Raises:
-        ValueError: not such text, with a bare NaN or Infinity, a repeated key or an unknown ``$`` tag.
+        ValueError: the text is not a result of `dumps`: it has a bare NaN or Infinity, a repeated key or an unknown
+            ``$`` tag, or is not JSON.
     """
     return _parsed(text, lambda pairs: _decode(_no_repeats(pairs)))
 
@@ -55,7 +56,7 @@ def parse(text: str | bytes) -> Any:
     """Parse JSON strictly: no NaN or Infinity, no repeated key, UTF-8 only.
 
     Raises:
-        ValueError: not strict JSON.
+        ValueError: the text is not strict JSON.
     """
     return _parsed(text, _no_repeats)
 
@@ -118,7 +119,7 @@ def _escaped(key: str) -> str:
 
 
 def _decode(value: dict[str, Any]) -> Any:
-    """Return a mapping, or the value of a tag; its items are decoded already."""
+    """Return a mapping, or the value of a tag; the items have been decoded before."""
     tags = [key for key in value if key.startswith("$") and not key.startswith("$$")]
     if not tags:
         return {key.removeprefix("$"): item for key, item in value.items()}

@@ -1,11 +1,12 @@
 """Read and write NumPy arrays in the safetensors format.
 
-A file is eight bytes of header length, a JSON header, and the raw little-endian values.
+A file has eight bytes with the length of the header, a JSON header, and the raw little-endian values.
 
-Implemented here so that the checksum is computed while writing, arrays are views of the bytes read, and any bytes lead
-to one documented exception. Measured on 128 MB, the safetensors package takes as long, but copies while reading, needs
-all tables at once (`Frozen` ones are computed one by one here), and has no bfloat16 for NumPy. The files are
-interchangeable. Format: https://huggingface.co/docs/safetensors/index#format
+The format is implemented here so that the checksum is computed during the write, arrays are views of the bytes read,
+and malformed files always raise the same exception. The safetensors package is as fast (measured with 128 MB), but it
+copies while reading, needs all tables in memory at once (here `Frozen` arrays are computed one by one), and does not
+support bfloat16 for NumPy. It can read and write the same files.
+Format: https://huggingface.co/docs/safetensors/index#format
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ def blocks(tensors: Mapping[str, np.ndarray]) -> Iterator[Any]:
         tensors: name -> array of any shape; bool, (u)int8-64, float16/32/64, complex64 or MindSpore's bfloat16.
 
     Raises:
-        CheckpointError: a name or dtype that the format cannot hold; raised before the first block.
+        CheckpointError: the format cannot hold a name or dtype; raised before the first block.
     """
     arrays = {name: np.asarray(value) for name, value in tensors.items()}
-    # Large items first: this aligns every array to its item size.
+    # Arrays with large items come first, which aligns every array to its item size.
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     header: dict[str, Any] = {}
     offset = 0
@@ -92,10 +93,14 @@ def _tag(name: str, dtype: np.dtype) -> str:
 
 
 def parse(buffer: memoryview | bytes, what: str) -> dict[str, np.ndarray]:
-    """Return the arrays of the file `what` as read-only views of its content.
+    """Return the arrays of a safetensors file as read-only views of its bytes.
+
+    Args:
+        buffer: content of the file.
+        what: name of the file for messages.
 
     Raises:
-        CheckpointDamagedError: the bytes are not a sound safetensors file.
+        CheckpointDamagedError: the bytes are not an intact safetensors file.
     """
     tensors = {}
     for name, (dtype, shape, begin, end) in _layout(lambda first, last: buffer[first:last], len(buffer), what).items():
@@ -107,10 +112,10 @@ def parse(buffer: memoryview | bytes, what: str) -> dict[str, np.ndarray]:
 
 
 def parse_file(file: VerifiedFile) -> dict[str, Any]:
-    """Return the arrays of a safetensors file, read when they are used.
+    """Return the arrays of a safetensors file; they are read from disk when used.
 
     Raises:
-        CheckpointDamagedError: it is no sound safetensors file.
+        CheckpointDamagedError: the file is not an intact safetensors file.
     """
     tensors: dict[str, Any] = {}
     for name, (dtype, shape, begin, end) in _layout(file.read, file.size, str(file.path)).items():
@@ -132,7 +137,7 @@ def _empty(dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
 def _layout(
     read: Callable[[int, int], Any], total: int, what: str
 ) -> dict[str, tuple[np.dtype, Sequence[int], int, int]]:
-    """Return dtype, shape, first and last byte of every tensor of the file `what`."""
+    """Return name -> (dtype, shape, first byte, end) of every tensor in a file."""
     length = int.from_bytes(bytes(read(0, min(8, total))), "little")
     if total < 8 or length > min(total - 8, _MAX_HEADER):
         raise CheckpointDamagedError(f"{what} is not a safetensors file: {total:,} bytes cannot hold its header")
@@ -191,9 +196,9 @@ def _bfloat16() -> np.dtype:
 
 
 def join(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the arrays of several files by name.
+    """Join the arrays of several files along axis 0, by name.
 
-    Those in memory with one axis are joined; others are a `JoinedArray`.
+    One-dimensional arrays in memory are concatenated. Others are joined lazily, as a `JoinedArray`.
 
     Raises:
         ValueError, TypeError: arrays of one name differ in dtype or in an axis other than 0.
@@ -208,7 +213,7 @@ def join(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Frozen:
-    """An array frozen at one moment, computed at the first read on any thread."""
+    """An array with fixed content that is computed at the first read, on any thread."""
 
     def __init__(self, make: Callable[[], np.ndarray], dtype: Any) -> None:
         self._make: Callable[[], np.ndarray] | None = make
@@ -218,7 +223,7 @@ class Frozen:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array, which this computes."""
+        """Shape of the array; reading it computes the array."""
         return np.asarray(self).shape
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

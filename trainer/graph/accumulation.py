@@ -1,4 +1,4 @@
-"""Accumulated gradients, read and cleared between two calls of the program."""
+"""Access to accumulated gradients between two calls of the program."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ class OpenAccumulation:
 
     @property
     def is_open(self) -> bool:
-        """Whether micro-batches wait for an update; copies a number to the host."""
+        """Whether micro-batches wait for an update; copies a number from the device."""
         return self.count is not None and int(self.count.asnumpy()) > 0
 
     @property
     def count(self) -> Parameter | None:
-        """The number of accumulated micro-batches, int32; None: no accumulation."""
+        """Number of accumulated micro-batches, int32, or None without accumulation."""
         return None if self._step is None else self._step.micro_step
 
     @property
     def gradient_sums(self) -> tuple[Parameter, ...]:
-        """Sums of weighted gradients held by all processes; row groups come last."""
+        """Weighted gradient sums; excludes rows if tables are divided over processes."""
         step = self._step
         if step is None:
             return ()
         return step.gradient_sum[: step.dense] if step.by_owner else step.gradient_sum
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the gradient sums and saved moving statistics of a snapshot, by name.
+        """Return the gradient sums and saved moving statistics for a snapshot, by name.
 
-        `trainer.embedding.layers.open_accumulation` saves the gradients of sparse tables, which belong to rows.
+        Gradient sums of sparse tables are not included; `trainer.embedding.layers.open_accumulation` saves them by row.
         """
         step = self._step
         if step is None:
@@ -45,7 +45,7 @@ class OpenAccumulation:
         return {parameter.name: parameter for parameter in (*step.gradient_sum[: step.dense], *step.saved)}
 
     def clear(self, *, keep_count: bool = False) -> None:
-        """Discard the gradients; with `keep_count` the accumulation ends at the same step."""
+        """Discard the gradients; with `keep_count`, keep the number of micro-batches."""
         step = self._step
         if step is None:
             return

@@ -19,22 +19,22 @@ from ..state import Stateful
 
 @dataclass(frozen=True)
 class AverageRule:
-    """Rule by which each update enters the averages.
+    """Rule by which weights are averaged over updates.
 
-    With a decay they are exponential, avg = d avg + (1 - d) w with d = min(decay, n / (9 + n)) after n updates, so that
-    the first values soon lose their weight (TensorFlow's `ExponentialMovingAverage` with `num_updates`). Without, they
-    are plain means (Izmailov et al. 2018, equation 1 of "Averaging Weights Leads to Wider Optima").
+    With `decay`, averages are exponential: avg = d avg + (1 - d) w. After n updates d = min(decay, n / (9 + n)), so the
+    first weights soon lose their influence (TensorFlow's `ExponentialMovingAverage` with `num_updates`). Without
+    `decay`, averages are plain means (Izmailov et al. 2018, equation 1 of "Averaging Weights Leads to Wider Optima").
     """
 
     decay: float | None = None
-    start: int = 0  # updates before the averages begin
-    every: int = 1  # updates from one sample of a plain mean to the next
+    start: int = 0  # number of updates before averaging begins
+    every: int = 1  # number of updates between two samples of a plain mean
 
 
 class WeightAverage(nn.Cell, Stateful):
-    """Float32 averages of parameters, updated in the graph after each update.
+    """Float32 averages of parameters, updated in the graph after each optimizer step.
 
-    A skipped update (overflow, non-finite value) adds nothing.
+    Skipped updates (overflow or a non-finite value) do not count.
     """
 
     def __init__(self, parameters: Sequence[Parameter], rule: AverageRule) -> None:
@@ -57,7 +57,7 @@ class WeightAverage(nn.Cell, Stateful):
             rate = ops.cast(done % self.every == 0, mstype.float32) / (counted / self.every + 1.0)
         else:
             rate = 1.0 - ops.minimum(counted / (counted + 9.0), self.decay)
-        # before the start the averages are the weights themselves
+        # the averages equal the weights until averaging begins
         rate = ops.maximum(rate, ops.cast(done <= 0, mstype.float32))
         for index, average in enumerate(self.averages):
             ops.assign_add(average, rate * (ops.cast(self.sources[index], mstype.float32) - average))
@@ -65,7 +65,7 @@ class WeightAverage(nn.Cell, Stateful):
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Replace the weights by their averages in a block; nested blocks do nothing."""
+        """Replace the weights by their averages inside the block; may be nested."""
         if self._applied:
             yield
             return
@@ -79,7 +79,7 @@ class WeightAverage(nn.Cell, Stateful):
             self._applied = False
 
     def replace_weights(self) -> None:
-        """Replace the weights by their averages for good."""
+        """Replace the weights by their averages permanently."""
         self._put(average.asnumpy() for average in self.averages)
 
     def _put(self, values: Any) -> None:
@@ -92,7 +92,11 @@ class WeightAverage(nn.Cell, Stateful):
         return {"json": {"updates": int(self.updates.asnumpy())}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state_dict`; ValueError for another network's."""
+        """Restore the result of `state_dict`.
+
+        Raises:
+            ValueError: the averages do not fit the network's parameters.
+        """
         arrays = state["arrays"]
         values = [arrays.get(source.name) for source in self.sources]
         for source, value in zip(self.sources, values, strict=True):

@@ -1,7 +1,7 @@
 """Boost levels O1 and O2, made of plain operators that every device has.
 
-O1 centralizes gradients (Yong et al. 2020) and freezes the leading layers in a share of the calls, when the backward
-pass ends at them and the optimizer does not change them. O2 also combines the gradients of several processes by Adasum
+O1 centralizes gradients (Yong et al. 2020) and freezes the leading layers in a share of the calls: these calls compute
+no gradients for the frozen layers and do not update them. O2 also combines the gradients of several processes by Adasum
 (Maleki et al. 2021); with one process it equals O1.
 """
 
@@ -32,7 +32,7 @@ from ..state import Stateful
 logger = logging.getLogger(__name__)
 
 CENTRALIZATION, FREEZING, ADASUM = "gradient_centralization", "gradient_freezing", "adasum"
-# Most steps per call with gradient freezing: all steps of a call freeze the same layers
+# Maximum steps per call with gradient freezing, because all steps of a call freeze the same layers.
 MAX_FROZEN_STEPS = 8
 _CENTRALIZED = (nn.Dense, nn.Conv1d, nn.Conv2d, nn.Conv3d, mint.nn.Linear, mint.nn.Conv2d, mint.nn.Conv3d)
 
@@ -42,16 +42,17 @@ class BoostConfig:
     """The settings of a boost level.
 
     Attributes:
-        gradient_centralization: take the mean over its inputs out of each dense or convolution weight's gradient.
+        gradient_centralization: subtract from the gradient of each dense or convolution weight its mean over the
+            weight's inputs.
         gradient_freezing: freeze leading layers in some calls.
-        freeze_share: share of the calls that are frozen, in [0, 1).
-        freeze_depths: depths that frozen calls choose among, each the share of the network's trained parameters that
-            is frozen, in (0, 1); rounded down to whole layers.
-        freeze_after: optimizer steps before the first frozen one.
+        freeze_share: share of the calls that freeze layers, in [0, 1).
+        freeze_depths: shares of the trained parameters to freeze, each in (0, 1) and rounded down to whole layers; a
+            call that freezes layers picks one of them at random.
+        freeze_after: optimizer steps before a call may freeze layers.
         adasum: combine gradients of several processes by Adasum (O2).
 
     Raises:
-        ConfigurationError: a number out of range.
+        ConfigurationError: a number is out of range.
     """
 
     gradient_centralization: bool = True
@@ -86,13 +87,13 @@ def make_config(config: BoostConfig | Mapping[str, Any] | None) -> BoostConfig:
 class Boost:
     """The parts of a boost level that are active in one trainer."""
 
-    parts: tuple[str, ...] = ()  # names; a part that was switched off later is followed by the reason
-    centralized: tuple[bool, ...] = ()  # for each trained parameter; empty if no gradient is
+    parts: tuple[str, ...] = ()  # names of the active parts; a part switched off later stays, with the reason
+    centralized: tuple[bool, ...] = ()  # whether to centralize the gradient of each trained parameter; empty if none
     freezing: Freezing | None = field(default=None, compare=False)
     combine: nn.Cell | None = None  # combines the processes' gradients instead of averaging them
 
     def transform(self, first: int = 0) -> Callable[..., Any] | None:
-        """Return the gradient transform of the parameters from `first` on, or None."""
+        """Return the gradient transform for `parameters[first:]`, or None."""
         flags = self.centralized[first:]
         return Centralize(flags) if any(flags) else None
 
@@ -127,7 +128,7 @@ def make_boost(
     freezing = None
     if depths and config.freeze_share > 0:
         for depth in depths:
-            slice_optimizer(optimizer, depth)  # fails here rather than at the first frozen step
+            slice_optimizer(optimizer, depth)  # raise now rather than at the first frozen step
         freezing = Freezing(seed, config.freeze_share, depths, config.freeze_after)
     processes = join().size
     combine = level == "O2" and config.adasum and processes > 1
@@ -184,10 +185,10 @@ def centralized_flags(network: nn.Cell, parameters: Sequence[Parameter]) -> tupl
 
 @dataclass(eq=False)
 class Freezing(Stateful):
-    """Choose how many leading parameters a call freezes, from seed and step only.
+    """Chooses how many leading parameters a call freezes, from seed and step only.
 
-    A call of several steps is frozen as a whole. The depth of an open accumulation, which its later calls keep, is the
-    only state.
+    All steps of a call freeze the same layers. Calls that continue an accumulation keep its depth, which is the only
+    state.
     """
 
     seed: int
@@ -197,14 +198,14 @@ class Freezing(Stateful):
     _held: int | None = field(default=None, init=False)
 
     def depth(self, step: int) -> int:
-        """Return how many leading parameters a call that begins at `step` freezes."""
+        """Return how many leading parameters to freeze in a call that begins at `step`."""
         if step < self.after:
             return 0
         share, choice = np.random.SeedSequence([self.seed, step]).generate_state(2, np.uint32)
         return self.depths[int(choice) % len(self.depths)] if share < self.share * 2**32 else 0
 
     def next(self, step: int, ends_inside_accumulation: bool) -> int:
-        """Return the depth of the next call, which may end inside an accumulation."""
+        """Return the depth of the next call; keep it while an accumulation is open."""
         depth = self.depth(step) if self._held is None else self._held
         self._held = depth if ends_inside_accumulation else None
         return depth
@@ -219,9 +220,10 @@ class Freezing(Stateful):
 
 
 def layer_boundaries(parameters: Sequence[Parameter], shares: Sequence[float]) -> tuple[int, ...]:
-    """Convert shares of the parameters to numbers of leading ones, in whole layers.
+    """Convert shares of the parameters to counts of parameters, in whole layers.
 
-    Parameters of a layer share their name up to the last dot. Repeats and shares below one layer are left out.
+    Parameters of the same layer have equal names up to the last dot. Counts are sorted and unique; a share smaller than
+    the first layer is left out.
     """
     layers = [parameter.name.rpartition(".")[0] for parameter in parameters]
     starts = [start for start in range(1, len(layers)) if layers[start] != layers[start - 1]]
@@ -230,12 +232,12 @@ def layer_boundaries(parameters: Sequence[Parameter], shares: Sequence[float]) -
 
 
 def slice_optimizer(optimizer: nn.Cell, first: int) -> nn.Cell:
-    """Return a view of `optimizer` on the parameters from `first` on, state shared.
+    """Return a view of `optimizer` for `parameters[first:]` that shares its state.
 
-    A shallow copy with every tuple of one entry per parameter (moments, decay flags, group rates) sliced.
+    The view is a shallow copy. Every tuple with one entry per parameter (moments, decay flags, group rates) is sliced.
 
     Raises:
-        ConfigurationError: an optimizer not built like those of `mindspore.nn`.
+        ConfigurationError: the optimizer is not built like the optimizers of `mindspore.nn`.
     """
     count = len(optimizer.parameters)
     if not isinstance(optimizer, nn.Optimizer) or not isinstance(optimizer.parameters, ParameterTuple):
@@ -261,9 +263,9 @@ def _is_per_parameter(name: str, value: tuple[Any, ...]) -> bool:
 
 
 def share_state(step: nn.Cell, whole: nn.Cell, first: int) -> None:
-    """Let `step`, for the parameters from `first` on, share the state of `whole`."""
+    """Make `step`, which trains `parameters[first:]`, share the state of `whole`."""
     share_parameters(step, whole)
-    # not setattr: the cell would register the other cell's parameters, and their names would be used twice
+    # `hide`, because `setattr` would register the parameters of `whole` in a second cell, with duplicate names
     hide(step, "saved", tuple(whole.saved))
     if whole.accumulate > 1:
         hide(step, "gradient_sum", tuple(whole.gradient_sum)[first:])
@@ -275,8 +277,8 @@ def share_state(step: nn.Cell, whole: nn.Cell, first: int) -> None:
 class Adasum(nn.Cell):
     """Combine gradients of all processes by Adasum (Maleki et al. 2021, algorithm 1).
 
-    Parallel gradients are averaged, orthogonal gradients are added (equation 4). Every process gathers all gradients
-    and combines them in the same order, so all results are bit-identical.
+    Adasum averages parallel gradients and adds orthogonal gradients (equation 4). Every process gathers all gradients
+    and combines them in the same order, so results are bit-identical on all processes.
     """
 
     def __init__(self, processes: int) -> None:
@@ -299,7 +301,7 @@ class Adasum(nn.Cell):
 
 
 def adasum(gradients):
-    """Return the Adasum [P] of the rows of `gradients` [N, P], N a power of two."""
+    """Return the Adasum, [P], of the rows of `gradients` [N, P]; N is a power of two."""
     while gradients.shape[0] > 1:
         even, odd = gradients[0::2], gradients[1::2]
         dot = ops.sum(even * odd, 1, True)

@@ -62,17 +62,17 @@ class StepBuilder:
     optimizer: nn.Cell | None
     cast: bool  # whether outputs are cast to float32 (some cells compute in low precision)
     eval_network: InitVar[nn.Cell | None]  # returns loss, prediction and label; None to build one
-    options: StepOptions  # the same for each step; `keep_predictions`, `guard` and `halt` are set per run
+    options: StepOptions  # common to all steps; `keep_predictions`, `guard` and `halt` are set per run
     boost: Boost
     steps_done: Callable[[], int]  # number of optimizer steps, which decides how many layers are frozen
-    compiled: bool  # otherwise cells run operator by operator
+    compiled: bool  # if False, cells run operator by operator
     loss_columns: LossColumns  # columns that go to the loss
-    for_one_core: bool = False  # whether sums are those of one core, however many there are
+    for_one_core: bool = False  # see `GraphCall`
     tables: SparseTables | None = None
     step: TrainStep | CustomStep | None = None
     average: WeightAverage | None = None
     _step_options: StepOptions | None = None
-    _cells: dict[int, nn.Cell] = field(default_factory=dict)  # our own cells that have programs, by id
+    _cells: dict[int, nn.Cell] = field(default_factory=dict)  # the trainer's cells that have programs, by id
     _frozen: dict[int, TrainStep] = field(default_factory=dict)
     _single: dict[int, OneStep] = field(default_factory=dict)
     _sunk: dict[tuple[Any, ...], SunkSteps] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class StepBuilder:
     def __post_init__(self, eval_network: nn.Cell | None) -> None:
         network, loss_fn = self.network, self.loss_fn
         drop_with(self, self._cells)
-        # gradient functions created in graph mode compile their arguments
+        # Context in which steps are created. A gradient function created in graph mode would compile its arguments.
         self.making: Callable[[], Any] = contextlib.nullcontext if self.compiled else operator_by_operator
         limit_for_convolutions(network)
         several = isinstance(loss_fn, MultiTaskLoss)
@@ -96,6 +96,7 @@ class StepBuilder:
         self.inference = InferencePrograms(self, eval_network)
         self.padded = PaddedPrograms(self)
         of_tasks = (loss_fn.losses, loss_fn.label_casts) if several else ([loss_fn], [self.forward.label_cast])
+        # Denominators of parts or weighted rows count integer labels as class numbers, so refuse other integer labels.
         for cast in of_tasks[1]:
             parts = self.options.accumulate > 1 or self.options.exchange is not None or columns.weighs
             cast.only_numbers = parts and cast.kind == CLASSES
@@ -116,7 +117,7 @@ class StepBuilder:
 
     def train_step(self, options: StepOptions) -> TrainStep | CustomStep:
         """Return the cell that trains one batch; rebuild it if options or tables changed."""
-        options = dataclasses.replace(options, keep_predictions=False)  # the step always returns them
+        options = dataclasses.replace(options, keep_predictions=False)  # the step always returns predictions
         previous = self.step
         same_tables = not isinstance(previous, TrainStep) or previous.tables is self.tables
         if previous is not None and options == self._step_options and same_tables:
@@ -146,7 +147,7 @@ class StepBuilder:
         return self.step
 
     def _use_average(self, options: StepOptions) -> None:
-        """Create or drop the averages; those with the same rule continue."""
+        """Create or drop the weight averages; keep them if the rule is unchanged."""
         if self.boost.freezing is not None and options.average is not None:
             raise ConfigurationError(
                 "EMA and SWA average all weights after each update, and boost freezes some; use "
@@ -160,7 +161,7 @@ class StepBuilder:
             self.average = WeightAverage(list(weights.values()), options.average)
 
     def _continue_counting(self, previous: TrainStep, step: TrainStep) -> None:
-        """Let `step` continue the counters of `previous`; make its bad steps absolute."""
+        """Make `step` use the counters of `previous`; renumber bad steps by global step."""
         share_parameters(step, previous)
         bad_steps, done = step.bad_steps.asnumpy(), self.steps_done()
         shift = self._bad_step_offset(previous, done) - 1
@@ -169,7 +170,10 @@ class StepBuilder:
 
     @staticmethod
     def _bad_step_offset(step: TrainStep, global_step: int) -> int:
-        """Return the offset of recorded bad steps; 1 (no shift) without a guard."""
+        """Return what to add to a recorded bad step to get its global step.
+
+        A step without a guard does not count its steps; its offset is 1.
+        """
         return global_step - int(step.steps_done.asnumpy()) + 1 if step.guard else 1
 
     def make_step(
@@ -190,7 +194,7 @@ class StepBuilder:
         return (EvaluationCall if users else GraphCall)(cell, for_one_core=self.for_one_core)
 
     def _frozen_step(self, options: StepOptions, depth: int) -> TrainStep | CustomStep:
-        """Return a step without the first `depth` parameters; counters are shared."""
+        """Return a step that freezes the first `depth` parameters; counters are shared."""
         whole = self.train_step(options)
         if not depth:
             return whole
@@ -210,7 +214,8 @@ class StepBuilder:
     ) -> TrainRunner:
         """Return a function that trains up to `batches_per_call` batches in one graph.
 
-        With None it trains one batch, padded by the rule `filling` (`padded.training` or None).
+        If `batches_per_call` is None, the function trains one batch, padded if `filling` says so (`padded.training`;
+        None never pads).
         """
         runners = {0: self._runner(options, batches_per_call, sample, 0)}
         if len(self._depths) == 1:
@@ -247,7 +252,7 @@ class StepBuilder:
 
     def compile(self, options: StepOptions, batches_per_call: int | None, sample: Chunk) -> None:
         """Compile the programs that `train` would run on chunks like `sample`."""
-        if self.tables is not None:  # the graph holds as many rows as this chunk needs
+        if self.tables is not None:  # shapes in the program depend on the chunk's number of table rows
             self.tables.load(sample.sparse)
         for depth in self._depths:
             cell: nn.Cell = self._one_step(options, depth)
@@ -271,7 +276,7 @@ class StepBuilder:
 
     def _sunk_steps(self, options: StepOptions, batches_per_call: int, sample: Chunk, depth: int) -> SunkSteps:
         shape = self.inference.row_shape(sample, options.output) if options.keep_predictions else None
-        # axis 0 of a ragged column passed with offsets does not count rows
+        # a ragged column has its values, not its rows, on axis 0
         counted = next((i for i, a in enumerate(sample.arrays) if len(a[0]) == sample.batch_rows), 0) if shape else 0
         key = (batches_per_call, shape, depth, counted)
         if key not in self._sunk:
@@ -305,7 +310,10 @@ class StepBuilder:
         return {name: int(getattr(self.step, name).asnumpy()) for name in names}
 
     def read_bad_steps(self, global_step: int) -> list[int]:
-        """Return `global_step` after the last 16 skipped steps; copies to the host."""
+        """Return the global steps of the last 16 skipped updates, counted from 1.
+
+        Copies from the device.
+        """
         if not isinstance(self.step, TrainStep):
             return []
         offset = self._bad_step_offset(self.step, global_step)
@@ -313,7 +321,7 @@ class StepBuilder:
 
     @contextlib.contextmanager
     def numbering_kept(self) -> Iterator[None]:
-        """Keep the counts of steps and of skipped steps during a restore into a run."""
+        """Preserve the step count and recorded bad steps while the block restores state."""
         step = self.step
         numbers = (step.steps_done, step.bad_steps) if isinstance(step, TrainStep) else ()
         values = [number.asnumpy().copy() for number in numbers]

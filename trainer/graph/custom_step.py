@@ -1,4 +1,4 @@
-"""A training step that a user wrote, as a program of the trainer."""
+"""Adapter for a training step written by the user."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from .denominators import ROWS, RowCount, denominator_of
 class CustomStep(nn.Cell):
     """A user's training step (`nn.TrainOneStepCell`) with `TrainStep`'s interface.
 
-    The user's step returns the loss, or a tuple that begins with it. On several processes its reducers weigh the
-    gradients by what its loss divides by (rows, unless it is known to be something else), and the returned loss is that
-    of all rows; `exchange` is that of `StepOptions`.
+    The user's step returns the loss, or a tuple that begins with the loss. With several processes, its gradient
+    reducers are replaced: they weight the gradients of each process by the loss's denominator, or by the number of rows
+    if that is unknown. The returned loss is then the loss over the rows of all processes. `exchange` is that of
+    `StepOptions`.
     """
 
     tells_denominator = False
@@ -37,7 +38,7 @@ class CustomStep(nn.Cell):
             replace_reducers(step, self.exchange, self.rows)
 
     def construct(self, flush, *columns):
-        """Train one batch; return (loss, outputs). The loss is the first output."""
+        """Train one batch; return (loss, outputs of the user's step)."""
         if self.exchange is not None:
             return self._apply_together(columns[:-1], columns[-1])
         outputs = self._apply_step(columns)
@@ -52,7 +53,7 @@ class CustomStep(nn.Cell):
         outputs = self._apply_step(columns)
         self.exchange.restore_buffers(rows)
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
-        # Through a parameter, so that the loss is summed after the step's updates: in the same order on all processes.
+        # Pass the loss through a parameter, so that every process sums it after the step's updates, in the same order.
         ops.assign(self.loss, ops.cast(ops.mean(loss), mstype.float32))
         return self.exchange.mean_loss(self.loss, rows), outputs
 

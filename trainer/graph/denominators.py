@@ -1,15 +1,15 @@
-"""Denominators of losses, so that parts of a batch add up to the whole.
+"""Denominators of losses, to combine the losses of parts of a batch.
 
-A mean loss is a total divided by a denominator: rows, weights of classes, labels that count. For parts of a batch (the
-rows of processes, the micro-batches of an update)
+A mean loss is a total divided by a denominator: the number of rows, the sum of class weights, or the number of labels
+that count. If a batch is divided into parts (the rows of each process, or the micro-batches of an update), then
 
     loss(batch) = sum(loss(part) * denominator(part)) / sum(denominator(part)),
 
-and the same holds for gradients. A sum divides by 1, so its parts are only added.
+and the same holds for gradients. A loss that is a sum has the denominator 1, and the losses of its parts are added.
 
-A denominator is a cell of (labels, weights): `labels` is the tuple of the loss's label columns, `weights` float32
-[rows] or None. Its `kind` is ROWS (the number of rows, known before the step), ONE (of a sum) or COUNTED (computed in
-the graph).
+A denominator is a cell called with (labels, weights): `labels` is the tuple of the loss's label columns, `weights` are
+row weights, float32 [rows], or None. Its `kind` is ROWS (the number of rows, known before the step), ONE (for a sum) or
+COUNTED (computed in the graph).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class One(nn.Cell):
 
 
 class ClassWeights(nn.Cell):
-    """The weights of the labels' classes; an ignored label counts 0.
+    """The sum of the class weights of a batch's labels; ignored labels count 0.
 
-    Probabilities as labels count by rows.
+    Labels that are class probabilities count 1 per row.
     """
 
     kind = COUNTED
@@ -97,13 +97,15 @@ class Declared(nn.Cell):
 
 
 def denominator_of(loss_fn: Any) -> nn.Cell | None:
-    """Return the denominator of a loss or a cell that returns it; None if unknown.
+    """Return the denominator of a loss, or of a cell that returns it, or None.
 
-    A user's own loss names it by an attribute ``denominator``: "rows" of a mean over rows, 1 of a sum, or a method
-    that returns it for a batch's label columns.
+    None means that the denominator is unknown.
+
+    A user's own loss declares it in an attribute ``denominator``: "rows" for a mean over rows, 1 for a sum, or a method
+    that returns the denominator for a batch's label columns.
 
     Raises:
-        ConfigurationError: the attribute is something else.
+        ConfigurationError: the attribute has another value.
     """
     while isinstance(loss_fn, nn.WithLossCell | nn.TrainOneStepCell) and not hasattr(loss_fn, "denominator"):
         loss_fn = loss_fn.network if isinstance(loss_fn, nn.TrainOneStepCell) else loss_fn._loss_fn
@@ -128,7 +130,7 @@ def denominator_of(loss_fn: Any) -> nn.Cell | None:
 
 
 def reduction_of(loss_fn: Any) -> str | None:
-    """Return a loss's attribute `reduction`, such as "mean", or None."""
+    """Return a loss's reduction ("mean", "sum" or "none"), or None if unknown."""
     reduction = getattr(loss_fn, "reduction", None)
     if isinstance(reduction, str):
         return reduction
@@ -138,5 +140,5 @@ def reduction_of(loss_fn: Any) -> str | None:
 
 
 def name_of(loss_fn: Any) -> str:
-    """Return the name of a loss for messages."""
+    """Return a loss's name for error messages."""
     return type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else getattr(loss_fn, "__name__", str(loss_fn))

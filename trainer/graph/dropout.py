@@ -13,7 +13,7 @@ from ..models.stateless_dropout import StatelessDropout, layer_key
 
 logger = logging.getLogger(__name__)
 
-# trailing dimensions dropped together: none, or all after the channel
+# number of trailing dimensions that are dropped together: none, or all after the channel
 _WHOLE = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 
 
@@ -40,16 +40,16 @@ def replace_dropout(network: nn.Cell, seed: int) -> list[str]:
 
 
 def drops(cell: nn.Cell) -> bool:
-    """Return whether a cell drops entries at random while it trains."""
+    """Return whether a cell is a dropout layer."""
     return type(cell) in _WHOLE or isinstance(cell, StatelessDropout)
 
 
 def repeatable(network: nn.Cell) -> bool:
-    """Return whether no cell of `network` drops by a state that cannot be saved."""
+    """Return whether no dropout of `network` uses a random state that cannot be saved."""
     return not any(type(cell) in _WHOLE and _keep_prob(cell) != 1 for _, cell in cells_and_names(network))
 
 
 def _keep_prob(cell: Any) -> float:
-    # nn.Dropout keeps only the one of p and keep_prob that was passed
+    # nn.Dropout stores either p or keep_prob, depending on which argument was passed
     p = getattr(cell, "p", None)
     return float(cell.keep_prob if p is None else 1 - p)

@@ -23,7 +23,7 @@ class Forward(nn.Cell):
     receives every column and returns the loss, or a tuple that starts with (loss, prediction).
     """
 
-    tells_denominator = False  # whether a program returns what divided its loss; several tasks are counted apart
+    tells_denominator = False  # whether the step also returns its loss's denominator (a `MultiTaskLoss` keeps its own)
 
     def __init__(self, network: nn.Cell, loss_fn: nn.Cell | None, *, labels: int = 1, cast: bool = False) -> None:
         super().__init__(auto_prefix=False)
@@ -32,7 +32,7 @@ class Forward(nn.Cell):
         self.label_cast = LabelCast(loss_fn)
         self.has_loss_fn = loss_fn is not None
         self.several = isinstance(loss_fn, MultiTaskLoss)
-        self.apart = False  # return the losses of the tasks, [T], instead of their weighted sum while training
+        self.apart = False  # while training, return the tasks' losses, [T], instead of their weighted sum
         self.labels = labels
         self.label = -max(1, labels)
         counted = loss_fn if self.several else denominator_of(network if loss_fn is None else loss_fn) or RowCount()
@@ -85,7 +85,7 @@ class Forward(nn.Cell):
         return self.loss_fn(prediction, *labels)
 
     def denominator(self, columns):
-        """Return the loss's denominator, float32 [] or of tasks [T]; graph code."""
+        """Return the loss's denominator, float32 [], or [T] for tasks; graph code."""
         labels = columns
         if self.has_loss_fn and self.labels > 0:
             labels = columns[-self.labels :]
@@ -132,7 +132,7 @@ def _scalar_shape(shape):
 
 
 def to_float32(value):
-    """Cast half-precision outputs, in tuples too, to float32; graph code."""
+    """Cast half-precision outputs, also in tuples and dicts, to float32; graph code."""
     if isinstance(value, tuple):
         return tuple([to_float32(item) for item in value])
     if isinstance(value, dict):
@@ -143,10 +143,10 @@ def to_float32(value):
 
 
 class WeighedForward(Forward):
-    """A `Forward` with a last column, float32 [rows], of row weights of the loss.
+    """A `Forward` whose last column has row weights of the loss, float32 [rows].
 
-    These are declared weights, or 0 for padding. The loss is sum(w l) / sum(w) if it is a mean; `rows_loss` is None for
-    several tasks, which weigh their own.
+    The weights are the declared row weights, or 1 for data and 0 for padding. A mean loss becomes sum(w l) / sum(w).
+    `rows_loss` is None for a `MultiTaskLoss`, which applies the weights itself.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class WeighedForward(Forward):
         loss_fn: nn.Cell,
         rows_loss: RowLoss | None,
         *,
-        labels: int,  # columns that go to the loss, the weights included
+        labels: int,  # number of columns for the loss, including the weights
         kind: str,  # kind of the denominator; ROWS if the weights only mask padding
         cast: bool = False,
     ) -> None:
@@ -188,7 +188,7 @@ class WeighedForward(Forward):
         return self.rows_loss(prediction, labels, weights), prediction
 
     def denominator(self, columns):
-        """Return the loss's denominator, float32 [] or of tasks [T]; graph code."""
+        """Return the loss's denominator, float32 [], or [T] for tasks; graph code."""
         labels, weights = columns[-self.labels : -1], self._weights(columns)
         if self.several:
             return self.loss_fn.denominators_of(labels, weights)
@@ -212,7 +212,7 @@ def padded_forward(forward: Forward, loss_fn: Any) -> WeighedForward | None:
         return None
     cast, kind = forward.cast_outputs, forward.kind
     weighed = WeighedForward(forward.network, loss_fn, rows_loss, labels=2, kind=kind, cast=cast)
-    weighed.label_cast = forward.label_cast  # shows the shapes to the check of class numbers
+    weighed.label_cast = forward.label_cast  # `ClassRange` reads the shapes from it
     weighed.tells_denominator = False
     return weighed
 
@@ -237,10 +237,10 @@ class EvalStep(nn.Cell):
         self.table_inputs = table_inputs
 
     def construct(self, *columns):
-        """Return (loss [], prediction, label), the label the loss's first column.
+        """Return (loss [], prediction, label); the label is the loss's first column.
 
-        With `tells_denominator` what divided the loss follows, float32 [].
-        Of several tasks: (loss, predictions, labels, losses [T], rows [T]), in the order of the tasks.
+        With `tells_denominator`, the loss's denominator, float32 [], follows. With several tasks, return (loss,
+        predictions, labels, losses [T], rows [T]) in the order of the tasks.
         """
         if self.table_inputs:
             columns = columns[: -self.table_inputs]

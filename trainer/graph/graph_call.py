@@ -40,23 +40,26 @@ logger = logging.getLogger(__name__)
 class GraphCall:
     """Run a cell as a graph; known shapes and dtypes call its program directly.
 
-    The first call with new shapes or dtypes compiles, and checks that calling the program directly gives the same
-    outputs. Later calls do that; if outputs differ, they go through `compile_and_run`.
+    The first call with new shapes or dtypes compiles a program with `Cell.compile_and_run`, and checks that running the
+    program directly gives the same outputs. If it does, later calls run it directly, which is faster.
 
     Args:
         cell: the cell to compile.
-        for_one_core: whether its sums are those of one core, however many there are.
+        for_one_core: compute sums as one core would, so that results do not depend on the number of cores.
     """
 
     def __init__(self, cell: nn.Cell, *, for_one_core: bool = False) -> None:
         self.cell = cell
         self._for_one_core = for_one_core
-        self._programs: dict[Any, str | None] = {}  # None: only `compile_and_run` gives the right outputs
-        self.programs = 0  # looked up or compiled
-        self.seconds = 0.0  # time of lookups, compilations and the first run of each program
+        self._programs: dict[Any, str | None] = {}  # None if the program cannot be run directly
+        self.programs = 0  # number of programs
+        self.seconds = 0.0  # time spent on compilations and the first run of each program
 
     def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
-        """Return the outputs; `like`, a hashable, differs where shapes or dtypes do."""
+        """Return the cell's outputs.
+
+        `like` is a hashable key of the tensors' shapes and dtypes, computed here if not given.
+        """
         cell = self.cell
         key = (cell.phase, like if like is not None else tuple([(tensor.shape, tensor.dtype) for tensor in tensors]))
         program = self._programs.get(key)
@@ -82,7 +85,7 @@ class EagerCall:
         self.cell = cell
 
     def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
-        """Return what the cell returns."""
+        """Return the cell's outputs; `like` is ignored."""
         with operator_by_operator():
             return self.cell(*tensors)
 
@@ -95,13 +98,13 @@ class EvaluationCall(GraphCall):
         self._eager: EagerCall | None = None
 
     def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
-        """Return what the cell returns."""
+        """Return the cell's outputs; see `GraphCall.__call__`."""
         if self._eager is not None:
             return self._eager(*tensors)
         try:
             return super().__call__(*tensors, like=like)
         except Exception as error:
-            if self.programs:  # the cell compiles, so the data are wrong
+            if self.programs:  # the cell has compiled before, so the data are at fault
                 raise
             eager = EagerCall(self.cell)
             try:
@@ -120,7 +123,7 @@ class EvaluationCall(GraphCall):
 
 
 def _wait_for(outputs: Any) -> None:
-    """Wait for eager outputs; a failed operator raises here."""
+    """Wait for eager outputs, so that a failed operator raises here."""
     if isinstance(outputs, tuple | list):
         for output in outputs:
             _wait_for(output)
@@ -132,7 +135,10 @@ Call = GraphCall | EagerCall
 
 
 class BatchSizes:
-    """Warn once when every new batch size costs a compilation, which `filling` saves."""
+    """Warns, once, that every new batch size compiles another program.
+
+    The warning includes `filling.reason`: why batches are not padded to fewer sizes.
+    """
 
     def __init__(self, run: Call, filling: RowFilling | None = None) -> None:
         self.run = run
@@ -141,7 +147,7 @@ class BatchSizes:
         self._rows: list[int] = []
 
     def note(self, chunk: Chunk) -> None:
-        """Count the program that was compiled for a chunk."""
+        """Record that a program was compiled for a chunk."""
         self.programs = self.run.programs
         rows = chunk.arrays[0].shape[1 if chunk.stacked else 0]
         if rows not in self._rows:
@@ -157,8 +163,8 @@ _UNCOMPILED = "; Trainer(..., compile=False) runs what cannot be compiled operat
 def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
     """Return a `GraphError` with MindSpore's message, source line and batch columns.
 
-    The trainer's own errors are returned unchanged, such as a process lost during the exchange of rows: MindSpore
-    passes on the exceptions of Python operators.
+    The trainer's own errors are returned unchanged. They reach this function because MindSpore passes on exceptions of
+    Python operators, for example when the exchange of rows loses a process.
     """
     if isinstance(error, TrainerError):
         return error
@@ -177,7 +183,7 @@ def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
 
 
 def _integers(text: str, chunk: Chunk, shapes: Sequence[Sequence[int]]) -> str:
-    """Return a hint about integer columns such as images if MindSpore rejects a type."""
+    """Return a hint to cast integer columns (images) if MindSpore rejects a dtype."""
     columns = zip(chunk.names, chunk.arrays, shapes, strict=False)
     names = [f"{name} ({array.dtype})" for name, array, shape in columns if array.dtype.kind in "iu" and len(shape) > 1]
     if not names or not _TYPES.search(text):
@@ -198,7 +204,7 @@ TrainRunner = Callable[[Chunk], StepOutputs]
 
 
 def inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:
-    """Return a function from a chunk to its tensors and, for exchanges, row counts."""
+    """Return a function from a chunk to its tensors and, with an exchange, row counts."""
     if options.exchange is None:
         return operator.attrgetter("tensors")
 
@@ -212,7 +218,10 @@ def inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:
 
 
 def runner(run: Call, options: StepOptions, sizes: BatchSizes | None = None, *, returns: bool = False) -> TrainRunner:
-    """Return a runner of a step or of `SunkSteps`; `returns` keeps all outputs."""
+    """Return a function that trains chunks by running a step or `SunkSteps`.
+
+    With `returns`, `StepOutputs.returned` holds the network's output.
+    """
     run.cell.set_train(True)
     flags = (Tensor(False), Tensor(True))
     leading: list[tuple[tuple[Tensor, ...], ...]]  # inputs before the columns, by number of batches and flush
@@ -238,7 +247,7 @@ def runner(run: Call, options: StepOptions, sizes: BatchSizes | None = None, *, 
 
 
 class OneStep(nn.Cell):
-    """A step without the `flush` input; unused it costs 0.1 ms per call on CPU."""
+    """A step without the `flush` input, which costs 0.1 ms per call on CPU."""
 
     def __init__(self, step: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
@@ -263,8 +272,8 @@ class SunkSteps(nn.Cell):
         self.step = step
         self.batches_per_call = batches_per_call  # leading length of the stacked columns
         self.row_shape = row_shape  # shape of one row's prediction, if predictions are kept
-        self.counted = counted  # index of a column with the rows on its first axis
-        # primitives and constants compile faster than `ops.gather` and `ops.zeros`: see `program`
+        self.counted = counted  # index of a column whose first axis has the rows of a batch
+        # primitives and constants compile faster than `ops.gather` and `ops.zeros`; see `program`
         self.map, self.gather, self.expand = ops.HyperMap(), ops.Gather(), ops.ExpandDims()
         self.scatter = ops.TensorScatterUpdate()
         self.tells_denominator = step.tells_denominator
@@ -275,13 +284,14 @@ class SunkSteps(nn.Cell):
     def construct(self, count, flush, *stacked):
         """Train the first `count` (int32) batches; `flush` then ends an accumulation.
 
-        Returns (losses [batches_per_call] as the step gives them, predictions [batches_per_call, batch, ...] or the
-        losses again).
+        Returns (losses, predictions). Losses have the shape [batches_per_call], or [batches_per_call, 2] with
+        denominators. Predictions have the shape [batches_per_call, batch, ...]; if none are kept, the losses are
+        returned twice.
         """
         losses, index = self.no_losses, self.first
         last = count - 1
-        # Two loops: in one, branches on the shape would change the order of side effects that MindSpore sees.
-        # explicit gather and scatter: indexing adds eight operators per step to handle negative indices
+        # Two loops, because a branch on the shape inside one loop would change MindSpore's order of side effects.
+        # Explicit gather and scatter, because indexing adds eight operators per step to handle negative indices.
         if self.row_shape is None:
             while index < count:
                 columns = self.map(ops.partial(self._batch_of, index), stacked)

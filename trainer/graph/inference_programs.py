@@ -48,7 +48,7 @@ class InferencePrograms:
 
     @property
     def table_inputs(self) -> int:
-        """Number of inputs for sparse tables, after the columns."""
+        """Number of inputs for sparse tables; they follow the columns."""
         return 0 if self._builder.tables is None else self._builder.tables.reading_input_count
 
     def is_users(self, cell: nn.Cell) -> bool:
@@ -65,7 +65,7 @@ class InferencePrograms:
         if run is None:
             run = self._calls[id(cell)] = self._builder.make_call(cell)
         if self._builder.class_range and cell is self._evaluate:
-            # the label cast of a user's cell does not show the shapes
+            # a user's cell has no label cast that records the shapes to check
             compiles = self.eval_network is None and self._builder.compiled
             build = functools.partial(compile_for, chunk, cell, chunk.tensors, for_one_core=self._builder.for_one_core)
             self._builder.class_range(chunk, build if compiles else None)
@@ -78,7 +78,7 @@ class InferencePrograms:
         return outputs
 
     def apply(self, cell: nn.Cell, columns: Columns) -> Any:
-        """Run a program that does not train on host columns; return device outputs."""
+        """Run an inference program on host columns; return device outputs."""
         if self._builder.tables is not None:
             columns, plan = self._builder.tables.planner.plan(columns, False, 1, train=False)
             self._builder.tables.load(plan)
@@ -86,7 +86,7 @@ class InferencePrograms:
         return self._builder.make_call(cell)(*(to_tensor(column) for column in columns))
 
     def row_shape(self, sample: Chunk, output: int) -> tuple[int, ...]:
-        """Return the shape of one row of the kept prediction, by one inference forward."""
+        """Return the shape of one row of the kept prediction; runs a forward pass."""
         outputs = self.sample_outputs(sample)
         if output < 0 and len(outputs) > 1:
             return (sum(int(np.prod(part.shape[1:])) for part in outputs),)
@@ -115,12 +115,12 @@ class InferencePrograms:
         return tuple(np.array(part.asnumpy()) for part in parts)
 
     def use_eval_network(self, cell: nn.Cell | None) -> None:
-        """Use `cell` for evaluation; None: a program built from network and loss."""
+        """Use `cell` for evaluation; None builds a program from network and loss."""
         self.eval_network, self._evaluate = cell, None
         self._calls.clear()
 
     def evaluate_cell(self) -> nn.Cell:
-        """Return the evaluation program: the user's, or one built from network and loss."""
+        """Return the user's evaluation program, or one built from network and loss."""
         if self._evaluate is None:
             if self.eval_network is not None:
                 self._evaluate = by_position(self.eval_network)
@@ -146,7 +146,7 @@ class InferencePrograms:
 
     @contextlib.contextmanager
     def mode(self, cell: nn.Cell) -> Iterator[None]:
-        """Set inference mode of `cell` and the network; restore their modes on exit."""
+        """Put `cell` and the network in inference mode; restore their modes on exit."""
         inside = any(part is self._network for _, part in cells_and_names(cell))
         roots = [cell] if inside else [cell, self._network]
         with modes_put_back(*roots):

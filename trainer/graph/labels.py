@@ -31,7 +31,7 @@ _numbers = itertools.count()
 _said: set[tuple[int, str]] = set()
 _casts: weakref.WeakValueDictionary[int, Any] = (
     weakref.WeakValueDictionary()
-)  # by number: graph code passes numbers only
+)  # keyed by number, because graph code can pass numbers but not objects
 _shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # number -> shapes of label and prediction
 
 
@@ -52,12 +52,12 @@ def takes_class_numbers(loss_fn: Any) -> str | None:
 class LabelCast(nn.Cell):
     """Cast labels to the dtype and shape that a loss expects; log a change once.
 
-    For MindSpore's losses integer and bool labels become int32 as class numbers, and the prediction's dtype as values.
-    Float labels and labels of other losses keep their dtype.
+    For MindSpore's losses, integer and bool labels are cast to int32 if they are class numbers, and to the prediction's
+    dtype if they are values. Float labels and labels of other losses keep their dtype.
 
-    A label [N] with a prediction [N, 1], or the reverse, gets the prediction's shape if the loss compares values:
-    MindSpore would broadcast both to [N, N]. A custom loss is tried on two rows: it broadcasts if swapping their
-    labels changes nothing, or if it fails only for these shapes.
+    A label [N] with a prediction [N, 1], or the reverse, is reshaped to the prediction's shape if the loss compares
+    values, because MindSpore would broadcast both to [N, N]. A custom loss is called with two rows to find out whether
+    it broadcasts: it does if swapping the two labels changes nothing, or if the call fails only for unequal shapes.
     """
 
     def __init__(self, loss_fn: Any) -> None:
@@ -66,7 +66,7 @@ class LabelCast(nn.Cell):
         self.values = self.kind == VALUES
         self.loss = type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else getattr(loss_fn, "__name__", "the loss")
         self.number = next(_numbers)
-        # refuse integers [rows, classes] as probabilities: they were counted as class numbers
+        # refuse integer probabilities [rows, classes], because the denominator counts integers as class numbers
         self.only_numbers = False
         object.__setattr__(self, "loss_fn", loss_fn)  # not a child: another cell owns its parameters
         _casts[self.number] = self
@@ -74,11 +74,11 @@ class LabelCast(nn.Cell):
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Shapes of label and prediction in the newest program; None before any."""
+        """Shapes of label and prediction in the newest program, or None without one."""
         return _shapes.get(self.number)
 
     def construct(self, label, prediction):
-        """Return the label; graph code."""
+        """Return the label, cast and reshaped for the loss; graph code."""
         if self.kind == OTHER:
             return self.matched((label,), prediction)[0]
         if not isinstance(prediction, Tensor):
@@ -94,7 +94,7 @@ class LabelCast(nn.Cell):
         return ops.cast(label, _wanted_dtype(self.kind, self.number, self.loss, dtypes, shapes))
 
     def matched(self, labels, prediction):
-        """Reshape a loss's columns like the prediction if it broadcasts; graph code."""
+        """Reshape labels like the prediction if the loss would broadcast; graph code."""
         if self.kind != OTHER or not isinstance(prediction, Tensor):
             return labels
         shapes, dtypes = (), ()
@@ -116,8 +116,8 @@ def _say(number: int, level: int, key: str, text: str, *values: Any) -> None:
         logger.log(level, text, *values)
 
 
-# constexpr: Python that runs at compile time. As branches of the graph it took a tenth of
-# the time that a small step takes to compile; a cast to the dtype there already is no operator in the end.
+# A constexpr function runs in Python at compile time. Written as graph code, these branches took a tenth of the compile
+# time of a small step. A cast to the dtype that a tensor already has adds no operator to the program.
 @ops.constexpr
 def _wanted_dtype(kind, number, loss, dtypes, shapes):
     (received, predicted), (label, prediction) = dtypes, shapes
@@ -163,7 +163,7 @@ def _wanted_shapes(number, loss, labels, dtypes, prediction):
 
 
 def _differ_by_ones(label, prediction) -> bool:
-    """Return whether shapes of several rows differ only by axes of length 1."""
+    """Return whether two shapes with several rows differ only by axes of length 1."""
     if len(label) == len(prediction) or not label or not prediction or label[0] != prediction[0] or label[0] == 1:
         return False
     return [n for n in label if n != 1] == [n for n in prediction if n != 1]
@@ -178,7 +178,7 @@ def _broadcasts(loss, labels, dtypes, prediction) -> bool | None:
     """Return whether a loss broadcasts labels and predictions; None if unknown."""
     rows = np.array([0, 1], np.float32)
     shape = (2, *prediction[1:])
-    # fixed fractions, all different: swapping the labels of two rows has to change a loss that pairs them
+    # All predictions differ, so swapping the labels of two rows changes any loss that compares row by row.
     predicted = np.linspace(0.3, 0.7, math.prod(shape), dtype=np.float32).reshape(shape)
 
     def value(first, shapes) -> float | None:
@@ -202,17 +202,17 @@ def _broadcasts(loss, labels, dtypes, prediction) -> bool | None:
 
 
 class ClassRange:
-    """Refuse class numbers outside the prediction's classes.
+    """Refuses class numbers outside the prediction's classes.
 
-    `nn.CrossEntropyLoss` trains on -1 as if it were the last class, a sparse `nn.SoftmaxCrossEntropyWithLogits` on
-    numbers too high. After an operator refused a number, MindSpore runs no other program in the process. `after` is the
-    number of columns after the labels.
+    MindSpore's losses do not: `nn.CrossEntropyLoss` trains on -1 as if it were the last class, and a sparse
+    `nn.SoftmaxCrossEntropyWithLogits` trains on numbers that are too high. If an operator does raise an error,
+    MindSpore runs no other program in the process. `after` is the number of columns after the labels.
     """
 
     def __init__(
         self, losses: Sequence[Any], casts: Sequence[LabelCast], *, ignores: bool = True, after: int = 0
     ) -> None:
-        self.ignores = ignores  # whether the losses may ignore the class number that they name
+        self.ignores = ignores  # whether labels may have a loss's `ignore_index`
         pairs = enumerate(zip(losses, casts, strict=True))
         self.columns = [(n - len(losses) - after, loss, cast) for n, (loss, cast) in pairs if _takes_classes(loss)]
         self._compiled = not self.columns
@@ -221,7 +221,10 @@ class ClassRange:
         return bool(self.columns)
 
     def __call__(self, chunk: Chunk, compile_first: Callable[[], None] | None) -> None:
-        """Check one chunk; `compile_first`, if given, compiles its program before."""
+        """Check one chunk.
+
+        The first call runs `compile_first`, if given: compiling the chunk's program records the shapes to check.
+        """
         if not self._compiled and compile_first is not None:
             compile_first()
             self._compiled = True

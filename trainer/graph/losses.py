@@ -1,4 +1,4 @@
-"""MindSpore's losses with shorter gradients."""
+"""Replacements for MindSpore's losses that compile and run faster."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from mindspore import nn, ops
 
 
 class FusedBCEWithLogits(nn.Cell):
-    """The value of `nn.BCEWithLogitsLoss()` and its gradient, (sigmoid(x) - y) / n.
+    """`nn.BCEWithLogitsLoss()` with the gradient (sigmoid(x) - y) / n.
 
-    MindSpore's own gradient provides for weights and takes ten operators, a sixth of a small network's step.
+    MindSpore's own gradient supports weights and takes ten operators, a sixth of a small network's step.
     """
 
     def __init__(self) -> None:
@@ -27,10 +27,10 @@ class FusedBCEWithLogits(nn.Cell):
 
 
 class FusedCrossEntropy(nn.Cell):
-    """`nn.CrossEntropyLoss()` of classes, gradient (softmax(x) - one_hot(y)) / n.
+    """`nn.CrossEntropyLoss()` with the gradient (softmax(x) - one_hot(y)) / n.
 
-    MindSpore's own provides for weights, smoothing and more axes, and takes as long to compile as a small network.
-    `whole` is that loss, used for all but float32 logits [rows, classes] with int32 labels [rows].
+    MindSpore's own loss supports weights, smoothing and more axes, and takes as long to compile as a small network. It
+    is used (`whole`) for inputs other than float32 logits [rows, classes] with int32 labels [rows].
     """
 
     def __init__(self, whole: nn.CrossEntropyLoss) -> None:
@@ -49,7 +49,7 @@ class _OfClassNumbers(nn.Cell):
     def __init__(self, ignored: int) -> None:
         super().__init__(auto_prefix=False)
         self.ignored = ignored
-        # primitives, because the functions of the same names add checks that are compiled as well
+        # primitives, because the functions of the same names add checks that would be compiled too
         self.logs, self.softmax, self.one_hot = ops.LogSoftmax(1), ops.Softmax(1), ops.OneHot()
         self.gather, self.select, self.different = ops.GatherD(), ops.Select(), ops.NotEqual()
         self.cast, self.reshape, self.zeros = ops.Cast(), ops.Reshape(), ops.ZerosLike()
@@ -65,11 +65,11 @@ class _OfClassNumbers(nn.Cell):
 
     def bprop(self, logits, labels, out, dout):
         counted = self.cast(self.different(labels, self.ignored), mstype.float32)
-        # at least 1: if every label is ignored, the loss is NaN but the gradients stay finite
+        # at least 1, so that gradients stay finite if every label is ignored (the loss is then NaN)
         rows = self.maximum(self.sum(counted), self.cast(1.0, mstype.float32))
         weights = self.reshape(self.div(self.mul(counted, dout), rows), (-1, 1))
         classes = logits.shape[1]
-        known = self.select(self.less(labels, 0), labels + classes, labels)  # from the last, as in the value
+        known = self.select(self.less(labels, 0), labels + classes, labels)  # -1 is the last class, as in `construct`
         wanted = self.one_hot(known, classes, self.cast(1.0, mstype.float32), self.cast(0.0, mstype.float32))
         return self.mul(self.sub(self.softmax(logits), wanted), weights), self.zeros(labels)
 
@@ -77,7 +77,7 @@ class _OfClassNumbers(nn.Cell):
 class BroadcastBCE(nn.Cell):
     """`nn.BCELoss` with a weight that broadcasts to the prediction, such as [C].
 
-    MindSpore's kernel on CPU reads as many weights as there are predictions, past the end of a smaller weight.
+    MindSpore's CPU kernel reads one weight per predicted value, and so reads past the end of a smaller weight.
     """
 
     def __init__(self, loss: nn.BCELoss, reduction: str) -> None:
@@ -91,7 +91,7 @@ class BroadcastBCE(nn.Cell):
 
 
 def broadcasting(loss_fn: Any, reduction: str | None = None) -> Any:
-    """Return `nn.BCELoss` with a weight as a `BroadcastBCE`, any other loss as it is."""
+    """Replace an `nn.BCELoss` that has a weight by `BroadcastBCE`; keep other losses."""
     if type(loss_fn) is not nn.BCELoss or loss_fn.weight is None:
         return loss_fn
     return BroadcastBCE(loss_fn, loss_fn.reduction if reduction is None else reduction)

@@ -26,25 +26,28 @@ class MultiTaskLoss(nn.Cell):
             masks={"buy": "click"},  # rows that were clicked
         )
 
-    The network returns a dict of predictions by task, a tuple or list in the order of `losses`, or a tensor [N, tasks]
-    with a column for each (of one task, any tensor). Each task has a label column: where columns have names, the one
-    named as the task or as `labels` says; in a tuple of arrays, the last ones in the order of `losses`.
+    The network returns a dict of predictions by task, a tuple or list of predictions in the order of `losses`, or a
+    tensor [N, tasks] with one column per task. With a single task the tensor may have any shape.
+
+    Each task has one label column. In data with named columns, it is the column with the name of the task, or the name
+    given in `labels`. In a tuple of arrays, the labels are the last arrays, in the order of `losses`.
     Metrics are named by task: ``click_auc``, ``buy_auc``; losses ``click_loss``, ``buy_loss``.
 
-    A masked task, or one whose NaN labels are left out, needs a loss of one value per row (``reduction="none"``); its
-    mean is over the rows that remain, and 0 when none do.
+    A task with a mask or with `ignore_nan` needs a loss that returns one value per row (``reduction="none"``). The
+    values of the rows that count are averaged; without such rows the loss is 0.
 
     Args:
-        losses: loss of (prediction, label) by task; Cells or functions. A loss that gives a value per row is averaged.
-            Labels get the prediction's shape if they have its size, and its dtype if they are integers.
+        losses: task -> its loss, a Cell or function of (prediction, label). A loss of one value per row is averaged.
+            A label with as many elements as the prediction is reshaped to the prediction's shape; if it holds integers,
+            it is also cast to the prediction's dtype.
         weights: weight of a task's loss in the sum; 1 for tasks not named.
         masks: task -> task whose label must be above 0 for a row to count.
         labels: task -> name of its label column; the task's own name for tasks not named.
         ignore_nan: tasks whose rows with a NaN label do not count; True for all.
 
     Raises:
-        ConfigurationError: no task, an unknown name, a weight that is not a number >= 0, or a loss that is averaged
-            where rows are left out.
+        ConfigurationError: there is no task, a name is unknown, a weight is not a number >= 0, or a task with a mask or
+            `ignore_nan` has a loss that reduces its rows.
 
     Inputs:
         predictions (dict, tuple, list or tensor), then one label tensor per task.
@@ -83,9 +86,9 @@ class MultiTaskLoss(nn.Cell):
         self.label_casts = nn.CellList([LabelCast(loss) for loss in losses.values()])
         denominators = [denominator_of(loss) for loss in losses.values()]
         places = [place for place, known in enumerate(denominators) if known is None and not self.leaves_out(place)]
-        self.unknown = [list(losses.values())[place] for place in places]  # losses that may divide by anything
-        self.row_losses: nn.CellList | None = None  # the losses over weighted rows
-        self.ignores_labels = True  # False: class numbers to ignore are refused
+        self.unknown = [list(losses.values())[place] for place in places]  # losses with an unknown denominator
+        self.row_losses: nn.CellList | None = None  # the losses with row weights, after `weigh_rows`
+        self.ignores_labels = True  # whether labels may have a loss's `ignore_index`
         self._set_denominators([denominator or RowCount() for denominator in denominators])
         for place, (task, loss) in enumerate(losses.items()):
             reduction = getattr(loss, "reduction", None)
@@ -103,10 +106,10 @@ class MultiTaskLoss(nn.Cell):
         return self.mask_places[place] >= 0 or self.ignores_nan[place]
 
     def weigh_rows(self, weight: str) -> None:
-        """Weigh the rows of every task from now on, by the column `weight`.
+        """Weight the rows of every task by the column `weight` from now on.
 
         Raises:
-            ConfigurationError: a task's loss is a sum, or gives one number for its rows.
+            ConfigurationError: a task's loss is a sum, or returns one number for all rows.
         """
         functions = [loss.function if isinstance(loss, _FunctionLoss) else loss for loss in self.losses]
         of_tasks = dict(zip(self.tasks, functions, strict=True))
@@ -123,14 +126,15 @@ class MultiTaskLoss(nn.Cell):
     def _set_denominators(self, denominators: Sequence[nn.Cell]) -> None:
         self.denominators = nn.CellList(denominators)
         kinds = [self.kind_of(place) for place in range(len(self.tasks))]
-        self.alike = len({*kinds}) == 1 and kinds[0] != COUNTED  # whether one number divides all tasks
+        self.alike = len({*kinds}) == 1 and kinds[0] != COUNTED  # whether all tasks have the same denominator
         self.kind = kinds[0] if self.alike and self.row_losses is None else COUNTED
         self.sums = tuple(float(kind == ONE) for kind in kinds)
 
     def divide_alike(self) -> bool:
-        """Return whether the losses of all tasks divide by one number.
+        """Return whether the losses of all tasks have the same denominator.
 
-        Class numbers to ignore are refused then, because each task may ignore others.
+        If they differ, cross-entropy losses without class weights are first changed to count all rows. Labels with the
+        loss's `ignore_index` are then refused.
         """
         if not self.alike and len(self.tasks) > 1:
             plain = [isinstance(d, ClassWeights) and not d.has_classes and d.ignored < 0 for d in self.denominators]
@@ -140,7 +144,7 @@ class MultiTaskLoss(nn.Cell):
         return self.alike or len(self.tasks) == 1
 
     def kind_of(self, place: int) -> str:
-        """Return the kind (`graph.denominators`) of the denominator of a task."""
+        """Return the kind of a task's denominator; see `graph.denominators`."""
         return COUNTED if self.leaves_out(place) else self.denominators[place].kind
 
     def in_order(self, predictions):
@@ -165,25 +169,25 @@ class MultiTaskLoss(nn.Cell):
         return columns
 
     def construct(self, predictions, *labels):
-        """Return the weighted sum."""
+        """Return the weighted sum of the tasks' losses."""
         losses, counts = self.task_losses(self.in_order(predictions), labels)
         if self.training:
             self.add(losses * counts, counts)
         return self.weighted_sum(losses)
 
     def weighted_sum(self, losses):
-        """Return the weighted sum of the tasks' losses, float32 [T]; graph code."""
+        """Return the weighted sum of `losses`, float32 [T]; graph code."""
         return ops.sum(losses * Tensor(self.weights, mstype.float32))
 
     def add(self, sums, counts):
-        """Add loss sums and row counts [T] for `read_losses`; graph code."""
+        """Add loss sums and row counts, both [T], to those of `read_losses`; graph code."""
         ops.assign_add(self.loss_sums, sums)
         ops.assign_add(self.row_counts, counts)
 
     def task_losses(self, predictions, labels, weights=None):
         """Return each task's loss and its denominator, float32 [T]; graph code.
 
-        `weights` are those of the rows, float32 [rows], after `weigh_rows`.
+        `weights` are row weights, float32 [rows]; call `weigh_rows` before using them.
         """
         losses = ()
         counts = self.denominators_of(labels, weights)
@@ -203,7 +207,7 @@ class MultiTaskLoss(nn.Cell):
                 losses += (ops.sum(ops.cast(each, mstype.float32) * counted) / ops.maximum(counted.sum(), 1.0),)
             else:
                 loss = ops.cast(ops.mean(self.applied[place](prediction, label)), mstype.float32)
-                if self.kind_of(place) == COUNTED:  # NaN if no label counts
+                if self.kind_of(place) == COUNTED:  # the loss is NaN if no label counts
                     loss = ops.select(counts[place] > 0, loss, ops.zeros_like(loss))
                 losses += (loss,)
         return ops.stack(losses), counts
@@ -213,7 +217,7 @@ class MultiTaskLoss(nn.Cell):
         return self.denominators_of(labels)
 
     def denominators_of(self, labels, weights=None):
-        """Return `denominator`, of rows with `weights` if these are given; graph code."""
+        """Return each task's denominator, [T], for rows with `weights`; graph code."""
         counts = ()
         for place in range(len(self.tasks)):
             if weights is not None:
@@ -229,7 +233,7 @@ class MultiTaskLoss(nn.Cell):
         return ops.stack(counts)
 
     def _counted(self, place, labels):
-        """Return 1 for each row of a task that counts, else 0, float32 [B]; graph code."""
+        """Return 1 for rows that count in a task, 0 for others, float32 [B]; graph code."""
         rows = labels[place].shape[0]
         counted = ops.ones((rows,), mstype.float32)
         if self.mask_places[place] >= 0:
@@ -242,7 +246,7 @@ class MultiTaskLoss(nn.Cell):
         return counted
 
     def rows(self, labels: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-        """Return each task's mask of rows that count, bool [B] on the host, or None."""
+        """Return each task's mask of rows that count, bool [B], or None if all do."""
         found: list[np.ndarray | None] = []
         for place, label in enumerate(labels):
             counted = None
@@ -257,7 +261,7 @@ class MultiTaskLoss(nn.Cell):
     def read_losses(self, *, keep: bool = False) -> dict[str, float]:
         """Return each task's mean loss since the last call without `keep`.
 
-        Names are ``<task>_loss``; NaN without rows. Copies from the device.
+        The keys are ``<task>_loss``; a task without rows has NaN. Copies from the device.
         """
         sums, counts = np.array(self.loss_sums.asnumpy()), np.array(self.row_counts.asnumpy())
         if not keep:
@@ -274,10 +278,11 @@ class MultiTaskLoss(nn.Cell):
         return self.total(self.loss_sums.asnumpy(), self.row_counts.asnumpy())
 
     def total(self, sums: np.ndarray, counts: np.ndarray) -> float:
-        """Return the weighted sum of the tasks' mean losses, however rows were batched.
+        """Return the weighted sum of the tasks' mean losses, or NaN without any rows.
 
-        From the sum of the losses of each task's rows and their number, [T]. A task without rows adds 0; NaN if none
-        has any.
+        Args:
+            sums: sum of the losses of each task's rows, [T].
+            counts: number of each task's rows, [T]; a task without rows adds 0.
         """
         means = [weight * sums[i] / counts[i] for i, weight in enumerate(self.weights) if counts[i]]
         return float(sum(means)) if means else float("nan")

@@ -65,7 +65,7 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
 
 
 def _check_methods(network: nn.Cell) -> None:
-    """Refuse an attribute that hides a method which MindSpore calls in compilation."""
+    """Refuse an attribute that hides a method MindSpore calls during compilation."""
     for name in ("add_flags_recursive", "cells", "cells_and_names", "name_cells", "set_train"):
         if not callable(getattr(network, name)):
             raise ConfigurationError(
@@ -88,9 +88,9 @@ def _check_names(network: nn.Cell) -> None:
 
 
 def _check_bce_weights(network: nn.Cell, loss_fn: Any, eval_network: Any) -> None:
-    """Refuse a weight that MindSpore's CPU kernel would read past its end.
+    """Refuse a `BCELoss` weight that MindSpore's CPU kernel would read past its end.
 
-    A `loss_fn` itself is computed right.
+    A `BCELoss` that is the `loss_fn` itself is accepted, because `losses.broadcasting` replaces it.
     """
     computed = {id(loss) for loss in (loss_fn, *getattr(loss_fn, "losses", ()))}
     for root in (network, loss_fn, eval_network):
@@ -110,9 +110,9 @@ def _kind(value: Any) -> str:
 
 
 def check_compile(network: nn.Cell, compile: Any) -> bool:
-    """Return whether programs are compiled; warn of the cost if not.
+    """Check and return `compile`; log a warning if programs are not compiled.
 
-    Checks too that the device can hold the network's tables.
+    Also checks that the device supports the network's sparse tables.
     """
     if not isinstance(compile, bool):
         checks.refuse("compile", "True or False", compile)
@@ -129,7 +129,11 @@ def check_compile(network: nn.Cell, compile: Any) -> bool:
 
 
 def check_deterministic(network: nn.Cell, deterministic: Any, compiled: bool, lowers: bool) -> bool:
-    """Return whether the bits of programs must not depend on the number of cores."""
+    """Check and return `deterministic`: results must not depend on the core count.
+
+    Raises:
+        ConfigurationError: results would depend on it, or the trainer has not been tested on this device.
+    """
     if not checks.boolean("deterministic", deterministic):
         return False
     where = device.current()
@@ -167,9 +171,9 @@ def is_training_step(network: nn.Cell) -> bool:
 
 
 def check_custom_step(network: nn.Cell, **options: Any) -> None:
-    """Check that no option needs to be applied inside the user's training step.
+    """Refuse options that would have to be applied inside the user's training step.
 
-    A network that does not train may have an amp level.
+    A network that is not a training step may have an amp level.
     """
     neutral = {"amp_level": "O0", "gradient_accumulation_steps": 1}
     if not is_training_step(network):
@@ -191,14 +195,14 @@ def check_denominator(
     processes: int,
     weighed: RowLoss | None = None,
 ) -> str:
-    """Return the kind of the loss's denominator; check that parts add up.
+    """Return the kind of the loss's denominator; check that losses of parts add up.
 
-    Parts are micro-batches and the rows of processes. See `trainer.graph.denominators`. `weighed` is the loss over rows
-    with a declared weight, which divides by the sum of the weights.
+    The parts of a batch are micro-batches and the rows of each process; see `trainer.graph.denominators`. `weighed` is
+    the loss with declared row weights; its denominator is the sum of the weights.
 
     Raises:
-        ConfigurationError: there are several parts, and the loss compares rows (a class with ``rows_depend = True``),
-            or it is unknown what it divides by, or the micro-batches of its tasks divide by different numbers.
+        ConfigurationError: there are several parts, and either the loss compares rows (its class has ``rows_depend =
+            True``), or its denominator is unknown, or gradients are accumulated over tasks with different denominators.
     """
     own = network if loss_fn is None else loss_fn
     tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
@@ -244,8 +248,8 @@ def check_eval_indexes(
     """Return the positions of loss, prediction and label in the evaluation outputs.
 
     Raises:
-        ConfigurationError: not three whole numbers, or given without `eval_network`; or left out where a metric would
-            read the loss, the first output of `mindspore.nn.WithEvalCell`.
+        ConfigurationError: `eval_indexes` is not three whole numbers, or was given without `eval_network`; or it is
+            missing and a metric would mistake the first output of `mindspore.nn.WithEvalCell`, the loss, for its input.
     """
     if eval_network is None:
         if eval_indexes is not None:

@@ -19,10 +19,11 @@ PLACEHOLDER = "trainer.no_dense_parameter"
 class OptimizerGroups(nn.Cell):
     """Several optimizers in one step: FTRL for the wide part, Adam for the deep part.
 
-    The learning rate shown is the first optimizer's; setting it sets all.
+    The reported learning rate is that of the first optimizer. Setting the learning rate sets it in all optimizers.
 
     Raises:
-        ConfigurationError: fewer than two, not an `nn` optimizer, or a parameter in two of them.
+        ConfigurationError: there are fewer than two optimizers, one is not from `mindspore.nn`, or two hold the same
+            parameter.
     """
 
     def __init__(self, optimizers: Sequence[nn.Optimizer]) -> None:
@@ -39,7 +40,7 @@ class OptimizerGroups(nn.Cell):
         trained = {id(parameter) for parameter in self.parameters}
         for place, one in enumerate(optimizers):
             for parameter in parameters_of(one):
-                if id(parameter) not in trained:  # all have parameters named "learning_rate", "global_step" and so on
+                if id(parameter) not in trained:  # make names such as "learning_rate" unique
                     parameter.name = f"group_{place}.{parameter.name}"
         ends = np.cumsum([len(one.parameters) for one in optimizers]).tolist()
         self.spans = tuple(zip([0, *ends[:-1]], ends, strict=True))
@@ -48,26 +49,26 @@ class OptimizerGroups(nn.Cell):
 
     @property
     def learning_rate(self) -> tuple[Any, ...]:
-        """The learning rate of each parameter group, or its schedule."""
+        """Learning rates or schedules of all parameter groups."""
         rates: list[Any] = []
         for one in self.optimizers:
             rates += one.learning_rate if isinstance(one.learning_rate, tuple | list) else [one.learning_rate]
         return tuple(rates)
 
     def get_lr(self):
-        """Return the rate of the first optimizer; graph code."""
+        """Return the learning rate of the first optimizer; graph code."""
         return self.optimizers[0].get_lr()
 
     def construct(self, gradients):
-        """Update every group."""
+        """Update the parameters of every optimizer."""
         done = ()
         for place, (start, stop) in enumerate(self.spans):
-            done += (self.optimizers[place](gradients[start:stop]),)  # MindSpore removes calls without a used result
+            done += (self.optimizers[place](gradients[start:stop]),)  # MindSpore removes calls whose result is not used
         return done
 
 
 def dense_parameters(network: nn.Cell) -> list[Parameter]:
-    """Return the trainable parameters; a placeholder if all are in sparse tables."""
+    """Return the trainable parameters, or a placeholder if all are in sparse tables."""
     return trainable_parameters(network) or [Parameter(Tensor(np.zeros(1, np.float32)), name=PLACEHOLDER)]
 
 
@@ -75,15 +76,15 @@ def make_optimizer(optimizer: Any, network: nn.Cell) -> nn.Cell | None:
     """Build the optimizer of a user's argument.
 
     Args:
-        optimizer: an optimizer or None, as it is; a list of `nn` optimizers over different parameters; the name of a
-            class of `mindspore.nn` in any case ("adam"), alone or with arguments, ("adam", {"learning_rate": 1e-3});
-            a function of the trainable parameters that returns an optimizer; or a row optimizer, for a network whose
-            parameters are all in sparse tables.
-        network: the network to train. If all its parameters are in sparse tables, names and functions get a
-            placeholder, and the tables follow the optimizer they create.
+        optimizer: an optimizer or None, returned unchanged; a list of `nn` optimizers over different parameters; the
+            case-insensitive name of a class of `mindspore.nn` ("adam"), alone or with arguments
+            (("adam", {"learning_rate": 1e-3})); a function of the trainable parameters that returns an optimizer; or,
+            for a network whose parameters are all in sparse tables, a row optimizer.
+        network: the network to train. If all its parameters are in sparse tables, the optimizer is built with a
+            placeholder parameter, and the tables use its update rule.
 
     Raises:
-        ConfigurationError: no such optimizer, or a row optimizer for a network with dense parameters.
+        ConfigurationError: the name is unknown, or a row optimizer was given for a network with dense parameters.
     """
     if optimizer is None or (isinstance(optimizer, nn.Cell) and not isinstance(optimizer, RowOptimizer)):
         return optimizer
@@ -124,7 +125,7 @@ def _by_name(name: str) -> Any:
 def get_learning_rate(optimizer: nn.Cell | None) -> float | None:
     """Return the next learning rate of the first parameter group; None if unknown.
 
-    A schedule is evaluated at the optimizer's own step counter, with one host copy.
+    A schedule is evaluated at the optimizer's step counter. Copies one number from the device.
     """
     rate = next(iter(_rates(optimizer)), None)
     if optimizer is not None and isinstance(rate, nn.Cell):
@@ -133,7 +134,7 @@ def get_learning_rate(optimizer: nn.Cell | None) -> float | None:
 
 
 def set_learning_rate(optimizer: nn.Cell | None, value: float) -> None:
-    """Set a constant rate for every parameter group; refuse schedules."""
+    """Set the learning rate of every parameter group; refuse schedules."""
     rates = _rates(optimizer)
     if not rates or not all(isinstance(rate, Parameter) for rate in rates):
         raise ConfigurationError(
@@ -141,7 +142,7 @@ def set_learning_rate(optimizer: nn.Cell | None, value: float) -> None:
             "(it follows a schedule, or there is no optimizer)"
         )
     for rate in rates:
-        # A compiled step with a branch keeps the old value after `set_data`; it sees an assignment.
+        # Not `set_data`: a compiled step that contains a branch would keep using the old value.
         ops.assign(rate, Tensor(float(value), rate.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Programs for padded batches; need a network with independent rows."""
+"""Programs for padded batches of networks whose rows are independent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PaddedPrograms:
 
     def __init__(self, builder: StepBuilder) -> None:
         self._builder = builder
-        self.weighed = builder.loss_columns.weighs  # whether the batches come with weights of their rows
+        self.weighed = builder.loss_columns.weighs  # whether the batches have a column of row weights
         self._forward = builder.forward if self.weighed else padded_forward(builder.forward, builder.loss_fn)
         reason = "" if independent_rows(builder.network) else undeclared(builder.network)
         if self._forward is None:
@@ -67,9 +67,10 @@ class PaddedPrograms:
 
     @property
     def evaluation(self) -> RowFilling | None:
-        """Rules for padding evaluation batches; None for a user's evaluation network.
+        """Rule for padding evaluation batches, or None if they are never padded.
 
-        Also None without compilation, and with several processes, which would decide each by its own batches.
+        It is None for a user's evaluation network, for several tasks, without compilation, and with several processes,
+        because each process would decide from its own batches.
         """
         builder = self._builder
         ours = builder.inference.eval_network is None and builder.compiled and not builder.forward.several
@@ -85,7 +86,10 @@ class PaddedPrograms:
         return self._evaluate
 
     def train(self, run: TrainRunner, options: StepOptions) -> TrainRunner:
-        """Return a runner that pads odd batches; `run` trains the others."""
+        """Return a function that trains chunks and pads batches of unusual size first.
+
+        `run` trains all other batches.
+        """
         filling, tables = self.training, self._builder.tables
         table_inputs = 0 if tables is None else tables.input_count
         run_padded: TrainRunner | None = run if self.weighed else None
@@ -102,7 +106,7 @@ class PaddedPrograms:
         return train
 
     def _runner(self, options: StepOptions) -> TrainRunner:
-        """Return the runner of padded batches; it shares counters and accumulation."""
+        """Return the function that trains padded batches, with the step's own state."""
         builder = self._builder
         whole = builder.train_step(options)
         if self._step is None:
@@ -113,7 +117,7 @@ class PaddedPrograms:
 
 
 def without_padding(outputs: Any, rows: int, size: int) -> Any:
-    """Return the first `rows` of outputs for `size` rows, in tuples of any depth."""
+    """Cut outputs of `size` rows, in tuples of any depth, to their first `rows`."""
     if isinstance(outputs, tuple | list):
         return tuple([without_padding(output, rows, size) for output in outputs])
     if outputs.shape[:1] != (size,):
@@ -122,7 +126,7 @@ def without_padding(outputs: Any, rows: int, size: int) -> Any:
 
 
 def _pad_chunk(chunk: Chunk, size: int, table_inputs: int, *, weighed: bool) -> Chunk:
-    """Return a one-batch chunk padded to `size` rows that weigh nothing."""
+    """Return a one-batch chunk padded to `size` rows; padding has the weight 0."""
     count = len(chunk.tensors) - table_inputs
     columns = padded_by_weight(tuple([c.asnumpy() for c in chunk.tensors[:count]]), size, weighed=weighed)
     return dataclasses.replace(

@@ -1,8 +1,9 @@
 """Automatic mixed precision: low-precision cells, loss scalers, finiteness checks.
 
-Levels: O0 changes nothing; O1 lowers the cells of a white list; O2 lowers all but a black list and scales the loss
-dynamically; O3 lowers everything and does not scale; "auto" is O2 on GPU, O3 on Ascend, O0 on CPU. Weights stay
-float32: a lowered cell casts them, and its inputs, where it computes.
+To lower a cell is to let it compute in float16 or bfloat16. O0 lowers nothing. O1 lowers the cells of a white list. O2
+lowers all cells but those of a black list, and scales the loss dynamically. O3 lowers all cells and does not scale the
+loss. "auto" is O2 on GPU, O3 on Ascend and O0 on CPU. Weights stay float32: a lowered cell casts its weights and inputs
+in each forward pass.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ WHITE_LIST: tuple[type[nn.Cell], ...] = (
     nn.PReLU,
 )
 BLACK_LIST: tuple[type[nn.Cell], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
-RECURRENT = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)  # kept in float32: lowering them would not lower their weights
+RECURRENT = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)  # kept in float32, because lowering would not cast their weights
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _DTYPES = {"float16": mstype.float16, "bfloat16": mstype.bfloat16}
 INITIAL_SCALE = 2.0**16
@@ -97,7 +98,7 @@ def _cell_classes(name: str, given: Sequence[type[nn.Cell]] | None, default: tup
 
 
 class CastOutput(nn.Cell):
-    """Cast a cell's output; attribute access and parameter names are the cell's."""
+    """Casts a cell's output; has the cell's attributes and parameter names."""
 
     def __init__(self, cell: nn.Cell, dtype: Any) -> None:
         super().__init__(auto_prefix=False)
@@ -124,7 +125,7 @@ def _cast(value, dtype):
 
 
 def recurrent_cells(network: nn.Cell) -> tuple[type[nn.Cell], ...]:
-    """Return the recurrent cell classes of a network; log that they stay float32."""
+    """Return `RECURRENT` if the network has such cells, else (); log their names."""
     found = {type(cell).__name__ for _, cell in cells_and_names(network) if isinstance(cell, RECURRENT)}
     if found:
         logger.info("%s: kept in float32, which MindSpore cannot lower", ", ".join(sorted(found)))
@@ -132,7 +133,7 @@ def recurrent_cells(network: nn.Cell) -> tuple[type[nn.Cell], ...]:
 
 
 def convert(network: nn.Cell, precision: Precision) -> None:
-    """Convert `network` in place; idempotent, but not to another precision."""
+    """Convert `network` in place; refuse a network converted to another precision."""
     mark = getattr(network, _MARK, None)
     if mark is not None:
         if mark == precision:
@@ -208,9 +209,9 @@ def make_scaler(loss_scale: Any, precision: Precision) -> amp.LossScaler | None:
 
 
 class AllFinite(nn.Cell):
-    """Check whether all entries of some tensors are finite.
+    """Checks whether all entries of some tensors are finite.
 
-    `amp.all_finite` takes as long to compile as a layer; it is used where the device has a kernel for it.
+    Uses `amp.all_finite` only on devices that have a kernel for it; on others it takes as long to compile as a layer.
     """
 
     def __init__(self) -> None:
@@ -219,7 +220,7 @@ class AllFinite(nn.Cell):
         self.is_finite, self.all, self.both = ops.IsFinite(), ops.ReduceAll(), ops.LogicalAnd()
 
     def construct(self, tensors, others):
-        """Return whether all are finite."""
+        """Return whether all `tensors` are finite and `others` is true."""
         if not self.by_tensor:
             return self.both(amp.all_finite(tensors), others)
         for tensor in tensors:
@@ -228,10 +229,10 @@ class AllFinite(nn.Cell):
 
 
 class FiniteNorm(nn.Cell):
-    """Check whether the norm of some tensors is finite in float32, and so every entry.
+    """Checks whether the norm of each tensor, and so each entry, is finite in float32.
 
-    A gradient of 3e25 is finite, but its square, which optimizers such as Adam keep, is not: the weights become NaN one
-    step later. One sum of squares per tensor also takes less time than a test of each entry.
+    A gradient of 3e25 is finite, but its square overflows in optimizers such as Adam, and the weights become NaN one
+    step later. A sum of squares is also faster than a test of each entry.
     """
 
     def __init__(self) -> None:
@@ -239,7 +240,7 @@ class FiniteNorm(nn.Cell):
         self.half_square, self.is_finite, self.both = ops.L2Loss(), ops.IsFinite(), ops.LogicalAnd()
 
     def construct(self, tensors, others):
-        """Return whether the norm is finite and `others` is true."""
+        """Return whether all norms are finite and `others` is true."""
         for tensor in tensors:
             others = self.both(others, self.is_finite(self.half_square(ops.cast(tensor, mstype.float32))))
         return others

@@ -1,17 +1,22 @@
 """The compiled training step; `graph_call` runs it once or K times per call.
 
-A program is a `Cell` run by `Cell.compile_and_run`, so it is a graph in every global mode. The step holds loss scale,
-accumulation, clipping and the guard against non-finite updates.
+The step is a `Cell` run by `Cell.compile_and_run`, so it runs as a graph even if MindSpore's global mode is PyNative.
+It contains the forward and backward passes, loss scaling, accumulation, clipping, the guard against non-finite values
+and the update.
 
-Each program compiles all of it again. Branches on a cell's own flags are decided by the parser and cost nothing;
-branches on shapes, dtypes, types and lengths cost 4 to 7 ms each, more where code follows them in the same function.
-Slices of tuples cost 15 to 20 ms (`*first, last = columns` costs 5), loops over tuples 30, with `enumerate` 75 (a
-`HyperMap` costs 5), an index into a tensor 50. The first use of a function such as `ops.reshape`, `ops.zeros`,
-`ops.gather` or `ops.mean` costs 20 to 35 ms for its checks of axes; the primitive `ops.Gather()` costs 2. (Times of a
-first compilation; the caches of `mindspore_internals.compilation` make some of it cheaper in later ones.)
+Every program compiles this code again, so the code avoids constructs that compile slowly. These are the costs of some
+constructs in a first compilation (the caches of `mindspore_internals.compilation` make later compilations cheaper):
 
-A function that takes `*columns` must not call with a star: MindSpore 2.10 would keep the cell, and all it refers to,
-for the life of the process. It passes the tuple to a method, which makes the call.
+- a branch on a flag of the cell: nothing, because the parser decides it;
+- a branch on a shape, dtype, type or length: 4 to 7 ms, more if much code follows it in the same function;
+- a slice of a tuple: 15 to 20 ms; `*first, last = columns`: 5 ms;
+- a loop over a tuple: 30 ms; with `enumerate`: 75 ms; a `HyperMap` instead: 5 ms;
+- an index into a tensor: 50 ms;
+- the first use of a function such as `ops.reshape`, `ops.zeros`, `ops.gather` or `ops.mean`, which checks axes: 20 to
+  35 ms; the primitive `ops.Gather()` instead: 2 ms.
+
+A function with a `*columns` parameter must not unpack it in a call (`f(*columns)`): MindSpore 2.10 would then keep the
+cell, and everything it refers to, until the process ends. Such a function passes the tuple to a method that unpacks it.
 """
 
 from __future__ import annotations
@@ -39,18 +44,18 @@ class StepOptions:
 
     scaler: amp.LossScaler | None = None
     guard: bool = False  # skip an update if the loss or the gradients' norm is not finite
-    # after the first non-finite step, other than an overflow of scaled gradients, apply no update (`TerminateOnNaN`)
+    # Apply no update after the first non-finite step, except an overflow of scaled gradients (`TerminateOnNaN`).
     halt: bool = False
     accumulate: int = 1  # micro-batches per optimizer update
     clip_norm: float | None = None  # bound of the gradients' global 2-norm (Pascanu et al. 2013, algorithm 1)
     clip_value: float | None = None
-    transform: Callable[..., Any] | None = None  # of the gradient tuple, before clipping: gradient centralization
-    # Function (number of gradients, buffers of the step) -> `trainer.distributed.exchange.Exchange`, which sums
-    # gradients over processes. Every batch then has its number of rows as a last input.
+    transform: Callable[..., Any] | None = None  # applied to the gradients before clipping (gradient centralization)
+    # Function of (number of gradients, buffers) that returns a `trainer.distributed.exchange.Exchange`, which sums
+    # gradients over processes. With an exchange, the row counts of a batch are the last input of the step.
     exchange: Callable[..., nn.Cell] | None = None
     keep_predictions: bool = False  # also return the network's output of the training forward
     average: AverageRule | None = None
-    output: int = 0  # which of several outputs to keep; -1: all of them side by side, float32 [B, values]
+    output: int = 0  # index of the network output to keep; -1 concatenates all outputs to float32 [B, values]
 
 
 def _scalar(value: float, dtype: Any, name: str) -> Parameter:
@@ -83,22 +88,27 @@ class TrainStep(nn.Cell):
         self.clip_norm = options.clip_norm
         self.clip_value = options.clip_value
         self.transform = options.transform
-        # An optimizer built with a loss scale divides by it; with a scaler the gradients are unscaled already.
+        # An optimizer built with a loss scale divides gradients by it. A scaler has already unscaled them, so `_apply`
+        # multiplies them by the optimizer's scale.
         self.optimizer_scale = float(getattr(optimizer, "loss_scale", 1.0)) if options.scaler is not None else 1.0
         self.tables = tables
         self.average = average
         self.table_inputs = tables.input_count if tables is not None else 0
+        # With `by_owner`, each process sums and updates only the table rows that it owns.
         self.by_owner = tables is not None and tables.by_owner
+        # Gradients of `tables.params` may have to be converted to gradients of rows first.
         self.gathers_gradients = tables is not None and tables.has_readers
-        self.dense = len(parameters)
+        self.dense = len(parameters)  # number of dense gradients; those of table rows follow them
         table_rows = tables.params if tables is not None else []
         self.exchange = None
         if options.exchange is not None:
             self.exchange = options.exchange(self.dense + (0 if self.by_owner else len(table_rows)), buffers)
-            forward.apart = forward.several  # the rows of all processes are counted for each task
+            forward.apart = forward.several  # the exchange needs each task's loss, to weight it by the task's rows
             if self.by_owner:
                 self.exchange.share_token(tables.token)
         self.value_and_grad = ops.value_and_grad(self._scaled_loss, None, [*parameters, *table_rows], has_aux=True)
+        # Numbers of skipped steps: all, in the current run, fatal (see `_update`), and in the longest run. `steps_done`
+        # counts all steps. `bad_steps` is a ring buffer with the indices of the last skipped steps.
         for counter in ("skipped", "consecutive", "fatal", "longest_run", "steps_done"):
             setattr(self, counter, _scalar(0, mstype.int32, counter))
         self.bad_steps = Parameter(
@@ -109,7 +119,7 @@ class TrainStep(nn.Cell):
         self.statistics = tuple(buffer for buffer in self.buffers if buffer.dtype in _FLOATS)
         self.has_buffers, self.has_statistics = bool(self.buffers), bool(self.statistics)
         self.all_finite = AllFinite()
-        # clipping by value makes any finite gradient small
+        # With clipping by value, finite entries are enough: clipping keeps their squares finite.
         self.finite_norm = FiniteNorm() if options.clip_value is None else self.all_finite
         self.map = ops.HyperMap()  # compiles in a fraction of the time of a loop
         self.saved = tuple(
@@ -147,7 +157,10 @@ class TrainStep(nn.Cell):
     def construct(self, flush, *columns):
         """Train one batch; return (loss, prediction). `flush` ends an accumulation.
 
-        The loss is float32 [], or [loss, denominator] where `tells_denominator`.
+        The columns of the batch are followed by the inputs of sparse tables, if there are any, and with an exchange by
+        the row counts of this process and of all processes, float32 [2].
+
+        The loss is float32 []; if `tells_denominator`, it is float32 [2]: (loss, denominator).
         """
         rows_of_all = None
         if self.exchange is not None:
@@ -157,7 +170,7 @@ class TrainStep(nn.Cell):
             rows = self.tables.begin(columns)
             columns = columns[: -self.table_inputs]
         if self.exchange is not None:
-            if self.by_owner:  # start after the exchange of rows, so that the two keep their order
+            if self.by_owner:  # wait for the exchange of table rows: all processes need the same order of exchanges
                 rows_of_all = ops.depend(rows_of_all, self.tables.token)
             if self.kind != ROWS or self.exchange.tasks is not None:
                 rows_of_all = self.exchange.begin(rows_of_all, self.forward.denominator(columns))
@@ -188,11 +201,15 @@ class TrainStep(nn.Cell):
         return values, gradients
 
     def _sum_by_owner(self, gradients, rows_of_all, loss, statistics_finite, table_rows):
-        """Return (dense gradient sums, sums of own rows), loss, whether all are finite."""
+        """Sum gradients over all processes; sums of rows go to the rows' owners.
+
+        Returns (gradients, loss, whether all are finite). Dense gradients come first, those of own rows last.
+        """
         sums = self.tables.sums_at_owners(table_rows, gradients)
         finite = True
         if self.guard:
             finite = self.finite_norm(sums, True)
+        # Exchange dense gradients and the loss after the rows, so that all processes keep the same order.
         dense = ()
         for gradient in gradients[: self.dense]:
             for total in sums:
@@ -204,7 +221,7 @@ class TrainStep(nn.Cell):
         return dense + sums, loss, statistics_finite
 
     def _statistics_are_finite(self):
-        """Check moving statistics: they show a NaN that a ReLU hides from the loss."""
+        """Check the moving statistics, which show a NaN even if a ReLU hides it."""
         if self.has_statistics:
             return self.all_finite(self.statistics, True)
         return True
@@ -219,7 +236,7 @@ class TrainStep(nn.Cell):
             gradients = self.map(ops.partial(self.exchange.own_of, rows_of_all), gradients)
         else:
             weight = self._micro_weight(columns)
-        if self.kind == COUNTED:  # NaN where no label counts
+        if self.kind == COUNTED:  # gradients are NaN if no label of the micro-batch counts
             gradients = self.map(ops.partial(self._counted, weight), gradients)
         self.map(ops.partial(self._add_gradient, weight), self.gradient_sum, gradients)
         if self.kind == ONE:
@@ -247,7 +264,7 @@ class TrainStep(nn.Cell):
         return self._with_denominator(loss, columns, rows_of_all), kept_output(prediction, self.output)
 
     def _with_denominator(self, loss, columns, rows_of_all):
-        """Return the loss, or [loss, denominator] if the loss gives one."""
+        """Return the loss, or (loss, denominator) stacked if `tells_denominator`."""
         if not self.tells_denominator:
             return loss
         denominator = self.forward.denominator(columns)
@@ -256,7 +273,7 @@ class TrainStep(nn.Cell):
         return ops.stack((loss, denominator))
 
     def _divisor(self):
-        """Return the divisor of gradient sums; not 0 if no row counts."""
+        """Return the divisor of gradient sums, above 0 even if no label counts."""
         if self.kind == COUNTED:
             return ops.maximum(self.weight_sum, 1e-30)
         return self.weight_sum
@@ -282,7 +299,7 @@ class TrainStep(nn.Cell):
     def _mean_by_owner(self, rows_of_all, loss, statistics_finite, table_rows):
         """Return mean accumulated gradients, own rows last, and whether all are finite.
 
-        Every process has exchanged the loss before, and exchanges dense gradients after the rows.
+        The `ops.depend` calls keep the exchanges in the same order on all processes: loss, rows, dense gradients.
         """
         accumulated = ()
         for total in self.gradient_sum:
@@ -311,7 +328,7 @@ class TrainStep(nn.Cell):
         if not self.guard:
             self._apply(gradients, table_rows)
             return
-        # Row gradients were checked in `_sum_by_owner`, on all processes; here only dense ones remain.
+        # Row gradients were checked on all processes when they were summed; only dense gradients remain.
         checked = gradients[: self.dense] if self.by_owner else gradients
         finite = self.finite_norm(checked, loss_is_finite)
         if self.has_statistics or self.by_owner:
@@ -337,7 +354,7 @@ class TrainStep(nn.Cell):
         if self.clip_norm is not None:
             if self.by_owner:
                 squares = self.tables.squares(table_rows, gradients)
-                for gradient in gradients[: self.dense]:  # on every process, exchange squares after gradients
+                for gradient in gradients[: self.dense]:  # exchange squares after gradients, on every process
                     squares = ops.depend(squares, gradient)
                 gradients = self.exchange.clip(gradients, self.dense, squares, self.clip_norm)
             else:
@@ -351,7 +368,7 @@ class TrainStep(nn.Cell):
                 scaled += (gradient * self.optimizer_scale,)
             dense = scaled
         if self.table_inputs:
-            # read before the optimizer runs, which advances its own step counter
+            # read the learning rate now, because the optimizer advances its own step counter
             self.tables.update(table_rows, gradients, self._learning_rate())
         self.optimizer(dense)
         if self.average is not None:

@@ -1,4 +1,4 @@
-"""Matches declared labels and weight with the arguments of the loss."""
+"""Match the declared labels and weight with the arguments of the loss."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .row_losses import RowLoss, weighable
 
 @dataclass(frozen=True)
 class LossColumns:
-    """The columns behind the network's inputs: labels, then perhaps a weight."""
+    """The columns that follow the network's inputs: labels, then an optional weight."""
 
-    count: int  # how many go to the loss, or to what weighs it
-    labels: tuple[str, ...] = ()  # their names, where declared
-    weight: str | None = None  # name of the declared weight, if the loss or the trainer takes it
-    weighs: bool = False  # whether the trainer weighs the loss; otherwise a loss that takes the weight does
-    rows_loss: RowLoss | None = None  # the loss over weighted rows; None for several tasks
+    count: int  # number of these columns
+    labels: tuple[str, ...] = ()  # names of the labels, if known
+    weight: str | None = None  # name of the declared weight, or None
+    weighs: bool = False  # whether the trainer applies the weight; if not, the loss takes it as an argument
+    rows_loss: RowLoss | None = None  # the loss with row weights; None for several tasks
 
     @property
     def kind(self) -> str:
-        """Kind of denominator of a weighted loss."""
+        """Kind of the weighted loss's denominator."""
         return COUNTED if self.rows_loss is None else self.rows_loss.kind
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns, where declared."""
+        """Names of the columns, if known."""
         return self.labels if self.weight is None else (*self.labels, self.weight)
 
     def describe(self, loss_fn: Any) -> str:
@@ -54,8 +54,8 @@ def loss_columns(network: nn.Cell | type[nn.Cell], loss_fn: Any, features: Any) 
         features: the declared columns (`trainer.features.Features`), or None.
 
     Raises:
-        ConfigurationError: a declared label or weight that nothing would take, or another number of labels than the
-            loss takes.
+        ConfigurationError: a declared label or weight would not be used, or the number of declared labels is not the
+            number that the loss takes.
     """
     tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
     takes = labels_of(loss_fn)
@@ -103,7 +103,7 @@ def _of_tasks(tasks: MultiTaskLoss, labels: Sequence[str], weight: str | None) -
 
 
 def _check_arguments(network: nn.Cell | type[nn.Cell], names: Sequence[str]) -> None:
-    """Refuse a weight, or its label, that a network without a loss_fn does not name."""
+    """Refuse declared columns that are no arguments of a network without a loss_fn."""
     arguments = arguments_of(network)[2]
     kind = network.__name__ if isinstance(network, type) else type(network).__name__
     for name in names:

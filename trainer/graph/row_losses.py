@@ -15,7 +15,7 @@ from ..mindspore_internals.execution import await_operators, operator_by_operato
 from .denominators import COUNTED, ONE, ClassWeights, Declared, RowCount, denominator_of, name_of, reduction_of
 from .losses import broadcasting
 
-# By class of loss: the loss without its reduction.
+# Class of a loss -> function that builds the same loss without a reduction.
 _EACH: dict[type, Callable[[Any], nn.Cell]] = {
     nn.BCELoss: lambda loss: nn.BCELoss(None, "none") if loss.weight is None else broadcasting(loss, "none"),
     nn.BCEWithLogitsLoss: lambda loss: nn.BCEWithLogitsLoss("none", loss.weight, loss.pos_weight),
@@ -32,20 +32,20 @@ _EACH: dict[type, Callable[[Any], nn.Cell]] = {
     nn.SmoothL1Loss: lambda loss: nn.SmoothL1Loss(loss.beta, "none"),
     nn.SoftmaxCrossEntropyWithLogits: lambda loss: nn.SoftmaxCrossEntropyWithLogits(loss.sparse, "none"),
 }
-# Predictions and labels of two rows on which a loss of an unknown class is tried: values in two shapes, classes.
+# (prediction shape, label shape, label dtype) of the two rows with which `_reduces` calls a loss of an unknown class.
 _TRIED = (((2, 1), (2, 1), np.float32), ((2,), (2,), np.float32), ((2, 3), (2,), np.int32))
 TINY = 1e-30
 
 
 class RowLoss(nn.Cell):
-    """The weighted mean (or sum) of a loss over rows: sum(w l) / sum(w).
+    """The weighted mean of a loss over rows, sum(w l) / sum(w), or the weighted sum.
 
-    A loss that has several values per row, as of several outputs, has their mean; where a class has a weight, or labels
-    are ignored, rows count by these too, as in MindSpore's own mean. Rows without any weight have the loss 0.
+    If a row has several values, for example one per output, they are averaged. Class weights and ignored labels count
+    as in MindSpore's own mean. If all weights are 0, the loss is 0.
 
     Args:
-        each: (prediction, labels...) -> a value for each row, or for each element of it.
-        divisor: its denominator (`trainer.graph.denominators`).
+        each: function of (prediction, labels...) that returns one value per row, or several.
+        divisor: denominator of the loss (`trainer.graph.denominators`).
     """
 
     def __init__(self, each: Any, divisor: nn.Cell) -> None:
@@ -88,9 +88,9 @@ _REMEDY = (
 
 
 def row_loss(loss_fn: Any) -> RowLoss | None:
-    """Return a MindSpore loss as one over weighted rows; None for any other.
+    """Return a MindSpore loss as a `RowLoss`, or None for any other loss.
 
-    A loss of one value per row (``reduction="none"``) is averaged, as evaluation does.
+    A loss that returns one value per row (``reduction="none"``) becomes a weighted mean.
     """
     make = _EACH.get(type(loss_fn))
     if make is None:
@@ -99,10 +99,10 @@ def row_loss(loss_fn: Any) -> RowLoss | None:
 
 
 def weighable(loss_fn: Any, weight: str, what: str = "") -> RowLoss:
-    """Return a loss as one over weighted rows.
+    """Return any loss as a `RowLoss`.
 
     Raises:
-        ConfigurationError: it reduces its rows to one number.
+        ConfigurationError: the loss returns one number for all rows, or has its own method `denominator`.
     """
     known = row_loss(loss_fn)
     if known is not None:
@@ -122,10 +122,10 @@ def weighable(loss_fn: Any, weight: str, what: str = "") -> RowLoss:
 
 
 def _reduces(loss_fn: Any) -> bool:
-    """Return whether a loss of an unknown class gives one number for a batch.
+    """Return whether a loss of an unknown class returns one number for a batch.
 
-    It is tried on two rows of common shapes. Where it can read none of these, its `reduction` tells, else its first
-    compilation.
+    Calls the loss with two rows of common shapes. If all calls fail, the answer follows from its `reduction`; if that
+    is unknown too, False is returned and the compilation of the step checks the loss.
     """
     if getattr(type(loss_fn), "rows_depend", False):
         return True

@@ -1,4 +1,4 @@
-"""Learning rates by name, with warm-up, computed inside the step's graph."""
+"""Learning rate schedules with warm-up, computed inside the step's graph."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ from mindspore import Tensor, dtype, nn, ops
 from .. import checks
 
 KINDS = ("constant", "linear", "cosine", "inverse_sqrt", "one_cycle")
-_ONE_CYCLE_START, _ONE_CYCLE_END = 25.0, 1e4  # Smith and Topin 2018, with the divisors that became customary
+_ONE_CYCLE_START, _ONE_CYCLE_END = 25.0, 1e4  # usual divisors of the peak (Smith and Topin 2018)
 
 
 class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
-    """A learning rate that grows to `peak` in the warm-up, then follows `kind`.
+    """A learning rate that grows to `peak` during the warm-up, then follows `kind`.
 
-    With s the step counted from 0, w the warm-up, T the total and x = (s - w) / (T - w) between 0 and 1:
+    Let s be the step, counted from 0, w the warm-up steps, T the total steps, and x = (s - w) / (T - w), limited to
+    [0, 1]. After the warm-up the rate is:
 
     - "constant": peak;
     - "linear": peak + (floor - peak) x;
     - "cosine": floor + (peak - floor) (1 + cos(pi x)) / 2 (Loshchilov and Hutter 2017, eq. 5);
     - "inverse_sqrt": peak sqrt(w / s) (Vaswani et al. 2017, section 5.3), never below floor;
-    - "one_cycle": from peak / 25 up to peak during the warm-up and down to peak / 10^4, both along a cosine (Smith and
-      Topin 2018).
+    - "one_cycle": down from peak to peak / 10^4 along a cosine (Smith and Topin 2018).
 
-    During the warm-up all others grow linearly from peak / w to peak (Goyal et al. 2017, section 2.2).
+    During the warm-up, "one_cycle" grows from peak / 25 to peak along a cosine. All other kinds grow linearly from
+    peak / w to peak (Goyal et al. 2017, section 2.2).
 
     Args:
         kind: one of the names above.
         peak: the highest rate.
         total_steps: optimizer steps until the rate stays constant; not needed by "constant" and "inverse_sqrt".
-        warmup_steps: optimizer steps of the warm-up; None: none, 1000 for "inverse_sqrt", 30 % for "one_cycle".
-        floor: the rate at the end.
-        steps_per_epoch: when given, `total_steps` and `warmup_steps` count epochs.
+        warmup_steps: optimizer steps of the warm-up. Default: 1000 for "inverse_sqrt", 30 % of `total_steps` for
+            "one_cycle", 0 for other kinds.
+        floor: the rate at the end; not used by "constant" and "one_cycle".
+        steps_per_epoch: if given, `total_steps` and `warmup_steps` are numbers of epochs.
 
     Raises:
-        ConfigurationError: a wrong argument, or a warm-up longer than all steps.
+        ConfigurationError: an argument is invalid, or the warm-up takes all of `total_steps` or more.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
         warmup = checks.whole("Schedule(warmup_steps=...)", warmup_steps, 0, optional=True)
         if warmup is None and kind == "one_cycle" and total is not None:
             warmup = max(1, round(0.3 * total))
-        default = 1000 if kind == "inverse_sqrt" else 0  # steps, even if the arguments count epochs
+        default = 1000 if kind == "inverse_sqrt" else 0  # a number of steps, even if the arguments count epochs
         self.warmup = default if warmup is None else warmup * factor
         self.total = None if total is None else total * factor
         if self.total is not None and self.warmup >= self.total:
@@ -66,7 +68,7 @@ class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
             checks.refuse("Schedule(warmup_steps=...)", "at least 1 step for kind 'inverse_sqrt'", warmup_steps)
 
     def construct(self, global_step: Tensor) -> Tensor:
-        """Return the rate of the update after `global_step` updates, float32."""
+        """Return the rate for the update that follows `global_step` updates, float32."""
         step = ops.cast(global_step, dtype.float32)
         rate = self._after_warmup(step)
         if self.warmup == 0:

@@ -1,6 +1,7 @@
-"""All uses of private MindSpore code, with the behaviour they rely on.
+"""All uses of private MindSpore code.
 
-Where MindSpore differs, the public way is used and `fall_back` warns once.
+Each module describes the behaviour it relies on. If the installed MindSpore behaves differently, public functions are
+used instead and `fall_back` warns once.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ VARIABLE = "TRAINER_PUBLIC_MINDSPORE"
 
 
 def public_only() -> bool:
-    """Return whether the user has set `VARIABLE` to 1: use public functions only."""
+    """Return whether the user has set `VARIABLE` to 1, to use only public functions."""
     return os.environ.get(VARIABLE, "0") not in ("", "0")
 
 
 @functools.cache
 def fall_back(what: str, cost: str) -> None:
-    """Warn once per process that MindSpore differs, and of the fallback's cost."""
+    """Warn, once per process, how MindSpore differs and what the fallback costs."""
     logger.warning(
         "this MindSpore behaves unlike those that the trainer was written for: %s. Results stay right, by a public "
         "function instead; %s",

@@ -1,17 +1,17 @@
-"""Reading and changing the structure of cells that are already built.
+"""Read and change the structure of cells after their construction.
 
-Relied on:
-- A Cell keeps its children in `_cells` and its parameters in `_params`, both dictionaries in its `__dict__`. What is
-  written to `__dict__` directly is visible to attribute access, in graphs too, but not registered.
-- A Cell, and the parser of its graph, looks for a method in the instance before the class; calling a cell runs
-  `construct`. `nn.TrainOneStepWithLossScaleCell` asks only its `get_overflow_status` whether to skip an update.
-- MindSpore's normalisation cells, and `mint`'s, give their moving statistics the names listed here.
+This module relies on the following behaviour of MindSpore:
+- A Cell keeps its children in `_cells` and its parameters in `_params`, two dictionaries in its `__dict__`. A value
+  written directly to `__dict__` is an attribute, in graphs too, but is not registered as a child or parameter.
+- Cells and the parser of graphs look up a method in the instance before the class. Calling a cell runs `construct`.
+- `nn.TrainOneStepWithLossScaleCell` calls only its `get_overflow_status` to decide whether to skip an update.
+- The normalisation cells of `nn` and `mint` name their moving statistics as listed in `moving_statistics`.
 - `mindspore.amp.auto_mixed_precision` and `build_train_network` store their level in `_amp_level` and wrap cells in
-  `_OutputTo16` or `_OutputTo32`; `Cell.to_float` sets the flags `fp16` and `bf16`. Without them a second conversion is
-  not noticed.
+  `_OutputTo16` or `_OutputTo32`; `Cell.to_float` sets the flags `fp16` and `bf16`. If these names change, a second
+  conversion is not noticed.
 
-A user's Cell may hold a value under the name of a method, as `self.trainable_params = network.trainable_params()` does.
-So cells and parameters are read by nn.Cell's own methods, never by the instance's.
+A user's cell may have an attribute with the name of a method, as in `self.trainable_params =
+network.trainable_params()`. This module therefore calls the methods of the class `nn.Cell`, not of the instance.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def trainable_parameters(root: nn.Cell) -> list[Parameter]:
 
 def replace_child(parent: nn.Cell, name: str, cell: nn.Cell) -> None:
     """Replace the child `name` of `parent` by `cell`; keep parameter names."""
-    parent._cells[name] = cell  # the registry MindSpore's own amp writes; there is no public setter that keeps names
+    parent._cells[name] = cell  # MindSpore's amp does the same; no public setter keeps parameter names
     if isinstance(parent, nn.SequentialCell):
         parent.cell_list = list(children_of(parent).values())
 
@@ -61,14 +61,14 @@ def hide(cell: nn.Cell, name: str, value: object) -> None:
 def copy_cell(cell: nn.Cell) -> nn.Cell:
     """Return a shallow copy of a cell, with its own attributes."""
     twin = copy.copy(cell)
-    object.__setattr__(twin, "__dict__", dict(vars(cell)))  # a copied cell shares it
+    object.__setattr__(twin, "__dict__", dict(vars(cell)))  # `copy.copy` shares it
     for registry in ("_cells", "_params"):
         hide(twin, registry, copy.copy(vars(cell)[registry]))
     return twin
 
 
 def share_parameters(cell: nn.Cell, other: nn.Cell) -> None:
-    """Replace parameters of `cell` by equally named attributes of `other`."""
+    """Replace the parameters of `cell` by those of `other` with equal attribute names."""
     own = vars(cell)["_params"]
     own.update({name: parameter for name, parameter in vars(other)["_params"].items() if name in own})
 
@@ -99,7 +99,7 @@ def _overflow_status(self, status, gradients):
 
 @contextlib.contextmanager
 def zeros_for_any_id(cells: Iterable[nn.Cell]) -> Iterator[None]:
-    """Let MindSpore's embeddings among `cells` return zeros for any id in eager runs."""
+    """Make MindSpore's embeddings in `cells` return zeros for any id, in eager runs."""
     kinds = (nn.Embedding, nn.EmbeddingLookup)
     lookups = [cell for cell in cells if isinstance(cell, kinds) and "construct" not in vars(cell)]
     for cell in lookups:

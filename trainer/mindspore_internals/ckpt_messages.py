@@ -1,8 +1,10 @@
-"""The messages in a .ckpt file.
+"""Read the protocol buffers messages of a .ckpt file.
 
-Relied on: `mindspore.train.checkpoint_pb2` declares them; a file is one `Checkpoint`, after which may follow the seven
-bytes ``crc_num`` and ten bytes of CRC-32, big-endian. `mindspore.load_checkpoint` is unsafe: it passes shape and bytes
-to C++, which copies without comparing them, so a file with wrong sizes overwrites the heap.
+This module relies on their declaration in `mindspore.train.checkpoint_pb2`. A file is one `Checkpoint` message. The
+seven bytes ``crc_num`` and a big-endian CRC-32 of ten bytes may follow.
+
+`mindspore.load_checkpoint` is not used because it is unsafe: it passes shape and bytes to C++ code that copies them
+without comparing their sizes, so a file with wrong sizes overwrites the heap.
 """
 
 from __future__ import annotations
@@ -19,13 +21,17 @@ class Piece(NamedTuple):
     """A parameter, or a slice of one that is too large for one message."""
 
     name: str
-    shape: Sequence[int]  # as stored in the file; any integers
-    dtype: str | None  # as stored in the file, such as "Float32"; None for a parameter that is a map
+    shape: Sequence[int]  # any integers that the file contains
+    dtype: str | None  # name in the file, such as "Float32"; None for a parameter that is a map
     content: bytes
 
 
 def pieces(content: bytes) -> list[Piece]:
-    """Return the entries of a .ckpt file in order, unchecked; ValueError if damaged."""
+    """Return the entries of a .ckpt file in order; their values are not checked.
+
+    Raises:
+        ValueError: the file is damaged, encrypted or not a checkpoint.
+    """
     from google.protobuf.message import DecodeError
     from mindspore.train.checkpoint_pb2 import Checkpoint
 

@@ -1,19 +1,22 @@
-"""Compiling programs in less time, and cleaning up after compilations that fail.
+"""Compile programs in less time, and clean up after failed compilations.
 
-MindSpore internals that this module relies on:
-- `compiler_modules.api` calls `gc.collect()` before each compilation, through the name `gc` of its module. With only
-  MindSpore's modules loaded this takes 60 ms, an eighth of a small program's compilation. `gc.freeze()` would save most
-  of it, but the user may have frozen objects, and `gc.get_freeze_count()` takes 27 ms to find out.
-- `compiler_modules.parser` calls `inspect.getsourcelines` through the name `inspect` of its module, for each
-  function of a graph in each compilation. A small program has 85 functions at half a millisecond each, a fifth of its
-  compilation. `Parser.get_location` slices the source of each of its 1,800 syntax nodes and searches the lines for
-  comments, though the nodes of a function are kept for the next compilation; it and 3,000 calls of `logger.debug`,
-  which log nothing, take another eighth.
+This module relies on the following MindSpore internals:
+- `compiler_modules.api` calls `gc.collect()` before each compilation, through the name `gc` of its module. If only
+  MindSpore's modules are loaded, this takes 60 ms, an eighth of a small program's compile time. `gc.freeze()` would
+  save most of it, but the user may have frozen objects, and `gc.get_freeze_count()` takes 27 ms to find out.
+- `compiler_modules.parser` calls `inspect.getsourcelines` through the name `inspect` of its module, for each function
+  of a graph in each compilation. A small program has 85 functions; at 0.5 ms each they take a fifth of its compile
+  time.
+- `Parser.get_location` copies the source of each syntax node and searches it for comments, although MindSpore keeps
+  the nodes of a function for the next compilation. A small program has 1,800 nodes. Together with 3,000 calls of
+  `logger.debug` that log nothing, this takes another eighth.
 - `Cell.compile_cache` is the set of keys of a cell's compiled programs (since 2.0), and
   `_cell_graph_executor.del_net_res` releases these programs, as `Cell.__del__` does.
-- MindSpore reads `MS_OM_PATH` at each failed compilation; without it, a dump `rank_0` goes to the working directory.
-- To name a line of a failed compilation MindSpore opens the code object's file. Notebook inputs are named after files
-  that do not exist, their text is in `linecache`; without the file MindSpore logs "Get realpath failed" twenty times.
+- MindSpore reads `MS_OM_PATH` at each failed compilation. If it is not set, a dump `rank_0` is written to the working
+  directory.
+- To report the source line of a failed compilation, MindSpore opens the file named by the code object. The files of
+  notebook inputs do not exist; their text is in `linecache`. If the file is missing, MindSpore logs "Get realpath
+  failed" twenty times.
 """
 
 from __future__ import annotations
@@ -41,14 +44,17 @@ from .cell_structure import cells_and_names
 from .compiler_modules import api, parser
 from .cpu_kernels import fast_max_pooling, planned_for_one_core
 
-# Held while a program is loaded, compiled or exported. MindSpore uses global state for these and releases the GIL, so
-# two at once fail with "The pointer[...] is null". Running a compiled program does not need the lock.
+# Held while a program is loaded, compiled or exported. MindSpore uses global state for these operations and releases
+# the GIL, so two at once fail with "The pointer[...] is null". Running a compiled program does not need the lock.
 compile_lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def compiling(cell: nn.Cell, *, for_one_core: bool = False) -> Iterator[None]:
-    """Compile `cell` in less time to a faster program; restore all settings on exit."""
+    """Speed up the compilation of `cell` inside the block, and the compiled program.
+
+    `for_one_core` makes sums independent of the number of cores; see `cpu_kernels.planned_for_one_core`.
+    """
     with compile_lock:
         release_dropped()
         plan = planned_for_one_core() if for_one_core else contextlib.nullcontext()
@@ -78,7 +84,7 @@ _gc = _with(gc, collect=lambda generation=2: 0)
 
 
 def collection_skipped() -> contextlib.AbstractContextManager[None]:
-    """Let MindSpore compile without a garbage collection."""
+    """Make MindSpore compile without a garbage collection."""
     return _replaced(api, "gc", gc, _gc)
 
 
@@ -86,7 +92,7 @@ _known: dict[tuple[str, CodeType], tuple[list[str], int]] = {}
 
 
 def _source_lines(source: Callable[..., Any]) -> tuple[list[str], int]:
-    """Return the lines of a function and its first line number; cached."""
+    """Return a function's source lines and its first line number; cached."""
     code = getattr(inspect.unwrap(source), "__code__", None)
     if not isinstance(code, CodeType):
         return inspect.getsourcelines(source)
@@ -117,7 +123,7 @@ _inspect, _log = _with(inspect, getsourcelines=_source_lines), _with(log, debug=
 
 @contextlib.contextmanager
 def parser_cached() -> Iterator[None]:
-    """Let MindSpore's parser look up the source of each function and node once."""
+    """Make MindSpore's parser look up the source of each function and node only once."""
     with (
         _replaced(parser, "inspect", inspect, _inspect),
         _replaced(parser.Parser, "get_location", _find_location, _get_location),
@@ -127,21 +133,23 @@ def parser_cached() -> Iterator[None]:
 
 
 def compilations_are_short() -> bool:
-    """Return whether this MindSpore still has everything that is replaced here."""
+    """Return whether this MindSpore still has all names that this module replaces."""
     with collection_skipped(), parser_cached():
         replaced = api.gc is _gc and parser.inspect is _inspect
         return replaced and parser.Parser.get_location is _get_location and parser.logger in (_log, log)
 
 
-_dropped: deque[nn.Cell] = deque()  # cells whose programs nothing uses, kept until `release_dropped`
+_dropped: deque[nn.Cell] = deque()  # cells whose unused programs `release_dropped` will release
 
 
 def drop_with(owner: object, cells: Mapping[Any, nn.Cell]) -> None:
-    """Release the programs of `cells` some time after `owner` is collected.
+    """Have `release_dropped` release the programs of `cells` once `owner` is gone.
 
-    MindSpore releases a program only while none runs, and waits with the GIL held, which Python operators need. So the
-    garbage collector, which may run on any thread, must not release programs. No cell may refer to the owner; more
-    cells may be added later.
+    The garbage collector itself must not release programs, because it may run on any thread. To release a program,
+    MindSpore waits until no program runs. It holds the GIL meanwhile, but Python operators of a running program need
+    the GIL, so the process would hang.
+
+    No cell may refer to `owner`. Cells may be added to the mapping later.
     """
     weakref.finalize(owner, lambda: _dropped.extend(cells.values())).atexit = False
 
@@ -167,7 +175,10 @@ def count_programs(cell: nn.Cell) -> int:
 
 @contextlib.contextmanager
 def redirect_graph_dumps() -> Iterator[None]:
-    """Send dumps of failed compilations to a temporary folder; keep the user's own."""
+    """Write dumps of failed compilations to a temporary folder, and remove it on exit.
+
+    Does nothing if the user has set `MS_OM_PATH`.
+    """
     if "MS_OM_PATH" in os.environ:
         yield
         return
@@ -177,15 +188,15 @@ def redirect_graph_dumps() -> Iterator[None]:
         yield
     finally:
         os.environ.pop("MS_OM_PATH", None)
-        if os.path.exists(folder):  # faster than an rmtree that fails
+        if os.path.exists(folder):  # faster than `rmtree` of a missing folder
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def notebook_sources(cells: Iterable[nn.Cell | None]) -> Iterator[None]:
-    """Write source files of the notebook inputs behind `cells`; remove them on exit.
+    """Write source files for notebook inputs that define `cells`; remove them on exit.
 
-    Only missing files, and only below the temporary folder, where notebooks expect them.
+    Writes only files that are missing, and only below the temporary folder, where the names of notebook inputs point.
     """
     created: list[Path] = []
     try:
@@ -219,6 +230,6 @@ def _files_of(kind: type) -> frozenset[str]:
 def _missing_files(cells: Iterable[nn.Cell | None]) -> list[Path]:
     kinds = {type(part) for cell in cells if isinstance(cell, nn.Cell) for _, part in cells_and_names(cell)}
     files = set().union(*map(_files_of, kinds))
-    below = tempfile.gettempdir() + os.sep  # compare text, not paths: this runs with every verb
+    below = tempfile.gettempdir() + os.sep  # text, because comparing paths is slow and every `fit` runs this
     missing = (name for name in sorted(files) if name.startswith(below) and not os.path.exists(name))
     return [Path(name) for name in missing if linecache.getlines(name)]

@@ -1,7 +1,8 @@
 """MindSpore's compiler modules; their location depends on the version.
 
-Relied on: `api` holds `_cell_graph_executor`, which compiles and runs the programs of cells, and `parser` reads their
-sources. Both are in `mindspore.graph` since 2.9; before, in `mindspore.common` and `mindspore._extends`.
+`api` contains `_cell_graph_executor`, which compiles and runs the programs of cells. `parser` reads the sources of
+cells. Both are in `mindspore.graph` since MindSpore 2.9; before, they were in `mindspore.common` and
+`mindspore._extends`.
 """
 
 try:

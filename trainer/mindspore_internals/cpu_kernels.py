@@ -1,23 +1,26 @@
 """Avoid slow CPU kernels, and sums that depend on the number of cores.
 
-Slow are AVX-512 convolutions and AVX2 max pooling.
+Convolutions are slow with AVX-512, and max pooling is slow with AVX2.
 
-Convolutions: with AVX-512, MindSpore's build of oneDNN runs its reference code. Relied on: `libdnnl.so.3` in
-MindSpore's `lib` folder, loaded with MindSpore, and two functions of oneDNN's public C interface,
-`dnnl_set_max_cpu_isa` and `dnnl_get_effective_cpu_isa`. Setting fails once oneDNN has run anything. Measured on
-2.10.0 (oneDNN 3.10.1): a forward of 64 channels 3x3 on [64, 64, 16, 16] takes 1,260 to 2,100 ms with AVX-512 and 17 to
-19 ms with AVX2. An older oneDNN, `libdnnl.so.2`, was not measured and is not changed.
+Convolutions: with AVX-512, MindSpore's build of oneDNN runs its reference code. With MindSpore 2.10.0 (oneDNN 3.10.1) a
+forward pass of 64 channels 3x3 on [64, 64, 16, 16] takes 1,260 to 2,100 ms with AVX-512 and 17 to 19 ms with AVX2.
+`limit_for_convolutions` therefore limits oneDNN to AVX2. It relies on `libdnnl.so.3` in MindSpore's `lib` folder, which
+is loaded with MindSpore, and on two functions of oneDNN's public C interface, `dnnl_set_max_cpu_isa` and
+`dnnl_get_effective_cpu_isa`. Setting the limit fails once oneDNN has run anything. An older oneDNN, `libdnnl.so.2`, was
+not measured and is not changed.
 
-Max pooling: with AVX2, `MaxPool` and its gradient take 10.6 ms for 64 images of 16 channels of 28 x 28, nine of them
-the gradient; 5.0 ms with AVX-512. MindSpore's `AdaptiveMaxPool2D` takes 3.4 to 4.6 ms with either, nearly all of it
-for the maxima, so it is used in training only. It gives the same maxima where windows neither overlap nor leave a
-remainder. Relied on: an `nn.MaxPool2d` has its operator in `max_pool`.
+Max pooling: for 64 images of 16 channels of 28 x 28, `MaxPool` and its gradient take 10.6 ms with AVX2, 9 ms of it for
+the gradient, and 5.0 ms with AVX-512. MindSpore's `AdaptiveMaxPool2D` takes 3.4 to 4.6 ms with either instruction set,
+nearly all of it for the forward pass, so `fast_max_pooling` uses it in training only. `AdaptiveMaxPool2D` computes the
+same maxima as `MaxPool` if windows do not overlap and leave no remainder. `fast_max_pooling` relies on the attribute
+`max_pool` of an `nn.MaxPool2d`.
 
-Sums: oneDNN divides the sum of a convolution's weight gradient among the number of threads given when the operator is
-made. Relied on: MindSpore makes operators while it compiles, on the thread that compiles, and oneDNN's public
-`dnnl_threadpool_interop_set_max_concurrency`, which holds for the calling thread. Seen on one
-and two cores: of 20 layers and operators with their gradients (Dense, convolutions, recurrent layers, normalizations,
-losses, sums, lookups) only the weight gradients of convolutions, depthwise ones excepted, differ in their bits.
+Sums: oneDNN divides the sum of a convolution's weight gradient among a number of threads that is fixed when the
+operator is created, so results depend on the number of cores. `planned_for_one_core` sets one thread. It relies on
+MindSpore creating operators during compilation, on the compiling thread, and on oneDNN's public function
+`dnnl_threadpool_interop_set_max_concurrency`, which applies to the calling thread. 20 layers and operators with their
+gradients were compared on one and two cores (Dense, convolutions, recurrent layers, normalizations, losses, sums,
+lookups): only the weight gradients of convolutions, except depthwise convolutions, differ in their bits.
 """
 
 from __future__ import annotations
@@ -58,16 +61,16 @@ _TOO_LATE = (
 
 @functools.cache
 def _load_library() -> None:
-    """Run a graph, so that MindSpore has loaded oneDNN."""
+    """Run a graph, which makes MindSpore load oneDNN."""
     nn.ReLU().compile_and_run(mindspore.Tensor([1.0], mstype.float32))
 
 
 @contextlib.contextmanager
 def planned_for_one_core() -> Iterator[None]:
-    """Make sums independent of the number of cores; restore that on exit.
+    """Make sums of programs compiled in the block independent of the number of cores.
 
-    oneDNN divides the sums of a kernel by the number of threads that the thread which makes it may use, here one.
-    Only where `can_plan_for_one_core`.
+    oneDNN then creates each operator for one thread; the former number is restored on exit. Requires
+    `can_plan_for_one_core`.
     """
     _load_library()
     library, before = _library(), ctypes.c_int()
@@ -85,21 +88,22 @@ def planned_for_one_core() -> Iterator[None]:
 def can_plan_for_one_core() -> bool:
     """Return whether oneDNN has the setting that `planned_for_one_core` uses.
 
-    Reads it from the file: loading the library would be too early for `limit_for_convolutions`.
+    Searches the library's file for the function's name, because loading the library here would be too early for
+    `limit_for_convolutions`.
     """
     return is_known_onednn() and b"dnnl_threadpool_interop_set_max_concurrency\0" in _library_path().read_bytes()
 
 
 def is_known_onednn() -> bool:
-    """Return whether MindSpore brings the oneDNN that was measured, version 3."""
+    """Return whether MindSpore contains oneDNN version 3, which was measured."""
     return _library_path().exists()
 
 
 def limit_for_convolutions(network: nn.Cell) -> None:
     """Limit oneDNN to AVX2 for the rest of the process if `network` gets faster.
 
-    Does nothing if all convolutions are 1x1, off the CPU, without AVX-512, or if the user has set one of `VARIABLES`.
-    Logs the limit, or that it is too late.
+    Does nothing if all convolutions are 1x1, if the device is not a CPU with AVX-512, or if the user has set one of
+    `VARIABLES`. Logs the limit, or warns that it is too late to set it.
     """
     if not (_has_convolutions(network) and is_affected()) or user_choice() is not None:
         return
@@ -140,7 +144,7 @@ def _library_path() -> Path:
 
 def _library() -> ctypes.CDLL | None:
     try:
-        # NOLOAD: a second copy of the library would have its own setting
+        # NOLOAD opens the copy that MindSpore uses; another copy would have its own setting
         library = ctypes.CDLL(str(_library_path()), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         library.dnnl_get_effective_cpu_isa.restype = ctypes.c_uint
         library.dnnl_set_max_cpu_isa.restype = ctypes.c_int
@@ -151,7 +155,7 @@ def _library() -> ctypes.CDLL | None:
 
 @contextlib.contextmanager
 def fast_max_pooling(network: nn.Cell) -> Iterator[None]:
-    """Compile training with `AdaptiveMaxPool2D` where it gives the same maxima."""
+    """Compile training in the block with `AdaptiveMaxPool2D` if maxima are the same."""
     cells = [] if device.current().fast_max_pooling else _replaceable(network)
     for cell in cells:
         hide(cell, "window", _pair(cell.kernel_size))

@@ -1,10 +1,11 @@
-"""The real parameters of decorated functions, without importing MindSpore.
+"""Find the functions behind MindSpore's decorators, to read their parameters.
 
-Relied on:
-- Decorators of MindSpore's optimizers and cells (`opt_init_args_register`, `cell_attr_register`) set no
-  ``__wrapped__``, so that `inspect.signature(nn.Adam)` is ``(*args, **kwargs)``; they hold the function they wrap in
-  their closure, and a wrapped constructor is called ``__init__``. Otherwise arguments in a configuration are checked by
-  the docstring of the class, if at all.
+The decorators of MindSpore's optimizers and cells (`opt_init_args_register`, `cell_attr_register`) set no
+``__wrapped__``, so `inspect.signature(nn.Adam)` is ``(*args, **kwargs)``. This module relies on these decorators to
+keep the wrapped function in their closure, and to wrap a constructor named ``__init__``. If this changes, arguments in
+a configuration are checked only against the docstring of the class, if at all.
+
+This module does not import MindSpore.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 def undecorated(function: Any) -> Any:
     """Return the innermost function behind `function`."""
-    for _ in range(20):  # a decorator could point at itself
+    for _ in range(20):  # bounded, because a decorator could refer to itself
         inner = getattr(function, "__wrapped__", None)
         if inner is None and _tells_nothing(function):
             inner = _in_closure(function)
@@ -29,7 +30,7 @@ def undecorated(function: Any) -> Any:
 
 
 def names_read(function: Any) -> set[str]:
-    """Return the names among a function's constants; some are its ``kwargs`` keys."""
+    """Return the names in a function's constants; they include keys of ``kwargs``."""
     code = getattr(function, "__code__", None)
     return {text for text in getattr(code, "co_consts", ()) if isinstance(text, str) and text.isidentifier()}
 
@@ -46,7 +47,7 @@ def _tells_nothing(function: Any) -> bool:
 def _in_closure(function: Any) -> Any:
     found = []
     for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # an empty cell
+        with contextlib.suppress(ValueError):  # the closure's cell is empty
             if inspect.isfunction(cell.cell_contents):
                 found.append(cell.cell_contents)
     constructors = [inner for inner in found if inner.__name__ == "__init__"] or found

@@ -1,12 +1,12 @@
-"""The device that runs the graphs, as one object with named abilities.
+"""The device that runs the graphs, described by its abilities.
 
-No other module asks MindSpore which device it is: code asks `current()` for an ability. docs/devices.md has the same
-table, with the date on which each device was last seen.
+Only this module asks MindSpore for the device; other code reads an ability of `current()`. docs/devices.md has the same
+table of abilities, with the date on which each device was last tested.
 
-Relied on:
-- `get_context("device_target")` names the device. MindSpore takes a GPU or an Ascend unasked if the plugin loads.
-- `mindspore.set_device` changes the device until the first operator runs, and leaves a trace in `DeviceManagerConf`;
-  `set_context(device_target=...)` leaves none.
+This module relies on the following behaviour of MindSpore:
+- `get_context("device_target")` names the device. MindSpore selects a GPU or an Ascend by itself if the plugin loads.
+- `mindspore.set_device` can change the device until the first operator runs. `DeviceManagerConf` records that call, but
+  does not record `set_context(device_target=...)`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Device:
     name: str  # MindSpore's `device_target`
     auto_level: str  # the level that amp_level="auto" selects
     shares_memory: bool  # `Parameter.asnumpy()` is the memory that operators use, and reading an output is cheap
-    runs_python: bool  # operators written in Python: kernels of sparse tables, sums over processes
-    has_bfloat16: bool  # matrix products in bfloat16
-    lowers_batch_norm: bool  # BatchNorm with scale and statistics in float16, in evaluation too
-    has_overflow_status: bool  # the operators of MindSpore's own overflow check
-    has_all_finite: bool  # a kernel for `amp.all_finite`
+    runs_python: bool  # it runs operators written in Python (kernels of sparse tables, sums over processes)
+    has_bfloat16: bool  # it has matrix products in bfloat16
+    lowers_batch_norm: bool  # BatchNorm accepts scale and statistics in float16, in evaluation too
+    has_overflow_status: bool  # it has the operators of MindSpore's own overflow check
+    has_all_finite: bool  # it has a kernel for `amp.all_finite`
     trains_with_mint: bool  # `mint.optim` updates the weights
-    fast_max_pooling: bool  # the gradient of MaxPool needs no replacement
+    fast_max_pooling: bool  # the gradient of MaxPool is fast enough and is not replaced
     uses_onednn: bool  # convolutions run in oneDNN
-    times_operators: bool  # MindSpore's profiler gives the time of each operator
+    times_operators: bool  # MindSpore's profiler reports the time of each operator
     keeps_programs_apart: bool  # a second live training program does not change values of the first
-    repeats_sums: bool  # two equal trainings give the same bits: every operator adds in a fixed order
-    automatic_steps: int  # the most steps per call that sink_size=-1 chooses
+    repeats_sums: bool  # equal trainings give the same bits, because every operator adds in a fixed order
+    automatic_steps: int  # maximum steps per call that sink_size=-1 chooses
 
 
 CPU = Device(
@@ -105,7 +105,7 @@ ASCEND = Device(
     automatic_steps=32,
 )
 DEVICES = {device.name: device for device in (CPU, GPU, ASCEND)}
-CHOICES = {**{name.lower(): name for name in DEVICES}, "auto": None}  # MindSpore's name of each
+CHOICES = {**{name.lower(): name for name in DEVICES}, "auto": None}  # value of `device=` -> MindSpore's name
 
 
 def current() -> Device:
@@ -116,15 +116,15 @@ def current() -> Device:
 def choose(name: str | None) -> Device:
     """Return the device of a Trainer; set MindSpore's device if `name` is another one.
 
-    The device is the process's: MindSpore runs all graphs of a process on one, so the choice is not undone.
+    MindSpore runs all graphs of a process on one device, so the choice holds until the process ends.
 
     Args:
-        name: "cpu", "gpu", "ascend"; "auto" for the device that MindSpore has taken; None for the one that the user has
-            set by `mindspore.set_device`, else the CPU if MindSpore has taken no other.
+        name: "cpu", "gpu" or "ascend"; "auto" for the device that MindSpore has selected; None for the device that the
+            user set by `mindspore.set_device`, or else for the CPU.
 
     Raises:
-        ConfigurationError: `name` is None and MindSpore took the device unasked, the device does not exist here, or
-            another device has already run operators.
+        ConfigurationError: `name` is None and MindSpore has selected another device than the CPU by itself, the device
+            does not exist here, or another device has already run operators.
     """
     found = current()
     wanted = CHOICES[choice("device", name, CHOICES, optional=True) or "auto"]
@@ -153,12 +153,12 @@ def _is_set() -> bool:
 
 
 def _change(found: str, wanted: str) -> Device:
-    if _trains_on:  # MindSpore would change it, for the programs that exist too
+    if _trains_on:  # MindSpore would also change the device of existing programs
         raise ConfigurationError(f"device={wanted.lower()!r}: {_TOO_LATE}")
     try:
         mindspore.set_device(wanted)
     except (RuntimeError, ValueError) as error:
-        mindspore.set_context(device_target=found)  # `set_device` changes it before it fails
+        mindspore.set_context(device_target=found)  # a `set_device` that fails has already changed it
         raise ConfigurationError(f"device={wanted.lower()!r}: {_reason(wanted, str(error))}") from None
     return DEVICES[wanted]
 
@@ -173,7 +173,7 @@ def _reason(wanted: str, message: str) -> str:
 
 
 def check_sparse_tables(names: Any) -> None:
-    """Refuse sparse tables where their values are known to be wrong.
+    """Refuse sparse tables on a device that is known to compute wrong values for them.
 
     Raises:
         ConfigurationError: the device does not keep programs apart, and `UNSAFE` is not set.
@@ -191,7 +191,7 @@ _training: list[weakref.ref[Any]] = []  # owners of the training programs of thi
 
 
 def claim_training(owner: object) -> None:
-    """Note that `owner` is about to compile a training program.
+    """Record that `owner` is about to compile a training program.
 
     Raises:
         ConfigurationError: another owner is alive, the device does not keep programs apart, and `UNSAFE` is not set.

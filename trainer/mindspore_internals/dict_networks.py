@@ -1,8 +1,8 @@
 """Networks that take a batch as one dict: `construct(self, batch)`.
 
-The attribute `batch_keys` names the dict's keys.
+The network declares the keys of the dict in its attribute `batch_keys`.
 
-Relied on: a graph may build a dict with constant keys; the program's inputs stay tensors.
+This module relies on graph code being able to build a dict with constant keys. The program's inputs are still tensors.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
     """Return the keys of the dict that `network` takes; empty if it takes tensors.
 
     Raises:
-        ConfigurationError: the attribute is no tuple or list of texts, or `construct` requires several arguments.
+        ConfigurationError: the attribute is not a tuple or list of strings, or `construct` requires several arguments.
     """
     kind: Any = network if isinstance(network, type) else type(network)
     own = {} if kind is network else vars(network)
-    # otherwise the cell itself is not asked: a miss there is slow
+    # avoid `getattr` on a cell without the attribute, which is slow
     if not (ATTRIBUTE in own or hasattr(kind, ATTRIBUTE) or kind.__getattr__ is not nn.Cell.__getattr__):
         return ()
     declared = getattr(network, ATTRIBUTE, None)
@@ -47,9 +47,10 @@ def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
 
 
 def require_declared_keys(network: nn.Cell) -> None:
-    """Refuse a network whose `construct` reads by name without `batch_keys`.
+    """Refuse a network that indexes its input by name but declares no `batch_keys`.
 
-    The compiled code is read: MindSpore itself fails at such an index of a tensor with an error that names neither.
+    The bytecode of `construct` is inspected, because MindSpore's own error for such an index names neither the network
+    nor the missing attribute.
     """
     kind = type(network)
     construct = inspect.unwrap(kind.construct)
@@ -57,7 +58,7 @@ def require_declared_keys(network: nn.Cell) -> None:
         return
     argument = next(iter(construct.__code__.co_varnames[1 : construct.__code__.co_argcount]), None)
     steps = [(step.opname.partition("_CHECK")[0], step.argval) for step in dis.get_instructions(construct)]
-    if ("STORE_FAST", argument) in steps:  # another value of the same name
+    if ("STORE_FAST", argument) in steps:  # the name is assigned another value
         return
     read = [
         key
@@ -72,7 +73,7 @@ def require_declared_keys(network: nn.Cell) -> None:
 
 
 class DictNetwork(nn.Cell):
-    """Pass a network its columns as a dict."""
+    """Passes the columns to a network as a dict."""
 
     def __init__(self, network: nn.Cell, keys: Sequence[str]) -> None:
         super().__init__(auto_prefix=False)

@@ -1,6 +1,6 @@
-"""Finds which internals the trainer uses that this MindSpore lacks.
+"""Find the MindSpore internals that the trainer uses and this MindSpore lacks.
 
-Each ability is tried, not read off a version number.
+Each one is tested by using it; version numbers are not compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .shared_memory import try_view
 
 
 def differences() -> list[str]:
-    """Return a sentence for each ability that is missing; runs a graph and a pipeline."""
+    """Return a sentence for each missing internal; runs a graph and a pipeline."""
     if public_only():
         return [f"{VARIABLE} is set: only public functions of MindSpore are used"]
     abilities: dict[str, Callable[[], bool]] = {

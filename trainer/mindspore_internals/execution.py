@@ -1,16 +1,16 @@
 """Run compiled programs directly, run cells eagerly, and detect forked processes.
 
-`Cell.compile_and_run` looks up the program at every call and notes it in each sub-cell: hundreds of Python calls, more
-than half of a small step's host time. MindSpore has no public way to run a compiled program directly.
+`Cell.compile_and_run` looks up the program at every call and records it in each sub-cell. These hundreds of Python
+calls take more than half of a small step's host time. MindSpore has no public way to run a compiled program directly.
 
-Relied on:
-- `_cell_graph_executor._graph_executor` takes (arguments, name of the program) and returns what the graph returns;
-  `_convert_python_data` turns that into Python objects. `compiled` verifies for every program that `compile_and_run`
-  itself does exactly that.
-- In graph mode calling a cell compiles it, and `set_context` changes the mode at once for the whole process. An
-  operator that fails in eager mode is reported by a later one.
-- MindSpore runs graphs on threads that a fork does not copy, and starts no others: a graph in a child forked after the
-  first graph waits forever (2.10).
+This module relies on the following behaviour of MindSpore:
+- `_cell_graph_executor._graph_executor` takes (arguments, name of the program) and returns the graph's outputs;
+  `_convert_python_data` converts them to Python objects. `compiled` verifies for every program that `compile_and_run`
+  does the same.
+- In graph mode, calling a cell compiles it. `set_context` changes the mode at once for the whole process.
+- If an operator fails in eager mode, a later operator reports the error.
+- MindSpore runs graphs on threads that a fork does not copy, and it does not start new ones. In a child forked after
+  the first graph, a graph waits forever (2.10).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .compiler_modules import api
 
 
 class _Recorder:
-    """Replace the executor during one call; record arguments and outputs."""
+    """Stands in for the executor during one call; records arguments and outputs."""
 
     def __init__(self, executor: Any) -> None:
         self.executor = executor
@@ -55,11 +55,13 @@ def available() -> bool:
 
 
 def compiled(cell: nn.Cell, tensors: tuple[Tensor, ...]) -> tuple[Any, str | None]:
-    """Call `compile_and_run`; return its outputs and a program that gives the same.
+    """Call `compile_and_run`; return its outputs and the name of the program it ran.
 
-    The name is the one that this call ran, never one from an earlier call: MindSpore numbers the shapes of arguments
-    and forgets a number when a network that was called with such shapes is deleted, so its next call of another network
-    of the same shapes compiles once more, under another name. None: only `compile_and_run` gives these outputs.
+    The name is None if running the program by name does not give the same outputs.
+
+    The name is recorded during the call, because a name from an earlier call may be outdated. MindSpore numbers the
+    shapes of arguments. When it deletes a network that was called with some shapes, it forgets their number. The next
+    call of any network with the same shapes then compiles a program with another name.
     """
     if not available():
         return cell.compile_and_run(*tensors), None
@@ -83,7 +85,7 @@ def compiled(cell: nn.Cell, tensors: tuple[Tensor, ...]) -> tuple[Any, str | Non
 
 
 def run(program: str, tensors: tuple[Tensor, ...]) -> Any:
-    """Run a program that `compiled` has returned."""
+    """Run the program with a name returned by `compiled`."""
     return _finish(api._cell_graph_executor._graph_executor(tensors, program))
 
 
@@ -92,7 +94,10 @@ def _finish(outputs: Any) -> Any:
 
 
 def _are_tensors(outputs: Any) -> bool:
-    """Return whether no output needs MindSpore's conversion, which takes 20 calls."""
+    """Return whether the outputs are a tuple of tensors and need no conversion.
+
+    MindSpore's conversion takes 20 Python calls.
+    """
     if type(outputs) is not tuple:
         return False
     for output in outputs:  # noqa: SIM110 (a generator would cost as much as all of this)
@@ -113,7 +118,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 _logger = logging.getLogger(__name__)
-_MAX_LATE_FAILURES = 100  # limit of one eager run
+_MAX_LATE_FAILURES = 100  # limit of pending errors from one eager run
 
 
 @contextlib.contextmanager
@@ -146,7 +151,7 @@ _process: int | None = None
 
 
 def check_not_forked() -> None:
-    """Record that this process runs graphs, and check that it can.
+    """Record that this process runs graphs; refuse a fork of a process that ran some.
 
     Raises:
         ConfigurationError: the process was forked after its parent ran graphs.

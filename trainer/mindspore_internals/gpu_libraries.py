@@ -1,13 +1,14 @@
-"""Find and load the libraries of MindSpore's GPU plugin; describe the card.
+"""Find and load the libraries of MindSpore's GPU plugin; describe the GPU.
 
-Relied on (2.10.0):
-- While it is imported, MindSpore loads `lib/plugin/libmindspore_gpu.so.11.6` if ``$CUDA_HOME/bin/nvcc --version``
-  prints that release. The plugin needs `LIBRARIES` and the driver's `DRIVER`. A library that the process has already
-  loaded satisfies it, so `LD_LIBRARY_PATH` need not be set.
-- Its operators, `libcuda_ops.so.11`, hold machine code for the compute capabilities 6.0, 6.1, 7.0, 7.5 and 8.0, which
-  newer ones of the same major number run too, and PTX of 6.0 and 8.6, which the driver compiles for all later ones.
+This module relies on the following behaviour of MindSpore 2.10.0:
+- During its import, MindSpore loads `lib/plugin/libmindspore_gpu.so.11.6` if ``$CUDA_HOME/bin/nvcc --version`` prints
+  release 11.6. The plugin needs `LIBRARIES`, and `DRIVER` from the GPU driver. If the process has already loaded these
+  libraries, `LD_LIBRARY_PATH` need not be set.
+- Its operators, `libcuda_ops.so.11`, contain machine code for the compute capabilities 6.0, 6.1, 7.0, 7.5 and 8.0,
+  which also runs on newer GPUs with the same major number. They also contain PTX for 6.0 and 8.6, which the driver
+  compiles for all later GPUs.
 
-This module imports no MindSpore.
+This module does not import MindSpore unless `prepare` is called.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 
 DRIVER = "libcuda.so.1"
 _PLUGIN = "libmindspore_gpu.so.11.6"
-# library: (the package that has it, its folder below the package `nvidia`), each after those that it needs
+# library -> (package that contains it, its folder in the package `nvidia`); dependencies come first
 LIBRARIES = {
     "libcudart.so.11.0": ("nvidia-cuda-runtime-cu11", "cuda_runtime"),
     "libcublasLt.so.11": ("nvidia-cublas-cu11", "cublas"),
@@ -38,13 +39,13 @@ LIBRARIES = {
     "libcudnn.so.8": ("nvidia-cudnn-cu11", "cudnn"),
 }
 _RELEASE = "Cuda compilation tools, release 11.6, V11.6.0"
-_NEWEST_MACHINE_CODE = 8  # major number of a compute capability
-_CAPABILITY = (75, 76)  # cuDeviceGetAttribute: its major and its minor number
+_NEWEST_MACHINE_CODE = 8  # major number of the compute capability
+_CAPABILITY = (75, 76)  # attributes of cuDeviceGetAttribute: major and minor number of the compute capability
 
 
 @dataclass(frozen=True)
 class Card:
-    """An NVIDIA card as its driver describes it."""
+    """An NVIDIA GPU, as described by its driver."""
 
     name: str
     capability: tuple[int, int]
@@ -58,7 +59,7 @@ class Card:
 def prepare() -> None:
     """Import MindSpore with its GPU plugin, if the libraries are installed.
 
-    Does nothing without them or without a driver, and if MindSpore has been imported before.
+    Does nothing if the libraries or the driver are missing, or if MindSpore has already been imported.
     """
     if "mindspore" in sys.modules or not any(map(_packaged, LIBRARIES)) or not loads(DRIVER):
         return
@@ -68,7 +69,7 @@ def prepare() -> None:
 
 
 def plugin() -> Path | None:
-    """Return MindSpore's GPU plugin, if its wheel has one."""
+    """Return the path of MindSpore's GPU plugin, or None if the wheel has none."""
     spec = importlib.util.find_spec("mindspore")
     folder = Path(spec.origin).parent if spec and spec.origin else None
     path = folder / "lib" / "plugin" / _PLUGIN if folder else None
@@ -76,7 +77,7 @@ def plugin() -> Path | None:
 
 
 def plugin_is_loaded() -> bool:
-    """Return whether this process has the plugin."""
+    """Return whether this process has loaded the plugin."""
     try:
         return _PLUGIN in Path("/proc/self/maps").read_text()
     except OSError:
@@ -93,7 +94,7 @@ def missing() -> dict[str, str]:
 
 
 def _packaged(library: str) -> Path | None:
-    """Return the path of a library in its package, if that is installed."""
+    """Return the path of a library in its package, or None if it is not installed."""
     spec = importlib.util.find_spec("nvidia")
     for folder in spec.submodule_search_locations or () if spec else ():
         path = Path(folder) / LIBRARIES[library][1] / "lib" / library
@@ -113,7 +114,7 @@ def loads(library: str) -> bool:
 
 @contextlib.contextmanager
 def _release_for_mindspore() -> Iterator[None]:
-    """Name the release of CUDA to MindSpore, unless the user has set CUDA_HOME."""
+    """Provide an `nvcc` that prints `_RELEASE`, unless the user has set CUDA_HOME."""
     if os.environ.get("CUDA_HOME"):
         yield
         return
@@ -140,7 +141,7 @@ def driver_version() -> str | None:
 
 
 def cards() -> list[Card]:
-    """Return the cards that the driver sees."""
+    """Return the GPUs that the driver finds."""
     try:
         driver = ctypes.CDLL(DRIVER)
         count = ctypes.c_int()

@@ -1,9 +1,11 @@
-"""Parse MindSpore's messages: headings, stacks, frames of user code.
+"""Parse MindSpore's error messages: headings, stack traces, frames of user code.
 
-Relies on the layout of its C++ exceptions: parts between rules of dashes, and ``# n In file F:L, ...`` with the source
-line below. A message of another layout is returned whole, without a location.
+This module relies on the layout of MindSpore's C++ exceptions: parts are separated by lines of dashes, and a frame is a
+line ``# n In file F:L, ...`` with the source line below it. A message with another layout is returned unchanged,
+without a location.
 
-`mindspore.common._decorator.DEPRECATE_SET` holds the names and versions already reported as deprecated.
+It also relies on `mindspore.common._decorator.DEPRECATE_SET`, the set of names and versions already reported as
+deprecated.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _LIBRARIES = (Path(mindspore.__file__).parent, Path(__file__).parents[1])
 
 
 def silence_adams_operator() -> None:
-    """Silence the deprecation of `FusedSparseAdam`, which every `nn.Adam` creates."""
+    """Silence the deprecation warning of `FusedSparseAdam`, which `nn.Adam` creates."""
     reported: set[str] = getattr(_decorator, "DEPRECATE_SET", set())
     reported.add("FusedSparseAdam2.8.0")
 
@@ -34,13 +36,13 @@ LAMBDA = (
 
 def is_of_lambda(error: Exception) -> bool:
     """Return whether MindSpore failed to read the source of a lambda."""
-    # A line cut out of a call may not even be Python: "lambda x: x)"
+    # A source line that was cut out of a call may be invalid Python, such as "lambda x: x)".
     unreadable = isinstance(error, SyntaxError) and "lambda" in (error.text or "")
     return unreadable or "Parse Lambda Function Fail" in str(error)
 
 
 def cannot_be_compiled(message: str) -> bool:
-    """Return whether MindSpore cannot compile the source of a network."""
+    """Return whether the message says that a network's source cannot be compiled."""
     return _NO_GRAPH.search(message) is not None
 
 
@@ -53,7 +55,7 @@ _OPERATOR = re.compile(
 def failed_assertion(message: str) -> str | None:
     """Explain an assertion that failed on a GPU (CUDA's error 710), or return None.
 
-    The driver reports it with a later call, and refuses all calls after it.
+    The driver reports the failure at a later call, and then refuses all further calls.
     """
     if _ASSERTED.search(message) is None:
         return None
@@ -67,7 +69,7 @@ def failed_assertion(message: str) -> str | None:
 
 
 def gist(message: str) -> str:
-    """Return a message without headings and stacks."""
+    """Return a message without headings and stack traces."""
     for part in _RULE.split(message):
         lines = [line for line in part.splitlines() if line.strip()]
         if lines and not (len(lines) == 1 and lines[0].startswith("- ")):

@@ -1,11 +1,11 @@
-"""Times of the single operators of a graph on CPU, from MindSpore's own profiler.
+"""Times of the individual operators of a graph on CPU, from MindSpore's profiler.
 
-Relied on:
-- `mindspore.profiler.profile` writes, when it stops, a folder ``*_ascend_ms/FRAMEWORK`` with
-  ``cpu_op_execute_timestamp_0.txt``: a line per operator of the graph, ``full name;device;start,duration,thread ...``
-  with the start in nanoseconds since the epoch and the duration in milliseconds.
-- `ProfilerInterface.is_initialized` says whether a profile runs; a process has one at a time.
-- `tensorboard_trace_handler` decides the folder.
+This module relies on the following behaviour of MindSpore:
+- When it stops, `mindspore.profiler.profile` writes a file ``*_ascend_ms/FRAMEWORK/cpu_op_execute_timestamp_0.txt``
+  with one line per operator of the graph: ``full name;device;start,duration,thread ...``. The start is in nanoseconds
+  since the epoch, the duration in milliseconds.
+- `ProfilerInterface.is_initialized` says whether a profile is running; a process runs one at a time.
+- `tensorboard_trace_handler` sets the folder.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class OperatorTimes:
 
     @property
     def kind(self) -> str:
-        """Kind of operator: "MatMul"."""
+        """Kind of operator, such as "MatMul"."""
         return re.sub(r"-op\d+$", "", self.name.rpartition("/")[2])
 
     @property
     def is_backward(self) -> bool:
-        """Whether it computes gradients."""
+        """Whether the operator computes gradients."""
         return self.name.startswith("Gradients/")
 
     @property
     def layer(self) -> str:
-        """The path of its cell, such as "network.0"; "step" if it belongs to none."""
+        """Path of the operator's cell, such as "network.0"; "step" if it has none."""
         cells = [part.partition("-")[0] for part in self.name.split("/")[:-1] if "-" in part]
         outer = {"step", "forward", "value_and_grad"}
         return ".".join(cell for cell in cells if cell not in outer) or "step"
@@ -56,7 +56,10 @@ class OperatorProfile:
 
     @classmethod
     def begin(cls) -> OperatorProfile | None:
-        """Start timing operators; None while a profile runs or without such times."""
+        """Start timing operators.
+
+        Returns None if another profile is running, or if the device cannot time operators.
+        """
         from mindspore import profiler
         from mindspore.profiler.profiler_interface import ProfilerInterface
 
@@ -85,7 +88,7 @@ class OperatorProfile:
 
 
 def _read(path: Path) -> Iterator[OperatorTimes]:
-    """Yield the operators of MindSpore's file; skip lines of another form."""
+    """Yield the operators in MindSpore's file; skip lines with another format."""
     for line in path.read_text("utf-8", errors="replace").splitlines():
         name, _, rest = line.partition(";")
         runs = []

@@ -1,14 +1,14 @@
 """Structure of `mindspore.dataset` pipelines, and the order in which they shuffle.
 
-An endless pipeline is never asked for its size: the call would not return.
+The size of an endless pipeline is never requested, because the call would not return.
 
-MindSpore internals that this module relies on:
-- A pipeline keeps its inputs in `children`, `.repeat()` without a count is a `RepeatDataset` whose `count` is -1, and
-  a `GeneratorDataset` keeps the user's object in `source`. If that changes, `tests/trainer/data/test_sources.py`
-  hangs.
-- `RandomSampler` shuffles, for epoch e, the order of the previous epoch by GNU's `std::shuffle` with an
-  `std::mt19937` (M. Matsumoto, T. Nishimura, "Mersenne Twister", 1998; NumPy has the same) that was seeded with the
-  pipeline's seed + e. `is_known` detects a MindSpore built with another C++ library; pipelines then shuffle themselves.
+This module relies on the following MindSpore internals:
+- A pipeline keeps its inputs in `children`. `.repeat()` without a count is a `RepeatDataset` whose `count` is -1. A
+  `GeneratorDataset` keeps the user's object in `source`. If this changes, `tests/trainer/data/test_sources.py` hangs.
+- For epoch e, `RandomSampler` shuffles the order of the previous epoch by GNU's `std::shuffle`. The random numbers come
+  from an `std::mt19937` (M. Matsumoto, T. Nishimura, "Mersenne Twister", 1998; also in NumPy) seeded with the
+  pipeline's seed + e. `is_known` detects a MindSpore built with another C++ library; shuffled arrays are then read row
+  by row from the pipeline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from . import fall_back, public_only
 
-_UNSET = 5489  # what MindSpore returns before a seed is set, std::mt19937::default_seed; pipelines then draw their own
+_UNSET = 5489  # seed returned before one is set (std::mt19937::default_seed); pipelines then draw their own
 
 
 def current_seed() -> int | None:
@@ -36,11 +36,11 @@ def current_seed() -> int | None:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the pipelines opened inside; restore all that `set_seed` changes."""
+    """Seed the pipelines opened in the block; restore all that `set_seed` changes."""
     import mindspore.dataset as ms_dataset
 
     before = ms_dataset.config.get_seed()
-    if before == seed:  # Python operations may be drawing from the global generators already: keep their state
+    if before == seed:  # `set_seed` would reset the global generators, which Python operations may be using
         yield
         return
     generators = random.getstate(), np.random.get_state()
@@ -57,7 +57,7 @@ _USED = ("create_tuple_iterator", "get_col_names", "get_dataset_size", "set_init
 
 
 def is_pipeline(data: Any) -> bool:
-    """Return whether `data` has the methods that the trainer uses of a pipeline."""
+    """Return whether `data` has the methods of pipelines that the trainer uses."""
     return all(hasattr(data, name) for name in _USED)
 
 
@@ -72,7 +72,7 @@ def is_bounded(dataset: Any) -> bool:
     return source is None or hasattr(source, "__len__")
 
 
-_LARGEST = (1 << 32) - 1  # largest number of the generator
+_LARGEST = (1 << 32) - 1  # largest number that the generator returns
 _BLOCK = 1 << 16
 _TRIED_ROWS, _TRIED_EPOCHS = 300, 2  # enough rows to distinguish the draws of older and newer C++ libraries
 
@@ -80,10 +80,10 @@ _TRIED_ROWS, _TRIED_EPOCHS = 300, 2  # enough rows to distinguish the draws of o
 def reshuffled(order: np.ndarray, seed: int) -> np.ndarray:
     """Return the order of the next epoch, int64 [n], from the `order` of the last one.
 
-    The order before the first epoch is 0 to n - 1. `seed` is the pipeline's seed + the next epoch's number.
+    Before the first epoch, the order is 0 to n - 1. `seed` is the pipeline's seed plus the number of the next epoch.
     """
     rows, shuffled, state = len(order), order.tolist(), np.random.RandomState(seed & _LARGEST)
-    if rows <= _LARGEST // max(rows, 1):  # one generated number serves two swaps of the shuffle
+    if rows <= _LARGEST // max(rows, 1):  # `std::shuffle` uses one random number for two swaps
         start = 1
         if rows % 2 == 0 and rows:
             other = int(_below(np.array([2]), state)[0])

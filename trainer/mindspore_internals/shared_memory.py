@@ -1,8 +1,8 @@
 """Exchange rows with a parameter through shared memory, if the device allows it.
 
-Relied on: on CPU, `Parameter.asnumpy()` is a writable view of the memory that operators and graphs use, as long as the
-parameter keeps its shape. `views_are_live` tries that once; if it fails, values are copied by `ops.assign`
-and `asnumpy`.
+This module relies on `Parameter.asnumpy()` on CPU: it returns a writable view of the memory that operators and graphs
+use, as long as the parameter keeps its shape. `views_are_live` tests this once. If the test fails, values are copied by
+`ops.assign` and `asnumpy`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .compilation import compile_lock
 
 
 def views_are_live() -> bool:
-    """Return whether `asnumpy()` is the memory that operators use."""
+    """Return whether `asnumpy()` returns the memory that operators use."""
     return device.current().shares_memory and not public_only() and try_view()
 
 
@@ -25,9 +25,9 @@ def views_are_live() -> bool:
 def try_view() -> bool:
     """Check that a view and an operator see each other's writes to a parameter.
 
-    Costs 1 to 10 ms once per process, mostly for MindSpore's first operator of the kind.
+    Takes 1 to 10 ms once per process, mostly for MindSpore's first run of the operator.
     """
-    with compile_lock:  # an operator fails, too, while another thread compiles
+    with compile_lock:  # operators fail while another thread compiles
         parameter = Parameter(Tensor(np.zeros(8, np.float32)), requires_grad=False)
         view = parameter.asnumpy()
         if view.flags.writeable:
@@ -44,11 +44,14 @@ def try_view() -> bool:
 
 
 class Mirror:
-    """A parameter [n, ...] and its host memory: the same one where views are live.
+    """A parameter [n, ...] and a host array with the same values.
+
+    If views are live (see `views_are_live`), both are the same memory; otherwise `push` and `pull` copy the values.
 
     Args:
-        in_branch: whether programs use it in a branch, which keeps the memory that it was compiled with: each size then
-            has its own memory, for as long as the programs of that size.
+        parameter: the parameter; `array` changes its size n.
+        in_branch: whether programs use the parameter in a branch. A branch keeps using the memory that it was compiled
+            with, so each size then has its own memory, which is kept.
     """
 
     def __init__(self, parameter: Parameter, *, in_branch: bool = False) -> None:
@@ -59,7 +62,7 @@ class Mirror:
         self._of_size: dict[int, Tensor] = {}
 
     def array(self, size: int) -> np.ndarray:
-        """Return the host memory [size, ...]; replace a parameter of another size."""
+        """Return the host array [size, ...]; resize the parameter if necessary."""
         if self.parameter.shape[0] != size:
             self.parameter.set_data(self._values(size), slice_shape=True)
             self._array = None
@@ -78,14 +81,14 @@ class Mirror:
         return values
 
     def push(self) -> None:
-        """Make the host memory's values visible to the graph."""
+        """Make the values of the host array visible to the graph."""
         if not self.live:
             # `assign`, because a compiled branch keeps the old value after `set_data`
             ops.assign(self.parameter, Tensor(self._array))
 
     def pull(self) -> np.ndarray:
-        """Return the host memory with the graph's values."""
-        assert self._array is not None  # from `array`
+        """Return the host array, with the values that the graph has written."""
+        assert self._array is not None  # set by `array`
         if not self.live:
             self._array[...] = self.parameter.asnumpy()
         return self._array
@@ -94,10 +97,10 @@ class Mirror:
 def overwrite(parameter: Parameter, value: np.ndarray) -> None:
     """Set the value of `parameter`, visible to compiled graphs too."""
     view = parameter.asnumpy() if views_are_live() else None
-    # A copy is another one at the next call; the value would be lost.
+    # If the address changes from call to call, `asnumpy` returns copies, and a value written to one would be lost.
     if view is not None and view.flags.writeable and _address(view) == _address(parameter.asnumpy()):
         view[...] = value
-    else:  # not `set_data`, after which a compiled step that contains a branch keeps the old value
+    else:  # not `set_data`: a compiled step that contains a branch would keep using the old value
         ops.assign(parameter, Tensor(np.array(value), parameter.dtype))
 
 

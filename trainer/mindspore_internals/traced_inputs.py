@@ -1,7 +1,8 @@
 """Follow an input through a network that runs operator by operator.
 
-Relied on: an eager network calls the methods of a subclass of Tensor, and operators return plain tensors. An `if` or
-`while` on a tensor calls `Tensor.__bool__`. A cell's own flag `training` is read by its name.
+This module relies on the following behaviour of MindSpore: an eager network calls overridden methods of a subclass of
+Tensor, and operators return plain tensors. An `if` or `while` on a tensor calls `Tensor.__bool__`. A cell reads its
+mode by the name `training`.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from mindspore import Tensor, nn
 
 from .cell_structure import cells_and_names
 
-_PACKAGES = ("mindspore", "trainer", "callbacks")  # their cells do not change ids in training
+_PACKAGES = ("mindspore", "trainer", "callbacks")  # no cell of these packages changes ids in training only
 
 
 class TracedInput(Tensor):
-    """An input, or a part of each of its rows chosen by constant indices."""
+    """Marks an input of a network, and a part of it taken equally from every row."""
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Return a part of the input."""
+        """Return a part; it is marked if it has all rows and the indices are constant."""
         part = super().__getitem__(index)
         indices = index if isinstance(index, tuple) else (index,)
-        # A bool is a mask; a slice of rows takes another share of a larger batch.
+        # A bool is a mask. A slice of the rows would be another share of a larger batch.
         constant = all(one is None or type(one) in (int, slice, EllipsisType) for one in indices)
         axes = sum(type(one) in (int, slice) for one in indices)
         all_rows = indices[:1] == (slice(None),) or (indices[:1] == (Ellipsis,) and axes < self.ndim)
@@ -35,7 +36,7 @@ class TracedInput(Tensor):
 
 @contextlib.contextmanager
 def noting_branches() -> Iterator[list[Tensor]]:
-    """Yield a list of the tensors that decide on a branch or a loop meanwhile."""
+    """Yield a list that collects the tensors used as conditions inside the block."""
     decided: list[Tensor] = []
     original = Tensor.__bool__
 
