@@ -24,9 +24,9 @@ def stop_kind(requested: StopReason | None) -> int:
 
 
 def first_stop(kinds: Sequence[int], requested: StopReason | None) -> StopReason | None:
-    """Return the common reason to stop, or None; of the same kind on all processes.
+    """Return the common reason to stop, of the same kind on all processes, or None.
 
-    `kinds` are the codes of all processes (`stop_kind`) in rank order; this process `requested` its own.
+    `kinds` are the codes of all processes (`stop_kind`) in rank order. `requested` is this process's own reason.
     """
     first = int(np.argmin(kinds))
     if kinds[first] == NO_STOP:
@@ -43,10 +43,10 @@ def agree_to_stop(group: Group, requested: StopReason | None) -> StopReason | No
 
 @dataclasses.dataclass(frozen=True)
 class StopHooks:
-    """The run's stop: returns what this process requests; called with the common one."""
+    """Functions through which a run takes part in the decision to stop."""
 
-    requested_stop: Callable[[], StopReason | None]
-    stop: Callable[[StopReason], None]
+    requested_stop: Callable[[], StopReason | None]  # returns this process's own reason to stop, or None
+    stop: Callable[[StopReason], None]  # called with the common reason
 
     def decide(self, kinds: Sequence[int]) -> bool:
         """Return whether to stop, given the codes of all ranks; call `stop` if so."""
@@ -56,15 +56,15 @@ class StopHooks:
         return reason is not None
 
 
-_WAITING = 2  # besides 0 and 1, whether a process has a chunk
+_WAITING = 2  # state of a process that waits for data; 0 and 1 say whether it has a chunk
 
 
 def all_go_on(group: Group, hooks: StopHooks, ready: bool | None) -> bool:
     """Return whether all processes train the next chunk; a collective call.
 
-    A process that waits for its data (`ready` is None) calls it repeatedly and learns whether to keep waiting, because
-    MindSpore limits the time in one collective. A process that wants to stop while it waits ends the waiting of all;
-    none of them trains its chunk then.
+    `ready` says whether this process has a chunk, or is None while it waits for data. A waiting process calls this
+    function repeatedly, because the time of a collective is limited; the result then says whether to keep waiting. If
+    any process wants to stop meanwhile, all stop waiting, and none trains its chunk.
 
     Raises:
         DataError: the data of some processes has ended before that of others.

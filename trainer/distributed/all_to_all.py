@@ -2,7 +2,8 @@
 
 MindSpore has no AlltoAll on CPU. A device that has one would use it behind `AllToAll.exchange`.
 
-Each message names the purpose of its exchange, so that processes in different calls end with an error that says so.
+Each message names the purpose of its exchange, so processes that are in different calls fail with an error that says
+so.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from typing import Any, Protocol
 
 from ..errors import TrainerError
 
-CONNECT_SECONDS = 20.0  # below the limit of the collective in which the others wait meanwhile
-DEADLINE_SECONDS = 1800.0  # limit for one process to compile longer than another
+CONNECT_SECONDS = 20.0  # shorter than the time limit of the collective in which the other processes wait
+DEADLINE_SECONDS = 1800.0  # time limit of an exchange; long, because one process may compile longer than another
 TIMEOUT_VARIABLE = "MS_CPU_COMM_OP_TIMEOUT"  # MindSpore's own collectives read it; `trainer launch` sets it
 _RANK_BYTES = 8  # a connection begins with the rank, in this many bytes
 _PURPOSE_BYTES = 48
-_HEAD = struct.Struct(f"<2Q{_PURPOSE_BYTES}s")  # number of the exchange, bytes of the message, purpose of the exchange
-_MISMATCH_SECONDS = 5.0  # time to learn where the other processes are, once one has diverged
+_HEAD = struct.Struct(f"<2Q{_PURPOSE_BYTES}s")  # number of the exchange, message length in bytes, purpose
+_MISMATCH_SECONDS = 5.0  # time to learn the purposes of all processes, once one of them differs
 _MAX_PIECES = 1000  # buffers per system call, whose limit is 1,024
 _HANDSHAKE_SECONDS = 5.0
 _KEEPALIVE_PROBES = 4
@@ -72,7 +73,7 @@ def _own_address() -> str:
 
 
 class AllToAll:
-    """Exchange of messages between all processes, which call it equally often.
+    """Exchanges messages between processes, all of which must call it equally often.
 
     One thread at a time may exchange. Threads that run in parallel need their own connections.
 
@@ -80,13 +81,13 @@ class AllToAll:
         group: the processes; all of them create the exchange together, on the thread that runs graphs.
         deadline: time limit of an exchange in seconds; None takes `MS_CPU_COMM_OP_TIMEOUT`, or half an hour.
         address: address of this machine for the others; None takes the one that reaches the scheduler.
-        sent: counts what it sends; None starts from zero. Also an attribute.
+        sent: counter of what is sent, also available as an attribute; None starts a new one.
 
     Attributes:
         is_open: whether another exchange may follow.
 
     Raises:
-        TrainerError: the processes do not reach each other.
+        TrainerError: the processes cannot connect to each other.
     """
 
     def __init__(
@@ -106,11 +107,11 @@ class AllToAll:
                 self.close()
                 raise TrainerError(f"rank {peer} does not reach the others: {given}")
         self.is_open, self._number = True, 0
-        self._purpose, self._purposes = b"", dict[int, bytes]()  # purpose of the exchange: here, and on other ranks
+        self._purpose, self._purposes = b"", dict[int, bytes]()  # of the current exchange: on this rank, on others
         for connection in self._connections.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A machine without power is noticed by probes. No TCP_USER_TIMEOUT: a compiling process reads nothing for
-            # minutes, and its full buffer would end the connection.
+            # Probes detect a machine that has lost power. TCP_USER_TIMEOUT is not set, because a compiling process
+            # reads nothing for minutes, and its full buffer would end the connection.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
@@ -143,37 +144,37 @@ class AllToAll:
         """Send `parts[r]` to each rank r; return the received parts in rank order.
 
         Args:
-            parts: contiguous buffers of any lengths, or lists of such, whose bytes follow each other. A part for
-                several ranks is the same object for all.
+            parts: one part per rank: a contiguous buffer of any length, or a list of buffers to send one after another.
+                Several ranks may get the same object.
             purpose: purpose of the exchange, the same on all processes.
-            deadline: time limit in seconds, instead of that of the connections.
+            deadline: time limit in seconds; by default that of the connections.
 
         Returns:
-            buffers, with this rank's own part unchanged.
+            buffers; this rank's own part is returned as it is.
 
         Raises:
-            TrainerError: a process is gone or exchanges for another purpose, the deadline has passed, or another thread
-                has called `interrupt`; the message names the ranks.
+            TrainerError: a process has ended or is in an exchange for another purpose, the deadline has passed, or
+                another thread has called `interrupt`; the message names the ranks.
         """
         if not self.is_open:
             raise TrainerError(f"rank {self.rank} cannot exchange rows: an earlier exchange has failed")
         try:
             received = self._exchange(parts, purpose, self.deadline if deadline is None else deadline)
             apart = self._apart()
-        except _InterruptedError:  # the others keep waiting: whether they stop too is not decided here
+        except _InterruptedError:  # leaves the connections open; see `interrupt`
             raise
         except BaseException as error:  # a partial message may be in flight, which makes the rest unreadable
             self.close()
-            if isinstance(error, TrainerError) and (apart := self._apart()):  # a process that was elsewhere is gone
+            if isinstance(error, TrainerError) and (apart := self._apart()):  # a process in another call has ended
                 raise TrainerError(apart) from None
             raise
         if apart:
-            self.is_open = False  # not closed: that would hide from the others where this process is
+            self.is_open = False  # stays connected, so that the others can still learn this process's purpose
             raise TrainerError(apart)
         return received
 
     def interrupt(self) -> None:
-        """End another thread's current or next exchange; no exchange follows.
+        """End another thread's current or next exchange; no other exchange is possible.
 
         The connections stay open until `close`, so that the other processes do not fail before they stop as well.
         """
@@ -230,7 +231,7 @@ class AllToAll:
     def _finish(
         self, received: list[Any], unsent: dict[int, list[Any]], arriving: dict[int, _Arriving], deadline: float
     ) -> None:
-        """Wait until all has arrived, or all others have said that they are elsewhere."""
+        """Wait until all messages have arrived, or until all mismatched purposes are known."""
         ends, agree = time.monotonic() + deadline, True
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ, self.rank)
@@ -308,7 +309,7 @@ class AllToAll:
         return True
 
     def close(self) -> None:
-        """Close the connections; no exchange follows."""
+        """Close the connections; no other exchange is possible."""
         self.is_open = False
         for connection in (*self._connections.values(), self._wake_up, self._woken):
             connection.close()
@@ -319,10 +320,10 @@ class _InterruptedError(TrainerError):
 
 
 class Channel:
-    """All-to-all connections of one thread, opened again after an interruption.
+    """All-to-all connections of one thread; `open` replaces them after an interruption.
 
     Attributes:
-        seconds: time spent in exchanges so far, waiting for other processes included.
+        seconds: time spent in exchanges so far, including waiting for other processes.
     """
 
     def __init__(self, group: Any) -> None:
@@ -334,7 +335,7 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether this process needs no new connections."""
+        """Whether the connections can be used; otherwise call `open`."""
         return self._exchange is not None and self._exchange.is_open
 
     def open(self) -> None:
@@ -359,14 +360,14 @@ class Channel:
 
 
 class _Arriving:
-    """A partly received message; see `_HEAD` for its numbers."""
+    """A partly received message, with the fields of its `_HEAD`."""
 
     def __init__(self) -> None:
-        self.number: int | None = None  # until the head is known
+        self.number: int | None = None  # None until the head has been received
         self.length = 0
         self.purpose = b""
         self._head: bytearray | None = bytearray(_HEAD.size)
-        self.content: Any = bytearray()  # not bytes: kernels take writable arrays
+        self.content: Any = bytearray()  # not bytes, because kernels take writable arrays
         self.rest = memoryview(self._head)  # buffer for the next bytes
         self.complete = False
 

@@ -1,4 +1,4 @@
-"""Synchronize replicated state at the start, before snapshots and evaluations."""
+"""Synchronize replicated state: at the start, for snapshots and for evaluations."""
 
 from __future__ import annotations
 
@@ -49,11 +49,10 @@ def _differing(group: Group, values: Mapping[str, np.ndarray]) -> list[str]:
 def check_training_step(group: Group, step: nn.Cell) -> None:
     """Check that a user's training step has left the same parameters on all processes.
 
-    Moving statistics are those of each process. A collective call.
+    Moving statistics may differ. A collective call.
 
     Raises:
-        TrainerError: on all processes, because a parameter differs: its gradient, or that of one before it, was not
-            reduced.
+        TrainerError: on all processes, if a parameter differs, because the step has not reduced all gradients.
     """
     if group.size == 1:
         return

@@ -1,6 +1,6 @@
 """Sum dense gradients over processes, using the connections of `AllToAll`.
 
-MindSpore's AllReduce on CPU moves twice the bytes of a ring and waits longer: docs/scaling.md compares them.
+On CPU, MindSpore's AllReduce moves twice the bytes of a ring and waits longer; docs/scaling.md compares the two.
 """
 
 from __future__ import annotations
@@ -11,36 +11,40 @@ import numpy as np
 
 from .group import Group
 
-WHOLE_BYTES = 1 << 16  # up to this size each process sends its whole arrays to all others, which saves a wait
-MESSAGE_ENTRIES = 1 << 22  # float32 entries of one message, at most
+WHOLE_BYTES = 1 << 16  # up to this size each process sends whole arrays to all others, which saves a second exchange
+MESSAGE_ENTRIES = 1 << 22  # maximum number of float32 entries in a message
 
 
 class DenseSum:
-    """Sum over all processes, connected before, in rank order: the same bits on each."""
+    """Sums arrays over all processes in rank order, with the same bits on each.
+
+    The processes must be connected (`Group.connect`).
+    """
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        # Reused by shape: MindSpore copies an operator's results, and fresh memory costs more than the addition.
+        # Results by the shapes of the input. They are reused, because MindSpore copies an operator's results anyway,
+        # and new memory costs more than the addition.
         self._totals: dict[tuple[tuple[int, ...], ...], list[np.ndarray]] = {}
 
     def add(self, values: np.ndarray, token: np.ndarray | None = None) -> np.ndarray:
         """Return the sum of the `values` of all processes, float32 [n].
 
-        The next sum of this shape overwrites it. An operator of a running graph calls this method.
+        The next sum of the same shape overwrites the result. An operator of a running graph calls this method.
         """
         return self._sum([values])[0]
 
     def add_gradients(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the sums of gradients and of a head, which the next sums overwrite.
+        """Return the sums of gradients and of a head.
 
-        All are float32. An operator of a running graph calls this method.
+        The next sums of the same shapes overwrite the results. An operator of a running graph calls this method.
 
         Args:
-            arrays: gradients of any shapes; the head, float32 [h]; rows, float32 [n], whose first number is 0 if the
-                gradients are those of dummy rows, which count as 0; a token.
+            arrays: gradients, float32 of any shapes; a head, float32 [h]; rows, float32 [n]; a token. If ``rows[0]`` is
+                0, the gradients are those of dummy rows and count as zeros.
         """
         *gradients, head, rows, _ = arrays
-        if rows[0] == 0:  # no product: gradients of dummy rows may be infinite
+        if rows[0] == 0:  # not a product with 0, because gradients of dummy rows may be infinite
             gradients = [np.zeros_like(gradient) for gradient in gradients]
         return tuple(self._sum([*gradients, head]))
 
@@ -57,9 +61,12 @@ class DenseSum:
         return totals
 
     def _sum_part(self, parts: list[np.ndarray], totals: list[np.ndarray], entries: int) -> None:
-        """Set `totals` to the sums of all processes' `parts`, equal in lengths."""
+        """Set `totals` to the sums of all processes' `parts`, which have equal lengths.
+
+        Each process sums one share of a large array, and sends the result to the others.
+        """
         rank, size = self._group.rank, self._group.size
-        if size == 2 or 4 * entries <= WHOLE_BYTES:
+        if size == 2 or 4 * entries <= WHOLE_BYTES:  # between two processes, shares would save no bytes
             self._add_up([parts] * size, totals)
             return
         ends = [entries * (number + 1) // size for number in range(size)]

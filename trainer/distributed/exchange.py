@@ -1,4 +1,4 @@
-"""Sum gradients over processes inside a training step, as graph code."""
+"""Sum gradients and losses over processes inside a training step, as graph code."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from ..mindspore_internals.python_operators import operator, operator_of_many
 from .dense_sum import DenseSum
 from .group import Group
 
-BUCKET_ENTRIES = 1 << 22  # float32 entries of one message, which costs at least 0.7 ms
+BUCKET_ENTRIES = 1 << 22  # float32 entries of several gradients in one message; each message costs at least 0.7 ms
 BEFORE = "trainer.before."  # prefix of parameters that snapshots leave out
-_HEAD = 2
-_TINY = 1e-30
+_HEAD = 2  # number of values in `rows` and in `head`, before those of tasks
+_TINY = 1e-30  # smallest divisor
 
 
 class Exchange(nn.Cell):
-    """Sum of gradients and losses over all processes: the same bits on every process.
+    """Sums gradients and losses over all processes, with the same bits on every process.
 
-    `rows` below is float32 [2]: what the loss of this process divides by, and that of all processes
-    (`trainer.graph.denominators`). `begin` makes it from the numbers of rows. A process without rows takes part with a
-    dummy batch. The loss is weighted by its share before the backward pass, so that the gradients have the size they
-    have in one process, in float16 too, and only need to be added.
+    Most methods take `rows`, float32 [2]: the denominator of this process's loss (`trainer.graph.denominators`) and the
+    sum of the denominators of all processes. `begin` computes them from the numbers of rows. A process without rows
+    takes part with a dummy batch, whose loss and gradients are ignored.
 
-    With several tasks the loss is float32 [T], one value per task, and `begin` appends to the numbers of rows what each
-    divides by, on this process and on all.
+    Each process multiplies its loss by its share of the denominator before the backward pass. The gradients are then as
+    large as with one process, which matters in float16, and only have to be added.
+
+    With several tasks the loss is float32 [T], one value per task. `rows` is then float32 [2 + 2 * T]: the two numbers
+    of rows, the tasks' denominators on this process, and their denominators on all processes.
 
     On CPU `DenseSum` computes the sums. A token, passed from each sum to the next, keeps their order the same on all
     processes.
@@ -39,9 +41,9 @@ class Exchange(nn.Cell):
     def __init__(
         self,
         group: Group,
-        gradients: int,  # number of gradients that `mean` and `mean_of_sums` are given
+        gradients: int,  # number of gradients that `mean` and `mean_of_sums` receive
         buffers: Sequence[Parameter] = (),  # parameters that a forward pass updates
-        combine: nn.Cell | None = None,  # combines the mean gradients of processes (Adasum), instead of the mean
+        combine: nn.Cell | None = None,  # combines the mean gradients of processes (Adasum); None averages them
         tasks: nn.Cell | None = None,  # the loss of several tasks (`trainer.graph.multi_task.MultiTaskLoss`)
         denominator: str = "rows",  # kind of denominator, see `trainer.graph.denominators`
     ) -> None:
@@ -53,7 +55,7 @@ class Exchange(nn.Cell):
         self.count = 0 if tasks is None else len(tasks.tasks)
         sums = [] if tasks is None else tasks.sums
         self.has_sums = any(sums)
-        self.sums = Tensor(np.array(sums if self.has_sums else [0], np.float32))  # 1 for a task that is a sum
+        self.sums = Tensor(np.array(sums if self.has_sums else [0], np.float32))  # 1 for a task whose loss is a sum
         self.on_host = device.current().runs_python
         self.sums_on_host = False
         if self.on_host:
@@ -65,7 +67,7 @@ class Exchange(nn.Cell):
             self.share_token(Parameter(Tensor(np.zeros(1, np.float32)), name="trainer.exchange", requires_grad=False))
         else:
             self.all_reduce = ops.AllReduce()
-        # compile faster than indices, slices and loops: see `graph.program`
+        # these compile faster than indices, slices and loops: see `graph.program`
         self.pick, self.map = ops.Gather(), ops.HyperMap()
         self.index_0, self.index_1, self.only_index_0 = (Tensor(index, mstype.int32) for index in (0, 1, [0]))
         self.buffers = tuple(buffers)
@@ -75,7 +77,7 @@ class Exchange(nn.Cell):
         )
 
     def share_token(self, token: Parameter) -> None:
-        """Use the token, float32 [1], of other exchanges on the same connections."""
+        """Share the token, float32 [1], with other exchanges on the same connections."""
         hide(self, "token", token)
 
     def add(self, values):
@@ -89,7 +91,7 @@ class Exchange(nn.Cell):
     def denominator(self, rows):
         """Return the denominator of the loss over all processes, float32 [].
 
-        Not for tasks that divide by different numbers.
+        Not for several tasks with different denominators.
         """
         if self.tasks is not None and self.counts:
             return self._first(self._all_of_tasks(rows))
@@ -106,10 +108,10 @@ class Exchange(nn.Cell):
         return self.pick(values, self.index_1, 0)
 
     def begin(self, rows, own):
-        """Return `rows` of the loss, given the numbers of rows of this process and of all.
+        """Return the `rows` that other methods take; see the class.
 
         Args:
-            rows: float32 [2].
+            rows: number of rows of this process and of all processes, float32 [2].
             own: denominator of this process's loss, a number or float32 []; with tasks float32 [T].
         """
         if self.counts:
@@ -132,7 +134,7 @@ class Exchange(nn.Cell):
     def restore_buffers(self, rows):
         """Restore the buffers after a forward pass of dummy rows."""
         for index, buffer in enumerate(self.buffers):
-            # No branch: MindSpore cannot compile it together with the Python operators that read and update tables.
+            # Not a branch, which MindSpore cannot compile together with the Python operators that use tables.
             no_rows = ops.broadcast_to(self._first(rows) == 0, buffer.shape)
             ops.assign(buffer, ops.select(no_rows, self.before[index], buffer))
 
@@ -149,14 +151,15 @@ class Exchange(nn.Cell):
         return rows[_HEAD + self.count :]
 
     def own(self, part, rows):
-        """Return this process's part of a gradient or loss, float32: 0 for dummy rows."""
+        """Return `part`, a gradient or loss, as float32; zeros for dummy rows."""
         part = ops.cast(part, mstype.float32)
         return ops.select(ops.broadcast_to(self._first(rows) > 0, part.shape), part, ops.zeros_like(part))
 
     def mean(self, gradients, rows, loss, statistics_finite, rows_finite=True):
-        """Return mean gradients, mean loss and whether all statistics are finite.
+        """Return mean gradients, mean loss, and whether all processes have finite values.
 
-        `rows_finite` says whether the gradients that are not among these are finite.
+        These values are the moving statistics and the row gradients of tables: `statistics_finite` and `rows_finite`
+        say whether they are finite on this process.
         """
         bad = self._bad(rows, statistics_finite, rows_finite)
         head = ops.stack((self.own(self.weigh(loss, rows), rows), bad))
@@ -186,7 +189,8 @@ class Exchange(nn.Cell):
         """Return gradients clipped by their global norm over all processes.
 
         Args:
-            gradients, dense: the first `dense` are the same on all processes, the others are local.
+            gradients: gradients that are equal on all processes, followed by local ones.
+            dense: number of gradients that are equal on all processes.
             squares: sum of the squares of the local gradients, float32 scalar.
             norm: bound of the global 2-norm.
         """
@@ -200,14 +204,14 @@ class Exchange(nn.Cell):
         return clipped
 
     def mean_of_sums(self, sums, weight, rows, statistics_finite, rows_finite=True):
-        """Return the mean gradients of an accumulation, and whether all are finite.
+        """Return the mean gradients of an accumulation, and the same flag as `mean`.
 
-        `rows_finite` is as in `mean`.
+        The means are the total of all processes' `sums`, divided by `weight`.
         """
         bad = self._bad(rows, statistics_finite, rows_finite)
         head = ops.stack((bad, bad))
         if self.sums_on_host:
-            totals, head = self._total_on_host(sums, head, ops.ones_like(head))  # `own` has left out dummy rows
+            totals, head = self._total_on_host(sums, head, ops.ones_like(head))  # `sums` have no dummy rows; see `own`
         else:
             totals, head = self._total(sums, head, self._first(rows) / self._second(rows))
         means = ()
@@ -228,7 +232,7 @@ class Exchange(nn.Cell):
         return self._first(head)
 
     def _with_tasks(self, head, loss, rows):
-        """Return `head` followed by the loss sums of the tasks."""
+        """Return `head` followed by this process's loss sum of each task."""
         if self.tasks is None:
             return head
         return ops.concat((head, self.own(loss * self._own_of_tasks(rows), rows)))
@@ -247,7 +251,7 @@ class Exchange(nn.Cell):
         return bad
 
     def _total_on_host(self, parts, head, rows):
-        """Return the sums of `parts` and `head`; the parts count as 0 if `rows[0]` is 0."""
+        """Return the sums of `parts` and `head`; if `rows[0]` is 0, `parts` count as zeros."""
         *totals, head = self.sum_gradients(*self.map(_as_float32, parts), head, rows, self.token)
         totals = (*totals,)  # from a list
         ops.assign(self.token, self.pick(head, self.only_index_0, 0))
@@ -289,14 +293,14 @@ def _cast_as(value, other):
 def make_exchange(
     group: Group, combine: nn.Cell | None, tasks: nn.Cell | None = None, denominator: str = "rows"
 ) -> Callable[..., Exchange] | None:
-    """Return a factory of `Exchange` from a step's gradients and buffers, or None."""
+    """Return a function that makes an `Exchange` for a step, or None for one process."""
     if group.size == 1:
         return None
     return functools.partial(Exchange, group, combine=combine, tasks=tasks, denominator=denominator)
 
 
 def buckets(sizes):
-    """Group gradients by size into messages: tuples of indices, in order."""
+    """Divide gradients into messages of limited size; return tuples of their indices."""
     groups: list[tuple[int, ...]] = [()]
     entries = _HEAD
     for index, size in enumerate(sizes):

@@ -1,9 +1,10 @@
-"""The group of processes: collectives on NumPy arrays.
+"""`Group`: the processes of a job and their collectives on NumPy arrays.
 
-MindSpore introduces the processes to each other; after that, what they tell each other goes over their own connections
-(`all_to_all`), where every message names its purpose: the verb and the collective. On CPU MindSpore has AllReduce,
-AllGather and Broadcast inside graphs only, each size of message another program, and no AlltoAll. Gradients of a device
-that has collectives are summed there (`exchange`).
+A collective of MindSpore's exchanges the addresses of the processes. After that, they use their own connections
+(`all_to_all`), where every message names its purpose: the verb, which is the method that the user has called (such as
+`fit`), and the collective. MindSpore's collectives do not suffice on CPU: it has AllReduce, AllGather and Broadcast
+only inside graphs, needs a program for each size of message, and has no AlltoAll. On a device with collectives,
+gradients are summed with them (`exchange`).
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from .launched import is_launched, process_count
 
 logger = logging.getLogger(__name__)
 
-_FRAME_BYTES = 4096  # longest introduction
+_FRAME_BYTES = 4096  # maximum length of the JSON that `Introduction` gathers
 
 
 class Group:
-    """Group of a single process, whose collectives return their argument."""
+    """Group of a single process, whose collectives return their own input."""
 
     rank = 0
     size = 1
-    bytes_sent = 0  # to other processes so far, by `all_to_all` and what is tracked (`track`)
+    bytes_sent = 0  # to other processes so far, over these connections and those of `track`
     messages_sent = 0
     verb = "a call between verbs"
 
     @contextlib.contextmanager
     def inside(self, verb: str) -> Iterator[None]:
-        """Name the verb of the collectives, for errors about different verbs."""
+        """Set the verb of the collectives called in the block, for error messages."""
         before, self.verb = self.verb, verb
         try:
             yield
@@ -65,13 +66,13 @@ class Group:
 
         Args:
             parts: see `AllToAll.exchange`.
-            in_graph: called by an operator of a running graph, on a thread of MindSpore; otherwise by the thread that
-                runs graphs.
+            in_graph: whether an operator of a running graph calls it, on a thread of MindSpore's; otherwise the thread
+                that runs graphs does.
         """
         return list(parts)
 
     def connect(self) -> None:
-        """Open the connections of `all_to_all` on the graph thread; a collective call."""
+        """Open the connections; a collective call on the thread that runs graphs."""
 
     def track(self, sent: Sent) -> None:
         """Add what another thread's connections send to `bytes_sent` and `messages_sent`."""
@@ -130,7 +131,7 @@ class Group:
     def gather_known(self, array: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
         """Return the 1-D arrays of all ranks; every rank knows their `lengths`.
 
-        See `all_to_all` for parts that single processes need.
+        To send different arrays to each rank, use `all_to_all`.
         """
         if self.size == 1:
             return [array]
@@ -211,7 +212,7 @@ class World(Group):
 
 
 class Introduction:
-    """A collective of MindSpore's, for use before the processes are connected."""
+    """Gathers JSON with MindSpore's AllGather, before the processes are connected."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

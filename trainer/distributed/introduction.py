@@ -1,4 +1,4 @@
-"""MindSpore's AllGather as a call, to introduce processes to each other."""
+"""MindSpore's AllGather as a function, for exchanging the addresses of processes."""
 
 from __future__ import annotations
 

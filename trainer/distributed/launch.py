@@ -1,8 +1,8 @@
 """Start, supervise and clean up a job on this machine (``trainer launch``).
 
-The job equals one started by `msrun`, whose command line is printed: every process gets MindSpore's documented
-variables (a dynamic cluster). Unlike `msrun`, the supervisor forwards SIGTERM and SIGINT and waits for snapshots, ends
-the job seconds after a process failed, and takes all processes with it when it is killed.
+The processes get the environment variables that MindSpore documents for dynamic clusters, as if `msrun` had started
+them; the equivalent `msrun` command is printed. Unlike `msrun`, the supervisor forwards SIGTERM and SIGINT and waits
+for snapshots, it ends the job seconds after a process has failed, and if it is killed, all processes end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .launched import RESTART_VARIABLE, RESUME_VARIABLE, RUN_NOTE_VARIABLE, SCHE
 from .watched_process import WatchedProcess, share_of_cores
 
 GRACE_SECONDS = 5.0  # time for the other processes to end with their own messages after a failure
-TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL
+TERM_SECONDS = 3.0  # time between SIGTERM and SIGKILL
 LOGS = "logs"
 _TRAINER_COMMANDS = ("fit", "online", "evaluate", "predict", "doctor")
 _HOST = "127.0.0.1"
@@ -39,7 +39,7 @@ _SCHEDULER = ["-c", "from mindspore import communication; communication.init()"]
 class Job:
     """Command and options of a job."""
 
-    # a trainer command, ["fit", "config.yaml"], or ["python", "train.py", ...]; Python is that of the supervisor
+    # a trainer command, such as ["fit", "config.yaml"], or ["python", "train.py", ...]; the supervisor's Python runs it
     command: Sequence[str]
     processes: int
     max_restarts: int = 0  # restarts of all processes after a failure
@@ -54,11 +54,11 @@ class Job:
         number("launch: --grace-seconds", self.grace_seconds, above=0)
         if not self.command:
             raise ConfigurationError("launch: there is no command to start, e.g. `fit CONFIG` or `python train.py`")
-        self.arguments  # noqa: B018 (refuses others)
+        self.arguments  # noqa: B018 (raises an error for any other command)
 
     @property
     def arguments(self) -> list[str]:
-        """Arguments of Python in each process."""
+        """Arguments for the Python interpreter of each process."""
         first, *rest = self.command
         if first in _TRAINER_COMMANDS:
             return ["-m", "trainer", *self.command]
@@ -70,7 +70,7 @@ class Job:
         refuse("launch", accepted, first, did_you_mean(first, (*_TRAINER_COMMANDS, "python")))
 
     def as_msrun(self, port: int | str, host: str = _HOST, machines: int = 1) -> str:
-        """Return the `msrun` command line of the same job, on each of several machines."""
+        """Return the equivalent `msrun` command line, to be run on each of the machines."""
         numbers = f"--worker_num={self.processes * machines} --local_worker_num={self.processes}"
         node = "--node_rank=0 (1, ...) " if machines > 1 else ""
         address = f"--master_addr={host} --master_port={port} --join=True"
@@ -91,7 +91,7 @@ def launch(job: Job) -> int:
 
 
 class Supervisor:
-    """Supervisor of the processes of a job."""
+    """Starts the processes of a job, watches them and ends them."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -160,8 +160,9 @@ class Supervisor:
         with socket.create_server((_HOST, 0)) as free:
             port = free.getsockname()[1]
         self.say(f"{job.processes} processes, as {job.as_msrun(port)}")
-        # MindSpore ends a collective after 30 seconds; a late process may be compiling, and failures are seen here.
-        # Its 3 to 5 seconds between looks for new processes would delay every start.
+        # MindSpore's collectives fail after 30 seconds by default, but a late process may still be compiling; this
+        # supervisor detects failures itself. MindSpore also waits 3 to 5 seconds before it looks for new processes
+        # again, which would delay every start.
         defaults = {"MS_CPU_COMM_OP_TIMEOUT": "1800"}
         defaults |= {f"MS_RETRY_INTERVAL_{bound}": "1" for bound in ("LOWER", "UPPER")}
         common = {**defaults, **os.environ, "MS_WORKER_NUM": str(job.processes), "MS_SCHED_HOST": _HOST}
@@ -188,7 +189,7 @@ class Supervisor:
                     self._deadline = time.monotonic() + self.job.grace_seconds
                 if self._deadline is not None and time.monotonic() > self._deadline:
                     self._end(running, selector)
-            while selector.get_map() and self._read(selector, 0):  # the rest in the pipes
+            while selector.get_map() and self._read(selector, 0):  # read the rest of the pipes
                 pass
             self._check_failed()
 
@@ -208,9 +209,10 @@ class Supervisor:
             process.kill()
 
     def _check_failed(self) -> None:
-        """Note the first process that failed; a worker may die of a forwarded signal."""
+        """Record the first process that failed; dying of a forwarded signal is no failure."""
         number = self.stop_signal
         watched = self._processes if number is None else self._workers
+        # exit codes that are not a failure; None while the process runs
         sound = (None, 0) if number is None else (None, 0, 128 + number, -number)
         if self._failed is None:
             self._failed = next((process for process in watched if process.popen.poll() not in sound), None)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SCHEDULER, WORKER = "MS_SCHED", "MS_WORKER"
-RUN_NOTE_VARIABLE = "TRAINER_RUN_NOTE"  # file that rank 0 writes the path of its run folder to
+RUN_NOTE_VARIABLE = "TRAINER_RUN_NOTE"  # file to which rank 0 writes the path of its run folder
 RESTART_VARIABLE = "TRAINER_RESTART"  # number of restarts of the job so far
 RESUME_VARIABLE = "TRAINER_RESUME"  # run folder that a restarted job resumes
 

@@ -13,14 +13,14 @@ from ..errors import DataError, GraphError
 from .group import Group
 
 LENGTH_BYTES = 4
-_BATCH, _ENDED, _FAILED = range(3)  # kinds of messages; _FAILED + index into _FAILURES
+_BATCH, _ENDED, _FAILED = range(3)  # kinds of messages; a failure is _FAILED + its index in `_FAILURES`
 _FAILURES = (DataError, GraphError)
 
 
 def pack(value: Any, arrays: Sequence[np.ndarray]) -> bytes:
-    """Return bytes: length of the head, head in JSON, arrays in C order.
+    """Serialize a JSON-able value and arrays of numbers, bools or fixed-width text.
 
-    The arrays may be of numbers, bools or fixed-width text, not of objects.
+    The bytes are the length of the head, the head in JSON, and the arrays in C order.
     """
     head = json.dumps([value, [[array.dtype.str, array.shape] for array in arrays]]).encode()
     return b"".join([len(head).to_bytes(LENGTH_BYTES, "little"), head, *(array.tobytes() for array in arrays)])
@@ -59,8 +59,8 @@ def lockstep_outputs(
         group: the processes; all of them consume this iterator.
         own: this process's outputs (tensors and host arrays in tuples and mappings of any depth) and number of rows,
             0 for dummy rows.
-        join_exchange: called after each batch, and after the end of `own`, to take part in the exchanges of the other
-            processes; its argument is the problem with this process's batch, or "".
+        join_exchange: called after each batch, and also after the end of `own`, to take part in the exchanges of the
+            other processes. Its argument describes a problem with this process's batch, or is "".
         share: whether each process yields the batches of all, not only its own.
 
     Raises:
@@ -82,7 +82,7 @@ def lockstep_outputs(
         join_exchange(problem)
         kind = failed if problem else _ENDED if batch is None else _BATCH
         message = problem.encode() if batch is None else _pack(*batch) if batch[1] and share else b""
-        group.wait_for_all()  # a process may wait for its data
+        group.wait_for_all()  # without a time limit, because a process may still wait for its data
         parts = group.gather_bytes(bytes([kind]) + message)
         for rank, part in enumerate(parts):
             if part[0] >= _FAILED:

@@ -1,8 +1,8 @@
 """Sum gradients over processes inside a training step that a user wrote.
 
-Such a step passes its gradients through a reducer before the optimizer: `nn.TrainOneStepCell` and its subclasses
-through their `grad_reducer`, other cells through a `nn.DistributedGradReducer`. MindSpore's reducer weighs all
-processes alike. `StepReducer` replaces it and weighs each process by its rows, so that batches may be uneven and a
+Such a step passes its gradients through a reducer before the optimizer. `nn.TrainOneStepCell` and its subclasses have a
+`grad_reducer`; other cells use a `nn.DistributedGradReducer`. MindSpore's reducer gives all processes the same weight.
+`StepReducer` replaces it and weights each process by its number of rows, so that batches may differ in size and a
 process without rows may take part.
 """
 
@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 
 
 class StepReducer(nn.Cell):
-    """Mean of gradients over the rows of all processes, for a step that calls it.
+    """Averages gradients over the rows of all processes, for a step that calls it.
 
     Args:
         exchange: computes the sums.
-        rows: float32 [2], the rows of this process in the batch, and of all processes.
-        factor: multiple of the mean that is returned: 1.0, or the number of processes for a reducer that adds up.
+        rows: float32 [2], see `Exchange`.
+        factor: multiple of the mean to return: 1.0, or the number of processes to return a sum instead.
     """
 
     def __init__(self, exchange: Exchange, rows: Parameter, factor: float) -> None:
         super().__init__(auto_prefix=False)
-        # The reducer becomes a part of the user's network, whose parameters and cells stay those of the user.
+        # Hidden, because the reducer becomes a part of the user's step, which should not get more parameters or cells.
         hide(self, "exchange", exchange)
         hide(self, "rows", rows)
         self.factor = factor
@@ -53,7 +53,7 @@ def reducers_of(step: nn.Cell) -> list[tuple[nn.Cell, str]]:
 
 
 def replace_reducers(step: nn.Cell, exchange: Exchange, rows: Parameter) -> None:
-    """Replace the reducers of a training step by a `StepReducer` each."""
+    """Replace each reducer of a training step by a `StepReducer`."""
     for cell, name in reducers_of(step):
         factor = _factor(getattr(cell, name), exchange.processes)
         if factor != 1.0 and exchange.is_main:
@@ -72,7 +72,7 @@ def replace_reducers(step: nn.Cell, exchange: Exchange, rows: Parameter) -> None
 
 
 def _is_reducer(cell: nn.Cell) -> bool:
-    """Return whether `cell` is MindSpore's reducer, with its own `construct`, or ours."""
+    """Return whether `cell` is MindSpore's reducer, without changes, or a `StepReducer`."""
     if isinstance(cell, nn.DistributedGradReducer):
         return type(cell).construct is nn.DistributedGradReducer.construct
     return isinstance(cell, StepReducer)

@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WatchedProcess:
-    """A Python process of the job; each line of its log begins with its name."""
+    """A Python process of a job, and its log, in which each line begins with its name."""
 
     def __init__(
         self, name: str, arguments: Sequence[str], variables: Mapping[str, str], logs: Path, cores: Collection[int] = ()
@@ -26,7 +26,7 @@ class WatchedProcess:
         self.log_path = logs / f"{name.replace(' ', '_')}.log"
         self._log = open(self.log_path, "ab")  # noqa: SIM115 (closed by `close`)
         self._rest = b""
-        self.tail: deque[str] = deque(maxlen=20)  # its last lines
+        self.tail: deque[str] = deque(maxlen=20)  # last lines of the log
         self.popen = subprocess.Popen(
             [sys.executable, "-u", *arguments],
             env=dict(variables),
@@ -94,7 +94,8 @@ class WatchedProcess:
 
 def share_of_cores(number: int, processes: int) -> list[int]:
     """Return adjacent cores for process `number` of `processes`; none if too few."""
-    # MindSpore's threads wait in a loop that yields. If two processes share two cores, a step takes up to 1.8x as long.
+    # MindSpore's waiting threads spin, so processes slow each other down on shared cores: with two processes that share
+    # two cores, a step takes up to 1.8x as long.
     cores = sorted(os.sched_getaffinity(0))
     if processes == 1 or len(cores) < processes:
         return []

@@ -1,4 +1,4 @@
-"""Compiles loops to machine code, cached across processes where possible."""
+"""Compile loops to machine code, which is cached across processes if possible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def kept(compiler: Callable[..., Any], signature: Any, **options: Any) -> Callab
     def compile_it(function: Callable[..., Any]) -> Any:
         try:
             return compiler(signature, cache=True, **options)(function)
-        except (RuntimeError, OSError):  # no folder to keep the code in, or one that cannot be used
+        except (RuntimeError, OSError):  # there is no folder for the cache, or it cannot be used
             return compiler(signature, **options)(function)
 
     return compile_it
@@ -27,12 +27,12 @@ def kept(compiler: Callable[..., Any], signature: Any, **options: Any) -> Callab
 class Kernel:
     """A function compiled for fixed argument types when it is first needed.
 
-    Numba caches the machine code next to the source, in the user's cache folder or in ``NUMBA_CACHE_DIR``. Where none
-    of them can be written, it lives as long as the process. NaN and infinities keep their
-    meaning: no fast arithmetic.
+    Numba caches the machine code next to the source, in the user's cache folder or in ``NUMBA_CACHE_DIR``. If it cannot
+    write to any of them, each process compiles the function again. NaN and infinities are handled exactly, without fast
+    math.
 
-    With `nogil` it runs without the interpreter's lock. Short functions should keep it: a thread that takes it
-    meanwhile returns it late.
+    With `nogil` the function runs without the GIL. Short functions should keep the GIL: a thread that takes it in the
+    meantime may hold it much longer than the function runs.
     """
 
     def __init__(self, function: Callable[..., Any], signature: Any, nogil: bool = True) -> None:
@@ -53,8 +53,8 @@ def compiled(signature: Any, nogil: bool = True) -> Callable[[Callable[..., Any]
     return lambda function: Kernel(function, signature, nogil)
 
 
-# Called by kernels, so they are compiled into them. An array among the arguments costs counting its references at every
-# call, which takes longer than finding a row: they are handed what `pointer_to` returns instead.
+# Decorator for functions that kernels call, which are compiled into the kernels. Pass them pointers (`pointer_to`)
+# instead of arrays: counting an array's references at every call takes longer than finding a row.
 inlined = numba.njit(nogil=True, error_model="numpy", inline="always")
 
 
@@ -62,8 +62,8 @@ inlined = numba.njit(nogil=True, error_model="numpy", inline="always")
 def prefetch(typing_context: Any, address: Any) -> Any:
     """Load the cache line at `address` (int64) asynchronously; any address is valid.
 
-    Random rows cost a cache miss each. Prefetching some tens of rows ahead overlaps the misses; reading a value of each
-    row ahead overlaps them three to five times less well.
+    Each random row costs a cache miss. Prefetching some tens of rows ahead overlaps the misses, three to five times
+    better than reading a value of each row ahead of its use.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -79,7 +79,7 @@ def prefetch(typing_context: Any, address: Any) -> Any:
 
 @inlined
 def prefetch_lines(address: int, size: int) -> None:
-    """Have the processor load every cache line of the `size` bytes at `address`."""
+    """Prefetch every cache line of the `size` bytes at `address`."""
     for offset in range(0, size, _LINE):
         prefetch(address + offset)  # type: ignore[call-arg]
     prefetch(address + size - 1)  # type: ignore[call-arg]
@@ -103,10 +103,10 @@ float_of = _reinterpreted(numba.types.uint32, numba.types.float32)
 
 
 def pointer_to(element: Any) -> Any:
-    """Return an intrinsic: address (int64) -> pointer to numbers of type `element`.
+    """Return an intrinsic that turns an int64 address into a pointer to `element`.
 
-    The memory must belong to an argument of the kernel: Numba may free an array that the kernel allocated after the
-    last use of its name.
+    The memory must belong to an argument of the kernel. An array that the kernel allocates itself may be freed by Numba
+    after the last use of its name, even if a pointer to it is still in use.
     """
 
     @intrinsic

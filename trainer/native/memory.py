@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-# Linux keeps memory in pages of this size where it is asked to: a random row of a large table is then found without
-# reading several levels of page tables first, which takes longer than reading the row.
+# Size of the pages in which Linux keeps memory on request. With smaller ones, the processor has to read several levels
+# of page tables to find a random row of a large table, which takes longer than reading the row.
 HUGE_PAGE = 1 << 21
 
 
@@ -37,10 +37,10 @@ class Memory:
     def grow(self, size: int) -> int:
         """Make room for at least `size` bytes and return how many there are.
 
-        Drop the arrays from `array` first: while one is in use the content is copied to a new mapping instead, and
-        that array keeps showing the old one.
+        Drop the arrays from `array` first. While one is in use, the content is copied to a new mapping instead, and the
+        array keeps showing the old one.
         """
-        # only mappings of whole huge pages begin at the start of one
+        # a mapping is aligned to huge pages only if its size is a multiple of theirs
         page = HUGE_PAGE if size >= HUGE_PAGE and self._file is None else mmap.PAGESIZE
         size = -(-size // page) * page
         if self._map is None:
@@ -58,13 +58,13 @@ class Memory:
         if self._file is None:
             # A private mapping, because growing a shared anonymous one leaves its new pages unusable.
             new = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            advice = mmap.MADV_HUGEPAGE  # also when it has grown or moved
+            advice = mmap.MADV_HUGEPAGE  # stays in effect when the mapping grows or moves
         else:
             if self._map is not None:
                 self._map.flush()
             os.ftruncate(self._file.fileno(), size)
             new = mmap.mmap(self._file.fileno(), size)
-            advice = mmap.MADV_RANDOM  # else one row that changes may have 2 MB around it written to the disk
+            advice = mmap.MADV_RANDOM  # otherwise changing one row may write the 2 MB around it to the disk
         with contextlib.suppress(OSError):  # a kernel built without huge pages
             new.madvise(advice)
         return new
@@ -87,8 +87,8 @@ class Memory:
 class Columns(dict[str, np.ndarray]):
     """Arrays [rows] by name; each can be replaced by one of equal length and dtype.
 
-    Columns of eight bytes grow in place. Those of one byte are copied, because a snapshot keeps the array of changed
-    rows that it received.
+    Columns whose elements have eight bytes grow in place. Smaller ones are copied when they grow, because a snapshot
+    may still use the old array of changed rows.
     """
 
     def __init__(self, rows: int) -> None:
@@ -116,25 +116,25 @@ class Columns(dict[str, np.ndarray]):
         for name in list(self):
             dtype = self[name].dtype
             if name in self._memory:
-                self[name] = np.zeros(0, dtype)  # the array goes first, so that its memory may move
+                self[name] = np.zeros(0, dtype)  # drop the old array, so that its memory may move
                 self._map_column(name, dtype)
             else:
-                grown = np.zeros(self._length, dtype)  # pages of zeros never written to take no memory
+                grown = np.zeros(self._length, dtype)  # pages that are never written take no memory
                 grown[:length] = self[name]
                 self[name] = grown
 
 
 def bucket(count: int, per_octave: int = 1, *, least: int = 1, coarse: int = 0) -> int:
-    """Return `count` rounded up to one of few sizes, to compile few programs.
+    """Round `count` up to one of few sizes, so that few programs are compiled.
 
-    Buckets are the powers of two, and above `coarse` also the sizes that divide the way from each to the next one into
-    `per_octave` equal parts. All are multiples of `least`.
+    The sizes are the powers of two. For counts above `coarse`, the range between two powers of two is divided into
+    `per_octave` equal steps. All sizes are multiples of `least`.
 
     Args:
         count: number that has to fit, >= 0.
-        per_octave: a power of two.
-        least: the smallest bucket, a power of two.
-        coarse: count up to which only powers of two are buckets.
+        per_octave: number of sizes per factor of two, a power of two.
+        least: smallest size, a power of two.
+        coarse: count up to which only powers of two are used.
     """
     octave = 1 << max(0, (count - 1).bit_length() - 1)
     step = max(least, octave // (per_octave if count > coarse else 1))

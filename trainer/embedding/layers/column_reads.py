@@ -1,9 +1,9 @@
-"""Vectors of cells that each read one column of the batch, given by one operator.
+"""Read the vectors of many cells, each of which reads one column, with one operator.
 
-A cell that gathers its vectors needs a slice of the batch, a gather, and an operator in the backward pass: with a cell
-for each of 26 columns these take longer than the network. Here one operator reads the step's rows and fills a parameter
-for each cell; the cell returns its parameter. The gradients of the parameters are those of the vectors, and one
-operator adds them up by row. Cells qualify that `tracing` has seen to receive a column unchanged.
+A cell that gathers its own vectors needs a slice of the batch, a gather, and an operator in the backward pass. With a
+cell for each of 26 columns these take longer than the rest of the network. Here one operator reads the step's rows and
+fills a parameter for each cell, which returns it. The gradients of the parameters are those of the vectors, and one
+operator adds them up by row. This works for cells that receive a column unchanged, as `tracing` finds out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ColumnReads(nn.Cell):
         hide(self, "_gather", kernels.gather.ready())
         hide(self, "_add", kernels.add_rows.ready())
         cells_of = [[i for i, read in enumerate(reads) if read.column == column] for column in self.inputs]
-        hide(self, "_cells_of", cells_of)  # of each input
+        hide(self, "_cells_of", cells_of)  # numbers of the cells that read each input
         hide(self, "_elements_of", [[reads[cell].element for cell in cells] for cells in cells_of])
         columns, count = len(self.inputs), len(reads)
         hide(self, "dim", dim)
@@ -49,7 +49,7 @@ class ColumnReads(nn.Cell):
         self.add_up = operator_of_shapes(self._add_up, 1 + columns + count, lambda *shapes: (shapes[0][0], dim))
 
     def make_room(self, rows: Sequence[int]) -> None:
-        """Allocate the vectors of a batch with so many `rows` of each column."""
+        """Allocate the vectors of a batch; `rows` is the number of rows of each column."""
         for mirror, column in zip(self._mirrors, self._columns, strict=True):
             if mirror.parameter.shape[0] != rows[column]:
                 mirror.array(rows[column])
@@ -72,13 +72,13 @@ class ColumnReads(nn.Cell):
         sums = np.zeros((len(positions), self.dim), np.float32)
         for own, gradients in zip(self._positions(arrays[:columns]), arrays[columns:], strict=True):
             self._add(own, gradients, sums)
-        sums[0] = 0  # of padding, which is not trained
+        sums[0] = 0  # padding is not trained
         return sums
 
     # -- graph side ----------------------------------------------------------------------------------------------
 
     def ids_of(self, inputs):
-        """Return the columns, of the inputs of a step, that the cells read."""
+        """Return the step's input columns that the cells read."""
         ids = ()
         for column in self.inputs:
             ids += (inputs[column],)

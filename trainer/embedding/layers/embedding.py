@@ -22,23 +22,23 @@ from ..tables.spec import DTYPES, Eviction, MinSightings, Probability, TableSpec
 from ..tables.table import SparseTable
 from .row_optimizer import RowOptimizer
 
-DENSE_ROWS = 1_000_000
+DENSE_ROWS = 1_000_000  # largest capacity for which mode "auto" takes a dense table
 MODES = ("auto", "dense", "sparse")
-FIRST_ROWS = 64
+FIRST_ROWS = 64  # rows of a new working set
 
-_serial = itertools.count()
+_serial = itertools.count()  # for preliminary names of unnamed tables
 
 
 class WorkingSet:
-    """The rows of one table that a graph reads, shared by all cells of the table."""
+    """The rows of a table or stack that a graph reads, shared by all of its cells."""
 
     reader: nn.Cell | None = None  # a `host_rows.ReadRows` that sums the gradients
 
     def __init__(self, name: str, dim: int) -> None:
-        # weights of the distinct rows of a training step, which are differentiated, and of a read-only chunk
+        # weights of the distinct rows of a training step, which are differentiated; weights of a read-only chunk's rows
         self.rows = _scratch(f"{name}.rows", (FIRST_ROWS, dim))
         self.reading = _scratch(f"{name}.reading", (FIRST_ROWS, dim))
-        # position of every distinct id in them, when ids are shared with other tables
+        # in an indirect bundle (see `planning.layout`): the position of each id's row in `rows` and in `reading`
         self.step_map = _scratch(f"{name}.step_map", (FIRST_ROWS,), mstype.int32)
         self.reading_map = _scratch(f"{name}.reading_map", (FIRST_ROWS,), mstype.int32)
         self.token = _scratch(f"{name}.gradient_token", (1,))  # with a reader, differentiated instead of `rows`
@@ -56,7 +56,7 @@ def _scratch(name: str, shape: tuple[int, ...], dtype: mstype = mstype.float32) 
 
 
 class Embedding(nn.Cell):
-    """Vectors for raw ids: any number of integers, or strings that the Trainer hashes.
+    """Looks up vectors for raw ids: any integers, or strings that the Trainer hashes.
 
     In a network trained by `Trainer`, the cost of a step grows with the distinct ids of a batch, not with the table.
     Called outside a Trainer, the cell only reads: known ids return their rows, unknown ids the default row. A table
@@ -64,34 +64,36 @@ class Embedding(nn.Cell):
 
     Args:
         dim: length of a vector.
-        capacity: most ids with their own row; None grows on demand. At most 10**6 without admission and eviction
-            (measured: below that updating every row costs less), mode "auto" takes an ordinary dense parameter
-            [capacity, dim] of float32 indexed by ids 0 to capacity - 1.
+        capacity: maximum number of ids with their own row; None grows on demand. Up to 10**6, without admission and
+            eviction, mode "auto" takes an ordinary dense float32 parameter [capacity, dim] indexed by ids 0 to
+            capacity - 1, because updating all of its rows costs less (measured).
         name: unique name of the table in snapshots; by default the attribute path of the cell in the network.
         field: name of the input column that this cell reads, where tracing the network cannot find it.
-        table: another `Embedding` whose table this cell shares; the other table arguments are then that one's.
+        table: another `Embedding` whose table this cell shares. It must have the same `dim` and `dtype`; other
+            arguments of the table are ignored.
         optimizer: `RowOptimizer`; by default the one that matches the Trainer's dense optimizer.
         initializer: "normal", "uniform" or "zeros".
-        scale: standard deviation ("normal") or bound ("uniform") of first values.
-        admission: `MinSightings`, `Probability`, or None: every new id gets a row.
-        eviction: `Eviction`, "lru", "lfu", or None: ids that find the table full share the default row.
-        mode: "auto", "dense" or "sparse".
-        padding: id that stands for nothing and gives zeros, or None.
-        seed: seed of first values, which depend on it, the table's name and the id only.
+        scale: standard deviation ("normal") or bound ("uniform") of the first values.
+        admission: decides which new ids get a row: `MinSightings`, `Probability`, or None for all of them.
+        eviction: decides which ids lose their row: `Eviction`, "lru", "lfu", or None. With None, ids that find the
+            table full share the default row.
+        mode: "auto", "dense" or "sparse"; see `capacity`.
+        padding: id that marks a missing value and gives zeros, or None.
+        seed: seed of the first values, which depend only on this seed, the table's name and the id.
         path: file to keep the rows in, for tables larger than memory.
         dtype: "float32", or "float16": a weight takes 2 bytes in a sparse table and its snapshots. A step computes in
-            float32 and rounds at random to one of the two neighbours, so that small updates add up; weights beyond
-            65,504 become that number. The row optimizer's state stays float32.
+            float32 and rounds at random to one of the two nearest values, so that small updates add up. Weights beyond
+            65,504 are clipped to it. The row optimizer's state stays float32.
 
     Inputs:
         ids: integer tensor of any shape.
 
     Outputs:
-        Tensor [*ids.shape, dim]: float32, or in a Trainer at amp level O2 or O3 the level's dtype, as `nn.Embedding`
-        gives.
+        Tensor [*ids.shape, dim]: float32, or in a Trainer at amp level O2 or O3 the level's dtype, as with
+        `nn.Embedding`.
 
     Raises:
-        ConfigurationError: an argument cannot work; names what is accepted.
+        ConfigurationError: an argument is invalid; the message says what is accepted.
     """
 
     dim: int
@@ -99,7 +101,7 @@ class Embedding(nn.Cell):
     padding: int
     is_dense: bool
     weight: Parameter
-    probe: list[tuple[Embedding, np.ndarray, bool]] | None  # ids collected by a run that traces them
+    probe: list[tuple[Embedding, np.ndarray, bool]] | None  # collects ids while `tracing` runs the network
 
     def __init__(
         self,
@@ -192,9 +194,10 @@ class Embedding(nn.Cell):
             self.adopt(other.working_set, False)
 
     def adopt(self, working_set: WorkingSet, indirect: bool, vectors: Parameter | None = None) -> None:
-        """Read from `working_set`; translate positions by its maps if `indirect`.
+        """Read from `working_set` from now on; translate positions if `indirect`.
 
-        In a training step return `vectors` instead, float32 [batch, dim], where a `column_reads.ColumnReads` sets them.
+        If `vectors`, float32 [batch, dim], are given, a training step returns this parameter, whose values a
+        `column_reads.ColumnReads` sets.
         """
         self.reads_column = vectors is not None
         hide(self, "column_vectors", vectors)
@@ -248,7 +251,7 @@ class Embedding(nn.Cell):
     def __call__(self, ids):
         """Read rows outside a graph; see the class."""
         if self.probe is not None:
-            # a copy: the view is only valid during the run
+            # copied, because the tensor's view is only valid during the run
             self.probe.append((self, np.array(ids.asnumpy()), isinstance(ids, TracedInput)))
             return ops.zeros((*ids.shape, self.dim), mstype.float32)
         return super().__call__(ids) if self.is_dense else self._read(ids)
@@ -274,8 +277,8 @@ class Embedding(nn.Cell):
     def host_table(self, optimizer: RowOptimizer | None = None, shards: Shards | None = None) -> SparseTable:
         """Return the host table, created on the first call with `optimizer`'s slots.
 
-        A table created before its optimizer was known is rebuilt; its weights are kept. Without `shards` the part of
-        the rows that this process owns stays what it is.
+        A table created before its optimizer was known is rebuilt and keeps its weights. `shards` sets which rows this
+        process owns; by default that does not change.
         """
         table = self.host.table
         divided = table is not None and shards is not None and shards != table.shards

@@ -1,4 +1,4 @@
-"""Finds the cells that read tables, without importing table code if none do."""
+"""Find the cells of a network that read tables; import table code only if there are any."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def name_by_path(network: nn.Cell, cells: Iterable[Embedding]) -> None:
 
 
 def describe_dense(network: nn.Cell) -> str:
-    """Return the dense tables of a network with their rows; empty if it has none."""
+    """Describe the dense tables of a network and their sizes; empty if it has none."""
     dense = {id(cell.spec): cell for cell in embedding_cells(network) if cell.is_dense}
     return ", ".join(f"{cell.spec.name} ({len(cell.weight):,} rows)" for cell in dense.values())
 
 
 def check_trainable(network: nn.Cell, optimizer: nn.Cell | None) -> None:
-    """Check that sparse tables can be trained, which the trainer's own step requires.
+    """Check that a network with sparse tables has an optimizer.
 
     Raises:
-        ConfigurationError: there is no optimizer.
+        ConfigurationError: it has none, so the trainer does not create the step that updates the rows.
     """
     sparse = [cell for cell in embedding_cells(network) if not cell.is_dense]
     if sparse and optimizer is None:

@@ -23,8 +23,8 @@ class EmbeddingGroup(nn.Cell):
 
     Args:
         dim: length of a vector.
-        tables: names of the tables, in the order of the columns; or {name: arguments of this `Embedding` that override
-            `options`}. `table` may name an earlier column: both then share its table.
+        tables: names of the tables, in the order of the columns; or a mapping from each name to arguments of its
+            `Embedding`, which override `options`. The argument `table` may be the name of an earlier table to share.
         options: arguments of every `Embedding`.
 
     Inputs:
@@ -34,7 +34,7 @@ class EmbeddingGroup(nn.Cell):
         Tensor [batch, tables, dim], of the dtype that `Embedding` gives.
 
     Raises:
-        ConfigurationError: no tables, or an argument cannot work.
+        ConfigurationError: there are no tables, or an argument is invalid.
     """
 
     def __init__(self, dim: int, tables: Sequence[str] | Mapping[str, Mapping[str, Any]], **options: Any) -> None:
@@ -72,7 +72,7 @@ class EmbeddingGroup(nn.Cell):
         if self.members[0].probe is None:
             return self._read_each(ids)
         arrays = [column.asnumpy() for column in ids]
-        columns = np.array(arrays[0]) if len(ids) == 1 else np.stack(arrays, 1)  # a copy, as in `Embedding`
+        columns = np.array(arrays[0]) if len(ids) == 1 else np.stack(arrays, 1)  # copied, as in `Embedding`
         for index, cell in enumerate(self.members):
             cell.probe.append((cell, columns[:, index], False))
         return ops.zeros((*columns.shape, self.members[0].dim), mstype.float32)
@@ -104,9 +104,10 @@ class EmbeddingBag(Embedding):
     Args:
         dim: length of a vector.
         capacity: see `Embedding`.
-        combiner: "sum"; "mean", divided by the sum of weights; "sqrtn", divided by the root of the sum of squared
-            weights (as in TensorFlow's `safe_embedding_lookup_sparse`). An empty bag gives zeros.
-        padding: id that fills up rows of different lengths.
+        combiner: "sum"; "mean", which divides the sum by the sum of weights; or "sqrtn", which divides it by the square
+            root of the sum of squared weights (as TensorFlow's `safe_embedding_lookup_sparse`). An empty bag gives
+            zeros.
+        padding: id that pads rows to one length.
         options: further arguments of `Embedding`.
 
     Inputs:

@@ -1,12 +1,13 @@
-"""A stack in the CPU training graph; kernels train the host tables in place.
+"""Train a stack's rows in place in the host tables, with CPU kernels.
 
-Nothing is packed, loaded or written back. The graph sees the distinct rows of a step and returns their gradients; the
-code in between (loss scale, skipped steps, clipping, accumulation) is the same as for dense parameters.
+The rows of a chunk are neither copied into the graph nor written back. In each step the graph reads the weights of the
+distinct rows and returns their gradients. The code in between (loss scale, skipped steps, clipping, accumulation) is
+the same as for dense parameters.
 
 Row gradients are summed into one array, however many cells read the rows. MindSpore computes the gradient of every
 `gather` as an array of all rows and adds these arrays: with one cell for each of 26 tables of a stack this takes most
 of a step, and the cost grows with the square of the number of cells. Here the backward pass of each cell's read adds
-its gradient to the array and returns a token. The data dependency on the tokens makes sure that the array is read last.
+its gradient to the array and returns a token. The data dependency on the tokens ensures that the array is read last.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class HostRows:
         self._set(np.full(1, -1, np.int64))
 
     def choose(self, parts: list[TablePlan], size: int) -> None:
-        """Map positions to the rows of `parts`, at most `size` - 1 each, from now on."""
+        """Let positions below `size` refer to the rows of `parts` from now on."""
         codes = np.full(size, -1, np.int64)
         keys = np.zeros(size, np.uint64) if self._halves else kernels.NO_KEYS
         for part in parts:
@@ -71,7 +72,7 @@ class HostRows:
         if self._halves:
             self._keys = np.zeros(len(codes), np.uint64)
             slots = (codes >> ROW_BITS).astype(np.int16)
-            order = np.argsort(slots, kind="stable")  # once for all tables: there may be hundreds
+            order = np.argsort(slots, kind="stable")  # one sort for all tables, because there may be hundreds
             ends = np.searchsorted(slots[order], np.arange(len(self._tables)), side="right")
             first = int(np.searchsorted(slots[order], 0))
             for table, begin, end in zip(self._tables, (first, *ends[:-1]), ends, strict=True):
@@ -87,7 +88,7 @@ class HostRows:
             yield np.array([store.address for store in self._stores], np.int64)
 
     def read(self, positions: np.ndarray, token: np.ndarray | None = None) -> np.ndarray:
-        """Return the weights at `positions` (int32 [n]), float32 [n, dim]; 0 gives zeros."""
+        """Return weights [n, dim] at `positions` (int32 [n]); position 0 gives zeros."""
         out = np.empty((len(positions), self._dim), np.float32)
         with self._held() as bases:
             touched = (self._dim + 1) // 2 if self._halves else self._dim
@@ -160,7 +161,7 @@ class ReadRows(nn.Cell):
     def construct(self, rows, positions, token):
         """Return the rows, [*positions.shape, dim].
 
-        The token, float32 [1], has a gradient in place of the rows; see `collect`.
+        The token, float32 [1], gets a gradient in place of the rows; pass it to `collect`.
         """
         return ops.gather(rows, positions, 0)
 
@@ -171,7 +172,10 @@ class ReadRows(nn.Cell):
         return ops.zeros_like(rows), ops.zeros_like(positions), token_gradient
 
     def collect(self, token_gradient, positions):
-        """Return the row gradients, [n, dim], of a step with this gradient of the token."""
+        """Return the sums of the row gradients, [n, dim], after the backward pass.
+
+        The data dependency on `token_gradient` orders this call after all `bprop`.
+        """
         return self.take(token_gradient, positions)
 
 
@@ -184,7 +188,7 @@ class HostStackProgram(StackProgram):
         """Create the operators that call the kernels."""
         dim = self.dim
         hide(self, "host_rows", HostRows(self.tables, dim, self.optimizer))
-        # Every update assigns it and the next read reads it, which enforces their order.
+        # Every update assigns the token and the next read takes it, which enforces their order.
         token = Parameter(Tensor(np.zeros(1, np.float32)), name=f"embedding.{self.name}.token", requires_grad=False)
         hide(self, "token", token)
         self.read = operator(self.host_rows.read, lambda positions, token: (positions[0], dim))
@@ -192,7 +196,7 @@ class HostStackProgram(StackProgram):
 
     @property
     def differentiated(self) -> list[Parameter]:
-        """The vectors of `columns`, the reader's token, or the rows."""
+        """Parameters to differentiate: vectors of `columns`, the reader's token, or rows."""
         if self.columns is not None:
             return list(self.columns.parameters)
         return [self.rows if self.reader is None else self.working_set.token]
@@ -202,7 +206,7 @@ class HostStackProgram(StackProgram):
         hide(self, "reader", ReadRows(RowGradients(self.dim), self.dim))
 
     def use_columns(self, reads: Mapping[int, ColumnElement]) -> bool:
-        """Let a `ColumnReads` give cells, by id(), their vectors; return whether it can."""
+        """Let a `ColumnReads` read for cells, given by id(); return whether it can."""
         from .column_reads import ColumnReads
 
         hide(self, "_number_of", {cell: number for number, cell in enumerate(reads)})
@@ -211,7 +215,7 @@ class HostStackProgram(StackProgram):
         return True
 
     def vectors_of(self, cell: Embedding) -> Parameter | None:
-        """Return what a cell returns in a training step, if a `ColumnReads` sets it."""
+        """Return the parameter that a `ColumnReads` sets to a cell's vectors, or None."""
         return None if self.columns is None else self.columns.parameters[self._number_of[id(cell)]]
 
     def make_room(self, step_size: int, lengths: Sequence[int]) -> None:
@@ -228,7 +232,7 @@ class HostStackProgram(StackProgram):
             self.tables[part.table].start()
 
     def write_back(self, parts: list[TablePlan]) -> None:
-        """Confirm that the chunk was trained."""
+        """Commit the plans of the chunk, whose rows were trained in place."""
         for part in parts:
             self.tables[part.table].commit(None)
 

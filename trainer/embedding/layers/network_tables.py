@@ -1,4 +1,4 @@
-"""A network's tables in the training program: loads rows and applies updates."""
+"""`SparseTables`: loads and updates the rows of a network's tables in training."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from .stack_program import StackProgram
 from .tracing import find_fields
 
 _logger = logging.getLogger(__name__)
-MIN_CELLS = 4  # cells of a stack to share a read; with fewer, separate reads take no longer
+MIN_CELLS = 4  # fewest cells of a stack for which one shared read is faster than separate reads
 
 
 class SparseTables(nn.Cell):
     """All sparse tables of a network, for the program that trains it.
 
-    Host side, around every call of the program: `planner.plan` (preparing thread), `load`, run, `write_back` (main
-    thread). Graph side, in every step: `begin` before the forward, `update` in place of an optimizer.
+    For every call of the program, the preparing thread first calls `planner.plan`; the main thread then calls `load`,
+    the program and `write_back`. In the graph, every step calls `begin` before the forward pass and `update` in place
+    of an optimizer.
 
     Raises:
-        ConfigurationError: two tables have the same name, or an error of `find_fields`.
+        ConfigurationError: two tables have the same name, or `find_fields` fails.
     """
 
     by_owner = False  # whether row gradients are summed by `ShardedTables.sums_at_owners`
@@ -51,7 +52,7 @@ class SparseTables(nn.Cell):
         columns: Sequence[np.ndarray],  # a sample batch of its inputs (without labels), [batch, ...] each
         names: Sequence[str] = (),  # names of the columns
         dense_optimizer: nn.Cell | None = None,  # decides the default row optimizer
-        accumulate: int = 1,  # batches of one optimizer update
+        accumulate: int = 1,  # batches per optimizer update
         group: Group = SINGLE,
     ) -> None:
         super().__init__(auto_prefix=False)
@@ -141,10 +142,10 @@ class SparseTables(nn.Cell):
             program.kept_at = index
 
     def _choose_gradients(self, fields: FieldMap, accumulate: int) -> None:
-        """Choose the parameters to differentiate and the buffers of gradient sums."""
+        """Choose the parameters to differentiate; create the buffers of gradient sums."""
         trained = [program for program in self.programs if program.trainable]
         for program, cells in zip(self.programs, self._cells_of, strict=True):
-            # The sum over several reads of a table could depend on their order.
+            # Only if each table is read once: a reader's sum over several reads could depend on their order.
             once = len(cells) == len(program.tables) and fields.repeated.isdisjoint(program.tables)
             if program.trainable and once and not self._use_columns(program, cells, fields):
                 program.use_reader()
@@ -165,7 +166,7 @@ class SparseTables(nn.Cell):
                 self._sums[index] = Mirror(self.gradient_sums[-1], in_branch=True)
 
     def _use_columns(self, program: StackProgram, cells: Sequence[Embedding], fields: FieldMap) -> bool:
-        """Return whether one operator gives all cells of a stack their vectors."""
+        """Let one operator read for all cells of a stack; return False if it cannot."""
         own = {id(cell): fields.unchanged[id(cell)] for cell in cells if id(cell) in fields.unchanged}
         return len(own) == len(cells) >= MIN_CELLS and not program.indirect and program.use_columns(own)
 
@@ -190,7 +191,7 @@ class SparseTables(nn.Cell):
         return HostStackProgram if self._has_kernel(optimizer) else StackProgram
 
     def _has_kernel(self, optimizer: RowOptimizer | None) -> bool:
-        """Return whether CPU kernels handle an optimizer's rows; None: rows only read.
+        """Return whether CPU kernels read and update rows; `optimizer` is None for reads.
 
         Otherwise the graph holds a chunk's rows while they are trained.
         """
@@ -201,7 +202,7 @@ class SparseTables(nn.Cell):
     # -- host side -----------------------------------------------------------------------------------------------
 
     def load(self, plan: SparsePlan) -> None:
-        """Load a chunk's rows for the graph, on the program's thread just before it."""
+        """Load a chunk's rows; call it just before the program, on the same thread."""
         for cells, program in zip(self._cells_of, self.programs, strict=True):
             working_set = program.working_set
             working_set.reader = program.reader
@@ -246,7 +247,7 @@ class SparseTables(nn.Cell):
             working_set.mirror("reading_map").push()
 
     def write_back(self, plan: SparsePlan) -> None:
-        """Write a chunk's rows to the tables, on the program's thread just after it."""
+        """Write a chunk's rows to the tables, just after the program, on the same thread."""
         if not plan.train:
             return
         for program, parts in zip(self.programs, plan.by_stack(), strict=True):
@@ -293,7 +294,7 @@ class SparseTables(nn.Cell):
         return sum(len(table) + 1 for table in self.tables.values())
 
     def changed(self, consumer: str) -> int:
-        """Return the rows trained since the consumer's last state; at first all rows."""
+        """Return how many rows were trained since the consumer's last state; at first all."""
         return sum(table.changed(consumer) for table in self.tables.values())
 
     def take(
@@ -367,7 +368,7 @@ class SparseTables(nn.Cell):
     def gradients(self, work, gradients):
         """Replace the last gradients, those of `params`, by row gradients [n, dim].
 
-        They are equal unless `has_readers`.
+        The two are the same unless `has_readers`.
         """
         rows = ()
         for program in self.backwards:
@@ -377,7 +378,7 @@ class SparseTables(nn.Cell):
         return gradients + rows
 
     def update(self, work, gradients, lr):
-        """Update the step's rows by the last gradients; `lr` is a float32 scalar."""
+        """Update the step's rows with the last gradients; `lr` is a float32 scalar."""
         for program in self.programs:
             if program.trainable:
                 program.update(*work[program.kept_at], gradients[program.gradient_at], lr)
@@ -391,8 +392,8 @@ def _kinds(heads: Sequence[Embedding], optimizers: Sequence[RowOptimizer | None]
         if optimizer is None or not cell.spec.trainable:
             kinds.append((cell.dim, False, cell.spec.dtype))
             continue
-        # A user's optimizer may depend on anything, so only the same object counts as equal. Its kind is the name of
-        # its first table, which is the same in every process.
+        # A user's optimizer may depend on anything, so only the same object counts as equal. It is identified by the
+        # index of its first table, which is the same in every process.
         ours = type(optimizer).__module__.startswith(f"{__package__}.")
         key = tuple(optimizer.settings().items()) if ours else first[id(optimizer)]
         kinds.append((cell.dim, True, type(optimizer).__name__, key, cell.spec.dtype))

@@ -1,7 +1,8 @@
-"""Gradients of an open accumulation in snapshots.
+"""Save and restore the gradient sums of an unfinished accumulation.
 
-For each table: ``accumulated_rows`` int32 [n]; ``accumulated_positions`` int32 [n], their positions in the step's
-working set; and for a trained table ``accumulated_gradients`` float32 [n + 1, dim], starting with that of the padding.
+A snapshot contains three arrays per table: ``accumulated_rows`` int32 [n]; ``accumulated_positions`` int32 [n], the
+positions of these rows in the step's working set; and, only for a trained table, ``accumulated_gradients`` float32
+[n + 1, dim], which begins with the gradient of the padding.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _units(tables: SparseTables) -> Iterator[tuple[list[int], list[list[str]]]]:
 def take(tables: SparseTables) -> dict[str, np.ndarray]:
     """Return the open sums after the last chunk, with keys prefixed by ``table/``.
 
-    Processes that exchange rows by owner call it together: rank 0 returns the sums over all of them.
+    With sharded tables it is a collective call: rank 0 returns the sums over all processes, the others nothing.
     """
     arrays = {}
     for stacks, members in _units(tables):
@@ -54,9 +55,9 @@ def take(tables: SparseTables) -> dict[str, np.ndarray]:
 def _merged(
     tables: SparseTables, carried: OpenRows | None, sums: Sequence[np.ndarray | None]
 ) -> tuple[OpenRows | None, list[np.ndarray | None]]:
-    """Return the rows open in any process, and their sums; None off rank 0.
+    """Merge the open rows and the sums of all processes on rank 0; None elsewhere.
 
-    `sums` are those of this process for each of the stacks that share the rows, float32 [1 + rows or more, dim].
+    `sums` holds this process's sum for each stack that shares the rows, float32 [1 + rows or more, dim].
     """
     group = tables.group
     own = np.zeros((0, 1 + len(sums)), np.int32)
@@ -67,7 +68,7 @@ def _merged(
     rows = np.concatenate(parts)
     if not group.is_main or not len(rows):
         return None, [None] * len(sums)
-    # Stacks share positions only where each of them gives an id one row: the first one tells ids apart.
+    # Stacks that share positions give every id its own row, so the rows of the first stack identify the ids.
     _, first, inverse = np.unique(rows[:, :2], axis=0, return_index=True, return_inverse=True)
     inverse = np.split(inverse.reshape(-1) + 1, np.cumsum([len(part) for part in parts])[:-1])
     merged: list[np.ndarray | None] = []
@@ -119,9 +120,9 @@ def _check_table(arrays: Mapping[str, Any], name: str, positions: Any, last: int
 
 
 def restore(tables: SparseTables, arrays: Mapping[str, np.ndarray]) -> None:
-    """Continue the accumulation in `arrays` with the next chunk; none if absent.
+    """Let the next chunk continue the accumulation in `arrays`, if there is one.
 
-    Of processes that exchange rows by owner rank 0 takes all of it, and their sum stays what it was.
+    With sharded tables rank 0 takes all of it, so the sum over processes is the same as before.
     """
     carry = {}
     if tables.by_owner and not tables.group.is_main:

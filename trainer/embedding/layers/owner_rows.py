@@ -1,10 +1,12 @@
-"""Stacks in the training graph whose rows live in several processes' tables.
+"""Train stacks whose rows several processes own.
 
-In every step the owners send the weights that each process reads, receive their gradients, add these up in the order of
-ranks and apply the row optimizer to their rows: its kernel does so in place; one without a kernel gets the packed rows
-in the graph, and they are written back. The operators do this on the thread of the graph. Micro-batches of one update
-in a call read the weights once, and the gradients travel with the update.
-One token, passed from each exchange to the next, keeps their order the same on all processes.
+In every step the owners send the weights that each process reads, and receive their gradients. They add these up in
+rank order and apply the row optimizer to their rows. A kernel updates the rows in place; for an optimizer without a
+kernel, the graph gets the packed rows, and they are written back. If several micro-batches of a call belong to one
+update, their weights are exchanged once, before the first one, and their gradients once, with the update.
+
+Operators on the graph's thread make these exchanges. A token, passed from each exchange to the next, keeps their order
+the same on all processes.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class OwnerRows(HostRows):
         dim: int,
         optimizer: RowOptimizer,
         group: Group,
-        blank: np.ndarray | None = None,  # packed row for padding, float32 [width]: any that the optimizer can train
+        blank: np.ndarray | None = None,  # packed row for padding, float32 [width], that the optimizer can update
     ) -> None:
         super().__init__(tables, dim, optimizer)
         self._group = group
@@ -56,7 +58,7 @@ class OwnerRows(HostRows):
         self._set(codes)
 
     def exchange_weights(self, positions: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Send the weights that others read next; return the own ones, float32 [n, dim]."""
+        """Send weights that others read; return those read here, float32 [n, dim]."""
         exchange = self._exchange
         assert exchange is not None  # `follow` sets it before each call
         self._step += 1
@@ -73,7 +75,7 @@ class OwnerRows(HostRows):
         return out
 
     def exchange_gradients(self, gradients: np.ndarray, owned: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Send owners their rows' gradients; return sums for `owned`, float32 [n, dim]."""
+        """Send owners their rows' gradients; return the sums for `owned` rows, [n, dim]."""
         exchange, stretch = self._exchange, self._stretch
         assert exchange is not None
         parts = [gradients[own] for own in exchange.sent[stretch]]
@@ -107,14 +109,14 @@ class OwnerRows(HostRows):
 class OwnerStackProgram(HostStackProgram):
     """A `HostStackProgram` whose rows are exchanged with their owners in every step."""
 
-    in_graph = True  # the owned rows of a step are a separate input
+    in_graph = True  # reserves a step input, in which `OwnerPlanner` lists the step's owned rows
 
     def __init__(self, *arguments: Any, group: Group, token: Parameter) -> None:
         super().__init__(*arguments)
         dim, members = self.dim, len(self.tables)
         self.members = members
         self.is_main = group.is_main
-        # two gathers compile faster than a slice and a reshape
+        # for `first_of`: two gathers compile faster than a slice and a reshape
         self.pick, self.index_0, self.only_index_0 = ops.Gather(), Tensor(0, mstype.int32), Tensor([0], mstype.int32)
         hide(self, "token", token)  # float32 [1], shared by all stacks; see the module docstring
         blank = next(iter(self.tables.values())).packed(np.zeros((1, dim), np.float32))[0]
@@ -132,10 +134,10 @@ class OwnerStackProgram(HostStackProgram):
             self.write_packed = operator(rows.write_packed, lambda packed, positions, token: (1,))
 
     def build(self) -> None:
-        """Leave the operators to the constructor."""
+        """Do nothing: the constructor creates the operators."""
 
     def load(self, parts: list[TablePlan], size: int) -> None:
-        """Begin a chunk; `OwnerRows.follow` has set its exchanges."""
+        """Mark the chunk's plans as started; `OwnerRows.follow` has set its exchanges."""
         for part in parts if self.trainable else ():
             self.tables[part.table].start()
 
@@ -144,7 +146,7 @@ class OwnerStackProgram(HostStackProgram):
         return self.pick(self.pick(rows, self.index_0, 0), self.only_index_0, 0)
 
     def use_columns(self, reads: Mapping[int, ColumnElement]) -> bool:
-        """Leave the cells their own reads."""
+        """Return False: the cells read for themselves."""
         return False
 
     def begin(self, positions, step_map, owned, inputs):

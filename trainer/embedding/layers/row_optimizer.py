@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RowOptimizer(nn.Cell):
-    """Base of row optimizers.
+    """Base class of row optimizers.
 
     Args:
         lr: constant learning rate; None follows the Trainer's dense optimizer, schedule included.
@@ -56,8 +56,9 @@ class RowOptimizer(nn.Cell):
     def kernel(self) -> tuple[RowKernel, tuple[float, ...]] | None:
         """Return the CPU kernel that updates rows in place, and its parameters.
 
-        The kernel receives `rate` as first parameter, then these. None falls back to `construct`. A subclass that
-        overrides only one of `kernel` and `construct` has no kernel, because the two would disagree.
+        The kernel gets the result of `rate` as its first parameter, followed by these. None means that there is no
+        kernel, and the graph calls `construct` instead. A subclass that overrides only one of `kernel` and `construct`
+        is treated as having no kernel, because the two would disagree.
         """
         return None
 

@@ -1,7 +1,7 @@
-"""Row optimizers: each rule as a CPU kernel next to the same rule as graph code.
+"""Row optimizers: every update rule as a CPU kernel and as graph code.
 
-`tests/trainer/embedding/test_row_optimizers.py` compares the two for every class of this file. Import this module only
-for a network with tables: unlike `row_optimizer`, it imports Numba.
+`tests/trainer/embedding/test_row_optimizers.py` compares the two forms of every class. Import this module only for a
+network with tables: unlike `row_optimizer`, it imports Numba.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _update_sgd(block):
 
 
 class RowSGD(RowOptimizer):
-    """``w -= lr * g``; no slots."""
+    """Gradient descent without momentum: ``w -= lr * g``. It has no slots."""
 
     def first_slots(self, dim: int) -> np.ndarray:
         """Return no slots."""
@@ -82,15 +82,15 @@ def _update_adagrad_row_wise(block):
 
 
 class RowAdagrad(RowOptimizer):
-    """``a += g*g; w -= lr * g / sqrt(a)``, as in `nn.Adagrad`.
+    """Adagrad, as in `nn.Adagrad`: ``a += g*g; w -= lr * g / sqrt(a)``.
 
-    Source: J. Duchi, E. Hazan, Y. Singer, JMLR 2011; the row-wise form keeps one accumulator per row, the mean of g*g
-    (D. Mudigere et al., ISCA 2022, section 4.1.4), and so takes 4 bytes per row instead of 4 * dim.
+    Source: J. Duchi, E. Hazan, Y. Singer, JMLR 2011. The row-wise form accumulates the mean of g*g over a row, which
+    takes 4 bytes per row instead of 4 * dim. Source: D. Mudigere et al., ISCA 2022, section 4.1.4.
 
     Args:
         lr: see `RowOptimizer`.
         accum: first value of the accumulator, > 0.
-        row_wise: one accumulator per row.
+        row_wise: keep one accumulator per row instead of one per weight.
     """
 
     numbers = ("lr", "accum", "row_wise")
@@ -101,7 +101,7 @@ class RowAdagrad(RowOptimizer):
         self.row_wise = boolean("RowAdagrad(row_wise=...)", row_wise)
 
     def first_slots(self, dim: int) -> np.ndarray:
-        """Return the accumulators, [1] or [dim]."""
+        """Return the accumulators, [dim], or [1] if row-wise."""
         return np.full(1 if self.row_wise else dim, self.accum, np.float32)
 
     def kernel(self):
@@ -156,18 +156,19 @@ def _update_adam_row_wise(block):
 
 
 class RowAdam(RowOptimizer):
-    """Lazy Adam: `nn.Adam` on touched rows, bias correction by all model updates.
+    """Lazy Adam: `nn.Adam`, applied only to rows with a gradient.
 
-    Source: D. Kingma, J. Ba, ICLR 2015, in the more efficient form at the end of section 2, as in `nn.Adam`. The
-    row-wise form keeps one second moment per row, of the mean of g*g, like FBGEMM's `PARTIAL_ROWWISE_ADAM`: slots take
-    4 * (dim + 1) bytes per row instead of 8 * dim.
+    The bias correction uses the number of all updates of the model, not that of the row. Source: D. Kingma, J. Ba, ICLR
+    2015, in the more efficient form at the end of section 2, as in `nn.Adam`. The row-wise form keeps one second moment
+    per row, that of the mean of g*g, like FBGEMM's `PARTIAL_ROWWISE_ADAM`. Its slots take 4 * (dim + 1) bytes per row
+    instead of 8 * dim.
 
     Args:
         lr: see `RowOptimizer`.
         beta1: decay of the first moment.
         beta2: decay of the second moment.
         eps: added to the root of the second moment.
-        row_wise: one second moment per row.
+        row_wise: keep one second moment per row instead of one per weight.
     """
 
     numbers = ("lr", "beta1", "beta2", "eps", "row_wise")
@@ -187,7 +188,7 @@ class RowAdam(RowOptimizer):
         self.row_wise = boolean("RowAdam(row_wise=...)", row_wise)
 
     def first_slots(self, dim: int) -> np.ndarray:
-        """Return both moments, [2 * dim], or [dim + 1]."""
+        """Return both moments, [2 * dim], or [dim + 1] if row-wise."""
         return np.zeros(dim + 1 if self.row_wise else 2 * dim, np.float32)
 
     def rate(self, lr, step):
@@ -239,7 +240,7 @@ def _update_ftrl(block):
 
 
 class RowFTRL(RowOptimizer):
-    """FTRL-Proximal, as in `nn.FTRL`; computes each weight from its slots alone.
+    """FTRL-Proximal, as in `nn.FTRL`; a weight depends on its two slots only.
 
     Source: H. B. McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1.
 
@@ -247,8 +248,8 @@ class RowFTRL(RowOptimizer):
         lr: see `RowOptimizer`.
         accum: first value of the sum of squared gradients, > 0.
         lr_power: power of that sum in the learning rate, <= 0.
-        l1: L1 regularization.
-        l2: L2 regularization.
+        l1: strength of the L1 regularization.
+        l2: strength of the L2 regularization.
     """
 
     numbers = ("lr", "accum", "lr_power", "l1", "l2")
@@ -290,10 +291,11 @@ def _number(optimizer: nn.Cell, name: str, default: float) -> float:
 
 
 def row_optimizer_like(dense: nn.Cell | None) -> RowOptimizer:
-    """Return the row optimizer of a dense optimizer's family and hyperparameters.
+    """Return the row optimizer that corresponds to a dense optimizer.
 
     Adam and its relatives give `RowAdam`, Adagrad `RowAdagrad`, FTRL `RowFTRL`, SGD and Momentum `RowSGD`; anything
-    else gives `RowAdagrad` with a warning. Weight decay is dropped: it would touch every row in every step.
+    else gives `RowAdagrad` with a warning. The decays of Adam and the powers of FTRL are taken over. Weight decay is
+    not, because it would change every row in every step.
     """
     chosen = getattr(dense, "row_optimizer", None)
     if isinstance(chosen, RowOptimizer):  # passed to the Trainer directly, for a network without dense parameters

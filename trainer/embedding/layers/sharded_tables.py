@@ -1,11 +1,11 @@
 """The tables of a network, sharded over processes.
 
-In every step each process receives the weights of its own rows from their owners and sends their gradients back; the
-only owners apply the row optimizer (`owner_rows`, `planning.owner_planner`). Operators written in Python do this; a
-device that has none (`Device.runs_python`) trains sparse tables in one process.
+In every step each process receives the weights of the rows that it reads from their owners, and sends the gradients
+back. Only owners apply the row optimizer (`owner_rows`, `planning.owner_planner`). These exchanges need operators
+written in Python; a device without them (`Device.runs_python`) trains sparse tables in one process only.
 
-Ids are planned and exchanged on the thread that prepares chunks, over a `Channel`; all else runs on the thread of the
-graphs.
+Ids are planned and exchanged on the thread that prepares chunks, over a `Channel`. Everything else runs on the graph
+thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .stack_program import StackProgram
 
 
 class ShardedTables(SparseTables):
-    """`SparseTables` sharded over processes, which call its methods in one order."""
+    """`SparseTables` over several processes, which call its methods in the same order."""
 
     def _decide(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
         self.by_owner = device.current().runs_python
@@ -52,7 +52,7 @@ class ShardedTables(SparseTables):
         hide(self, "channel", Channel(self.group))  # channel of the thread that prepares chunks; not open yet
 
     def _planned_tables(self) -> list[Any]:
-        # The admission sketches that all processes started with; each then counts only its own ids.
+        # The admission sketches that all processes started with. Since then, each counts only its own ids.
         hide(self, "_sketches", {})
         return [OwnedTable(table) for table in self.tables.values()]
 
@@ -68,14 +68,14 @@ class ShardedTables(SparseTables):
         return self._total(len(table) for table in self.tables.values()) + len(self.tables)
 
     def changed(self, consumer: str) -> int:
-        """Return the rows trained in all processes since the consumer's last state."""
+        """Return how many rows all processes trained since the consumer's last state."""
         return self._total([super().changed(consumer)])
 
     def _total(self, counts: Iterable[int]) -> int:
         return int(self.group.total(np.array([sum(counts)], np.int64))[0])
 
     def load(self, plan: SparsePlan) -> None:
-        """Load the rows of a plan after exchanging them with their owners."""
+        """Load the rows of a plan; the steps of a training plan exchange them with owners."""
         for program, own_exchange in zip(self.programs, plan.exchanges, strict=bool(plan.exchanges)):
             program.host_rows.follow(own_exchange)
         super().load(plan)
@@ -83,9 +83,9 @@ class ShardedTables(SparseTables):
     # -- graph side ----------------------------------------------------------------------------------------------
 
     def sums_at_owners(self, work, gradients):
-        """Return the row gradients, summed over processes, of the rows trained here.
+        """Return the gradients, summed over processes, of the rows that are trained here.
 
-        They are at the end of `gradients`. Call it only if `by_owner`.
+        `gradients` ends with this process's row gradients. Call it only if `by_owner`.
         """
         sums = ()
         for program in self.programs:
@@ -106,12 +106,13 @@ class ShardedTables(SparseTables):
     def take(
         self, consumer: str = "snapshot", *, folder: Path | None = None, own_rows: bool = False, **options: Any
     ) -> dict[str, Any]:
-        """Return `SparseTables.take` of one process on rank 0; elsewhere an empty state.
+        """Return the state of whole tables on rank 0, and an empty state elsewhere.
 
-        The processes, whose arguments are the same, send their rows block by block while all of them wait. Rank 0 joins
-        large arrays in unnamed files of `folder`. With `own_rows` they send counters only: every process returns the
-        arrays of its own rows, as `Frozen`. Joined in the order of ranks they are the arrays of all, with the sketches
-        stacked.
+        The state has the form of `SparseTables.take`. All processes call this method with the same arguments and wait
+        until all rows are sent, block by block. Rank 0 joins large arrays in unnamed files in `folder`.
+
+        With `own_rows` the processes send only counters, and each returns the arrays of its own rows, as `Frozen`.
+        Concatenated in rank order these are the arrays of whole tables, in which a sketch has a leading rank axis.
         """
         own = super().take(consumer, **options)
         json = joined_json(self.group, own["json"])

@@ -1,4 +1,4 @@
-"""Trains a stack's rows inside the graph, on any device with any optimizer."""
+"""Train a stack's rows inside the graph, on any device with any optimizer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .row_optimizer import RowOptimizer
 class StackProgram(nn.Cell):
     """One stack of tables in the training graph; see `planning.layout`.
 
-    Host side, around every call of the program: `load`, run, `write_back`. Graph side, in every step: `begin` before
-    the forward, `update` in place of an optimizer.
+    On the host, `load` comes before every call of the program and `write_back` after it. In the graph, every step calls
+    `begin` before the forward pass and `update` in place of an optimizer.
     """
 
-    in_graph = True
-    reader: nn.Cell | None = None
+    in_graph = True  # see `Bundle.in_graph`
+    reader: nn.Cell | None = None  # a `host_rows.ReadRows`
     columns: nn.Cell | None = None  # a `column_reads.ColumnReads`
-    # Indices into a step's inputs and gradients, counted from the end; `kept_at` into the result of
+    # Indices into a step's inputs and gradients, counted from the end. `kept_at` is an index into the result of
     # `SparseTables.begin`, counted from the start.
     positions_at = map_at = owned_at = gradient_at = -1
     kept_at = 0
@@ -88,18 +88,18 @@ class StackProgram(nn.Cell):
         return [self.rows]
 
     def use_reader(self) -> None:
-        """Make the cells read through a `host_rows.ReadRows`, if gradients need one."""
+        """Hook: let the cells read through a `host_rows.ReadRows`."""
 
     def use_columns(self, reads: Mapping[int, ColumnElement]) -> bool:
-        """Let a `ColumnReads` give cells, by id(), their vectors; return whether it can."""
+        """Let a `ColumnReads` read for cells, given by id(); return whether it can."""
         return False
 
     def vectors_of(self, cell: Embedding) -> Parameter | None:
-        """Return what a cell returns in a training step, if a `ColumnReads` sets it."""
+        """Return the parameter that a `ColumnReads` sets to a cell's vectors, or None."""
         return None
 
     def make_room(self, step_size: int, lengths: Sequence[int]) -> None:
-        """Allocate room for `step_size` rows and for columns of the given lengths."""
+        """Hook: allocate room for `step_size` rows and for columns of the given lengths."""
 
     # -- graph side ----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Finds which input elements feed which table: runs the network on marked ids."""
+"""Find which input elements feed which table, by running the network on marked ids."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from .embedding import Embedding
 from .embedding_cells import embedding_cells, head_cells
 
 _logger = logging.getLogger(__name__)
-Readers = list[list[set[int]]]  # per column, per element of a row: the tables that read it
-Read = tuple[Embedding, np.ndarray, bool]  # a cell, the ids it was called with, whether nothing computed them
-_ROWS = 2
-_FIRST_MARKER = 1_000_000_007
+Readers = list[list[set[int]]]  # for each column and each element of its rows, the tables that read it
+Read = tuple[Embedding, np.ndarray, bool]  # (cell, ids that it was called with, whether these are a network input)
+_ROWS = 2  # rows of the marked sample
+_FIRST_MARKER = 1_000_000_007  # large, so that numbers in the network are hardly mistaken for markers
 
 
 def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence[str] = ()) -> FieldMap:
     """Find which elements of the input columns reach which embedding cell.
 
-    The network runs once, eagerly, on two rows of distinct integers; an embedding cell must receive some of them
-    unchanged. Slicing, reshaping, stacking and transposing are fine. Cells with a `field` need no tracing.
+    The network runs once, eagerly, on two rows of distinct integers. Every cell with a sparse table must receive some
+    of these unchanged, and no other numbers; a cell with a dense table may receive computed ids. Slicing,
+    reshaping, stacking and transposing are fine. Cells with a `field` need no tracing.
 
     Args:
         network: network that contains the cells.
@@ -79,7 +80,7 @@ def _trace(
 ) -> tuple[set[int], dict[int, ColumnElement]]:
     """Fill `readers` for cells without a field.
 
-    Returns the ids of cells that read twice, and `FieldMap.unchanged`.
+    Returns the id() of each cell that is called more than once, and `FieldMap.unchanged`.
     """
     traced = [cell for cell in cells if cell.field is None]
     sample = [np.resize(column, (_ROWS, *column.shape[1:])) for column in map(np.asarray, columns)]
@@ -93,7 +94,7 @@ def _trace(
         received, failure = run_traced(network, cells, marked)
     runs = [received]
     if failure is not None:
-        # A column of lengths or indices may not accept markers: then mark one column at a time.
+        # The network may fail on markers in a column of lengths or indices, so mark one column at a time.
         for candidate in candidates:
             one_marked = [marked[i] if i == candidate else to_plain(sample[i]) for i in range(len(sample))]
             received, error = run_traced(network, cells, one_marked)
@@ -117,7 +118,7 @@ def _trace(
         if hits:
             reached.add(id(cell))
     for cell in traced:
-        # A dense table accepts any input in range.
+        # A dense table may read computed ids.
         if id(cell) not in reached and not cell.is_dense:
             reason = "" if failure is None else f"; the trial run failed with: {gist(str(failure))}"
             raise ConfigurationError(_untraceable(cell, names) + hint + reason)
@@ -131,7 +132,7 @@ def _trace(
 def _unchanged(
     received: Sequence[Read], marked: Sequence[np.ndarray], starts: Mapping[int, int]
 ) -> dict[int, ColumnElement]:
-    """Return the column element of each cell that is called with one id per row."""
+    """Return the column element of each cell whose input is one element of each row."""
     found = {}
     for cell, values, is_input in received:
         if not is_input or values.shape != (_ROWS,):
@@ -145,7 +146,7 @@ def _unchanged(
 
 
 def _float_ids(columns: Sequence[np.ndarray], names: Sequence[str]) -> str:
-    """Describe an id column that NaN has made float, as in a DataFrame; else ""."""
+    """Describe an id column that is float because of NaN, or return "" if none is."""
     for column, name in zip(columns, names, strict=False):
         values = np.asarray(column)
         missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(1, bool)
@@ -216,7 +217,7 @@ def run_traced(
 
 
 def _connect(tables: list[Embedding], readers: Readers, names: Sequence[str]) -> FieldMap:
-    """Return the connected components: tables that share elements."""
+    """Group tables that share elements into the components of a `FieldMap`."""
     result = FieldMap()
     parent = list(range(len(tables)))
 

@@ -1,1 +1,1 @@
-"""Plans a chunk's rows ahead of training, and exchanges them among processes."""
+"""Plan a chunk's rows ahead of training, and exchange them between processes."""

@@ -1,4 +1,4 @@
-"""Reads a batch's rows for a program of fixed shape, such as an export."""
+"""Read a batch's rows for a program of fixed shape, such as an export."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from .layout import Bundle, FieldMap, Layout
 
 @dataclass(frozen=True)
 class _Reads:
-    """The elements of one column that a bundle of tables reads; lists: by stack."""
+    """Elements of one column that a bundle reads. The lists have one entry per stack."""
 
     column: int
     name: str  # name of the column, for messages
-    elements: np.ndarray | None  # flat indices into a row of it; None: all
-    tables: list[np.ndarray]  # the table of each element, int32 [elements]
-    padding: list[np.ndarray]  # the id that is padding in each element, int64 [elements]
-    padded: list[np.ndarray | None]  # mask of elements with such an id, bool [elements]; None: none
+    elements: np.ndarray | None  # flat indices into a row of the column, or None for all
+    tables: list[np.ndarray]  # table of each element, int32 [elements]
+    padding: list[np.ndarray]  # padding id of each element, or 0 if it has none, int64 [elements]
+    padded: list[np.ndarray | None]  # mask of the elements with a padding id, bool [elements], or None without any
 
     def ids(self, values: np.ndarray) -> np.ndarray:
         values = values.reshape(len(values), -1)
         return to_ids(values if self.elements is None else values[:, self.elements], self.name)
 
     def is_padding(self, stack: int, ids: np.ndarray) -> np.ndarray | None:
-        """Return where `ids` are padding, bool [rows, elements]; None: nowhere."""
+        """Return where `ids` are padding, bool [rows, elements], or None if nowhere."""
         padded = self.padded[stack]
         return None if padded is None else (ids == self.padding[stack]) & padded
 
 
 class FixedReads:
-    """Reads rows into an array per stack, with a position for every id of a batch.
+    """Reads the rows of a batch into one array per stack, a position for every id.
 
-    Few rows are read in a few calls, however many tables there are. No table may change during a call.
+    The number of kernel calls does not grow with the number of tables, so reading few rows is fast. No table may change
+    during a call.
     """
 
     def __init__(self, tables: Sequence[SparseTable], fields: FieldMap, layout: Layout) -> None:
@@ -58,7 +59,7 @@ class FixedReads:
             for part in fields.components[index].parts:
                 members.setdefault(part.column, []).append((member, part.elements))
         for column, parts in members.items():
-            # a component that reads whole rows shares its column with no other
+            # a component that reads whole rows is the only reader of its column
             elements = None if parts[0][1] is None else np.concatenate([own for _, own in parts if own is not None])
             counts = [1 if own is None else len(own) for _, own in parts]
             owners = np.repeat([member for member, _ in parts], counts)
@@ -72,12 +73,13 @@ class FixedReads:
     def __call__(
         self, columns: Sequence[np.ndarray], rows: Sequence[np.ndarray], maps: Sequence[np.ndarray | None]
     ) -> list[np.ndarray]:
-        """Return the columns with positions (int32) for ids; hash other text.
+        """Read rows; return the columns with int32 positions for ids and hashes for text.
 
         Args:
             columns: raw columns, [batch, ...]; not changed.
             rows: receives the rows of each stack, float32 [positions, dim]; position 0 is padding.
-            maps: receives the position of every position, int32 [positions], of stacks that translate.
+            maps: for each stack, None or, in an indirect bundle, int32 [positions], which receives the position of each
+                id's row.
 
         Raises:
             DataError: a column of ids holds neither integers nor text.
@@ -124,7 +126,7 @@ class FixedReads:
 
 
 def _replace(out: list[np.ndarray], part: _Reads, given: np.ndarray, positions: np.ndarray) -> None:
-    """Put positions, int32 [rows, elements], in place of a column's ids."""
+    """Replace a column's ids in `out` by `positions`, int32 [rows, elements]."""
     if part.elements is None:
         out[part.column] = positions.reshape(np.shape(given))
         return

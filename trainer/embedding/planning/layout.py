@@ -1,8 +1,11 @@
-"""Layout: which columns feed which table, which tables share reads and updates.
+"""Group tables, so that few operators in the graph read and update many of them.
 
-Tables of equal width and row optimizer form a stack: their rows are one array in the graph, with one padded size, one
-read and one update per step. A step's distinct ids are numbered once for a whole bundle of columns. Every table of the
-bundle stores an id's row under that number, so tables on the same ids need no translation.
+- A component is a set of tables that read common elements of the input columns.
+- A stack is a set of tables of equal width and row optimizer. In the graph their rows are one array, with one padded
+  size, one read and one update per step.
+- A bundle is a set of components whose distinct ids are numbered together in every step. The number of an id is the
+  position of its row in each stack of the bundle, so tables that read the same ids need no translation. If their ids
+  may share rows, the bundle is indirect: each table numbers its own rows, and a map translates.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from ..tables.spec import TableSpec
 
 @dataclass(frozen=True, slots=True)
 class ColumnPart:
-    """Elements of an input column: flat indices into a row, or None for all."""
+    """Elements of an input column, given as flat indices into a row; None for all."""
 
     column: int
     elements: np.ndarray | None = None
@@ -32,7 +35,7 @@ class ColumnPart:
 
 @dataclass
 class Component:
-    """Tables that share elements, and all elements they read."""
+    """Tables that read common elements, and all elements that they read."""
 
     specs: list[int]  # index of each table
     parts: list[ColumnPart]  # the elements, possibly from several columns
@@ -41,7 +44,7 @@ class Component:
     def elements(self, number: int, count: int) -> np.ndarray | slice:
         """Return which of `count` elements the table at `number` in `specs` reads.
 
-        Lists are padded to various lengths, so `count` may differ from the traced number of elements.
+        Lists of other batches may be padded to another length, so `count` may differ from the traced number.
 
         Raises:
             DataError: the count differs and the table reads only some of the elements.
@@ -81,9 +84,9 @@ class FieldMap:
 
     components: list[Component] = field(default_factory=list)  # sparse tables with the elements they read
     dense: list[DenseField] = field(default_factory=list)
-    repeated: set[int] = field(default_factory=set)  # tables with a cell that reads more than once per run
+    repeated: set[int] = field(default_factory=set)  # tables with a cell that the network calls more than once
     names: tuple[str, ...] = ()  # names of the columns, if known
-    # by the id() of a cell: the one element of each row that it receives, unchanged whatever the data
+    # id() of a cell -> the element that it reads, for cells that always receive one unchanged element of each row
     unchanged: dict[int, ColumnElement] = field(default_factory=dict)
 
     def name_of(self, column: int) -> str:
@@ -135,13 +138,12 @@ class Bundle:
 
     components: list[int]
     stacks: list[int]  # indices of the stacks that hold the components' tables
-    # Whether each table numbers its own rows and translates; then there is one component, with a stack per table.
-    indirect: bool = False
-    in_graph: bool = True  # whether some stack keeps its working set, whose size the program then knows, in the graph
+    indirect: bool = False  # see the module docstring; such a bundle has one component and a stack per table
+    in_graph: bool = True  # whether a stack keeps its working set in the graph, which then has to know its size
 
     @property
     def sharing(self) -> list[list[int]]:
-        """The stacks, grouped by shared positions."""
+        """Groups of stacks that use the same positions."""
         return [[stack] for stack in self.stacks] if self.indirect else [self.stacks]
 
 
@@ -154,9 +156,9 @@ class Layout:
     _bundle_of: dict[Hashable, Bundle] = field(default_factory=dict)
 
     def add(self, component: int, tables: Sequence[int], kind: Hashable = None, *, indirect: bool = False) -> None:
-        """Add a component to the bundle of its `kind`; None: to a new bundle.
+        """Add a component to the bundle of its `kind`, or to a new bundle if None.
 
-        A bundle has a stack for each of a component's `tables`, in this order.
+        Table i of the component's `tables` joins stack i of the bundle.
         """
         bundle = self._bundle_of.get(kind)
         if bundle is None:
@@ -174,7 +176,7 @@ class Layout:
 def stack_tables(components: Sequence[Component], specs: Sequence[TableSpec], kinds: Sequence[Hashable]) -> Layout:
     """Return the layout that stacks tables of equal kind.
 
-    Kinds and their ``repr`` must be the same in every process.
+    Kinds and their ``repr`` must be equal in all processes, so that these get the same layout.
     """
     layout = Layout()
     for number, component in enumerate(components):
@@ -187,7 +189,7 @@ def stack_tables(components: Sequence[Component], specs: Sequence[TableSpec], ki
 
 
 def separate_tables(components: Sequence[Component]) -> Layout:
-    """Return a layout of tables read separately: a bundle each, a stack per table."""
+    """Return a layout with one bundle per component and one stack per table."""
     layout = Layout()
     for number, component in enumerate(components):
         layout.add(number, component.specs, indirect=len(component.specs) > 1)
@@ -195,10 +197,10 @@ def separate_tables(components: Sequence[Component]) -> Layout:
 
 
 def read_layout(components: Sequence[Component], specs: Sequence[TableSpec]) -> Layout:
-    """Return the layout of a read-only program: a position for every id of a batch.
+    """Return the layout of a read-only program, which has a position for every id.
 
-    Tables of equal width share a stack, even with different optimizers. Tables that read the same elements with other
-    paddings translate positions, each in its own stack.
+    Tables of equal width share a stack, even with different optimizers. Tables that read the same elements but have
+    different padding ids form an indirect bundle.
     """
     layout = Layout()
     for number, component in enumerate(components):

@@ -1,21 +1,24 @@
-"""Planning by owners: each process plans its own ids, owners train their rows.
+"""Plan the training of sharded tables: each row is trained by the process that owns it.
 
-For a training call every process sends each of the others three messages, all tables in one:
+Each process plans its own ids. For a training call it sends every other process three messages, each of which covers
+all tables:
 
-1. the distinct ids of its batches, to their owners, which give new ids rows (admission, eviction, capacity);
-2. the row numbers of these ids, back;
-3. which rows each step reads, in order, to their owners.
+1. the distinct ids of its batches that the other process owns. The owner gives new ids rows, as its admission, eviction
+   and capacity allow;
+2. the row numbers of the ids that the other process has asked for;
+3. for each step, the rows of the other process that it reads.
 
-A step then sends no ids. Owners send the weights of the listed rows and receive their gradients, in the same order.
+The steps then send no ids: an owner sends the weights of the listed rows and receives their gradients in the same
+order.
 
-With accumulation the unit is not a step but a stretch: the micro-batches of one optimizer update in a call, whose
-distinct rows are listed once. What an open accumulation has read in earlier calls is listed again in the next one.
+With accumulation, rows are listed for stretches instead of steps. A stretch is the micro-batches of one optimizer
+update that are in the same call. Rows that an open accumulation read in earlier calls are listed again in the next one.
 
-The messages are exchanged on their own connections (`begin`), so the preparing thread plans calls while others are
-trained. What it sends tells the others whether more follows: they do not wait for a process whose data has ended.
+Planning has its own connections (`begin`), so the preparing thread can plan a call while another one is trained. Each
+process also announces whether it has more ids, so the others do not wait for a process whose data has ended.
 
-A refused id has the default row, of which every process has the same copy: it is listed for all owners, and each of
-them adds up all its gradients.
+An id that gets no row uses the default row, of which every process has an equal copy. This row is listed for all
+owners, and each of them adds up all of its gradients, so the copies stay equal.
 """
 
 from __future__ import annotations
@@ -33,13 +36,13 @@ from .planner import step_rows
 from .sharded_planner import ShardedPlanner, exchange_parts, raise_problems
 from .sparse_plan import PaddedSizes, SortingIndexer, SparsePlan, StackExchange, TablePlan, UniqueIndexer
 
-_LARGEST = 1 << 31
+_LARGEST = 1 << 31  # bound of the numbers that `UniqueIndexer` takes
 _LISTS = 4  # arrays that a process sends each owner for each stack
-_MORE, _LAST, _NONE = range(3)  # whether a process has ids, and may have more after them
+_MORE, _LAST, _NONE = range(3)  # a process has ids and maybe more later, has its last ids, has none
 
 
 class OwnerPlanner(ShardedPlanner):
-    """A `ShardedPlanner` for the rows that its own process trains."""
+    """A `ShardedPlanner` that also plans training."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -59,7 +62,7 @@ class OwnerPlanner(ShardedPlanner):
         self._follows = _MORE
 
     def finish(self) -> None:
-        """Tell the other processes that no ids follow, unless they know."""
+        """Tell the other processes that no ids follow, unless they already know."""
         if self._follows == _MORE:
             self._follows = _NONE
             self._exchange_questions()
@@ -76,14 +79,15 @@ class OwnerPlanner(ShardedPlanner):
     ) -> Any:
         """Replace ids by positions; see `Planner.plan`.
 
-        `now` is the newest event time of this process, in seconds, or None for the system clock; the newest of all
-        counts. The rows of a `placeholder` do not count: their ids are padding. After its `last` ids, a process has
-        none for another call.
+        `now` is the newest event time of this process, in seconds, or None for the system clock; the newest time of all
+        processes is used. The ids of a `placeholder` are treated as padding. `last` says that this process has no ids
+        for another call.
 
         Raises:
-            DataError: also if the ids of one process end before those of another; on all of them.
+            DataError: on all processes, for the reasons in `Planner.plan`, or because the ids of one process end before
+                those of another.
         """
-        if train:  # another thread may read meanwhile
+        if train:  # a read may run on another thread at the same time
             self._by_clock, self._placeholder, self._fill = now is None, placeholder, fill
             self._follows = _LAST if last else _MORE
         return super().plan(*arguments, train=train, now=now, fill=fill, **options)
@@ -96,11 +100,12 @@ class OwnerPlanner(ShardedPlanner):
     def _exchange_questions(
         self, questions: Sequence[Sequence[np.ndarray]] | None = None, now: float = 0.0, problem: str = ""
     ) -> list[list[np.ndarray]]:
-        """Send each rank its arrays, the time and any problem; return the others'.
+        """Exchange questions, times and problems with all ranks; return the questions.
 
-        Without questions, the other processes get empty arrays in their place.
+        Without `questions`, every rank gets empty arrays.
         """
         text = np.frombuffer(problem.encode(), np.uint8)
+        # The message consists of int64, so it contains the bits of the time, a float64.
         clock = np.array([self._by_clock, np.float64(now).view(np.int64), self._placeholder, self._follows], np.int64)
         count = sum(3 if self._stepwise(table) else 1 for *_, table in self._reads())
         questions = questions or [[np.zeros(0, np.int64)] * count] * self.group.size
@@ -111,6 +116,7 @@ class OwnerPlanner(ShardedPlanner):
         if len(set(follows)) > 1:
             raise DataError.of_rank(int(np.argmax(follows)), "its data ends before that of the others")
         raise_problems([text for _, text, *_ in received])
+        # Ignore placeholders, and system clocks if any process has an event time.
         clocks = [clock for clock, *_ in received if not clock[2]] or [received[0][0]]
         times = [float(clock[1:2].view(np.float64)[0]) for clock in clocks]
         self._now = max((time for time, clock in zip(times, clocks, strict=True) if not clock[0]), default=times[0])
@@ -143,7 +149,7 @@ class OwnerPlanner(ShardedPlanner):
     # -- the rows of each step -----------------------------------------------------------------------------------
 
     def _inputs_of_stacks(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield the step rows' index among a plan's inputs, and the stacks that use it."""
+        """Yield (index of the step rows in a plan's inputs, the stacks that use them)."""
         index = 0
         for bundle in self.layout.bundles:
             for stacks in bundle.sharing:
@@ -151,12 +157,12 @@ class OwnerPlanner(ShardedPlanner):
                 index += 2 + bundle.indirect
 
     def _complete(self, plan: SparsePlan, num_batches: int) -> None:
-        """Send owners the rows that each step reads; add the kernels' needs to the plan."""
+        """Tell owners which rows each step reads; add the exchanges to the plan."""
         if not plan.train:
             return
         self._stretches = (np.arange(num_batches) + self._fill) // self.accumulate
         self._stretches -= self._stretches[0]
-        firsts = np.searchsorted(self._stretches, np.arange(self._stretches[-1] + 1))
+        firsts = np.searchsorted(self._stretches, np.arange(self._stretches[-1] + 1))  # first batch of each stretch
         parts_of = plan.by_stack()
         sent: list[list[list[np.ndarray]]] = [[] for _ in parts_of]
         lists: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
@@ -182,11 +188,15 @@ class OwnerPlanner(ShardedPlanner):
     def _list_rows(
         self, parts: Sequence[TablePlan], steps: Sequence[np.ndarray], size: int
     ) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
-        """Divide each stretch's rows, the positions in `steps`, by owner.
+        """Divide the rows of each stretch, whose positions are in `steps`, by owner.
 
-        Returns the positions in the stretch for each stretch and rank, and for each rank the lists to send: how many
-        rows of each table each stretch has, of those with an owner and of default rows, int32 [stretches, 2 * tables];
-        the owner's rows; how often they are seen, and in which batch last, if any of the tables counts it.
+        Returns (sent, lists). `sent` has, for each stretch and rank, the positions within the stretch of the rank's
+        rows. `lists` has four int32 arrays to send to each rank:
+
+        - how many rows of each table each stretch reads, [stretches, 2 * tables]: owned rows, then default rows;
+        - the row numbers at the owner;
+        - how often each row is seen in the stretch, or an empty array;
+        - in which batch it is seen last, or an empty array.
         """
         shards, members = self.tables[parts[0].table].shards, len(parts)
         numbers, member = np.zeros(size, np.int32), np.zeros(size, np.int32)
@@ -194,6 +204,7 @@ class OwnerPlanner(ShardedPlanner):
         counted = self._any_seen(parts)
         for index, part in enumerate(parts):
             numbers[part.inside], member[part.inside] = part.rows, index
+        # Default rows, which are sent to all owners, get the number after the last rank.
         owners = np.where(numbers == DEFAULT_ROW, shards.size, (numbers - 1) % shards.size)
         keys, rows = (owners * members + member).astype(np.int32), shards.rows(numbers)
         bounds = np.arange((shards.size + 1) * members + 1)
@@ -224,7 +235,7 @@ class OwnerPlanner(ShardedPlanner):
         return sent, [[head, *map(_joined, own)] for head, own in zip(heads, lists, strict=True)]
 
     def _counts_sightings(self, table: int) -> bool:
-        """Return whether owners need each row's sightings, or the batch of the last one."""
+        """Return whether owners need to know how often, or when, each row is seen."""
         names = self.tables[table].table.meta_names
         return self.trainable[table] and ("frequency" in names or bool(names and self.accumulate > 1))
 
@@ -235,7 +246,7 @@ class OwnerPlanner(ShardedPlanner):
         requested: Sequence[Sequence[np.ndarray]],
         steps: int,
     ) -> StackExchange:
-        """Number the rows owned here that the processes have listed."""
+        """Number the rows that this process owns and that any process has listed."""
         members = len(parts)
         heads_of, rows_of, seen_of, last_of = zip(*requested, strict=True)
         heads = [head.reshape(steps, 2 * members) for head in heads_of]
@@ -251,6 +262,7 @@ class OwnerPlanner(ShardedPlanner):
         indexer = self._owned_rows if starts[-1] < _LARGEST else self._sorted_rows
         distinct, inverse = indexer(keys, int(starts[-1]))
         first = indexer.first
+        # the table in the stack, and the row there, of each distinct row; entry 0 is not a row
         number_of = np.concatenate(([0], np.concatenate((np.arange(members), member))[first])).astype(np.int32)
         row_of = np.concatenate(([0], np.concatenate((np.zeros(members, np.int32), rows))[first])).astype(np.int32)
         inverse = inverse[members:]
@@ -294,6 +306,7 @@ class OwnerPlanner(ShardedPlanner):
                     piece = pieces[stretch]
                     own = renumbered[inverse[piece]]
                     if seen is not None:
+                        # With accumulation, the last batch that sees a row records all sightings of the stretch.
                         counts = seen[piece] if last is None else seen[piece] * (last[piece] == batch)
                         own = np.repeat(own, counts)
                     steps.append(own[own > 0])
@@ -305,7 +318,7 @@ class OwnerPlanner(ShardedPlanner):
 
 
 def _sightings(seen: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return each row's sightings in successive batches, `chosen`, and the last one."""
+    """Return how often, and in which batch last, each row is seen in `chosen` batches."""
     own, first = seen[chosen], int(np.argmax(chosen))
     return np.stack((own.sum(axis=0), first + len(own) - 1 - np.argmax(own[::-1] > 0, axis=0)))
 
@@ -315,6 +328,6 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _by_step(parts: Sequence[np.ndarray], heads: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the arrays of all ranks as one, in the order of steps, then ranks."""
+    """Concatenate the arrays of all ranks, ordered by step and then by rank."""
     split = [np.split(part, np.cumsum(head.sum(axis=1))[:-1]) for part, head in zip(parts, heads, strict=True)]
     return np.concatenate([piece for pieces in zip(*split, strict=True) for piece in pieces])

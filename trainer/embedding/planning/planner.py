@@ -1,6 +1,7 @@
-"""Translates a chunk's ids to working-set positions on the preparing thread.
+"""Translate a chunk's ids to positions in working sets, on the preparing thread.
 
-It contains no graph code.
+A chunk is the batches of one call of the program. A working set is the rows of one stack that the chunk uses; its
+position 0 stands for padding. This module contains no graph code.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .sparse_plan import (
 
 
 class Planner:
-    """Translates raw ids into positions."""
+    """Translates raw ids to positions in working sets."""
 
     def __init__(
         self,
@@ -51,8 +52,8 @@ class Planner:
         self._rows: UniqueIndexer | SortingIndexer = UniqueIndexer()
         self._steps = UniqueIndexer()
         parts = [part for component in fields.components for part in component.parts]
-        self._replaced = {part.column for part in parts if part.elements is None}
-        self._same_rows: dict[int, bool] = {}
+        self._replaced = {part.column for part in parts if part.elements is None}  # columns that hold only ids
+        self._same_rows: dict[int, bool] = {}  # for each table compared by `_compare`, the result
         self._can_plan_together = [
             can_plan_together(table) and trained for table, trained in zip(self.tables, self.trainable, strict=True)
         ]
@@ -68,19 +69,19 @@ class Planner:
         flush: bool = False,
         now: float | None = None,
     ) -> tuple[tuple[np.ndarray, ...], SparsePlan]:
-        """Replace ids by positions.
+        """Plan a chunk and replace its ids by positions.
 
         Args:
             columns: host columns, [batch, ...], or [K, batch, ...] when `stacked`; not changed.
             stacked: see `columns`.
             num_batches: number of real batches; later ones are padding.
             train: False plans a read: unknown ids get the default row.
-            fill: batches of the open accumulation before this chunk.
-            flush: the accumulation ends with this chunk.
+            fill: number of batches in the open accumulation before this chunk.
+            flush: end the accumulation with this chunk, even if it is not complete.
             now: event time in seconds, for time to live; by default the system clock.
 
         Returns:
-            (columns, plan): columns of ids are replaced by int32 positions; a string column is always replaced.
+            (columns, plan): in `columns`, ids are replaced by int32 positions and other text by its hash.
 
         Raises:
             DataError: an id is out of range of a dense table, or a column holds no ids.
@@ -90,7 +91,7 @@ class Planner:
         batched = [np.asarray(column) if stacked else np.asarray(column)[None] for column in columns]
         ids = self._checked_ids(batched, num_batches, train)
         self._query_owners(ids, train, now)
-        # Columns that hold only ids are replaced as a whole; text is hashed once.
+        # Columns that hold only ids are replaced as a whole below, so their text need not be hashed again.
         out = [column if index in self._replaced else to_plain(column) for index, column in enumerate(batched)]
         stacks = len(self.layout.stacks)
         plan = SparsePlan(train, [0] * stacks, [0] * stacks, lengths=[column.shape[1] for column in batched])
@@ -118,7 +119,7 @@ class Planner:
     # -- columns -------------------------------------------------------------------------------------------------
 
     def _checked_ids(self, given: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
-        """Return each component's ids, int64 [num_batches, batch, elements]; check all."""
+        """Check all ids; return each component's, int64 [num_batches, batch, elements]."""
         ids = []
         for component in self.fields.components:
             parts = [
@@ -152,10 +153,10 @@ class Planner:
         """Hook: query other processes for the rows of every component's ids."""
 
     def _complete(self, plan: SparsePlan, num_batches: int) -> None:
-        """Hook: add to the plan what depends on all of it; inputs have a batch axis."""
+        """Hook: finish a plan that contains all bundles; its inputs have a batch axis."""
 
     def join_exchange(self, problem: str = "") -> None:
-        """Join others' reads without ids; a `problem` is raised by all processes."""
+        """Hook: join other processes' reads without ids; make all raise a `problem`."""
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -176,7 +177,7 @@ class Planner:
         count, first = len(updates), stacks[0]
         empty = OpenRows(np.zeros(0, np.int32), np.zeros((len(stacks), 0), np.int32))
         carried = self.carry.get(first, empty)
-        head = np.zeros(len(carried.component_of), np.int32)
+        head = np.zeros(len(carried.component_of), np.int32)  # positions of the carried rows
         chunk: list[np.ndarray] = []
         rows_of: list[list[np.ndarray]] = [[] for _ in stacks]
         component_of: list[np.ndarray] = []
@@ -193,7 +194,7 @@ class Planner:
                 all_rows.append(table_rows)
             head[own] = np.arange(start, start + len(own), dtype=np.int32)
             if start > 1:
-                inverse += np.int32(start - 1) * (inverse > 0)
+                inverse += np.int32(start - 1) * (inverse > 0)  # padding stays 0
             chunk.append(inverse)
             component_of.append(np.full(len(distinct[0]), member, np.int32))
             start += len(distinct[0])
@@ -208,7 +209,7 @@ class Planner:
         plan.inputs.append(step_rows(steps, updates, batches, step_size))
         if bundle.in_graph:
             plan.inputs.append(marker(batches, size))
-        if self.accumulate > 1:
+        if self.accumulate > 1:  # the rows of the last update are carried over
             last = steps[int(updates[-1])] - 1
             all_stacks = np.stack([np.concatenate(rows) for rows in rows_of])
             self.carry[first] = OpenRows(np.concatenate(component_of)[last], all_stacks[:, last])
@@ -216,7 +217,7 @@ class Planner:
         return [part.reshape(own.shape) for part, own in zip(np.split(positions, ends, axis=1), ids, strict=True)]
 
     def _compare(self, stacks: Sequence[int], leaders: Sequence[int]) -> None:
-        """Find tables with the same row numbers as the first table of their ids."""
+        """Record which tables have the same row numbers as the first table of their ids."""
         for stack in stacks[1:]:
             for leader, index in zip(leaders, self.layout.stacks[stack].tables, strict=True):
                 # Once different, they stay different for the rest of the run.
@@ -228,8 +229,8 @@ class Planner:
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Return each table's distinct rows, int32 [u], and the inverse, int32 [count, n].
 
-        The inverse counts from 1. The distinct rows begin with `carried`, int32 [tables, c]. The first table, whose
-        `rows` are given, decides which rows are distinct; in the others, too, every id has its own row.
+        The inverse counts from 1. The distinct rows begin with `carried`, int32 [tables, c]. Only `rows`, those of the
+        first table, are compared: if there are others, every id has its own row in each table.
         """
         leader = self.tables[tables[0]]
         width = carried.shape[1]
@@ -269,7 +270,7 @@ class Planner:
     ) -> tuple[dict[int, np.ndarray], np.ndarray]:
         """Number the distinct positions of each update; the first begins with `head`.
 
-        Returns ({update: its positions in the chunk}, position in its update of every element of `chunk`).
+        Returns ({update: its distinct positions in the chunk}, the number of each element of `chunk` in its update).
         """
         if len(updates) == 1 and not len(head):  # one step: its numbering is that of the chunk
             return {int(updates[0]): np.arange(1, bound, dtype=np.int32)}, chunk
@@ -297,7 +298,7 @@ class Planner:
         plan: SparsePlan,
         now: float,
     ) -> np.ndarray:
-        """Number ids and let each table translate; for tables where ids may share a row."""
+        """Plan an indirect bundle: number the ids, and map the numbers for each table."""
         numbers = np.zeros(ids.shape, np.int32)
         for update in np.unique(updates):
             inside = updates == update
@@ -323,7 +324,7 @@ class Planner:
 def _replace_ids(
     component: Component, positions: np.ndarray, columns: Sequence[np.ndarray], out: list[np.ndarray]
 ) -> None:
-    """Write `positions`, int32 [num_batches, batch, elements], over ids in `out`."""
+    """Replace ids in `out` by `positions`, int32 [num_batches, batch, elements]."""
     num_batches, start = len(positions), 0
     for part in component.parts:
         column, shape = part.column, columns[part.column].shape
@@ -342,7 +343,7 @@ def _replace_ids(
 def step_rows(
     steps: Mapping[int, np.ndarray] | Sequence[np.ndarray], updates: np.ndarray, batches: int, size: int
 ) -> np.ndarray:
-    """Return each batch's positions, int32 [batches, size], from its update's."""
+    """Return the padded positions of each batch's update, int32 [batches, size]."""
     rows = np.zeros((batches, size), np.int32)
     for batch, update in enumerate(updates.tolist()):
         rows[batch, 1 : len(steps[update]) + 1] = steps[update]

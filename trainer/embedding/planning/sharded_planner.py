@@ -1,7 +1,7 @@
-"""Reads of sharded tables: queries the other processes for ids.
+"""Read rows of sharded tables from the processes that own them.
 
-Each process asks every owner for the distinct ids it wants to read; the owner returns their weights to that process
-alone, through `Group.all_to_all`. `owner_planner` plans what is trained.
+Each process sends every owner the distinct ids that it wants to read, and the owner returns their weights, through
+`Group.all_to_all`. `owner_planner` plans training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .sparse_plan import SortingIndexer, padding_of
 
 
 class ShardedPlanner(Planner):
-    """A `Planner` that reads rows of the other processes, on the graph thread."""
+    """A `Planner` that reads rows of other processes, on the graph thread."""
 
     tables: list[Any]  # list of OwnedTable
 
@@ -31,11 +31,11 @@ class ShardedPlanner(Planner):
         self._rows = SortingIndexer()
 
     def join_exchange(self, problem: str = "") -> None:
-        """Join the weight exchange without ids; a `problem` is raised by all processes."""
+        """Join the exchange of weights without ids; make all processes raise a `problem`."""
         self._query_weights([(table, np.zeros((1, 0), np.int64)) for *_, table in self._reads()], problem)
 
     def _checked_ids(self, given: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
-        """Return the ids; if they are refused on any process, raise on all of them."""
+        """Return the ids; if they are invalid on one process, all of them raise an error."""
         try:
             ids = super()._checked_ids(given, num_batches, train)
             for _ in self._ids_of_tables(ids):  # checks the lengths of lists that tables share
@@ -46,15 +46,15 @@ class ShardedPlanner(Planner):
         return ids
 
     def _share_problem(self, problem: str, train: bool) -> None:
-        """Raise the problem on all processes, which read."""
+        """Make all processes raise the problem, by joining their read."""
         self.join_exchange(problem)
 
     def _rows_of_all(self, tables: Sequence[int], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
-        # The query knows the rows of tables that are only read, too.
+        # The owners also answer for tables that are only read.
         return [self.tables[index].plan(part, None, now) for index, part in zip(tables, ids, strict=True)]
 
     def _reads(self) -> Iterator[tuple[int, int | None, int]]:
-        """Yield (component, index of its tables or None, table), the same on all ranks."""
+        """Yield (component, index in its tables or None, table), the same on all ranks."""
         for bundle in self.layout.bundles:
             for number in bundle.components:
                 for position, table in enumerate(self.fields.components[number].specs):
@@ -96,10 +96,12 @@ class ShardedPlanner(Planner):
 
 
 def raise_problems(texts: Sequence[np.ndarray]) -> None:
-    """Raise the first problem of all processes: UTF-8 text as numbers, or empty.
+    """Raise the first problem in `texts`, which has the message of each rank.
+
+    A message is UTF-8 text as an array of byte values; it is empty without a problem.
 
     Raises:
-        DataError: with the rank that has the problem; the same on all processes.
+        DataError: names the rank that has the problem; the same error on all processes.
     """
     for rank, text in enumerate(texts):
         if len(text):
@@ -109,7 +111,7 @@ def raise_problems(texts: Sequence[np.ndarray]) -> None:
 def exchange_parts(
     connections: Group | Channel, parts: Sequence[Sequence[np.ndarray]], dtype: Any
 ) -> list[list[np.ndarray]]:
-    """Send each process its arrays; return those that every process sent here, flat."""
+    """Send each rank its arrays; return the flattened arrays that each rank sent here."""
     received = connections.all_to_all([pack_arrays(own, dtype) for own in parts])
     return [unpack_arrays(message, len(parts[0]), dtype) for message in received]
 
@@ -122,7 +124,7 @@ def pack_arrays(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
 
 
 def unpack_arrays(message: Any, count: int, dtype: Any) -> list[np.ndarray]:
-    """Return the `count` arrays that `pack_arrays` was given, flat."""
+    """Return the `count` arrays in a result of `pack_arrays`, flattened."""
     head = np.frombuffer(message, np.int64, count)
     flat = np.frombuffer(message, dtype, int(head.sum()), head.nbytes)
     return np.split(flat, np.cumsum(head)[:-1]) if count else []

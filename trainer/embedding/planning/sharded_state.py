@@ -1,4 +1,4 @@
-"""States of sharded tables: joined on rank 0 to save, divided again to restore.
+"""Join the states of sharded tables on rank 0, and divide a joined state again.
 
 A joined state has the form of a one-process state, so any number of processes can resume from it.
 """
@@ -23,15 +23,15 @@ from ..tables.table import SparseTable
 from ..tables.table_state import arrays_of, owned_columns
 
 OPEN_ROWS = "accumulated_rows"  # key in a state: the rows of an open accumulation
-BLOCK_BYTES = 4 << 20  # per message and process
+BLOCK_BYTES = 4 << 20  # size of one process's part of a message
 SPOOLED_BYTES = 64 << 20  # arrays of at least this size are joined in a file
 
 
 def gather_table(group: Group, part: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
     """Return the arrays of the whole table on rank 0, none elsewhere.
 
-    All processes call it with what `own_part` returns. Large arrays are joined in unnamed files of `folder`, or where
-    the system keeps temporary files.
+    A collective call; each process passes the result of its `own_part`. Large arrays are joined in unnamed files in
+    `folder`, or in the system's folder for temporary files.
     """
     counts = group.gather(np.array([len(np.asarray(part["rows"])), len(part["removed"])], np.int64))
     joined: dict[str, Any] = {}
@@ -43,7 +43,7 @@ def gather_table(group: Group, part: Mapping[str, Any], folder: Path | None) -> 
             joined[name] = _join(group, own, counts[:, 1].tolist(), None)
         else:
             whole = _join(group, own, counts[:, 0].tolist(), folder)
-            # It no longer changes, so a writer need not copy it.
+            # The array no longer changes; `Frozen` lets a writer use it without a copy.
             joined[name] = Frozen(functools.partial(np.asarray, whole), own.dtype)
     return joined if group.is_main else {}
 
@@ -51,9 +51,11 @@ def gather_table(group: Group, part: Mapping[str, Any], folder: Path | None) -> 
 def own_part(table: SparseTable, arrays: Mapping[str, Any], sketch_before: np.ndarray | None) -> dict[str, Any]:
     """Return the arrays of this process's part of a snapshot.
 
-    Joined in the order of ranks they are those of the whole table. Rows have their global numbers, and only rank 0 has
-    the default row. A sketch is [1, depth, width], and the sum over ranks is what the group has counted. Nothing is
-    copied until a writer reads the arrays. All processes started with the admission sketch `sketch_before`.
+    Concatenated in rank order, the parts of all processes are the arrays of the whole table. Rows have their global
+    numbers, and only rank 0 includes the default row. Nothing is copied until a writer reads the arrays.
+
+    The admission sketch is [1, depth, width]. All processes started with the sketch `sketch_before`, and only rank 0
+    includes it, so that the sum of the parts is what all processes have counted.
     """
     is_main = table.shards.rank == 0
 
@@ -73,10 +75,7 @@ def own_part(table: SparseTable, arrays: Mapping[str, Any], sketch_before: np.nd
 
 
 def joined_json(group: Group, json: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Merge the JSON of each process's rows into the JSON of whole tables.
-
-    All processes call it together.
-    """
+    """Merge the JSON of all processes into that of whole tables; a collective call."""
     own = [number for about in json.values() for number in (about["next_row"], *about["counters"].values())]
     heads = iter(group.gather(np.array(own, np.int64)).T)  # one message for all tables
     joined = {}
@@ -88,7 +87,7 @@ def joined_json(group: Group, json: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 
 def _join(group: Group, own: np.ndarray, counts: list[int], folder: Path | None) -> np.ndarray | None:
-    """Return all processes' arrays concatenated, on rank 0; gathered in blocks."""
+    """Concatenate the arrays of all processes on rank 0, block by block."""
     columns = own.shape[1:]
     width = math.prod(columns)
     whole = _allocate((sum(counts), *columns), own.dtype, folder) if group.is_main else None
@@ -114,7 +113,7 @@ def _allocate(shape: tuple[int, ...], dtype: np.dtype, folder: Path | None) -> n
 def own_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return this process's parts of a checked full state and its deltas.
 
-    Values that are read in blocks are read when they are restored.
+    Values that a snapshot stores in blocks are not read before they are restored.
     """
     own: list[dict[str, Any]] = [{"json": {}, "arrays": {}} for _ in states]
     for name, table in tables.items():
@@ -126,10 +125,10 @@ def own_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, 
 
 
 class _Chain:
-    """Assigns rows to this process's ids, from the first state of a chain to the last.
+    """Assigns rows to this process's ids, in a full state and then in each of its deltas.
 
-    A group of the same size as the one that wrote the state gets the same rows back; otherwise each process numbers its
-    own.
+    If the states were written by as many processes as there are now, ids get the same rows back. Otherwise each process
+    assigns new rows.
     """
 
     def __init__(self, table: SparseTable) -> None:
@@ -161,13 +160,13 @@ class _Chain:
         return part, {**json, "next_row": next_row, "counters": counters}
 
     def _number(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the rows of `ids`: previous rows, even after an eviction, or new ones."""
+        """Return a row for each of `ids`: the one from an earlier state, or a new one."""
         own = np.zeros(len(ids), np.int32)
         indices, known = find(self._ids, ids)
         known &= rows != DEFAULT_ROW
         own[known] = self._rows[indices[known]]
         new = np.flatnonzero(~known & (rows != DEFAULT_ROW))
-        new = new[np.argsort(rows[new])]  # keep the order: it breaks ties in eviction
+        new = new[np.argsort(rows[new])]  # keep the order of rows, which decides ties in eviction
         own[new] = np.arange(self._next, self._next + len(new), dtype=np.int32)
         self._next += len(new)
         self._ids, self._rows = np.concatenate((self._ids, ids[new])), np.concatenate((self._rows, own[new]))
@@ -179,7 +178,7 @@ def renumbered(
 ) -> dict[str, np.ndarray]:
     """Return the last state's arrays with an open accumulation's rows renumbered.
 
-    All processes call it once all of them have restored their parts.
+    A collective call, after all processes have restored their parts.
     """
     arrays = dict(states[-1]["arrays"]) if states else {}
     for name, table in tables.items():

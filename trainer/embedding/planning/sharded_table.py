@@ -1,4 +1,4 @@
-"""Sharded tables, for planners and programs: several processes own their rows."""
+"""`OwnedTable`: a table whose rows several processes own, for planners and programs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .sparse_plan import padding_of
 
 
 class RowQuery:
-    """The distinct ids of a call; their owners know the rows.
+    """The distinct ids of a call, and their rows once the owners have answered.
 
-    With an admission policy, an id may get its row between two steps; then ids are distinct per step (`stepwise`).
-    `ids` are int64 [steps, n]; `padding` is True where there is no id.
+    `ids` are int64 [steps, n]; `padding` is True where there is no id. With an admission policy, an id may get its row
+    between two steps; `stepwise` therefore keeps the distinct ids of each step apart.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class RowQuery:
         self.answers = np.zeros(0, np.int32)  # the rows of `keys`, int32 [u], once known
 
     def in_order(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Return what each rank sent for the keys that it owns, in the order of `keys`."""
+        """Merge what each rank sent for the keys that it owns, in the order of `keys`."""
         joined = np.empty((len(self.keys), *parts[0].shape[1:]), parts[0].dtype)
         for rank, part in enumerate(parts):
             joined[self.owners == rank] = part
@@ -62,18 +62,18 @@ class CallRows:
         self.values = np.zeros((0, 0), np.float32)
 
     def read_part(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Write the weights of `rows` (int32 [n], answers) into `out`, float32 [n, dim]."""
+        """Write the weights at `rows` (int32 [n]) of `values` into `out`, float32 [n, dim]."""
         if len(rows) and len(self.values):
             self._gather(self.values, rows, out, 0)
 
 
 class OwnedTable:
-    """A sharded table for planner and programs; rows have global numbers (`Shards`).
+    """A sharded table with global row numbers (`Shards`), for planners and programs.
 
-    The owners of the rows train them; each process plans its own ids.
+    Each process plans its own ids; the owner of a row trains it.
     """
 
-    next_row = 0  # no lookup array over all row numbers
+    next_row = 0  # planners pass it to a `SortingIndexer`, which ignores it
 
     def __init__(self, table: SparseTable) -> None:
         self.table = table  # this process's part
@@ -81,10 +81,10 @@ class OwnedTable:
         self.spec, self.width = table.spec, table.width
         self.packed = table.packed
         self.store = CallRows()
-        # Reads may run on the graph thread while another one plans the next call to train.
+        # Two queries, because the graph thread may read while another thread plans the next training call.
         self.query = self.reading = RowQuery(np.zeros((0, 0), np.int64), None)
         self.keeps_seen = False
-        # how often each batch of this process's latest plan sees each distinct row of the chunk, [steps, u]
+        # how often each batch of this process's latest plan contains each distinct row of the chunk, [steps, u]
         self.seen = np.zeros((0, 0), np.int64)
 
     # -- which id has which row ----------------------------------------------------------------------------------
@@ -92,8 +92,8 @@ class OwnedTable:
     def question(self, ids: np.ndarray, *, stepwise: bool, placeholder: bool = False) -> list[list[np.ndarray]]:
         """Begin the query for `ids`, int64 [steps, n]; return the questions to owners.
 
-        For each rank these are int64 arrays: (ids,), or where an id may get its row between two steps (`stepwise`) (ids
-        of each step, ids, how often each occurs). The ids of a `placeholder` do not count.
+        The question to a rank is a list of int64 arrays: [ids], or if `stepwise` [number of ids in each step, ids, how
+        often each id occurs]. The ids of a `placeholder` are treated as padding.
         """
         padding = np.ones(ids.shape, np.bool_) if placeholder else padding_of(self.table, ids)
         self.query = query = RowQuery(ids, padding, self.shards, stepwise=stepwise)
@@ -109,9 +109,9 @@ class OwnedTable:
     def answer(
         self, requested: Sequence[Sequence[np.ndarray]], steps: int, now: float, *, train: bool
     ) -> list[np.ndarray]:
-        """Plan the ids in all ranks' `requested` questions; return each one's rows, int32.
+        """Plan the ids of all ranks' questions, `requested`; return rows for each, int32.
 
-        A new id gets a row by this process's own admission, eviction and share of the capacity.
+        Whether a new id gets a row depends on this process's admission, eviction and share of the capacity.
         """
         if len(requested[0]) > 1:
             return self._answer_steps(requested, steps, now)
@@ -149,12 +149,12 @@ class OwnedTable:
     def plan(
         self, ids: np.ndarray, padding: np.ndarray | None = None, now: float = 0.0, steps: int | None = None
     ) -> np.ndarray:
-        """Return the answers for `ids`: the query's, or distinct ones, int64 [1, n]."""
+        """Return the owners' answers: for the query's ids, or with `steps` for `ids` [1, n]."""
         query = self.query
         return query.rows() if steps is None else query.answers[np.searchsorted(query.keys, ids)]
 
     def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
-        """Return the answers for the ids that are read, int32 [n]; -1 for padding."""
+        """Return where `store.values` has each id of the read, int32 [n]; -1 for padding."""
         return self.reading.rows().reshape(-1)
 
     def read_trained(self, ids: np.ndarray, padding: np.ndarray, out: np.ndarray) -> None:
@@ -167,7 +167,7 @@ class OwnedTable:
             self.seen = np.stack([np.bincount(step, minlength=len(numbers) + 1)[1:] for step in inverse])
 
     def start(self) -> None:
-        """Mark the oldest plan: its rows are about to be trained in place."""
+        """Mark the oldest plan as started: its rows are about to be trained in place."""
         self.table.start()
 
     def commit(self, values: None) -> None:

@@ -1,4 +1,4 @@
-"""A chunk's plan for the graph, plans of read-only chunks, distinct rows."""
+"""`SparsePlan`, which says what rows a chunk uses, and helpers to make one."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from ...native.memory import bucket, zeros
 from ..tables.table import SparseTable
 from .layout import Bundle, Component, Layout
 
-SMALLEST = 64
-_COARSE = 8192
+SMALLEST = 64  # smallest padded size; the others are multiples of it
+_COARSE = 8192  # padded sizes up to this one are powers of two
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRows:
-    """Rows of an accumulation that a chunk leaves open, ordered by position."""
+    """Rows of an accumulation that is unfinished after a chunk, ordered by position."""
 
     component_of: np.ndarray  # component of the bundle that each row belongs to, int32 [n]
     rows: np.ndarray  # the row in each stack of the bundle, int32 [stacks, n]
 
 
-Carry = dict[int, OpenRows]  # key: the first stack of those numbered together
+Carry = dict[int, OpenRows]  # key: the first of the stacks that share positions
 
 
 def padded_size(count: int) -> int:
-    """Return the bucket for `count` distinct rows plus 2 %."""
+    """Return the padded size for `count` distinct rows plus 2 %."""
     return bucket(count + count // 50, 16, least=SMALLEST, coarse=_COARSE)
 
 
 class PaddedSizes:
-    """Padded numbers of rows: few, and none larger than its batches need.
+    """Chooses few different padded sizes, because each size needs its own program.
 
-    A size grows with the batches that could hold about as many ids, so a large batch does not make small ones dearer. A
-    batch of another shape is another program anyway.
+    Batches are grouped by the number of rows that they could need, rounded up to a power of two. Each table or stack
+    has one size per group, which only grows. A large batch therefore adds no padding to small ones, which belong to
+    another group and need another program anyway.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class PaddedSizes:
     def fitting(self, index: int, needed: int, most: int) -> int:
         """Return the size for `needed` rows of the table or stack `index`.
 
-        `most` is the number of rows that the batch could need.
+        `most` is the largest number of rows that a batch of this shape could need.
         """
         key = index, bucket(most)
         if needed > self._sizes.get(key, 0):
@@ -57,11 +58,11 @@ class TablePlan:
     """One table's part of a chunk."""
 
     table: int
-    rows: np.ndarray  # distinct rows of the chunk, int32 [u]; in a read-only chunk the row of every id, -1 for none
+    rows: np.ndarray  # distinct rows of the chunk, int32 [u]; in a read-only chunk the row of every id, -1 for padding
     stack: int
     start: int = 1  # position of the first of `rows` in the stack's working set, or read set
     ids: np.ndarray | None = None  # ids of `rows`, in a read-only chunk of a table with eviction
-    # In a read-only chunk of a table that translates, the position of every id, int32 [map size].
+    # In a read-only chunk of an indirect bundle, the position of every id's row, int32 [map size].
     reading_map: np.ndarray | None = None
 
     @property
@@ -72,20 +73,20 @@ class TablePlan:
 
 @dataclass(slots=True)
 class StackExchange:
-    """Rows that one stack's kernels send and receive in each stretch of a call.
+    """Rows of one stack that processes exchange in each stretch of a call.
 
-    A stretch is a step where gradients are not accumulated. Rows owned here have their own positions, from 1; those
-    of the default rows of the tables come first. Lists have an entry for each stretch.
+    A stretch is one step, or with accumulation the micro-batches of one optimizer update. The rows that this process
+    owns have positions from 1 on, beginning with the default row of each table. Lists have one entry per stretch.
     """
 
     stretches: np.ndarray  # the stretch of each micro-batch, ascending from 0, int64
     sent: list[list[np.ndarray]]  # for each rank, the positions in the stretch of the rows that it owns, int32
-    requested: list[np.ndarray]  # the positions of the owned rows that the ranks read, in their order, int32
+    requested: list[np.ndarray]  # positions of the owned rows that each rank reads, in rank order, int32
     ends: list[np.ndarray]  # where the rows of each rank end in `requested`, int64 [size]
     indices: list[np.ndarray]  # index of each entry of `requested` among the stretch's distinct rows, from 1, int32
     tables: np.ndarray  # table of each owned row, int32 [rows]; entry 0 is not a row
-    rows: np.ndarray  # its row there, int32 [rows]
-    step_rows: list[np.ndarray]  # the positions of the distinct owned rows, int32
+    rows: np.ndarray  # row of each owned row in its table, int32 [rows]
+    step_rows: list[np.ndarray]  # positions of the distinct owned rows, int32
 
 
 @dataclass(slots=True)
@@ -93,13 +94,13 @@ class SparsePlan:
     """Plan of a chunk for `SparseTables.load` and `write_back`."""
 
     train: bool  # whether rows are trained or only read
-    sizes: list[int]  # padded rows of every stack's working set (or read set) in the graph
-    step_sizes: list[int]  # padded distinct rows of a step, for every stack; zeros in a read-only plan
+    sizes: list[int]  # padded number of rows in every stack's working set or read set
+    step_sizes: list[int]  # padded number of distinct rows of a step, for every stack; zeros in a read-only plan
     tables: list[TablePlan] = field(default_factory=list)
     map_sizes: dict[int, int] = field(default_factory=dict)  # length of the position map of each table that has one
     inputs: list[np.ndarray] = field(default_factory=list)  # extra columns of the program, [K, ...] when it is stacked
     carry: Carry = field(default_factory=dict)  # rows of the accumulation that the chunk leaves open
-    lengths: list[int] = field(default_factory=list)  # rows of each column in a batch
+    lengths: list[int] = field(default_factory=list)  # number of rows of each column in a batch
     exchanges: list[StackExchange] = field(default_factory=list)  # exchange of each stack with other processes
 
     def by_stack(self) -> list[list[TablePlan]]:
@@ -120,12 +121,17 @@ def marker(batches: int, size: int) -> np.ndarray:
     return np.zeros((batches, 1 + size // SMALLEST), np.int8)
 
 
-# Batches up to this size share a read set, so that requests of different sizes do not replace it.
+# Smallest read set: this many rows, or fewer if they exceed this many entries. Small requests of different sizes then
+# use read sets of the same size.
 _MIN_ROWS, _MIN_ENTRIES = 1 << 13, 1 << 18
 
 
 class ReadSets:
-    """Assigns read-set positions to ids; sizes depend only on the batch's shape."""
+    """Plans reads: gives every id of a batch a position in a read set.
+
+    A read set is the rows of one stack that a read-only chunk uses. Rows may repeat, so its size depends only on the
+    shape of the batch.
+    """
 
     def __init__(self, tables: Sequence[SparseTable], layout: Layout) -> None:
         self.tables = tables
@@ -139,7 +145,7 @@ class ReadSets:
         batches: int,
         plan: SparsePlan,
     ) -> list[np.ndarray]:
-        """Return the positions of every component's ids; adds to `plan`."""
+        """Return the positions of every component's ids; add the reads to `plan`."""
         if bundle.indirect:
             return [self._plan_indirect(bundle, components[0], ids[0], batches, plan)]
         positions, start = [], 1
@@ -190,7 +196,7 @@ def _rounded(size: int) -> int:
 
 
 class UniqueIndexer:
-    """Finds distinct numbers without sorting, by a lookup table never cleared.
+    """Finds distinct numbers without sorting, with a lookup table that it reuses.
 
     Not safe to share between threads.
     """
@@ -205,8 +211,8 @@ class UniqueIndexer:
     def __call__(self, numbers: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (distinct, inverse) of `numbers`, int32 [n] in [-1, bound).
 
-        `distinct` (int32 [u]) is in the order of first occurrence, without -1; ``inverse`` (int32 [n]) counts from 1,
-        with 0 for -1, so that ``distinct[inverse - 1] == numbers`` elsewhere.
+        `distinct` (int32 [u]) has the numbers other than -1 in the order of first occurrence. `inverse` (int32 [n])
+        counts from 1, so that ``distinct[inverse - 1] == numbers``; it is 0 where the number is -1.
         """
         if len(self._slots) < bound:
             self._slots = zeros((max(bound, 2 * len(self._slots)),), np.int32)
@@ -218,7 +224,7 @@ class UniqueIndexer:
 
 
 class SortingIndexer:
-    """Like `UniqueIndexer`, but sorts: memory does not grow with the numbers."""
+    """Finds distinct numbers by sorting; its memory does not grow with their range."""
 
     def __init__(self) -> None:
         self.first = np.zeros(0, np.int32)

@@ -1,4 +1,4 @@
-"""Evicts ids that are old or exceed a full table's room, and undoes plans."""
+"""Evict expired ids and ids of a full table; undo uncommitted plans."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import numpy as np
 from .spec import DEFAULT_ROW, forget
 from .table_rows import TableRows, dirty_column
 
-PINNED_PLANS = 8
-_TTL_SWEEPS = 32
+PINNED_PLANS = 8  # number of latest plans whose rows are never evicted
+_TTL_SWEEPS = 32  # number of searches for expired ids per time to live
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Rows taken from their ids, with everything needed to restore them."""
+    """Evicted ids and their rows, with everything needed to restore them."""
 
     ids: np.ndarray
     rows: np.ndarray
     values: np.ndarray  # packed rows in the store's format
-    dirty: dict[str, np.ndarray]
-    meta: dict[str, np.ndarray]
+    dirty: dict[str, np.ndarray]  # for each consumer, which rows had changed
+    meta: dict[str, np.ndarray]  # bookkeeping columns
 
 
 @dataclass(slots=True)
 class UndoRecord:
     """The changes of one plan, kept until its rows are trained."""
 
-    step: int
-    steps: int
+    step: int  # number of steps planned before this plan
+    steps: int  # number of steps of this plan
     numbering: object = None  # the table's numbering before the plan
-    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # distinct rows that the plan uses
     allocated: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # rows, their ids
     evicted: list[Evicted] = field(default_factory=list)
-    cells: list[np.ndarray] = field(default_factory=list)
-    meta: dict[str, np.ndarray] = field(default_factory=dict)
-    counters: dict[str, int] = field(default_factory=dict)
-    next_row: int = 0
-    last_sweep: float = 0.0
+    cells: list[np.ndarray] = field(default_factory=list)  # what `spec.forget` needs to undo counting in the sketch
+    meta: dict[str, np.ndarray] = field(default_factory=dict)  # bookkeeping of `rows` before the plan
+    counters: dict[str, int] = field(default_factory=dict)  # amounts that the commit adds to the table's counters
+    next_row: int = 0  # the table's value before the plan
+    last_sweep: float = 0.0  # the table's value before the plan
     started: bool = False  # whether its rows are being trained in place
 
     def count(self, name: str, amount: int) -> None:
@@ -50,7 +50,7 @@ class UndoRecord:
 def least(keys: np.ndarray, allowed: np.ndarray, count: int) -> np.ndarray:
     """Return the `count` allowed positions with the smallest keys, ascending.
 
-    Ties go to the lower position. Fewer are returned when fewer are allowed: `keys` is [n], `allowed` bool [n].
+    `keys` is [n], `allowed` bool [n]. Ties go to the lower position. If fewer are allowed, all of them are returned.
     """
     candidates = np.flatnonzero(allowed)
     if len(candidates) <= count:
@@ -63,12 +63,12 @@ def least(keys: np.ndarray, allowed: np.ndarray, count: int) -> np.ndarray:
 
 
 def pin_and_expire(table: TableRows, rows: np.ndarray, record: UndoRecord, now: float) -> np.ndarray:
-    """Evict expired ids outside a plan; return `rows` with -1 for the expired."""
+    """Mark `rows` as in use, evict expired ids; return `rows` with -1 for evicted ones."""
     table.columns["in_use"][rows[rows >= 0]] = table.ticket
     ttl = table.spec.eviction.ttl if table.spec.eviction is not None else None
     if ttl is None:
         return rows
-    # An id that returns after it expired starts from its first value, evicted already or not.
+    # An expired id that occurs again starts from its first value, even if no sweep has evicted it yet.
     late = (rows >= 0) & (now - table.columns["last_time"][rows] > ttl) & (rows != DEFAULT_ROW)
     if late.any():
         gone = np.unique(rows[late])
@@ -83,7 +83,7 @@ def pin_and_expire(table: TableRows, rows: np.ndarray, record: UndoRecord, now: 
 
 
 def _evictable(table: TableRows) -> np.ndarray:
-    """Return the rows that no plan refers to, this one included, bool [next_row]."""
+    """Return a mask, bool [next_row], of rows that neither this nor recent plans use."""
     span = slice(0, table.next_row)
     columns = table.columns
     allowed = columns["live"][span] & (columns["plan"][span] <= table.plans - PINNED_PLANS)
@@ -93,7 +93,7 @@ def _evictable(table: TableRows) -> np.ndarray:
 
 
 def make_room(table: TableRows, wanted: int, record: UndoRecord) -> int:
-    """Evict up to `wanted` of the least needed rows; return how many."""
+    """Evict up to `wanted` rows, least recently or frequently used; return how many."""
     key = "frequency" if "frequency" in table.columns else "last_step"
     rows = least(table.columns[key][: table.next_row], _evictable(table), wanted)
     _evict(table, rows, record, "evicted")
@@ -141,5 +141,5 @@ def undo(table: TableRows, record: UndoRecord) -> None:
     table.step, table.numbering = record.step, record.numbering
     table.plans -= 1
     if record.started:
-        # After a failure midway the rows, like dense weights, keep what the last step wrote.
+        # Training in place failed midway: like dense weights, the rows keep what the last step wrote.
         table.mark_changed(record.rows[table.columns["live"][record.rows]])

@@ -1,12 +1,13 @@
-"""Weights kept as float16: read as float32, written with stochastic rounding.
+"""Store weights as float16: widen them for reading, round them at random for writing.
 
-A weight between two neighbouring float16 values becomes one of them, each with the probability that makes the mean
-exact: updates smaller than half the distance, which rounding to nearest would drop, still add up. Source: S. Gupta et
-al., "Deep learning with limited numerical precision", ICML 2015, section 3. What is drawn is a hash of the table's
-seed, the id, the update's number and the column: a replay draws the same, regardless of the rest of the batch.
+A weight between two neighbouring float16 values is rounded to one of them at random, with the probabilities that keep
+its mean exact. Small updates, which rounding to nearest would drop, therefore still add up. Source: S. Gupta et al.,
+"Deep learning with limited numerical precision", ICML 2015, section 3. The random bits are a hash of the table's seed,
+the id, the number of the update and the column. A replay therefore rounds in the same way, whatever else is in the
+batch.
 
-The conversions are integer arithmetic: neither the processor's rounding mode nor its treatment of subnormal numbers
-changes them, and loops over them become vector instructions.
+The conversions use integer arithmetic, so they do not depend on the processor's rounding mode or its treatment of
+subnormal numbers, and the compiler turns loops over them into vector instructions.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 
 from ...native.compiled import bits_of, float_of, inlined, pointer_to
 
-_LARGEST_VALUE = 65504.0  # the largest finite float16; weights beyond it, infinities included, become it
-# Optimized separately: a caller's loop may be too large for vector instructions.
+_LARGEST_VALUE = 65504.0  # largest finite float16; larger weights and infinities are clipped to it
+# Not inlined: in a large loop the compiler might not use vector instructions.
 _separate = numba.njit(nogil=True, error_model="numpy")
 _uint16s = pointer_to(numba.types.uint16)
 _SIGN, _MAGNITUDE = np.uint32(0x8000), np.uint32(0x7FFF)
@@ -25,8 +26,8 @@ _BIAS = np.uint32((127 - 15) << 23)
 _INFINITE = np.uint32(0x7C00)  # float16 patterns from here on are not finite
 _LARGEST, _NAN = np.uint32(0x7BFF), np.uint32(0x7E00)
 _SMALLEST_NORMAL, _SUBNORMALS = np.uint32(0x0400), np.float32(0x0400)
-_STEP, _STEPS = np.float32(2.0**-24), np.float32(2.0**24)  # the distance of subnormal float16 numbers
-_SHIFT, _KEPT = np.uint32(13), np.uint32(32 - 13)  # a float16 lacks 13 bits of a float32
+_STEP, _STEPS = np.float32(2.0**-24), np.float32(2.0**24)  # distance between subnormal float16 numbers, its inverse
+_SHIFT, _KEPT = np.uint32(13), np.uint32(32 - 13)  # a float16 has 13 fraction bits fewer than a float32
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
@@ -36,7 +37,7 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 @_separate
 def widen(address, to, count):
-    """Write `count` float16 numbers at `address` as float32 to the pointer `to`."""
+    """Convert `count` float16 numbers at `address` to float32 at the pointer `to`."""
     halves = _uint16s(address)
     for k in range(count):
         half = np.uint32(halves[k])
@@ -52,10 +53,11 @@ def widen(address, to, count):
 
 @inlined
 def _rounded_half(value, drawn):
-    """Return the float16 that 32 random bits choose for a float32, as uint32."""
+    """Round a float32 to float16 using 32 random bits; return the float16's bits."""
     bits = bits_of(value)
     magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
-    # a float16 is the upper bits of a float32: what is added to the lower ones carries with their probability
+    # A float16 keeps the upper bits of a float32. Adding random bits to the lower ones produces a carry, which rounds
+    # up, with the right probability.
     half = np.uint32(np.uint32(magnitude + np.uint32(drawn >> _KEPT) - _BIAS) >> _SHIFT)
     steps = min(float_of(magnitude) * _STEPS, _SUBNORMALS)
     whole = np.int32(steps)
@@ -70,10 +72,11 @@ def _rounded_half(value, drawn):
 
 @_separate
 def narrow(values, address, count, key):
-    """Write `count` float32 numbers of the pointer `values` as float16 to `address`.
+    """Round `count` float32 numbers at the pointer `values` to float16 at `address`.
 
-    What rounds them is drawn from `key` (uint64), whose bits are random: the columns' draws are an arithmetic
-    progression modulo 2^32 whose first term and difference are its halves, of which any two are independent.
+    The random bits come from `key`, a random uint64: its halves are the first term and the difference of an arithmetic
+    progression modulo 2^32, whose terms are the random bits of the columns. Any two terms are independent in their
+    upper bits.
     """
     halves = _uint16s(address)
     first, difference = np.uint32(key), np.uint32(key >> np.uint64(32))
@@ -83,7 +86,7 @@ def narrow(values, address, count, key):
 
 @inlined
 def mixed(key, step):
-    """Return the key of a row's update, uint64, from the row's key and the number."""
+    """Return the rounding key (uint64) of update number `step` from the row's key."""
     x = np.uint64(key) + np.uint64(step) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

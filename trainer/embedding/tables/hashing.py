@@ -1,4 +1,4 @@
-"""Hashes of ids that decide a row's first values and the process that owns it."""
+"""Hash ids, to choose a row's first values and the process that owns it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from ...errors import DataError
 
+# Constants of SplitMix64, see `mix64`.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
@@ -37,13 +38,13 @@ def mix64(x: np.ndarray) -> np.ndarray:
 
 
 def stable_seed(*parts: object) -> int:
-    """Return a 64-bit seed of the text of `parts`, the same on every machine."""
+    """Return a 64-bit hash of the text of `parts`, the same on every machine."""
     text = "\x1f".join(str(part) for part in parts).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def hash_strings(values: np.ndarray) -> np.ndarray:
-    """Return an int64 per string (dtype U, S or object), independent of padding.
+    """Return an int64 hash per string (dtype U, S or object), independent of padding.
 
     Bytes are read as UTF-8, so ``b"a"`` and ``"a"`` are the same id. Among 10**7 different strings, the probability of
     any collision is about 3e-6.
@@ -93,10 +94,11 @@ def ids_of_rows(name: str, column: np.ndarray, index: int | None = None) -> np.n
 
     Args:
         name: name of the column, for errors.
-        column: integers or texts, [n] or [n, 1]; with `index` [n, F], and column `index` is read.
+        column: integers or strings, [n] or [n, 1]; with `index`, [n, F].
+        index: which of the F values to use.
 
     Raises:
-        DataError: it has several values a row, or others.
+        DataError: the column has several values per row, or values of another kind.
     """
     values = np.asarray(column) if index is None else np.asarray(column)[:, index]
     if values.dtype.kind not in "biuUSO" or values.ndim == 0 or values.size != len(values):
@@ -106,7 +108,7 @@ def ids_of_rows(name: str, column: np.ndarray, index: int | None = None) -> np.n
 
 
 def float_ids_hint(values: np.ndarray) -> str:
-    """Return the remedy if NaN, the usual reason, turned ids into floats; else empty."""
+    """Return advice if NaN has turned the ids into floats; otherwise an empty string."""
     if values.dtype.kind != "f" or not np.isnan(values).any():
         return ""
     index = np.argwhere(np.isnan(values))[0]
@@ -115,7 +117,7 @@ def float_ids_hint(values: np.ndarray) -> str:
 
 
 def to_plain(column: np.ndarray) -> np.ndarray:
-    """Convert `column` to a tensor's values: strings become hashed int64 ids."""
+    """Return `column` with strings hashed to int64 ids, which a tensor can hold."""
     return to_ids(column) if column.dtype.kind in "USO" else column
 
 
@@ -132,7 +134,7 @@ def first_rows(
     Args:
         ids: int64 [n].
         dim: columns of a row.
-        seed: 64-bit seed of the table; or one for each id, uint64 [n].
+        seed: 64-bit seed of the table, or one seed per id, uint64 [n].
         initializer: "normal" (standard deviation `scale`; Box-Muller), "uniform" (-scale to scale) or "zeros".
         scale: see `initializer`.
     """
@@ -156,7 +158,7 @@ def first_rows(
 
 
 VIRTUAL_SHARDS = 1024
-# Hash bits that `Buckets` uses neither for the bucket nor for the cell in it.
+# Selects hash bits that `id_map.Buckets` uses neither for the bucket nor for the cell in it.
 _SHIFT = np.uint64(40)
 
 
@@ -164,9 +166,9 @@ _SHIFT = np.uint64(40)
 class Shards:
     """One process's part of the rows of every table.
 
-    An id belongs to one of 1,024 virtual shards by its hash, and shard s to process s % `size`. A process numbers
-    its rows from 1; the global number of row r of process p is (r - 1) * size + p + 1. Every process has row 0, the
-    default row, with the same values, because all train it identically.
+    The hash of an id selects one of 1,024 virtual shards; shard s belongs to process s % `size`. A process numbers its
+    own rows from 1; the global number of row r of process p is (r - 1) * size + p + 1. Every process has a copy of row
+    0, the default row. All copies are equal, because all processes train it identically.
     """
 
     rank: int = 0
@@ -185,21 +187,21 @@ class Shards:
         """Return this process's share of a total capacity; the shares add up to it."""
         if total is None:
             return None
-        whole, more = divmod(VIRTUAL_SHARDS, self.size)  # shards of each process; the first `more` have one more
+        whole, more = divmod(VIRTUAL_SHARDS, self.size)  # shards per process; the first `more` processes have one more
         first = self.rank * whole + min(self.rank, more)
         last = first + whole + (self.rank < more)
         return total * last // VIRTUAL_SHARDS - total * first // VIRTUAL_SHARDS
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
-        """Return the global numbers of this process's rows, int32 [n]; 0 stays 0."""
+        """Convert this process's row numbers to global ones, int32 [n]; 0 stays 0."""
         return np.where(rows > 0, (rows - 1) * self.size + (self.rank + 1), 0).astype(np.int32)
 
     def owners_of_rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the process that owns each row, by global numbers other than 0: [n]."""
+        """Return the process that owns each row, given nonzero global numbers [n]."""
         return (numbers - 1) % self.size
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the owner's row numbers of global numbers, int32 [n]; 0 stays 0."""
+        """Convert global row numbers to the owner's, int32 [n]; 0 stays 0."""
         return ((numbers + (self.size - 1)) // self.size).astype(np.int32)
 
 

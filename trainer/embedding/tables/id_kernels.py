@@ -1,7 +1,7 @@
-"""Compiled loops over ids: look up, add and remove their rows, hash strings.
+"""Compiled loops that look up, add and remove ids, and hash strings.
 
-A random cell of a large map costs a cache miss, so ids are hashed and their cells prefetched several ids ahead. Import
-this module only where a table is used: it imports Numba.
+Reading a random cell of a large map costs a cache miss, so the loops prefetch cells several ids ahead. Import this
+module only where a table is used: it imports Numba.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from numba import types as nt
 
 from ...native.compiled import compiled, inlined, pointer_to, prefetch
 
-_AHEAD = 32
+_AHEAD = 32  # number of ids to prefetch ahead
 
 _i32, _i64 = nt.int32, nt.int64
 _int64s, _int32s, _uint16s = pointer_to(_i64), pointer_to(_i32), pointer_to(nt.uint16)
@@ -26,8 +26,8 @@ def _mix(x):
 
 
 _map = (_i64[::1], _i32[::1], nt.uint16[::1], _i64)
-_WAYS = 8
-_ODD_ID = -0x61C8864680B583EB
+_WAYS = 8  # cells per bucket, as `id_map.WAYS`
+_ODD_ID = -0x61C8864680B583EB  # as `id_map.ODD_ID`
 
 
 @inlined
@@ -61,8 +61,8 @@ def _prefetch_cell(keys, rows, mask, hashed):
 def find_ids(keys, rows, passed, choices, ids, out):
     """Write the row of each id (int64 [n]) into `out` (int32 [n]), -1 if unknown.
 
-    `keys` are the ids of all cells, as `id_map.Buckets` stores them, with their `rows`; `passed` counts, per bucket,
-    the ids that found it full; an id may be in one of `choices` buckets.
+    `keys` and `rows` hold the ids and rows of all cells, as `id_map.Buckets` stores them. `passed` counts, for each
+    bucket, the ids that found it full. An id can be in one of `choices` buckets.
     """
     mask = np.uint64(len(passed) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
@@ -76,15 +76,15 @@ def find_ids(keys, rows, passed, choices, ids, out):
     return np.int64(len(ids))
 
 
-MAP_LENGTH = 5  # numbers of `id_map.IdMap.described`
+MAP_LENGTH = 5  # length of the list that `id_map.IdMap.described` returns
 
 
 @compiled(_i64(_i64[:, ::1], _i32[::1], _i64, _i64[::1], _i32[::1]))
 def find_rows(maps, table_of, choices, ids, out):
-    """Write the rows of several tables' ids into `out`; the default row if unknown.
+    """Write the rows of several tables' ids into `out`; 0, the default row, if unknown.
 
-    `out` is int32 [n], and the default row 0. `maps` has what `id_map.IdMap.described` returns for each table, and
-    `table_of` the table of each element of a row; `ids`, int64 [n], are given element by element.
+    `ids` is int64 [n], `out` int32 [n]. Id i belongs to table `table_of[i % elements]` (int32 [elements]). `maps` holds
+    what `id_map.IdMap.described` returns for each table.
     """
     elements = len(table_of)
     for i in range(-_AHEAD, len(ids)):
@@ -107,7 +107,7 @@ def find_rows(maps, table_of, choices, ids, out):
 
 @inlined
 def _free_cell(keys, passed, mask, choices, hashed):
-    """Return a free cell for an unknown id, or -1; count it in full buckets."""
+    """Return a free cell for an unknown id, or -1; count the id in each full bucket."""
     cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
     if keys[cell] != 0:
         cell = np.int64(-1)
@@ -125,10 +125,10 @@ def _free_cell(keys, passed, mask, choices, hashed):
 
 @compiled(_i64(*_map, _i64[::1], _i64, _i32[::1], _i64[::1]))
 def get_or_add_ids(keys, rows, passed, choices, ids, first, out, new):
-    """Look up like `find_ids`; give unknown ids the rows from `first` on, in order.
+    """Look up ids like `find_ids`; give unknown ones the rows from `first` on.
 
-    The order is that of first occurrences. Stops at an id that finds no room and at `ODD_ID`; `out` is -1 from there
-    on. Writes the indices of new ids into `new` (int64 [n]) and returns their number.
+    New rows are assigned in the order of first occurrence. Stops at the first id that finds no free cell or is
+    `ODD_ID`; `out` is -1 from there on. Writes the indices of new ids into `new` (int64 [n]) and returns their number.
     """
     mask = np.uint64(len(passed) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
@@ -158,9 +158,9 @@ def get_or_add_ids(keys, rows, passed, choices, ids, first, out, new):
 
 @compiled(_i64(*_map, _i64[::1], _i32[::1], _i64[::1]))
 def insert_ids(keys, rows, passed, choices, ids, new_rows, overflow):
-    """Put unknown `ids` with their `new_rows` into free cells; see `find_ids`.
+    """Put unknown `ids` and their `new_rows` into free cells; see `find_ids`.
 
-    Writes the indices of ids that find no room into `overflow` (int64 [n]) and returns their number.
+    Writes the indices of ids that find no free cell into `overflow` (int64 [n]) and returns their number.
     """
     mask = np.uint64(len(passed) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
@@ -182,7 +182,7 @@ def insert_ids(keys, rows, passed, choices, ids, new_rows, overflow):
 
 @compiled(_i64(*_map, _i64[::1]))
 def remove_ids(keys, rows, passed, choices, ids):
-    """Clear the cells of distinct `ids`; return the number known; see `find_ids`."""
+    """Clear the cells of distinct `ids`; return how many were known. See `find_ids`."""
     mask = np.uint64(len(passed) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
     key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
@@ -207,7 +207,7 @@ def remove_ids(keys, rows, passed, choices, ids):
 def hash_codes(codes, out):
     """Write the hashes of strings (uint32 [n, width], zero-padded) into `out`.
 
-    `out` is uint64 [n], the values those of `hashing.hash_strings`.
+    `out` is uint64 [n]; `hashing.hash_strings` returns the same bits as int64.
     """
     count, width = codes.shape
     for i in range(count):
@@ -221,7 +221,10 @@ def hash_codes(codes, out):
 
 @compiled(_i64(nt.uint8[:, ::1], nt.uint64[::1]))
 def hash_bytes(codes, out):
-    """Like `hash_codes` for ASCII (uint8); return the first non-ASCII index, or -1."""
+    """Hash ASCII strings (uint8) like `hash_codes`; return -1.
+
+    Stops at the first string that is not ASCII, and returns its index.
+    """
     count, width = codes.shape
     for i in range(count):
         result = np.uint64(0x243F6A8885A308D3)

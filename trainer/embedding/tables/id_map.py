@@ -1,9 +1,9 @@
-"""`IdMap`: ids to row numbers, in a hash table.
+"""`IdMap`: a hash table that maps ids to row numbers.
 
-A bucket holds eight ids, one cache line. An id is in its first bucket, in the cell that its hash selects if that was
-free, or, when the bucket was full, in the next of its `CHOICES` buckets. A lookup therefore reads one line for almost
-every id, and all ids at once, so the cache misses overlap. Every bucket counts the ids that overflowed it. Removal
-empties the cell and decrements these counts, so rotating ids never degrade the table.
+A bucket is one cache line with cells for eight ids. Every id has a sequence of `CHOICES` buckets and is stored in the
+first of them that has a free cell. Almost every lookup therefore reads a single cache line, and the cache misses of a
+batch of lookups overlap. Every bucket counts the ids that found it full. Removing an id empties its cell and decrements
+these counts, so the table does not get slower when ids come and go.
 
 A table that gets too full is replaced by one of twice the size.
 """
@@ -14,17 +14,17 @@ import numpy as np
 
 from ...native.memory import zeros
 
-WAYS = 8
-CHOICES = 32
-# The one id that a table cannot store. Ids are stored combined with it, so that zero is an empty cell and a new table
-# is untouched memory.
+WAYS = 8  # cells per bucket
+CHOICES = 32  # buckets per id
+# The one id that `Buckets` cannot store. A cell holds the XOR of its id and this number, so zero means an empty cell
+# and a new table needs no initialization.
 ODD_ID = np.int64(-0x61C8864680B583EB)
 
 
 class Buckets:
-    """Maps int64 ids to int32 rows without collisions, in a power of two of buckets.
+    """Maps int64 ids to int32 rows; the number of buckets is a power of two.
 
-    The caller stores the row of `ODD_ID`.
+    The caller stores the row of `ODD_ID` itself.
     """
 
     def __init__(self, buckets: int) -> None:
@@ -62,9 +62,9 @@ class Buckets:
         return rows
 
     def insert(self, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Map unknown `ids` to `rows`; return the (ids, rows) that found full buckets.
+        """Map unknown `ids` to `rows`; return the (ids, rows) that found no free cell.
 
-        Buckets keep counting those as overflowed, so if there are any, the table should be replaced.
+        The overflow counts of their buckets include them already, so replace the table if there are any.
         """
         overflow = np.empty(len(ids), np.int64)
         ids, rows = _plain(ids), _plain(rows)
@@ -72,9 +72,10 @@ class Buckets:
         return ids[overflow[:count]], rows[overflow[:count]]
 
     def get_or_add(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray:
-        """Write the rows of ids into `out`, new ones from `first` on; return new indices.
+        """Write the rows of `ids` into `out`; return the indices of the ids that are new.
 
-        Stops at an id that finds no room or is `ODD_ID`: `out` is -1 from there on, and no later id is stored.
+        New ids get the rows from `first` on. Stops at the first id that finds no free cell or is `ODD_ID`: `out` is -1
+        from there on, and no later id is stored.
         """
         new = np.empty(len(ids), np.int64)
         count = self._get_or_add_ids(*self._cells, ids, first, out, new)
@@ -95,29 +96,29 @@ def _plain(array: np.ndarray) -> np.ndarray:
     return array if array.flags.carray else np.array(array)
 
 
-_MAX_LOAD = 0.7
+_MAX_LOAD = 0.7  # largest share of cells in use
 _BLOCK = 1 << 15  # buckets that are moved at once
 
 
 class IdMap:
-    """Maps int64 ids to int32 row numbers, without collisions.
+    """Maps int64 ids to int32 row numbers; different ids are never confused.
 
-    Lookups change nothing, so any number of threads may run them at once, while one other adds ids. There is room for
-    the `expected` ids; the table doubles when it gets too full.
+    Any number of threads may look up ids while one other thread adds some. The table starts with room for the
+    `expected` number of ids and doubles when it gets too full.
     """
 
     def __init__(self, expected: int = 0) -> None:
         self._table = Buckets(_enough_buckets(64, expected))
         self._odd_row = -1  # the row of `ODD_ID`
-        self._size = 0  # without it
+        self._size = 0  # number of ids other than `ODD_ID`
 
     def __len__(self) -> int:
         return self._size + (self._odd_row >= 0)
 
     def described(self) -> list[int]:
-        """Return the map's description for `id_kernels.find_rows`; valid until a change.
+        """Return the row of `ODD_ID` and `Buckets.addresses`, for `id_kernels.find_rows`.
 
-        That is the row of `ODD_ID`, and the `Buckets.addresses`.
+        The result is valid until the map changes.
         """
         return [self._odd_row, *self._table.addresses]
 
@@ -144,7 +145,7 @@ class IdMap:
             self._replace(_enough_buckets(2 * len(self._table), self._size + len(ids)))
         self._size += len(ids)
         ids, rows = self._table.insert(ids, rows)
-        while len(ids):  # whose buckets are all full
+        while len(ids):  # ids whose buckets are all full
             self._replace(2 * len(self._table))
             ids, rows = self._table.insert(ids, rows)
 
@@ -152,7 +153,7 @@ class IdMap:
         return self._size + more <= len(self._table) * WAYS * _MAX_LOAD
 
     def _replace(self, buckets: int) -> None:
-        """Move all ids to a table of at least so many buckets."""
+        """Move all ids to a new table with at least `buckets` buckets."""
         table, overflow = Buckets(buckets), np.zeros(0)
         for first in range(0, len(self._table), _BLOCK):
             overflow, _ = table.insert(*self._table.items(first, first + _BLOCK))
@@ -164,8 +165,8 @@ class IdMap:
     def get_or_add(self, ids: np.ndarray, first: int, out: np.ndarray) -> np.ndarray | None:
         """Give unknown `ids` the rows from `first` on, in the order of first occurrence.
 
-        Ids (int64 [n], contiguous) may repeat; `out` (int32 [n]) receives the row of each. Returns the index of each
-        new id's first occurrence, int64, ascending; None if the map may lack room, and nothing has changed.
+        Ids (int64 [n], contiguous) may repeat; `out` (int32 [n]) receives the row of each. Returns the ascending
+        indices (int64) at which new ids first occur, or None, without any change, if the map may be too small.
         """
         if not self._has_room(len(ids)):
             return None
@@ -210,7 +211,10 @@ def _enough_buckets(buckets: int, ids: int) -> int:
 
 
 def find(keys: np.ndarray, values: np.ndarray, *, ascending: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Look up `values` in `keys`; return (index, int64 [n]; known, bool [n])."""
+    """Look up `values` in distinct `keys`; return (indices int64 [n], known bool [n]).
+
+    An index is only valid where `known` is True. `ascending` says that `keys` are sorted.
+    """
     if not len(keys):
         return np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
     order = None if ascending else np.argsort(keys)

@@ -1,17 +1,22 @@
-"""Compiled loops over table rows; loops over several tables use several cores.
+"""Compiled loops that read and update table rows.
 
-A random row of a large table costs a cache miss, so the cache lines of rows are prefetched several rows ahead. Import
+Reading a random row of a large table costs a cache miss, so the loops prefetch rows several iterations ahead. Import
 this module only where a table is used: it imports Numba.
 
-The loops mostly wait for memory, and the operators of the graph wait for the loops, so the other cores are idle.
-Operating system threads therefore process a part of the rows each; they live for one call, run no Python and never take
-the GIL. Numba's `prange`, whose OpenMP threads spin, took from half to three times as long on a busy machine, and
-without libgomp it aborts the process when operators of a graph read two stacks at once.
+`RowKernel` uses several cores. Its loops mostly wait for memory, and the graph's other operators wait for the loops, so
+the other cores would be idle. It starts operating system threads that each process a part of the rows. A thread lives
+for one call, runs no Python code and never takes the GIL. Numba's `prange` was rejected: its OpenMP threads spin, it
+took between half and three times as long on a busy machine, and without libgomp it aborts the process when two
+operators of a graph read rows at the same time.
 
-A rule is a function for one row, `rule(row, value, columns, numbers)`: pointers to the packed row and to its value, the
-columns of that value, and a pointer to the kernel's parameters. Numba recompiles a kernel when its own file changes,
-not when a loop in another file does, so `RowKernel` asks cached ones for the `SOURCES` that they are made of. After a
-change of only `half_floats` delete the `*.nbi` files of this module in `__pycache__`.
+A rule is a function that handles one row, `rule(row, value, columns, numbers)`. Its arguments are pointers to the
+packed row and to a value for it, such as the gradient, the number of columns of the value, and a pointer to the
+kernel's parameters.
+
+Numba recompiles a cached kernel when the kernel's own file changes, but not when a function from another file does.
+`RowKernel` therefore checks that a cached kernel was compiled from the present `SOURCES`. The other kernels of this
+file have no such check: after a change to `half_floats.py` alone, delete the `*.nbi` files of this module in
+`__pycache__`.
 """
 
 from __future__ import annotations
@@ -28,12 +33,12 @@ import numpy as np
 from ...native.compiled import compiled, inlined, kept, pointer_to, prefetch, prefetch_lines
 from .half_floats import mixed, narrow, widen
 
-AHEAD = 32  # rows prefetched ahead
-ROW_BITS = 40  # a code holds the table in the upper bits and the row in the lower ones; -1 is no row
+AHEAD = 32  # number of rows to prefetch ahead
+ROW_BITS = 40  # a row code holds the table's index in the upper bits and the row in the lower 40; -1 means no row
 _ROW = (1 << ROW_BITS) - 1
-_MIN_BYTES = 1 << 19  # least size of a part: starting a thread takes 0.1 to 0.2 ms
-_BLOCK_LENGTH = 14
-# Checksum of this module and half_floats.py: both are part of every row kernel's code.
+_MIN_BYTES = 1 << 19  # smallest part worth its own thread, because starting one takes 0.1 to 0.2 ms
+_BLOCK_LENGTH = 14  # number of arguments that `_describe` writes for each part
+# Checksum of this module and half_floats.py, which are compiled into every row kernel.
 SOURCES = zlib.crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in ("kernels.py", "half_floats.py")))
 
 _i32, _i64, _f32 = numba.types.int32, numba.types.int64, numba.types.float32
@@ -46,10 +51,10 @@ NO_KEYS = np.zeros(0, np.uint64)
 
 @compiled(_i64(_rows2, _i32[::1], _rows2, _i64))
 def gather(table, rows, out, halves):
-    """Copy the first columns of rows of `table` (float32 [m, words]) into `out`.
+    """Copy the first columns of the given `rows` of `table` into `out`.
 
-    `out` is float32 [n, columns]. An index outside the table is clipped. The first `halves` columns of a row are kept
-    as float16, two in a word.
+    `table` is float32 [m, words], `rows` int32 [n] and `out` float32 [n, columns]. Row indices outside the table are
+    clipped. The first `halves` columns of a table row are stored as float16, two per word.
     """
     count, columns = out.shape
     last, size = len(table) - 1, table.shape[1] * 4
@@ -72,8 +77,8 @@ def gather(table, rows, out, halves):
 def gather_of_tables(stores, table_of, rows, out):
     """Copy the first columns of several tables' rows into `out`, float32 [n, columns].
 
-    `stores` holds the address of each table's rows and the columns of a row, int64 [tables, 2]; `table_of` the table of
-    each element, int32 [elements], which repeat; `rows` the row of each position, int32 [n], within its table.
+    `stores` (int64 [tables, 2]) holds the address of each table's rows and their number of columns. Output i is row
+    `rows[i]` (int32 [n]) of table `table_of[i % elements]` (int32 [elements]).
     """
     count, columns = out.shape
     elements = len(table_of)
@@ -91,11 +96,14 @@ def gather_of_tables(stores, table_of, rows, out):
 
 @compiled(_i64(_i32[::1], _i32[::1], _i32[::1], _i32[::1], _i32[::1]))
 def number(values, slots, distinct, first, inverse):
-    """Number distinct `values` (int32 [n], -1: none) in order of first occurrence.
+    """Number the distinct `values` in the order of their first occurrence.
 
-    A sparse set (P. Briggs, L. Torczon, "An efficient representation for sparse sets", 1993): `slots` need not be
-    initialized, and all values lie below its length. Writes the distinct values, the index of the first occurrence of
-    each, and into `inverse` (int32 [n]) the numbers, counting from 1, 0 for none. Returns how many are distinct.
+    `values` are int32 [n], below the length of `slots`; -1 means no value. Writes the distinct values into `distinct`,
+    the index of each one's first occurrence into `first`, and the number of every value into `inverse` (int32 [n]).
+    Numbers count from 1; 0 means no value. Returns how many values are distinct.
+
+    `slots` is a sparse set, which need not be initialized. Source: P. Briggs, L. Torczon, "An efficient representation
+    for sparse sets", 1993.
     """
     count = np.int64(0)
     memory = np.int64(slots.ctypes.data)
@@ -119,9 +127,9 @@ def number(values, slots, distinct, first, inverse):
 
 @compiled(_i64(_i64[::1], _i32[::1], _u64, _u64[::1]))
 def draw_keys(ids, rows, seed, keys):
-    """Write a stochastic rounding key per row: a hash of `seed` and the row's id.
+    """Write the stochastic rounding key of each of `rows`: a hash of `seed` and its id.
 
-    `ids` are those of all rows of a table, int64 [m]; `rows` int32 [n], `keys` uint64 [n].
+    `ids` (int64 [m]) holds the id of every row of the table; `rows` is int32 [n], `keys` uint64 [n].
     """
     memory = np.int64(ids.ctypes.data)
     for i in range(-AHEAD, len(rows)):
@@ -148,7 +156,7 @@ def add_rows(indices, values, sums):
     nogil=False,
 )
 def _describe(bases, codes, positions, width, values, touched, numbers, halves, keys, step, scratch, blocks):
-    """Fill `blocks` (int64 [parts, length]) for `each_row`; return their address."""
+    """Write the arguments of `each_row` for each part into `blocks`; return its address."""
     count, parts = len(positions), len(blocks)
     for part in range(parts):
         block = blocks[part]
@@ -163,17 +171,17 @@ def _describe(bases, codes, positions, width, values, touched, numbers, halves, 
 
 @inlined
 def each_row(rule, otherwise, block):
-    """Call `rule` for positions with a row, `otherwise(value, columns)` for others.
+    """Call `rule` at positions with a row, and `otherwise(value, columns)` at others.
 
-    Returns `SOURCES`. `block` is the address of int64 values: first position, position after the last, then the
-    arguments of `RowKernel.run`.
+    `block` is the address of the int64 values that `_describe` writes: the first position, the position after the last,
+    and the arguments of `RowKernel.run`. Returns `SOURCES`.
     """
     block = _int64s(block)
     begin, end, width, columns, touched = block[0], block[1], block[5], block[7], block[8]
     bases, codes, positions, values = _int64s(block[2]), _int64s(block[3]), _int32s(block[4]), block[6]
     numbers = _floats(block[9])
     halves, scratch, keys, step = block[10], _floats(block[11]), block[12], block[13]
-    weights = (halves + 1) // 2  # words that hold them
+    weights = (halves + 1) // 2  # words that hold the float16 weights
     for i in range(begin - AHEAD, end):
         if begin <= i + AHEAD < end:
             code = codes[positions[i + AHEAD]]
@@ -223,26 +231,27 @@ def _copy(row, value, columns, numbers):
         value[column] = row[column]
 
 
-_library = ctypes.CDLL(None)  # calls its functions without the GIL
+_library = ctypes.CDLL(None)  # ctypes releases the GIL during a call
 _create_thread, _join_thread = _library.pthread_create, _library.pthread_join
 _create_thread.argtypes, _join_thread.argtypes = [ctypes.c_void_p] * 4, [ctypes.c_void_p] * 2
 
 
 class RowKernel:
-    """A loop over rows, compiled on first use; threads may share it in parts.
+    """A loop over rows, compiled on first use and divided among threads.
 
-    Its function calls `each_row` with its address argument and returns the result. It is defined in the module of its
-    rule, and parts must be independent.
+    The decorated function receives the address of a block, passes it to `each_row` and returns the result. Define it in
+    the module of its rule, so that Numba recompiles it when the rule changes. Threads work at the same time, so no two
+    positions may change the same row.
     """
 
     def __init__(self, function: Callable[[int], int]) -> None:
         self._function = function
         self._compiled: Any = None
-        # Numba's setting: the cores available to the process, or NUMBA_NUM_THREADS.
+        # Maximum number of threads. Numba's setting: the cores available to the process, or NUMBA_NUM_THREADS.
         self._most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
 
     def ready(self) -> Callable[..., None]:
-        """Return `run`, compiled."""
+        """Compile the loop if necessary and return `run`."""
         if self._compiled is None:
             self._describe = _describe.ready()
             self._compiled = self._of_these_sources()
@@ -252,27 +261,27 @@ class RowKernel:
     def _of_these_sources(self) -> Any:
         nothing = np.zeros(_BLOCK_LENGTH, np.int64)
         result = kept(numba.cfunc, _i64(_i64), error_model="numpy")(self._function)
-        if result.ctypes(nothing.ctypes.data) != SOURCES:  # an older release compiled it
+        if result.ctypes(nothing.ctypes.data) != SOURCES:  # the cached code is from another release
             result = numba.cfunc(_i64(_i64), error_model="numpy")(self._function)
         return result
 
     def run(
         self,
         bases: np.ndarray,  # address of each table's rows, int64 [tables]
-        codes: np.ndarray,  # the rows of a chunk, int64 [m]; see `ROW_BITS`
+        codes: np.ndarray,  # row codes of a chunk, int64 [m]; see `ROW_BITS`
         positions: np.ndarray,  # indices into `codes`, int32 [n]
-        width: int,  # words (of 4 bytes) of a row
+        width: int,  # 4-byte words per row
         values: np.ndarray,  # the value of each position, float32 [n, columns]
         touched: int,  # words of a row that are read or written
         numbers: np.ndarray,  # parameters of the rule, float32
-        halves: int = 0,  # weights that a row begins with as float16; the rule sees float32
-        keys: np.ndarray = NO_KEYS,  # stochastic rounding key for each of `codes`, uint64 [m]; none: read only
-        step: int = 0,  # number of the update, which it is drawn from, too
+        halves: int = 0,  # number of float16 weights at the start of a row; the rule sees float32
+        keys: np.ndarray = NO_KEYS,  # stochastic rounding key of each code, uint64 [m]; needed to write float16 weights
+        step: int = 0,  # number of the update, from which the random rounding is derived as well
     ) -> None:
         """Run the kernel over all positions."""
         parts = min(self._most, len(positions) * touched * 4 // _MIN_BYTES) or 1
         blocks = np.empty((parts, _BLOCK_LENGTH), np.int64)
-        scratch = np.empty((parts, width + halves), np.float32)  # a row as the rule sees it, for each part
+        scratch = np.empty((parts, width + halves), np.float32)  # one float32 row for each part
         about = (bases, codes, positions, width, values, touched, numbers, halves, keys, step, scratch)
         first = self._describe(*about, blocks)
         if parts == 1:
@@ -287,16 +296,16 @@ class RowKernel:
             for address in addresses[1:]:
                 thread = ctypes.c_void_p()
                 if _create_thread(ctypes.byref(thread), None, self._address, address):
-                    self._call(address)  # no more threads available
+                    self._call(address)  # the system has no more threads
                 else:
                     threads.append(thread)
             self._call(addresses[0])
-        finally:  # the threads use the caller's memory
+        finally:  # wait even after an error, because the threads use the caller's memory
             for thread in threads:
                 _join_thread(thread, None)
 
 
 @RowKernel
 def read_rows(block):
-    """Copy the first columns of tables' rows to the values; zeros without a row."""
+    """Copy the first columns of each row to its value; write zeros if it has no row."""
     return each_row(_copy, _clear, block)

@@ -9,22 +9,23 @@ import numpy as np
 
 from ...native.memory import Memory
 
-_COPY_BLOCK = 1 << 14
+_COPY_BLOCK = 1 << 14  # rows that a view copies while it holds the lock
 
 
 def plain_rows(rows: np.ndarray) -> np.ndarray:
-    """Return rows as kernels need them: int32, contiguous, writable; a copy if not."""
+    """Return `rows` as contiguous, writable int32 for kernels; copy only if necessary."""
     return rows if rows.dtype == np.int32 and rows.flags.carray else np.array(rows, np.int32)
 
 
 class RowStore:
     """Rows [capacity, width] that grow in place, in memory or a mapped file.
 
-    All numbers are float32 or, with `halves`, the first ones of every row float16. What `stored` returns is exact and
-    of the table's size: such a row as float16 [items], of which two hold a float32. All else is float32 [width].
+    All numbers are stored as float32, except that the first `halves` numbers of every row are stored as float16.
+    Most methods take and return float32 [width] per row. `stored` and `write_stored` use the exact stored form; with
+    `halves` it is float16 [items] per row, in which a float32 takes two items.
 
-    Untouched memory costs nothing, so growing doubles the reservation and only written rows occupy memory. Every access
-    takes the lock, because growing may move the mapping.
+    Growing doubles the reserved address space, but only rows that have been written occupy memory. Every access takes
+    the lock, because growing may move the rows.
     """
 
     def __init__(self, width: int, rows: int = 1024, path: Path | str | None = None, halves: int = 0) -> None:
@@ -94,7 +95,7 @@ class RowStore:
     def write(self, rows: np.ndarray, values: np.ndarray) -> None:
         """Set distinct `rows` (integers [n]) to `values`, float32 [n, width] or [width].
 
-        What is kept as float16 is rounded to the nearest.
+        Numbers that are stored as float16 are rounded to the nearest.
         """
         values = np.ascontiguousarray(np.broadcast_to(values, (len(rows), self.width)), np.float32)
         if self.halves:
@@ -105,15 +106,18 @@ class RowStore:
         self.write_stored(rows, values.view(self.dtype))
 
     def write_stored(self, rows: np.ndarray, values: np.ndarray) -> None:
-        """Set distinct `rows` (integers [n]) to what `stored` returned, [n, items]."""
+        """Set distinct `rows` (integers [n]) to values in stored form, [n, items]."""
         with self.lock:
             self.preserve(rows)
-            # Rows as single items: measured 2.5 to 8 times as fast as assigning to the two-dimensional array.
+            # Write each row as one item: measured 2.5 to 8 times as fast as assigning to the two-dimensional array.
             items = np.ascontiguousarray(values, self.dtype).view(self._item)
             self._rows.view(self._item).reshape(-1).put(rows, items.reshape(-1))
 
     def write_range(self, first: int, weights: np.ndarray, slots: np.ndarray) -> None:
-        """Set rows from `first` on to `weights` (float32 [n, columns]) and equal `slots`."""
+        """Set consecutive rows from `first` on to `weights` and the same `slots`.
+
+        `weights` is float32 [n, columns].
+        """
         last, columns = first + len(weights), weights.shape[1]
         if self.halves:
             weights = self._rounded(weights)
@@ -135,9 +139,10 @@ class RowStore:
         return bool(self._views)
 
     def view(self, chosen: np.ndarray, columns: int | None = None) -> CopyOnWriteView:
-        """Freeze the present values of rows where `chosen` (bool [n]), copied later.
+        """Return a view of the present values of rows where `chosen` (bool [n]) is True.
 
-        The view keeps a reference to `chosen`, so do not modify it. It has the first `columns` of a row, or all.
+        The view copies the values later. It keeps and modifies `chosen`, so do not use that array again. `columns`
+        limits it to the first columns of a row.
         """
         with self.lock:
             view = CopyOnWriteView(self, chosen, self.width if columns is None else columns)
@@ -154,7 +159,7 @@ class RowStore:
 
 
 class CopyOnWriteView:
-    """A lazy snapshot of rows: copied by `values`, or before they are overwritten.
+    """A lazy snapshot of rows, copied by `values` or just before they are overwritten.
 
     Creating one only records which rows it covers, so it takes almost no time.
     """
@@ -163,9 +168,9 @@ class CopyOnWriteView:
         self._store = store
         self._columns = store.items_of(columns)
         self._words = -(-self._columns * store.dtype.itemsize // 4)
-        self._waiting = chosen
+        self._waiting = chosen  # mask of the rows that are not copied yet
         self._rows: np.ndarray | None = None
-        self._kept: list[tuple[np.ndarray, np.ndarray]] = []
+        self._kept: list[tuple[np.ndarray, np.ndarray]] = []  # (rows, values) copied by `preserve`
 
     @property
     def rows(self) -> np.ndarray:
@@ -176,18 +181,18 @@ class CopyOnWriteView:
             return self._rows
 
     def preserve(self, rows: np.ndarray) -> None:
-        """Copy `rows` not copied yet; called before the store overwrites them."""
+        """Copy those of `rows` not copied yet, before the store overwrites them."""
         inside = rows[rows < len(self._waiting)]
         due = inside[self._waiting[inside]]
         if len(due):
-            assert self.rows is not None  # set before the first row is removed from the list
+            assert self.rows is not None  # computes the list before `_waiting` loses its first row
             kept = np.empty((len(due), self._words), np.float32)
             self._store.read_words(due, kept)
             self._kept.append((due, kept))
             self._waiting[due] = False
 
     def values(self) -> np.ndarray:
-        """Return the frozen values as `RowStore.stored` does, of the first columns.
+        """Return the frozen values in stored form; see `RowStore.stored`.
 
         Copies the remaining rows block by block, so that writers wait only briefly.
         """

@@ -1,4 +1,4 @@
-"""`TableSpec`: a sparse table without its contents: size, values, policies."""
+"""`TableSpec`: defines a sparse table's size, first values and policies."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ PADDING = -1  # row number where there is no id
 
 @dataclass(frozen=True)
 class Eviction:
-    """When a table evicts rows; rows in use by a running step are never evicted.
+    """Decides when a table evicts rows, but never those in use by a running step.
 
     Args:
-        when_full: "lru", "lfu", or None: with None, ids that find the table full read and train the shared default row.
+        when_full: "lru" evicts the least recently used ids, "lfu" the least frequently used ones; with None, ids that
+            find the table full read and train the shared default row.
         ttl: seconds without a sighting after which an id is forgotten, or None.
         share: part of the capacity that is freed at once when the table is full, so that eviction is rare.
     """
@@ -39,15 +40,15 @@ class TableSpec:
     """The definition of a table, without its contents."""
 
     name: str  # unique; together with `seed` it determines all first values
-    dim: int  # columns of a weight
-    capacity: int | None = None  # most ids with their own row
+    dim: int  # length of a vector
+    capacity: int | None = None  # maximum number of ids with their own row; None: unlimited
     initializer: str = "normal"  # or "uniform", "zeros"
     scale: float = 0.01  # standard deviation or bound of the first values
     seed: int = 0
     admission: MinSightings | Probability | None = None
     eviction: Eviction | None = None
-    padding: int | None = None  # id that stands for nothing (a row of zeros)
-    trainable: bool = True  # False keeps the rows as they are and gives new ids none
+    padding: int | None = None  # id that marks a missing value and reads as zeros
+    trainable: bool = True  # False: rows never change, and new ids get no row
     path: str | None = None  # file to keep the rows in; None: memory
     dtype: str = "float32"  # dtype of the weights: "float32" or "float16"
 
@@ -67,8 +68,8 @@ class MinSightings:
 
     Args:
         count: sightings needed, at least 1.
-        width: cells in each of the sketch's rows, rounded up to a power of two; an estimate exceeds the truth by
-            more than 2.7 / width of all sightings with a probability of exp(-depth).
+        width: cells in each of the sketch's rows, rounded up to a power of two. With probability exp(-depth), an
+            estimate is too high by more than 2.7 / width of all sightings.
         depth: rows of the sketch.
     """
 
@@ -96,7 +97,7 @@ class Probability:
 
 
 class Admission:
-    """Applies an admission policy, None to admit all, to a step's unknown ids."""
+    """Decides which unknown ids get a row; a policy of None admits all."""
 
     def __init__(self, policy: MinSightings | Probability | None, seed: int) -> None:
         self.policy = policy
@@ -109,7 +110,8 @@ class Admission:
     def admit(self, ids: np.ndarray, counts: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Decide on distinct unknown `ids` (int64 [n]), seen `counts` times in `step`.
 
-        Returns (admitted, cells): a bool mask [n], and the cells that `forget` needs to undo the counting.
+        Returns (admitted, cells): a bool mask [n], and the sketch cells that `forget` needs to undo the counting, or
+        None without a sketch.
         """
         if isinstance(self.policy, Probability):
             return uniform64(ids, self.seed + step & 0xFFFFFFFFFFFFFFFF) < self.policy.p, None
@@ -125,5 +127,5 @@ class Admission:
 
 
 def forget(sketch: np.ndarray, cells: np.ndarray) -> None:
-    """Undo an `Admission.admit` in a sketch, or in a copy of it; in any order."""
+    """Undo the counting of one `Admission.admit` in a sketch, or in a copy of it."""
     np.subtract.at(sketch.reshape(-1), cells[0], cells[1].astype(np.uint32))

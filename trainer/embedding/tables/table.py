@@ -1,8 +1,8 @@
 """`SparseTable`: one sparse table on the host, planned ahead of training.
 
 Two threads use a table. The preparing thread runs ahead: `plan` assigns rows to ids. The training thread calls `commit`
-once a plan's rows are trained and written back. Until then, a journal keeps everything the plan changed, so that a
-snapshot shows the state after the last *trained* step and `rollback` undoes the rest.
+once a plan's rows are trained and written back. Until then, an `UndoRecord` keeps everything the plan changed, so that
+a snapshot shows the state after the last *trained* step and `rollback` can undo the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .id_map import find
 from .spec import DEFAULT_ROW, PADDING, TableSpec
 from .table_rows import TableRows
 
-_UNKNOWN = -2
+_UNKNOWN = -2  # marks padding in `plan`, where -1 marks unknown ids
 
 
 class SparseTable(TableRows):
@@ -37,7 +37,7 @@ class SparseTable(TableRows):
         """
         with self.lock:
             self.store.read_part(self.lookup(ids, padding), out)
-            # Later plans may have evicted them already; the earliest such plan holds the trained values.
+            # Uncommitted plans may have evicted some of the ids; the earliest such plan holds their trained values.
             for evicted in (evicted for plan in reversed(self.pending) for evicted in reversed(plan.evicted)):
                 indices, same = find(evicted.ids, ids)
                 same &= ~padding
@@ -48,13 +48,13 @@ class SparseTable(TableRows):
     def plan(
         self, ids: np.ndarray, padding: np.ndarray | None = None, now: float = 0.0, steps: int | None = None
     ) -> np.ndarray:
-        """Return the rows to train for `ids`, int32 [steps, n]; admit new ids.
+        """Admit new ids; return the row to train for each id, int32 [steps, n].
 
         Args:
             ids: the ids of every step, in order, int64 [steps, n].
             padding: bool [steps, n], True where there is no id; the rows there are -1.
             now: time in seconds, for time to live.
-            steps: steps that the ids belong to, where they are given without regard to their step.
+            steps: number of steps, if `ids` holds the distinct ids of several steps, [1, n].
         """
         parts, n = ids.shape
         steps = parts if steps is None else steps
@@ -80,7 +80,7 @@ class SparseTable(TableRows):
         return rows.reshape(parts, n)
 
     def begin_plan(self, steps: int) -> UndoRecord:
-        """Start the record of a plan for `steps` steps, kept until `commit`."""
+        """Start the undo record of a plan for `steps` steps, kept until `commit`."""
         record = UndoRecord(self.step, steps, self.numbering, next_row=self.next_row, last_sweep=self.last_sweep)
         self.pending.append(record)
         self.plans += 1
@@ -88,7 +88,10 @@ class SparseTable(TableRows):
         return record
 
     def record(self, rows: np.ndarray, inverse: np.ndarray, now: float) -> None:
-        """Record sightings: distinct `rows` and `inverse` of a `UniqueIndexer`."""
+        """Record the latest plan's rows and when they are used.
+
+        `rows` (distinct) and `inverse` (numbers [steps, n]) are results of a `UniqueIndexer`.
+        """
         with self.changing():
             record = self.pending[-1]
             record.rows = rows
@@ -98,7 +101,7 @@ class SparseTable(TableRows):
             last = np.zeros(len(rows) + 1, np.int64)
             for step, numbers in enumerate(inverse, record.step + 1):
                 last[numbers] = step
-            # Rows of an open accumulation are among them, seen again or not.
+            # `rows` includes those of an open accumulation, which this plan may not use: they keep their last step.
             self.columns["last_step"][rows] = np.maximum(self.columns["last_step"][rows], last[1:])
             self.columns["plan"][rows] = self.plans
             if "frequency" in self.columns:
@@ -126,7 +129,7 @@ class SparseTable(TableRows):
         rows[unknown] = assigned[inverse]
 
     def _allocate(self, ids: np.ndarray, record: UndoRecord) -> np.ndarray:
-        """Allocate and initialize a row per new id; int32 [n], -1 without room."""
+        """Allocate and initialize rows for new ids, int32 [n]; -1 where none is left."""
         capacity = self.capacity
         room = len(ids) if capacity is None else len(self.free) + capacity + 1 - self.next_row
         eviction = self.spec.eviction
@@ -157,13 +160,13 @@ class SparseTable(TableRows):
     # -- training ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Mark the oldest plan: its rows are about to be trained in place."""
+        """Mark the oldest plan as started: its rows are about to be trained in place."""
         self.pending[0].started = True
 
     def commit(self, values: np.ndarray | None) -> None:
-        """Commit the oldest plan with its trained rows, `values` float32 [u, width].
+        """Commit the oldest plan and write its trained rows.
 
-        They are in the plan's order; None if they were trained in place.
+        `values` is float32 [u, width], in the order of the plan's rows, or None if they were trained in place.
         """
         with self.lock:
             record = self.pending.popleft()
@@ -186,23 +189,23 @@ class SparseTable(TableRows):
 
 
 def can_plan_together(table: Any) -> bool:
-    """Return whether a table is unsharded and gives each id a permanent row."""
+    """Return whether a table is unsharded, keeps every id and has no padding."""
     return isinstance(table, SparseTable) and table.spec.keeps_every_id and table.spec.padding is None
 
 
 def plan_together(
     tables: Sequence[SparseTable], ids: Sequence[np.ndarray], now: float, steps: int | None = None
 ) -> list[np.ndarray]:
-    """Return the rows to train for the ids of each table; see `SparseTable.plan`.
+    """Plan several tables in one pass; return the rows of each; see `SparseTable.plan`.
 
-    The tables are distinct, and `can_plan_together` accepts them; their ids are int64 [steps, n] each.
+    The tables must be distinct and accepted by `can_plan_together`. `ids` has an int64 array [steps, n] per table.
     """
     planned = []
     new: dict[tuple, list[tuple[SparseTable, int, np.ndarray]]] = {}
     for table, part in zip(tables, ids, strict=True):
         first = table.next_row
         rows, new_ids = _get_or_add_rows(table, part, steps)
-        if new_ids is None:  # its map may lack room, or it has free rows to reuse
+        if new_ids is None:  # its id map may be too small, or it has free rows to reuse
             rows = table.plan(part, None, now, steps)
         elif len(new_ids):
             spec = table.spec
@@ -220,7 +223,7 @@ def plan_together(
 
 
 def _get_or_add_rows(table: SparseTable, ids: np.ndarray, steps: int | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return (rows, new ids) and record the plan; (.., None): use `SparseTable.plan`."""
+    """Record a plan; return (rows, new ids), or (ids, None) if it is not possible."""
     flat = np.ascontiguousarray(ids).reshape(-1)
     rows = np.empty(len(flat), np.int32)
     with table.changing():
@@ -251,10 +254,10 @@ def _record_plan(table: SparseTable, new_ids: np.ndarray, steps: int) -> None:
 def plan_same_rows(
     table: SparseTable, leader: SparseTable, ids: np.ndarray, rows: np.ndarray, now: float
 ) -> np.ndarray:
-    """Plan `leader`'s latest ids in a table of identical row numbers; return rows.
+    """Repeat `leader`'s latest plan in a table with equal row numbers; return rows.
 
-    There is no lookup: known ids have the same rows as in `leader`, and new ids get the same ones. `ids` are the
-    distinct ids of the plan, int64 [u], and `rows` their rows in `leader`; `can_plan_together` accepts the table.
+    No id is looked up: known ids have the same rows in both tables, and new ids get the same ones. `ids` are the
+    distinct ids of the plan, int64 [u], and `rows` their rows in `leader`. `can_plan_together` must accept the table.
     """
     plan = leader.pending[-1]
     first = table.next_row

@@ -14,7 +14,7 @@ from .id_map import IdMap
 from .row_store import RowStore
 from .spec import DEFAULT_ROW, PADDING, Admission, TableSpec
 
-_FIRST_BLOCK = 1 << 15
+_FIRST_BLOCK = 1 << 15  # rows that are written at once
 
 
 def dirty_column(consumer: str) -> str:
@@ -37,7 +37,7 @@ class TableRows:
         self.store = RowStore(self.width, 1024, path, 0 if spec.dtype == "float32" else spec.dim)
         self.map = IdMap(min(self.capacity or 0, 1 << 20))
         self.admission = Admission(spec.admission, self.seed)
-        self.columns = Columns(1024)  # bookkeeping of every row
+        self.columns = Columns(1024)  # bookkeeping of every row, such as its last use and whether it has changed
         for name in ("live", "uncommitted"):  # uncommitted: allocated by a plan that is not trained yet
             self.columns.add(name, np.bool_)
         self.meta_names: tuple[str, ...] = ()  # columns saved in snapshots
@@ -51,11 +51,11 @@ class TableRows:
                 self.columns.add("last_time", np.float64)
                 self.meta_names += ("last_time",)
         self.next_row = DEFAULT_ROW + 1
-        self.numbering = object()  # identical in tables that give every id the same row; see `has_same_rows`
-        self.free = np.zeros(0, np.int32)
-        self.step = 0
-        self.last_sweep = 0.0
-        self.plans = 0
+        self.numbering = object()  # tables that give every id the same row share this object
+        self.free = np.zeros(0, np.int32)  # rows below `next_row` without an id
+        self.step = 0  # number of steps planned so far
+        self.last_sweep = 0.0  # time of the latest search for expired ids
+        self.plans = 0  # number of plans so far
         self.ticket = 0  # number of the latest plan; `plans` decreases when a plan is undone, `ticket` never does
         self.counters = dict.fromkeys(("admitted", "evicted", "expired", "overflowed", "refused"), 0)
         self.deferred: list[Callable[[], object]] = []  # snapshot readers to call before their data changes
@@ -75,12 +75,12 @@ class TableRows:
         return self.next_row * self.store.words * 4 + columns + self.map.nbytes + sketch
 
     def packed(self, weights: np.ndarray) -> np.ndarray:
-        """Append new rows' slots to `weights` (float32 [n, dim]); return [n, width]."""
+        """Append the slots of new rows to `weights`, float32 [n, dim] -> [n, width]."""
         slots = np.broadcast_to(self.first_slots, (len(weights), len(self.first_slots)))
         return np.concatenate((weights, slots), axis=1)
 
     def reset_default_row(self) -> None:
-        """Reset the default row to its first value, zeros."""
+        """Reset the default row's weights to zeros and its slots to their first values."""
         self.store.write(np.array([DEFAULT_ROW]), self.packed(np.zeros((1, self.spec.dim), np.float32)))
 
     @contextlib.contextmanager
@@ -123,7 +123,7 @@ class TableRows:
             self.set_free_rows()
 
     def take_rows(self, count: int) -> np.ndarray:
-        """Return `count` rows for new ids, int32, free ones first; needs the lock."""
+        """Return `count` rows for new ids, free ones first; the caller holds the lock."""
         free, self.free = self.free[:count], self.free[count:]
         rows = np.concatenate((free, np.arange(self.next_row, self.next_row + count - len(free), dtype=np.int32)))
         self.next_row += count - len(free)
@@ -153,9 +153,10 @@ class TableRows:
             self.mark_changed(rows)
 
     def rebuild(self, first_slots: np.ndarray, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
-        """Empty the table, set its slots and shards; return its ids and weights.
+        """Empty the table, change its slots and shards; return its ids and weights.
 
-        Ids are int64 [n]. All users of the table see the new rows. Not allowed with uncommitted plans.
+        Ids are int64 [n], weights float32 [n, dim]. The default row keeps its weights. All users of this object see the
+        change. Not allowed with uncommitted plans.
         """
         ids, rows = self.map.items()
         weights = np.empty((1 + len(rows), self.spec.dim), np.float32)
@@ -176,7 +177,7 @@ class TableRows:
             self.set_free_rows()
 
     def set_free_rows(self) -> None:
-        """List the free rows, ascending, so that a restored table assigns the same ones."""
+        """Find the free rows in ascending order; a restored table then assigns the same."""
         self.free = np.flatnonzero(~self.columns["live"][: self.next_row]).astype(np.int32)
 
     def record_ids(self, rows: np.ndarray, ids: np.ndarray) -> None:
@@ -194,7 +195,10 @@ class TableRows:
         return id_of[rows]
 
     def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
-        """Return the rows of ids, int32 [n]: the default if untrained, -1 at `padding`."""
+        """Return the rows of `ids` for reading, int32 [n].
+
+        Ids without a trained row get the default row, entries where `padding` (bool [n]) is True get -1.
+        """
         with self.lock:
             rows = self.map.get(ids)
             rows[(rows < 0) | self.columns["uncommitted"][rows]] = DEFAULT_ROW
@@ -207,12 +211,13 @@ class TableRows:
         from . import kernels  # imports Numba
 
         keys = np.empty(len(rows), np.uint64)
-        with self.store.lock:  # not self.lock, which planning holds for long; `reserve` takes both to move columns
+        # Not `self.lock`, which planning holds for long. `reserve` takes both locks before it moves the columns.
+        with self.store.lock:
             kernels.draw_keys.ready()(self.columns["id"], rows, np.uint64(self.seed), keys)
         return keys
 
     def write_first(self, rows: np.ndarray, ids: np.ndarray) -> None:
-        """Set `rows` to the first values of `ids` with slots, in blocks to save memory."""
+        """Set `rows` to the first values of `ids`, slots included; in blocks, to save memory."""
         spec = self.spec
         for start in range(0, len(rows), _FIRST_BLOCK):
             block = slice(start, start + _FIRST_BLOCK)
@@ -238,7 +243,7 @@ class TableRows:
             self.columns[dirty_column(consumer)][rows] = True
 
     def changed(self, consumer: str) -> int:
-        """Return the number of rows changed since the consumer's last state."""
+        """Return the number of rows changed since the consumer's last state, at first all."""
         if consumer not in self.tombstones:
             return len(self) + 1
         return int(np.count_nonzero(self.columns[dirty_column(consumer)]))

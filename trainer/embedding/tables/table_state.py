@@ -1,8 +1,8 @@
-"""A table's state as arrays and JSON, full or a delta: capture, check, restore.
+"""Capture, check and restore a table's state, either full or as a delta.
 
-A state is taken between two steps, which only records which rows it covers. The rows are read when a `Frozen` is
-converted to an array, while training continues; rows that training is about to change are copied first
-(`row_store.CopyOnWriteView`). Saved states are checked before any table is changed.
+A state consists of arrays and JSON. Taking one between two steps only records which rows it covers. The rows are read
+later, when a writer converts a `Frozen` to an array while training continues. Rows that training is about to change
+are copied first (`row_store.CopyOnWriteView`). Saved states are checked before any table is changed.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ from .table import SparseTable
 from .table_rows import dirty_column
 
 Arrays = Mapping[str, Any]  # values: arrays in memory, `Frozen`, or `BlockArray`
-Columns = tuple[np.ndarray, np.ndarray]  # rows, their ids
-_MAX_HOLES = 10**7  # free rows accepted beyond 100 per saved row: bounds the memory of a forged state
+Columns = tuple[np.ndarray, np.ndarray]  # rows and the ids that they belong to
+# A saved state may have this many free rows, plus 100 per saved row. Bounds the memory that a forged state can reserve.
+_MAX_HOLES = 10**7
 
 
 def arrays_of(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return one table's arrays out of all tables' arrays, keyed by ``name/``."""
+    """Return the arrays of table `name` from `arrays`, whose keys are ``table/array``."""
     prefix = f"{name}/"
     return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
 
 
 @dataclass(eq=False)
 class _Capture:
-    """A table's state as of `take`; columns are read later, or before they change."""
+    """A table's state at the time of `take`, read later or just before it changes."""
 
     _table: SparseTable
     _view: CopyOnWriteView
-    _evicted: list[tuple[Evicted, np.ndarray]]
-    _items: int
-    _pending: list[tuple[np.ndarray, dict[str, np.ndarray]]]  # rows and bookkeeping before each open plan
+    _evicted: list[tuple[Evicted, np.ndarray]]  # rows evicted by uncommitted plans, a mask of those to include
+    _items: int  # numbers per row in stored form
+    _pending: list[tuple[np.ndarray, dict[str, np.ndarray]]]  # rows of each uncommitted plan, old bookkeeping
     _columns: dict[str, np.ndarray] | None = None
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Return rows, ids and bookkeeping."""
+        """Return rows, ids and bookkeeping columns, read on the first call."""
         table = self._table
         with table.lock:
             if self._columns is None:
@@ -64,7 +65,7 @@ class _Capture:
             return self._columns
 
     def _before_plans(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return the bookkeeping of `rows` (ascending) from before the pending plans."""
+        """Return column `name` of ascending `rows` as before the uncommitted plans."""
         values = self._table.columns[name][rows]
         for touched, meta in reversed(self._pending):
             if meta:
@@ -84,15 +85,16 @@ class _Capture:
 def take(
     table: SparseTable, consumer: str, *, full: bool, weights_only: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (arrays, json) after the last committed step, without open plans.
+    """Return the table's state after the last committed step, (arrays, json).
 
-    Arrays: "rows" int32 [n], "ids" int64 [n], "values" float32 [n, width], one per bookkeeping column [n], all
-    `Frozen`; "removed" int64 (ids that lost their row), and "sketch". The values of a float16 table are float16 [n,
-    items]: first the weights, then for each slot two numbers that hold the bits of a float32.
+    The arrays "rows" int32 [n], "ids" int64 [n], "values" float32 [n, width] and one array [n] per bookkeeping column
+    are `Frozen`. "removed" (int64) lists the ids that lost their row, "sketch" is the admission policy's sketch, if it
+    has one. For a float16 table "values" is float16 [n, items]: the weights, then two items per optimizer slot, which
+    hold the bits of a float32. Changes by uncommitted plans are left out.
 
     Args:
-        table: the table; `follow` must have been called for `consumer`.
-        consumer: consumer of this delta; its change tracking starts over.
+        table: the table, which must already track changes for `consumer` (`TableRows.follow`).
+        consumer: name of the change tracking to use; it is reset.
         full: return all rows, not only those changed since the consumer's last state.
         weights_only: leave out optimizer slots: "values" is [n, dim].
     """
@@ -142,7 +144,7 @@ def take(
 def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, Any]]) -> None:
     """Check a full state and its deltas, as returned by `SparseTables.take`.
 
-    Arrays are read in blocks. Of tables that are divided, each process checks the ids that it owns.
+    Arrays are read in blocks. Each process checks only the ids that it owns.
 
     Raises:
         CheckpointMismatchError: the tables have other names, dimensions, optimizers or seeds.
@@ -165,7 +167,7 @@ def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str
             _check_chain(chain, owned)
             most = _MAX_HOLES + 100 * sum(arrays["rows"].shape[0] for arrays, _ in chain)
             rows = max((whole("next_row", json["next_row"], most=most) for _, json in chain), default=0)
-            if table.shards.size == 1:  # each of several processes takes a part, which has no holes
+            if table.shards.size == 1:  # with several processes, each takes only a part of the rows
                 table.reserve(rows)
         except (CheckpointMismatchError, CheckpointDamagedError):
             raise
@@ -175,9 +177,9 @@ def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str
 
 
 def _check_json(table: SparseTable, json: Mapping[str, Any], *, first: bool) -> None:
-    # A read-only table has no slots and takes only the weights.
+    # A read-only table has no optimizer slots and restores only the weights.
     width = json["width"] if table.width == table.spec.dim else table.width
-    saved = {"dtype": "float32", **json}  # older states have no dtype
+    saved = {"dtype": "float32", **json}  # states of older releases have no dtype
     checks = (
         ("dim", table.spec.dim, "dim"),
         ("dtype", table.spec.dtype, "dtype (init_from converts the rows)"),
@@ -209,7 +211,7 @@ def check_forms(arrays: Arrays, wanted: Mapping[str, tuple[Any, tuple[int, ...]]
 
 
 def _check_arrays(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> Columns:
-    """Check one state; return this process's (rows, ids), with the default row."""
+    """Check one state's arrays; return the (rows, ids) that this process owns."""
     count = arrays["rows"].shape[0]
     values = table.store.dtype, (count, table.store.items_of(json["width"]))
     wanted = {"rows": (np.int32, (count,)), "ids": (np.int64, (count,)), "values": values}
@@ -227,7 +229,9 @@ def _check_arrays(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -
 
 
 def owned_columns(table: SparseTable, arrays: Arrays, next_row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (indices, rows, ids) of this process's ids and the default row.
+    """Return (indices, rows, ids) of the entries that this process owns.
+
+    `indices` are positions in the saved arrays. The default row belongs to every process.
 
     Raises:
         ValueError: a row of any process lies outside 0 to `next_row` - 1.
@@ -245,7 +249,7 @@ def owned_columns(table: SparseTable, arrays: Arrays, next_row: int) -> tuple[np
 def _check_chain(chain: Iterable[tuple[Arrays, Mapping[str, Any]]], owned: Iterable[Columns]) -> None:
     """Check that no delta moves an id to another row, or a row to another id.
 
-    `owned` are the (rows, ids) of each state of the `chain` that this process owns.
+    `owned` holds, for each state of `chain`, the (rows, ids) that this process owns.
     """
     known_ids, known_rows = np.zeros(0, np.int64), np.zeros(0, np.int32)
     for (arrays, json), (all_rows, all_ids) in zip(chain, owned, strict=True):
@@ -267,7 +271,7 @@ def _check_chain(chain: Iterable[tuple[Arrays, Mapping[str, Any]]], owned: Itera
 
 
 def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None:
-    """Restore a checked state: a full one replaces all rows, a delta adds to them."""
+    """Restore a checked state: a full one replaces all rows, a delta only its own."""
     rows, ids = np.asarray(arrays["rows"], np.int32), np.asarray(arrays["ids"], np.int64)
     with table.changing():
         table.rollback()
@@ -287,7 +291,7 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
         for meta in table.meta_names:
             table.columns[meta][rows] = np.asarray(arrays[meta])
         table.mark_changed(rows)
-        lost = before[table.map.get(before) < 0]  # a consumer's next delta removes them
+        lost = before[table.map.get(before) < 0]  # each consumer's next delta removes these ids
         for tombstones in table.tombstones.values():
             tombstones.append(lost)
         if table.admission.sketch is not None:
@@ -309,9 +313,9 @@ def _restore_sketch(sketch: np.ndarray, arrays: Arrays) -> None:
 
 
 def rewind(table: SparseTable, states: Sequence[tuple[Arrays, Mapping[str, Any]]]) -> None:
-    """Reset rows to earlier states while planning continues; ids keep their rows.
+    """Reset row values to a saved full state and its deltas; planning may continue.
 
-    Rows of ids added later get their first value again.
+    Ids keep their rows. Rows of ids that were added after the states return to their initial values.
     """
     with table.changing():
         live = np.flatnonzero(table.columns["live"][: table.next_row] & ~table.columns["uncommitted"][: table.next_row])
