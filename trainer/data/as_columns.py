@@ -1,4 +1,4 @@
-"""Columns (NumPy or `Ragged`): converted from users' data, compared, checked."""
+"""Converts users' data to columns (NumPy or `Ragged`), and checks the columns."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _NO_ROWS = np.empty(0, np.int64)
 def as_array(value: Any, name: str) -> Any:
     """Return a column as a NumPy array, or `Ragged` if its rows are unequal lists.
 
-    float64 becomes float32, as does bfloat16, which NumPy lacks. Text stays text: sparse tables turn it into rows, and
-    what they leave is refused by `check_dtype`.
+    float64 and bfloat16, which NumPy lacks, become float32. Text stays text: sparse tables accept text as ids, and
+    `check_dtype` refuses any other text.
     """
     if not isinstance(value, np.ndarray):
         value = _from_library(value, name)
@@ -68,7 +68,7 @@ def _from_lists(rows: Any, name: str) -> Any:
 
 
 def _check_missing(column: np.ndarray, name: str) -> None:
-    """Refuse missing Python objects: as ids they would be the text "None" or "nan"."""
+    """Refuse missing values, which would become the ids "None" or "nan"."""
     for row, value in enumerate(column):
         if value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and math.isnan(value)):
             raise DataError(
@@ -89,9 +89,9 @@ def check_dtype(column: np.ndarray, name: str) -> None:
 
 
 def as_columns(item: Any, names: tuple[str, ...] | None) -> tuple[Columns, tuple[str, ...]]:
-    """Return a batch's columns and names; a batch is a frame, mapping, list or array.
+    """Return the columns and names of a batch: a frame, mapping, tuple, list or array.
 
-    It has to have the `names` of the batches before it, in any order.
+    The keys of a mapping must be the `names` of the previous batches, in any order.
     """
     if is_frame(item):
         item = columns_of(item)
@@ -110,28 +110,28 @@ def as_columns(item: Any, names: tuple[str, ...] | None) -> tuple[Columns, tuple
 
 
 def default_names(count: int) -> tuple[str, ...]:
-    """Return names for columns that were given without names."""
+    """Return default names for columns without names."""
     return tuple(f"column_{index}" for index in range(count))
 
 
 def are_unnamed(names: Sequence[str]) -> bool:
-    """Return whether columns with these names were given without any."""
+    """Return whether the names are default names."""
     return tuple(names) == default_names(len(names))
 
 
 def dtype_of(column: Any) -> Any:
-    """Return the column's dtype; for text without its length."""
+    """Return the column's dtype; for text, without the length."""
     dtype = column.dtype
     return dtype.type if dtype.kind in _TEXT_KINDS else dtype
 
 
 def form_of(columns: Any) -> tuple[Any, ...]:
-    """Return (shape, `dtype_of`) of every column, which can be compared and hashed."""
+    """Return (shape, `dtype_of`) of every column, as a hashable tuple."""
     return tuple([(column.shape, dtype_of(column)) for column in columns])
 
 
 def common_dtype(columns: Any) -> np.dtype:
-    """Return a common dtype for `columns` of equal `dtype_of`: the widest text."""
+    """Return the common dtype of columns with equal `dtype_of`: the widest for text."""
     first = columns[0].dtype
     return np.result_type(*[column.dtype for column in columns]) if first.kind in _TEXT_KINDS else first
 
@@ -139,9 +139,9 @@ def common_dtype(columns: Any) -> np.dtype:
 def describe_non_finite(
     columns: Sequence[np.ndarray | Ragged], names: Sequence[str], ignored: Collection[str] = ()
 ) -> str | None:
-    """Return which column holds NaN or infinity, and the first such row, or None.
+    """Describe the first column with NaN or infinity, and its first such row; or None.
 
-    NaN of the columns that `ignored` names is left out; infinite values are not.
+    NaN in `ignored` columns is accepted; infinity is not.
     """
     for name, column in zip(names, columns, strict=False):
         rows = non_finite_rows(column, nan_allowed=name in ignored)
@@ -171,11 +171,11 @@ def non_finite_rows(column: np.ndarray | Ragged, *, nan_allowed: bool = False) -
 class ColumnOrder:
     """Arranges the columns of a batch by their names."""
 
-    takes: float = math.inf  # most columns that network and loss take
-    labels: Sequence[str] = ()  # columns of several tasks' labels, in the order of the loss, put last; else by position
-    aside: Sequence[str] = ()  # groups of metrics, which stay on the host where a batch has more columns than are taken
-    inputs: Sequence[str] = ()  # required arguments of the network, put first where all are among the named columns
-    labels_needed: bool = True  # whether a batch with names has to have all the labels
+    takes: float = math.inf  # maximum number of columns that network and loss take
+    labels: Sequence[str] = ()  # label columns of several tasks in the order of the loss; moved to the end
+    aside: Sequence[str] = ()  # group columns of metrics, kept on the host if a batch has more than `takes` columns
+    inputs: Sequence[str] = ()  # required arguments of the network, moved to the front if the batch has them all
+    labels_needed: bool = True  # whether a batch with named columns must have all labels
 
     def __bool__(self) -> bool:
         return bool(self.labels or self.aside or self.inputs)
@@ -183,7 +183,7 @@ class ColumnOrder:
     def __call__(
         self, columns: Columns, names: tuple[str, ...]
     ) -> tuple[Columns, tuple[str, ...], Mapping[str, Any] | None]:
-        """Return columns and names in order, and the columns kept aside, by name."""
+        """Return columns and names in order, and the columns kept on the host by name."""
         kept = list(range(len(names)))
         aside: dict[str, Any] = {}
         for name in self.aside:
@@ -205,7 +205,7 @@ class ColumnOrder:
 
 
 def check_task_labels(labels: Sequence[str], names: Sequence[str]) -> None:
-    """Check that the label columns of all tasks are named, or no column has a name."""
+    """Check that all tasks have a label column; columns without names always pass."""
     missing = [label for label in labels if label not in names]
     if not missing or are_unnamed(names):
         return

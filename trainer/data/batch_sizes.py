@@ -1,7 +1,7 @@
-"""Batch sizes: pads batches with their last row, so that few programs suffice.
+"""Pads batches with copies of their last row, so that few programs are compiled.
 
-Only for networks that declare that no row of their output depends on the others (`rows_are_independent = True`), and
-whose loss is one over weighted rows; all others are compiled for each number of rows.
+Padding requires a network that declares that no output row depends on other rows (`rows_are_independent = True`) and a
+loss that accepts row weights. All other networks are compiled for each number of rows.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .as_columns import Columns
 logger = logging.getLogger(__name__)
 
 SMALLEST, FINE = 16, 1024
-SERVED = (128, 256)  # rows of the programs that are published, and of `predict` for as many rows or fewer
-AS_THEY_ARE = 2  # sizes: the common one, and that of a short last batch
+SERVED = (128, 256)  # batch sizes of published programs; `predict` uses them too for up to 256 rows
+AS_THEY_ARE = 2  # number of sizes that are not padded: the usual one and that of a short last batch
 ATTRIBUTE = "rows_are_independent"
-MANY_SIZES = 3  # sizes at which to warn where each is compiled
+MANY_SIZES = 3  # number of sizes at which to warn if each of them is compiled
 MANY_SHAPES = (8, 32, 128, 512)  # numbers of shapes at which to warn
-_FINE_FILLED = 256  # from this size on, repeated training or evaluation wastes at most a quarter
+_FINE_FILLED = 256  # above this size, batches that are trained or evaluated repeatedly are padded by at most a quarter
 
 
 def independent_rows(network: Any) -> bool:
@@ -41,7 +41,7 @@ def undeclared(network: Any) -> str:
 
 
 def warn_of_sizes(verb: str, sizes: Any, reason: str) -> None:
-    """Warn once that each number of rows is compiled, and how to avoid it."""
+    """Log that each number of rows is compiled separately, and how to avoid it."""
     logger.warning(
         "%s: every number of rows is compiled separately, %s so far, because %s. Or make batches equally large: give "
         "batch_size=..., which also gathers the rows of a stream",
@@ -55,8 +55,8 @@ def padded_size(rows: int, fine: int = FINE, *, few: bool = False) -> int:
     """Return the bucket for `rows`: powers of two >= 16, quarter steps above `fine`.
 
     Args:
-        few: up to `fine` take only every other power of two, from 32 on: rows that are computed once cost less than
-            another program does.
+        few: up to `fine`, use only every other power of two, from 32 on. This suits rows that are computed once, where
+            padding costs less than compiling another program.
     """
     if few and rows <= fine:
         return min(max(2 * SMALLEST, 1 << ((rows - 1).bit_length() | 1)), fine)
@@ -64,10 +64,10 @@ def padded_size(rows: int, fine: int = FINE, *, few: bool = False) -> int:
 
 
 class RowPadding:
-    """The sizes for which a network's prediction program has been compiled.
+    """The batch sizes for which a network's prediction program has been compiled.
 
-    Few rows are padded to the sizes that servers compute: the order in which a processor's matrix product sums depends
-    on the number of rows, so only programs of one size have the same bits.
+    Small batches are padded to the sizes that servers use (`SERVED`), so that predictions are bitwise equal to those of
+    a server: on a CPU, the summation order of a matrix product depends on the number of rows.
     """
 
     def __init__(self, network: Any) -> None:
@@ -76,7 +76,7 @@ class RowPadding:
         self._sizes: dict[int, None] = {}
 
     def compiled(self, rows: int) -> None:
-        """Record a size that is run; warn at the third one if each is compiled."""
+        """Record a batch size in use; warn at the third one if each is compiled."""
         if rows not in self._sizes:
             self._sizes[rows] = None
             if len(self._sizes) == MANY_SIZES and not self.allowed:
@@ -85,7 +85,7 @@ class RowPadding:
     def size_for(self, rows: int) -> int:
         """Return the number of rows to pad a batch to.
 
-        Above `SERVED` it is `rows` itself if that has a program.
+        Above the sizes of `SERVED`, the next compiled size is used unless it is much larger than `rows`.
         """
         if self.allowed and rows <= SERVED[-1]:
             return next(size for size in SERVED if rows <= size)
@@ -96,14 +96,14 @@ class RowPadding:
 
 
 class RowFilling:
-    """Decides which batches of a program with a loss are padded: from the third size.
+    """Decides which batches of training or evaluation are padded.
 
-    The first two are compiled as they are: most data have one size, and a last batch of another. The size that a batch
-    is padded to depends only on its number of rows.
+    The first two sizes are compiled without padding, because most data have one batch size and a shorter last batch.
+    From the third size on, batches are padded to a size that depends only on their number of rows.
     """
 
     def __init__(self, reason: str = "", *, few: bool = False) -> None:
-        self.reason = reason  # why no batch is padded; empty if batches may be
+        self.reason = reason  # why no batch is padded; empty if batches may be padded
         self._few = few
         self.sizes: list[int] = []
         self._unpadded: list[int] = []
@@ -118,20 +118,20 @@ class RowFilling:
             self.sizes.append(rows)
 
     def note(self, rows: int) -> None:
-        """Note a batch, in the order of the data."""
+        """Record a batch, in the order of the data; do not pad the first two sizes."""
         if len(self.sizes) < AS_THEY_ARE:
             self.keep(rows)
 
     def odd(self, rows: int) -> bool:
-        """Return whether a batch of so many rows is padded."""
+        """Return whether a batch of `rows` rows is padded."""
         return not self.reason and rows not in self.sizes
 
     def size_for(self, rows: int) -> int:
-        """Return the number of rows that an odd batch is padded to."""
+        """Return the size to pad a batch of `rows` rows to."""
         return padded_size(rows, _FINE_FILLED, few=self._few)
 
     def next(self, rows: int) -> int | None:
-        """Note a batch that is evaluated; return the size to pad it to, or None."""
+        """Record an evaluation batch; return the size to pad it to, or None."""
         self.note(rows)
         if self.odd(rows):
             return self.size_for(rows)
@@ -151,7 +151,7 @@ class RowFilling:
 
 
 class BatchShapes:
-    """The shapes of a feed's batches; each needs a program."""
+    """Records the shapes of a feed's batches, each of which needs a program."""
 
     def __init__(self) -> None:
         self.seen: set[Any] = set()
@@ -159,9 +159,9 @@ class BatchShapes:
         self._compiled: set[Any] = set()
 
     def note(self, form: Any, stacked: bool, filling: RowFilling | None, kind: Any = None) -> None:
-        """Record the form of a chunk's batches; warn when there are many.
+        """Record the shapes and dtypes of a chunk's batches; warn when there are many.
 
-        Each form is another program to compile, unless `filling` pads the batches.
+        Each form requires another program, unless `filling` pads the batches.
         """
         if stacked:
             self.stacked.add((kind, form))
@@ -184,7 +184,7 @@ class BatchShapes:
 
 
 def padded(columns: Columns, size: int) -> Columns:
-    """Return the columns of a batch with `size` rows, by copies of the last row."""
+    """Return a batch's columns padded to `size` rows with copies of the last row."""
     return tuple([_pad(column, size) for column in columns])
 
 
@@ -194,14 +194,14 @@ def _pad(column: np.ndarray, size: int) -> np.ndarray:
 
 
 def row_weights(rows: int, size: int) -> np.ndarray:
-    """Return the weights of a padded batch, float32 [size]: 1, and 0 for padding."""
+    """Return float32 weights [size] of a padded batch: 1 for `rows` rows, then 0."""
     return (np.arange(size) < rows).astype(np.float32)
 
 
 def padded_by_weight(columns: Columns, size: int, *, weighed: bool) -> Columns:
-    """Return the columns of a batch padded to `size` rows that weigh nothing.
+    """Return a batch's columns padded to `size` rows; the padding has weight 0.
 
-    The last column weighs the rows: if `weighed` it does so already, otherwise it is added.
+    The last column holds the row weights. If `weighed`, the batch already has this column; otherwise it is added.
     """
     rows = len(columns[0])
     weights = row_weights(rows, size)

@@ -1,4 +1,4 @@
-"""The record that a feed hands out, with the options and transforms behind it."""
+"""`Chunk`, which a feed yields, and the options and transforms of the feed."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ from .source import Item
 
 @dataclass(slots=True)
 class Chunk:
-    """The unit of the loop: 1 to K batches for one call of the program.
+    """The input of one program call: 1 to K batches.
 
-    A feed makes it in two steps: first what follows from reading the batches, then, on the same thread or on that of
-    graphs, the arrays and tensors (`arrays` and the attributes after it).
+    A feed builds it in two steps. Reading the batches sets the attributes before `arrays`. The arrays, the tensors and
+    the other attributes follow later, on the same thread or on the graph thread.
     """
 
-    items: list[Item]  # the batches as they were read; empty once the arrays are there
+    items: list[Item]  # the batches as they were read; emptied once `arrays` is set
     names: tuple[str, ...]
-    stacked: bool  # whether the columns carry the leading batch axis
+    stacked: bool  # whether the columns have a leading axis of batches
     num_batches: int
     num_steps: int  # optimizer updates the chunk completes
-    num_samples: int  # rows in the chunk (see `FeedOptions.counted`); 0 where they are placeholders (see `Item`)
-    all_samples: int  # rows that all processes together have in this step's chunks
-    flush: bool  # whether the accumulation closes after the last batch, full or not
+    num_samples: int  # rows in the chunk (see `FeedOptions.counted`); 0 for placeholders (see `Item`)
+    all_samples: int  # rows of this step on all processes together
+    flush: bool  # whether the last batch closes an accumulation that is not full
     ends_epoch: bool  # whether the source ended after this chunk
     start: Position  # position before the chunk's first row
-    position: Position  # right after the chunk's last row
-    extras: list[Mapping[str, Any] | None] = field(default_factory=list)  # on the host: one mapping per batch, or None
-    agreed: Any = None  # what the processes agreed on for the chunk's last batch, or None (see `Item`)
-    arrays: Columns = ()  # host columns; [B, ...], or [K, B, ...] when `stacked` (rows past `num_batches` are padding)
-    tensors: tuple[Tensor, ...] = ()  # the same as device tensors, after the preparation for sparse tables
+    position: Position  # position after the chunk's last row
+    extras: list[Mapping[str, Any] | None] = field(default_factory=list)  # `Item.extras` of each batch
+    agreed: Any = None  # `Item.agreed` of the last batch
+    arrays: Columns = ()  # host columns: [B, ...], or [K, B, ...] if `stacked` (batches past `num_batches` are padding)
+    tensors: tuple[Tensor, ...] = ()  # the program's inputs: the columns after padding and preparation for tables
     signature: tuple[Any, ...] = ()  # shapes and dtypes of the tensors
     sparse: Any = None  # working sets of sparse tables, or None
-    filled: bool = False  # whether rows are padding, and the last tensor before those of tables has row weights
-    exchanged: float = 0.0  # seconds that its preparation, ahead of training, spent in exchanges between processes
-    error: DataError | None = None  # why it could not be prepared, the same on all processes at this chunk
+    filled: bool = False  # whether rows were padded; the last tensor before those of the tables then has row weights
+    exchanged: float = 0.0  # seconds spent in exchanges between processes while preparing ahead
+    error: DataError | None = None  # error of the preparation; all processes have it at the same chunk
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the batches."""
+        """Size of the batches in bytes."""
         if self.items:
             return sum([item.nbytes for item in self.items])
         return sum([array.nbytes for array in self.arrays])
 
     @property
     def batches_per_call(self) -> int | None:
-        """Batches that the program of a stacked chunk takes, padding included; or None."""
+        """Batches per call of a stacked chunk, including padding; None if not stacked."""
         return len(self.arrays[0]) if self.stacked else None
 
     @property
@@ -65,7 +65,7 @@ class Chunk:
         return self.num_samples // self.num_batches or len(self.arrays[0][0] if self.stacked else self.arrays[0])
 
     def rows(self, column: int) -> np.ndarray:
-        """Return one column flattened to [num_samples, ...], padding left out."""
+        """Return one column flattened to [num_samples, ...], without padding batches."""
         array = self.arrays[column]
         return array[: self.num_batches].reshape(-1, *array.shape[2:]) if self.stacked else array
 
@@ -74,7 +74,7 @@ class InputBatch(NamedTuple):
     """The network's inputs from one batch."""
 
     names: tuple[str, ...]
-    columns: tuple[np.ndarray, ...]  # rows on axis 0; of a ragged column with offsets, its values
+    columns: tuple[np.ndarray, ...]  # rows on axis 0; concatenated values if passed with offsets
     ragged: Mapping[str, RaggedInput]  # the inputs made of ragged columns, by the column's name
 
 
@@ -84,7 +84,7 @@ class ChunkTransform:
     on_graph_thread: bool = False  # whether it runs on the thread that runs graphs, not on one that prepares ahead
 
     def connect(self, inline: bool) -> None:
-        """Prepare on the graph thread, with all processes, for chunks to be read.
+        """Set up before chunks are read; all processes call this on the graph thread.
 
         `inline` says whether this process reads and prepares on the graph thread.
         """
@@ -99,7 +99,10 @@ class ChunkTransform:
         raise NotImplementedError
 
     def join_exchange(self, problem: str = "") -> None:
-        """Join others' exchange if no chunk was prepared here; all raise a `problem`."""
+        """Join the others' exchange if this process prepared no chunk.
+
+        If `problem` is not empty, all processes raise it as an error.
+        """
 
     def finish(self) -> None:
         """Tell other processes, on the preparing thread, that no chunk follows."""
@@ -113,33 +116,33 @@ class ChunkTransform:
 
 @dataclass(frozen=True)
 class FeedOptions:
-    """How batches are grouped."""
+    """How a feed groups, pads and checks batches."""
 
-    steps_per_call: int | Callable[[Item], int] = 1  # K, the most updates of a chunk, or a function of the first batch
+    steps_per_call: int | Callable[[Item], int] = 1  # K, the maximum updates per chunk, or function of the first batch
     accumulate: int = 1  # micro-batches per optimizer update
     transform: Callable[[], ChunkTransform | None] = lambda: None  # called once the first data is known
-    columns: int | None = None  # use the first so many columns only; None uses all
-    arguments: Sequence[str] = ()  # names of what the network takes, for ragged columns
-    list_types: ListTypes | None = None  # gives lists without any value a dtype; None where the source has done so
-    order: ColumnOrder | None = None  # puts the columns of a batch in order and some aside, or None
-    # column whose first axis is the number of rows where columns have different ones (a graph's adjacency, features and
-    # labels); a scalar counts as one row
+    columns: int | None = None  # number of leading columns to use; None uses all
+    arguments: Sequence[str] = ()  # names of the network's arguments, which decide how ragged columns are padded
+    list_types: ListTypes | None = None  # sets the dtype of columns of empty lists; None if the source does so
+    order: ColumnOrder | None = None  # sorts the columns of a batch and keeps some on the host; or None
+    # Index of the column whose first axis gives the number of rows if columns differ in length (a graph's adjacency,
+    # features and labels). A scalar counts as one row.
     counted: int = 0
-    # Called with the number of rows of each batch, in order; returns the number of rows to fill the batch up to with
-    # copies of its last row, or None. `Chunk.num_samples` counts the rows without the copies.
+    # Called with the number of rows of each batch, in order. Returns the number of rows to pad the batch to with copies
+    # of its last row, or None. `Chunk.num_samples` does not count the copies.
     fill_up_to: Callable[[int], int | None] | None = None
-    weighed: bool = False  # whether the last column of a batch weighs its rows
-    row_weights: bool = False  # whether a batch that was filled up gets a last column that says what each row counts
-    filling: RowFilling | None = None  # batches to fill up for the training program, in separate calls
-    # called with columns and names of a batch whose shapes or dtypes are not those of the batch before it; raises
-    # DataError
+    weighed: bool = False  # whether the last column of a batch holds row weights
+    row_weights: bool = False  # whether padded batches carry row weights in their last column
+    filling: RowFilling | None = None  # decides which training batches are padded; each of them needs its own call
+    # Called with the columns and names of a batch if its shapes or dtypes differ from those of the previous batch.
+    # Raises DataError.
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
-    # called with every batch's; what it returns, if anything, is logged with the batch's number
+    # Called with the columns and names of every batch. A returned text is logged with the batch's number.
     inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
-    alike: bool = False  # whether lists are padded to the length that those of the step have on any process
-    batches_per_epoch: int | None = None  # how many batches of the source make an epoch, at most; None for all
-    marks: StepMarks = NO_MARKS  # where calls of several steps end
-    same_batches: bool = False  # whether all epochs have the batches of the first one
+    alike: bool = False  # whether all processes pad lists to the longest list of the step
+    batches_per_epoch: int | None = None  # maximum batches of an epoch; None for all of the source
+    marks: StepMarks = NO_MARKS  # steps at which a call of several steps must end
+    same_batches: bool = False  # whether every epoch repeats the batches of the first one
 
 
 def newest_event_time(items: Sequence[Item]) -> float | None:
@@ -149,7 +152,7 @@ def newest_event_time(items: Sequence[Item]) -> float | None:
 
 
 def stack(items: Sequence[Item], size: int) -> Columns:
-    """Return the batches' columns as [size, B, ...]; zeros past the last batch."""
+    """Return the batches' columns as [size, B, ...], with zeros past the last batch."""
     stacked = []
     for index, column in enumerate(items[0].columns):
         dtype = common_dtype([item.columns[index] for item in items])

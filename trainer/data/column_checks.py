@@ -1,4 +1,4 @@
-"""Checks of columns against the network, and their conversion for the program."""
+"""Checks batches against the network and converts them for the program."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ logger = logging.getLogger(__name__)
 
 
 class ColumnCheck:
-    """Checks the first batch against the network, every later one against the first."""
+    """Checks the first batch against the network and later batches against the first."""
 
     def __init__(
         self,
         network: nn.Cell,
-        labels: int,  # columns at the end that go to the loss instead of the network
+        labels: int,  # number of columns at the end that go to the loss, not to the network
         *,
-        extra: bool = False,  # whether columns past those the network takes are fine (they are dropped)
-        class_losses: Sequence[str | None] = (),  # for each label, the name of a loss that takes class numbers
-        assumed: Collection[str] = (),  # list columns whose dtype is assumed, as no row has had a value (`ListTypes`)
+        extra: bool = False,  # whether more columns than the network takes are allowed; they are dropped
+        class_losses: Sequence[str | None] = (),  # per label, the name of its loss if that takes class numbers
+        assumed: Collection[str] = (),  # list columns of assumed dtype, all lists having been empty (`ListTypes`)
     ) -> None:
         self.least, self.most, self.parameters = arguments_of(network)
         require_declared_keys(network)
@@ -76,7 +76,7 @@ class ColumnCheck:
                 )
 
     def _check_keys(self, names: tuple[str, ...]) -> None:
-        """Refuse columns without a key that the network reads; one column needs no name."""
+        """Refuse batches that lack a key the network reads; one column needs no name."""
         missing = [key for key in self.keys if key not in names]
         if not missing or (len(self.keys) == 1 and are_unnamed(names)):
             return
@@ -112,7 +112,7 @@ class ColumnCheck:
         )
 
     def _check_classes(self, columns: Columns, names: tuple[str, ...]) -> None:
-        """Refuse float labels for a loss of classes: truncation could change the class."""
+        """Refuse float labels for a class loss, because truncation could change the class."""
         first = len(columns) - self.labels
         for column, name, loss in zip(columns[first:], names[first:], self.class_losses, strict=False):
             if loss is not None and column.ndim == 1 and column.dtype.kind == "f":
@@ -123,7 +123,7 @@ class ColumnCheck:
                 )
 
     def _check_order(self, names: tuple[str, ...]) -> None:
-        """Refuse columns that have the names of the network's arguments in another order."""
+        """Refuse columns named like the network's arguments but in another order."""
         wanted = self.parameters[: max(self.least, 1)]
         if set(wanted) <= set(names) and list(names[: len(wanted)]) != wanted:
             raise DataError(
@@ -145,9 +145,10 @@ def rows_instead_of_batches(columns: Columns, names: Sequence[str]) -> str:
 
 
 def arguments_of(network: nn.Cell | type[nn.Cell]) -> tuple[int, int | None, list[str]]:
-    """Return (fewest, most, names) of a network's columns; most is None for any.
+    """Return (minimum, maximum, names) of the columns that a network takes.
 
-    They are the positional arguments of its `construct`, or the keys it reads of the dict that is its only argument.
+    The maximum is None if it takes any number. The columns are the positional arguments of `construct`, or the keys of
+    the batch if its only argument is a dict.
     """
     keys = batch_keys(network)
     if keys:
@@ -157,7 +158,7 @@ def arguments_of(network: nn.Cell | type[nn.Cell]) -> tuple[int, int | None, lis
     return least, most, list(names)
 
 
-@functools.lru_cache(maxsize=256)  # looked up in every call of a verb; a network's own construct is another key
+@functools.lru_cache(maxsize=256)  # called for every fit, evaluate and predict
 def _arguments_of(construct: Callable[..., Any]) -> tuple[int, int | None, tuple[str, ...]]:
     parameters = list(inspect.signature(construct).parameters.values())[1:]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -169,7 +170,8 @@ def _arguments_of(construct: Callable[..., Any]) -> tuple[int, int | None, tuple
 def label_columns(loss_fn: nn.Cell | None) -> int:
     """Return how many columns the loss takes after the prediction.
 
-    That is 1, the label, unless it requires more; 0 for a loss of only the network's outputs (self-supervision).
+    The result is 0 without a loss, or if it takes only the network's outputs (self-supervision). Otherwise it is the
+    number of required arguments after the prediction, at least 1.
     """
     if loss_fn is None:
         return 0
@@ -184,19 +186,19 @@ def label_columns(loss_fn: nn.Cell | None) -> int:
 class BatchConversion:
     """Checks and converts the batches of one source.
 
-    Batches of the same form as the one before are only checked again where the options say so.
+    A batch with the same shapes and dtypes as the one before is only checked by `FeedOptions.inspect`.
     """
 
     def __init__(self, source: Source, options: FeedOptions) -> None:
         self._source, self._options = source, options
         self.ragged = RaggedColumns(options.arguments)
         self.names: tuple[str, ...] = ()
-        self.equal_rows: bool | None = None  # whether all columns have as many rows; None before the first batch
+        self.equal_rows: bool | None = None  # whether all columns are equally long; None before the first batch
         self._checked: tuple[Any, ...] = ()  # form of the newest batch whose shapes were checked
         self._unchanged: Any = None  # form of the batches that need no conversion
 
     def __call__(self, item: Item, number: int, epoch: int) -> None:
-        """Check a batch and replace its columns by the program's, in their own memory."""
+        """Check a batch and replace its columns with those that the program takes."""
         form = item.form or form_of(item.columns)
         if form == self._unchanged and item.lengths is None:
             item.form = form
@@ -212,7 +214,7 @@ class BatchConversion:
         if self._options.columns is not None:
             columns, item_form = columns[: self._options.columns], item_form[: self._options.columns]
         if self._source.reuses_buffers:
-            # batches wait in a group while the next one is read
+            # the batch waits in a group while the source reads the next one into the same memory
             columns = tuple(np.array(column) for column in columns)
         unchanged = columns is item.columns and extras is item.extras and self._options.inspect is None
         self._unchanged = form if unchanged else None

@@ -1,7 +1,7 @@
-"""From a source's batches to chunks, the input of one call, prepared on a thread.
+"""`Feed`: groups a source's batches into chunks and prepares them on a thread.
 
-`Source` knows where rows come from. `Feed` knows how they are grouped, stacked, put into tensors and prefetched, and
-which position goes with each chunk. The loop knows neither.
+A chunk is the input of one call of the compiled program. The source yields batches; the feed groups and stacks them,
+converts them to tensors, and records the position in the data that belongs to each chunk.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from .waiting import DATA_WAIT, MAX_QUEUED, MIN_QUEUED, Observer, Prefetch, Read
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.1
-LEAVING_SECONDS = 0.5  # time for a source to end after a stop signal
+LEAVING_SECONDS = 0.5  # how long to wait for the reading thread to end after a stop signal
 
 
 def peek(
     source: Source, options: FeedOptions, should_stop: Callable[[], bool] = lambda: False
 ) -> tuple[Columns, tuple[str, ...]]:
-    """Return the first batch's columns and names as a `Feed` gives them; consume none."""
+    """Return the first batch's columns and names as a `Feed` prepares them.
+
+    The batch is not consumed.
+    """
     columns = source.peek(should_stop)
     if columns is None:
         raise DataError("the dataset delivered no batches")
@@ -44,40 +47,40 @@ def peek(
 
 
 class Feed:
-    """Chunks of one source."""
+    """Reads one source and yields its batches in chunks."""
 
     def __init__(self, source: Source, options: FeedOptions) -> None:
         self.source = source
         self.options = options
         source.continues_epochs = options.batches_per_epoch is not None and not options.same_batches
         steps = options.steps_per_call
-        self._batches_per_call = steps * options.accumulate if isinstance(steps, int) else 0  # 0: not known yet
+        self._batches_per_call = steps * options.accumulate if isinstance(steps, int) else 0  # 0: unknown yet
         source.ahead = self._batches_per_call or source.ahead
         self._worker: Prefetch | None = None
         self._signature: tuple[Any, ...] = ()
         self._conversion = BatchConversion(source, options)
         self._shapes = BatchShapes()
-        self._vary = False  # whether shapes have changed before the last batch of an epoch
+        self._vary = False  # whether the shape has ever changed before the last batch of an epoch
         self.clock = WaitClock()  # how long `chunks` has kept its caller waiting
         self.times = ReadingTimes()
-        self.observer: Observer | None = None  # called with "waiting for data", "reading" or "preparing", and times
-        self._left_behind = False  # whether a thread may still be in the source
-        self._reading = 0  # number of the current call of `chunks`; a thread that an earlier one left behind stops
+        self.observer: Observer | None = None  # receives "waiting for data", "reading" or "preparing"
+        self._left_behind = False  # whether an abandoned thread may still be reading the source
+        self._reading = 0  # changes with every `chunks` call, so that abandoned threads of earlier calls stop
 
     def chunks(
         self,
         position: Position,
         max_steps: int | None = None,
-        should_stop: Callable[[], bool] = lambda: False,  # asked during a wait for data; True ends the chunks
+        should_stop: Callable[[], bool] = lambda: False,  # called during a wait for data; True ends the chunks
         gate: Callable[[bool], bool] | None = None,
         *,
         step: int = 0,  # optimizer updates done before `position`
-        inline: bool = False,  # whether to read on the caller's thread, as is done for a source that is bound to it
+        inline: bool = False,  # whether to read on the caller's thread; always done for a thread-bound source
     ) -> Generator[Chunk, None, None]:
         """Yield the chunks from `position` to its epoch's end or `max_steps` updates.
 
-        `gate` is called with True before each chunk and with False at the end, and returns whether to continue. A
-        transform of the graph thread (`ChunkTransform.on_graph_thread`) runs after it.
+        `gate(True)` is called before each chunk and returns whether to continue; `gate(False)` is called at the end.
+        A transform that runs on the graph thread (`ChunkTransform.on_graph_thread`) runs after the gate.
         """
         clock, transform, source = self.clock, self.options.transform(), self.source
         clock.worked += time.perf_counter() - clock.since
@@ -85,12 +88,12 @@ class Feed:
         self._reading += 1
         chunks: Any = self._read_chunks(position, max_steps, step, self._reading)
         few = source.in_memory and source.size <= (MAX_QUEUED if transform is None else 1)
-        inline = inline or source.thread_bound or few  # so few batches are cut sooner than a thread is started
+        inline = inline or source.thread_bound or few  # cutting so few batches is faster than starting a thread
         if transform is not None:
             transform.connect(inline)
-        late = inline or (transform is not None and transform.on_graph_thread)
+        late = inline or (transform is not None and transform.on_graph_thread)  # prepare here, after the gate
         if not inline:
-            # Tables hold on to the rows of what waits, and other finite data is read no further ahead than needed.
+            # Queue many chunks only of arrays and streams, and never with sparse tables, whose rows they would pin.
             far = transform is None and (source.in_memory or source.endless)
             chunks = self._ahead(chunks if late else self._prepare_ahead(chunks, self._reading), far, should_stop)
         try:
@@ -146,45 +149,45 @@ class Feed:
             self._left_behind |= not worker.stop(seconds)
 
     def join_exchange(self, problem: str = "") -> None:
-        """Take part in what other processes prepare; see `ChunkTransform.join_exchange`."""
+        """Join the exchange of the other processes; see `ChunkTransform.join_exchange`."""
         transform = self.options.transform()
         if transform is not None:
             transform.join_exchange(problem)
 
     @property
     def ragged_inputs(self) -> Mapping[str, RaggedInput]:
-        """The inputs made of ragged columns, by column name; known after one batch."""
+        """Inputs made from ragged columns, by column name; known after the first batch."""
         return dict(self._conversion.ragged.inputs)
 
     @property
     def depth(self) -> int:
-        """Chunks that are ready and waiting."""
+        """Number of prefetched chunks in the queue."""
         return self._worker.depth if self._worker is not None else 0
 
     @property
     def size(self) -> int | None:
-        """Batches of one epoch, or None when unknown."""
+        """Batches of one epoch, or None if unknown."""
         size, most = self.source.size, self.options.batches_per_epoch
         return size if most is None else min(most, size or most)
 
     def close(self) -> None:
         """Stop the prefetch thread and close the source."""
         self._stop_worker()
-        with DATA_WAIT:  # a pipeline waits for its generator
+        with DATA_WAIT:  # closing a pipeline waits for its Python generator
             self.source.close()
 
     def go_back(self, position: Position, trained: int) -> None:
-        """Seek a stream to `position`, after `trained` rows; the feed must be closed."""
+        """Seek a stream back to `position`, after `trained` rows; close the feed first."""
         if not self._left_behind:
             self.source.go_back(position, trained)
 
     def _read_chunks(self, position: Position, max_steps: int | None, step: int, reading: int) -> Generator[Chunk]:
-        """Yield chunks without arrays; decides everything that depends on read order."""
+        """Yield chunks without arrays; make the decisions that depend on read order."""
         accumulate, opened = self.options.accumulate, position.micro_batches
         limit = None if max_steps is None else max_steps * accumulate - opened
 
         def room(taken: int) -> int:
-            """Return the batches of a call after `taken` ones."""
+            """Return the maximum batches of a call that starts after `taken` batches."""
             steps, batches = divmod(opened + taken, accumulate)
             most = max(1, self._batches_per_call // accumulate)
             return self.options.marks.call_size(step + steps, most) * accumulate - batches
@@ -197,7 +200,7 @@ class Feed:
                 steps, open_batches = steps + 1, 0
             ends = last and not self.source.endless
             position = start.next(len(items), open_batches, items[-1].state, ends_epoch=ends)
-            if reading != self._reading:  # left behind while the source blocked: preparing would change the tables
+            if reading != self._reading:  # this thread was abandoned while it waited; stop before the tables change
                 return
             rows = self._conversion.rows(first.columns)
             yield Chunk(
@@ -219,13 +222,15 @@ class Feed:
     def _groups(
         self, items: Iterator[Item | None], limit: int | None, room: Callable[[int], int]
     ) -> Iterator[tuple[list[Item], bool]]:
-        """Group up to `limit` batches of one shape; yield (group, source has ended).
+        """Yield (batches of one shape, whether the source has ended).
 
-        `room` says how many batches a group has at most that begins after so many ones.
+        All groups together have at most `limit` batches. `room(taken)` returns the maximum size of a group that starts
+        after `taken` batches.
 
-        Shapes that change before the last batch of an epoch keep changing: from there on a group is one batch.
+        Once the shape has changed before the last batch of an epoch, it is expected to keep changing, and every later
+        group has one batch.
         """
-        look_ahead = not self.source.endless or self.options.accumulate > 1
+        look_ahead = not self.source.endless or self.options.accumulate > 1  # to know which group is the last
         group: list[Item] = []
         taken = size = 0
         varies = False
@@ -243,13 +248,13 @@ class Feed:
             most = 1 if self._vary or odd else size
             same_kind = not group or group[-1].kind == item.kind
             changed = bool(group) and not (same_kind and group[-1].form == item.form)
-            # The kinds of a source that agrees say how many rows each process has, and change when one has no more.
+            # In a lockstep source, `kind` holds the rows of each process; it also changes when one runs out of data.
             varies = changed and (same_kind or not self.source.agrees)
             if group and (changed or len(group) >= most):
                 yield group, False
                 group = []
             if limit is not None and taken >= limit:
-                # the limit lies inside the epoch: the group is delivered, this batch stays unread
+                # the limit lies inside the epoch: yield the group without this batch
                 break
             if not group:
                 size = room(taken)
@@ -269,7 +274,7 @@ class Feed:
             yield group, False
 
     def _is_odd(self, item: Item) -> bool:
-        """Return whether a batch may be padded with rows, and so needs its own call."""
+        """Return whether rows may be added to a batch, so that it needs its own call."""
         filling = self.options.filling
         if (rows := self._conversion.rows(item.columns)) in filling.sizes:
             return False
@@ -310,10 +315,10 @@ class Feed:
         return f"batch {number}" if self.source.endless else f"batch {number} of epoch {epoch}"
 
     def _is_stacked(self, items: list[Item]) -> bool:
-        """Return whether the program of many steps trains a group; record its shapes."""
+        """Return whether the multi-step program trains a group; record its shapes."""
         form, shapes, filling = items[0].form, self._shapes, self.options.filling
-        # One batch of a new shape, the rest of an epoch, is not worth a second program of many steps. All processes
-        # have to decide alike, and the kind says what is new on others.
+        # A single batch of a new shape, such as an epoch's last one, is not worth another multi-step program. All
+        # processes must decide alike, so the shapes of the others (`kind`) count too.
         kind = None if self.source.agrees else items[0].kind
         many = len(items) > 1 or (kind, form) in shapes.stacked or not shapes.seen or self.source.agrees
         stacked = self._batches_per_call > 1 and many and not self._vary
@@ -323,14 +328,14 @@ class Feed:
         return stacked
 
     def _prepare_ahead(self, chunks: Iterator[Chunk], reading: int) -> Iterator[Chunk]:
-        """Yield prepared chunks; the last one has the error that all processes raise."""
+        """Yield prepared chunks; an error of all processes is stored in the last one."""
         for chunk in chunks:
             try:
                 self.times.prepared_ahead += self._prepare(chunk)
             except DataError as error:
                 if error.rank is None:
                     raise
-                # Raised where the others raise it: after their agreement on this chunk.
+                # Stored, not raised: all processes raise it at the same point, after they have agreed on this chunk.
                 chunk.error = error
             yield chunk
             if chunk.error is not None:
@@ -340,12 +345,12 @@ class Feed:
             transform.finish()
 
     def _prepare(self, chunk: Chunk) -> float:
-        """Put the arrays and tensors into a chunk; return the seconds it took."""
+        """Fill in the arrays and tensors of a chunk; return the seconds it took."""
         began = time.perf_counter()
         try:
             self._fill_in(chunk)
         except DataError as error:
-            if error.rank is not None:  # the batch of another process, of other data
+            if error.rank is not None:  # the faulty batch belongs to another process
                 raise
             raise DataError(f"{self._describe(chunk.start.batch, chunk.start.epoch)}: {error}") from error
         now = time.perf_counter()
@@ -376,4 +381,4 @@ class Feed:
             self._signature = signature
         chunk.signature = self._signature
         chunk.tensors = tuple([to_tensor(column) for column in columns])
-        chunk.items = []  # would keep their columns in memory with the stacked ones
+        chunk.items = []  # free the columns of the single batches

@@ -1,8 +1,8 @@
-"""Data divided among processes that all take the same steps.
+"""Sources for processes that each read a part of the data and take the same steps.
 
-Before every call each process sends one message, a `Round`, with the number of batches that it has ready. From these
-all derive the same step: how many batches, whose rows count, whether to wait, whether the data have ended. A process
-without a batch takes part with placeholder rows that weigh nothing.
+Before every call, each process sends one message, a `Round`, with the number of batches it has ready. From the messages
+of all, every process derives the same decision: how many batches to train, whose rows count, whether to wait, and
+whether the data have ended. A process without a batch takes part with placeholder rows of weight zero.
 """
 
 from __future__ import annotations
@@ -32,34 +32,35 @@ _UNEVEN = -1
 
 
 class Round(NamedTuple):
-    """The message of one process to the others; all int64."""
+    """One process's message to the others; all values are int64."""
 
     stop: int
     ready: int  # complete batches that can go into one call
     rows: int  # rows of each batch
     waits: int  # whether the others have to wait for this process's data
     ended: int  # whether its data have ended
-    columns: int  # CRC-32 of names, dtypes and row shapes; 0 where they are not known
+    columns: int  # CRC-32 of names, dtypes and row shapes; 0 if they are not known yet
     lists: int  # `AgreedLists.seen`
-    more: Sequence[int] = ()  # numbers that a subclass adds
+    more: Sequence[int] = ()  # additional values of a subclass
 
 
 class LockstepSource(WrappedSource):
-    """This process's part of data; base of the sources that agree on every step.
+    """Base of sources that read this process's part and agree on every step.
 
-    `ahead` batches, those of a call, are agreed on at once. Reading raises Interrupted when all have agreed to stop.
+    The processes agree on `ahead` batches at once, as many as one call takes. Reading raises `Interrupted` when all
+    processes have agreed to stop.
     """
 
     thread_bound = True  # agreements are made on the thread that runs graphs
     agrees = True
-    whole_calls = True  # whether a step waits until each process has the batches of a call; else until it has one
+    whole_calls = True  # whether to wait until each process has all batches of a call, not only one
     batch_rows: int | None = None  # rows of placeholder batches; None: as in the first batch
     empty_message = "the dataset delivered no batches"
 
     def __init__(self, rows_of: Source, group: Group, hooks: StopHooks, ahead: int = 1) -> None:
         super().__init__(rows_of)
         self.group, self.hooks, self.ahead = group, hooks, ahead
-        self._template: Any = None  # columns, once they are known
+        self._template: Any = None  # columns from which placeholder batches are made, once known
         self._columns_sum = 0
         self._lists = AgreedLists(group)
         self._reader: Prefetch | None = None
@@ -70,7 +71,10 @@ class LockstepSource(WrappedSource):
         self._state: Any = None
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
-        """Return the columns of the first rows of any process; called by all together."""
+        """Return this process's first columns, or another's if it has no rows.
+
+        All processes call it together.
+        """
         while self._template is None:
             DATA_WAIT.still_waiting()
             own, ended = self._try_peek()
@@ -84,16 +88,16 @@ class LockstepSource(WrappedSource):
         return self._template
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
-        """Yield the batches of the agreed steps; None while all data idle."""
+        """Yield the batches of the agreed steps; None if no process has rows for a while."""
         self._over, self._state = False, None
         self._ready.clear()
         items = self._open(epoch, start, state)
         inline = self._reads_inline()
-        # A process that reads on the thread of graphs cannot take part in agreements while it waits for its data, and
-        # MindSpore limits the time in one collective.
+        # A process that reads on the graph thread cannot answer while it waits for its data, and MindSpore limits the
+        # duration of a collective. If there is such a process, all first wait in `wait_for_all`, which has no limit.
         self._meets = self.group.any(inline)
         if self._meets:
-            self.group.wait_for_all()  # connects the processes before one of them is late
+            self.group.wait_for_all()  # connect the processes before one of them is late
         if not inline:
             self._reader = Prefetch(items, least=2 * self.ahead)
         try:
@@ -114,18 +118,18 @@ class LockstepSource(WrappedSource):
             if inline:
                 items.close()
 
-    # -- what subclasses say of their data -------------------------------------------------------------------------
+    # -- hooks for subclasses --------------------------------------------------------------------------------------
 
     def _try_peek(self) -> tuple[Columns | None, bool]:
-        """Return the first rows' columns, if they are there, and whether there are none."""
+        """Return the first rows' columns or None, and whether the data have no rows."""
         raise NotImplementedError
 
     def _open(self, epoch: int, start: int, state: Any) -> Generator[Item]:
-        """Return this process's batches from a position on."""
+        """Return this process's batches, starting at a position."""
         raise NotImplementedError
 
     def _reads_inline(self) -> bool:
-        """Return whether this process reads on the thread of graphs."""
+        """Return whether this process reads on the graph thread."""
         return self.rows_of.thread_bound
 
     def _waits(self, ready: int) -> bool:
@@ -133,23 +137,23 @@ class LockstepSource(WrappedSource):
         return not self._over and (len(self._ready) < self.ahead if self.whole_calls else not ready)
 
     def _more(self, ready: int) -> Sequence[int]:
-        """Return the numbers of the message after the fields of `Round`."""
+        """Return the values of `Round.more`."""
         return ()
 
     def _received(self, rounds: list[Round]) -> None:
-        """Take note of the messages of all processes."""
+        """Handle the messages of all processes."""
 
     def _idles(self, rounds: list[Round]) -> bool:
-        """Return whether to report that no rows come on any process."""
+        """Return whether to report that no process receives rows."""
         return False
 
     def _end(self) -> None:
-        """Take note that the data of all processes have ended."""
+        """Handle the end of the data of all processes."""
 
     # -- agreements ------------------------------------------------------------------------------------------------
 
     def _fill(self, items: Iterator[Item]) -> None:
-        """Take batches that have been read; wait a moment if they are too few."""
+        """Collect the batches read so far; wait a moment if there are too few."""
         DATA_WAIT.still_waiting()
         ends = time.monotonic() + POLL_SECONDS
         while len(self._ready) < self.ahead and not self._over:
@@ -167,11 +171,11 @@ class LockstepSource(WrappedSource):
     def _next(self, items: Iterator[Item], seconds: float) -> Item | None:
         if self._reader is not None:
             return self._reader.get(seconds)
-        with DATA_WAIT:  # a pipeline, read by the thread that made it
+        with DATA_WAIT:  # the source is bound to this thread
             return next(items, None)
 
     def _leading(self) -> list[Item]:
-        """Return the first batches, of equal numbers of rows, that can go into one call."""
+        """Return the leading batches with equally many rows, which can share one call."""
         leading: list[Item] = []
         for item in self._ready:
             alike = not leading or (len(item.columns[0]), item.kind) == (len(leading[0].columns[0]), leading[0].kind)
@@ -181,7 +185,7 @@ class LockstepSource(WrappedSource):
         return leading
 
     def _learn(self, columns: Columns) -> None:
-        """Keep a template of placeholder batches: the first rows, or the first full batch."""
+        """Keep the first rows, and later the first full batch, as placeholder template."""
         self._lists.note(columns)
         if self._template is None or (len(columns[0]) == self.batch_rows != len(self._template[0])):
             self._template = columns
@@ -218,7 +222,7 @@ class LockstepSource(WrappedSource):
             )
 
     def _agreed_count(self, rounds: list[Round]) -> int:
-        """Return the number of batches of the next steps; 0 to wait."""
+        """Return how many batches to train next; 0 to wait."""
         if any(sent.waits for sent in rounds):
             return 0
         return min((sent.ready for sent in rounds if sent.ready), default=0)
@@ -242,7 +246,7 @@ class LockstepSource(WrappedSource):
             yield item
 
     def _share_template(self, rounds: list[Round]) -> None:
-        """Take the template from the first process that has one; all call this together."""
+        """Copy the template from the first process that has one; a collective call."""
         giver = next(rank for rank, sent in enumerate(rounds) if sent.columns)
         message = b"" if self.group.rank != giver else _packed(self.names or (), self._template)
         message = self.group.gather_bytes(message)[giver]
@@ -274,13 +278,13 @@ class LockstepSource(WrappedSource):
 
 
 def _row_type(column: Any) -> tuple[Any, ...]:
-    """Return what rows of all processes share; equally long lists come as an array."""
+    """Return a column's row type without list lengths, which may differ by process."""
     kind = "text" if column.dtype.kind in "OUS" else column.dtype.str
     return kind, column.ndim, column.shape[2:]
 
 
 def _packed(names: tuple[str, ...], columns: Columns) -> bytes:
-    """Return names, a row of each column and the number of rows; empty for objects."""
+    """Pack names, sample values and the number of rows; empty for object columns."""
     if any(column.dtype == object for column in columns):
         return b""
     lists = [column.options if isinstance(column, Ragged) else None for column in columns]
@@ -289,20 +293,21 @@ def _packed(names: tuple[str, ...], columns: Columns) -> bytes:
 
 
 class AgreedLists:
-    """List lengths of a step, known to all processes.
+    """Shares the list lengths of each step among all processes.
 
-    Lists that are equally long by chance come as an array, so one process's batches do not show where lists are.
+    A list column whose lists happen to have equal lengths comes as an array. A process can therefore not tell from its
+    own batches which columns hold lists of different lengths.
     """
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        # checksum of the lengths of this process's rows, for the others; 0 before the first row, -1 once lengths
-        # differ. As long as all rows are equally long, all processes with rows have the same number
+        # Sent to the other processes: 0 before the first row, then a checksum of the list lengths, and -1 once lengths
+        # differ. While all lists are equally long, all processes with rows send the same checksum.
         self.seen = 0
         self._indexes: list[int] = []
 
     def note(self, columns: Columns) -> None:
-        """Note the lengths in a batch."""
+        """Record the list lengths of a batch."""
         if self.seen == _UNEVEN:
             return
         self._indexes = [index for index, column in enumerate(columns) if column.ndim > 1]
@@ -313,7 +318,10 @@ class AgreedLists:
     def lengths(
         self, batches: Sequence[Item], most: int, seen: Sequence[int], names: Sequence[str]
     ) -> list[dict[str, ListLengths] | None]:
-        """Return by column the list lengths of the next `most` steps; None if all equal."""
+        """Return the list lengths by column of each of the next `most` steps.
+
+        Every entry is None while all lists have had equal lengths. `seen` has the `AgreedLists.seen` of all processes.
+        """
         known = {*seen} - {0}
         if len(known) < 2 and _UNEVEN not in known:
             return [None] * most
@@ -334,7 +342,7 @@ def _joined(lengths: list[ListLengths]) -> ListLengths:
 
 
 def placeholder_columns(columns: Columns, names: Sequence[str], lengths: Mapping[str, ListLengths] | None) -> Columns:
-    """Return placeholder columns like `columns`, with the `lengths` of the step."""
+    """Return placeholder columns like `columns`, with the list `lengths` of the step."""
     of_step = lengths or {}
     return tuple([_placeholder(column, of_step.get(name)) for name, column in zip(names, columns, strict=True)])
 

@@ -1,4 +1,4 @@
-"""`Position`: where a training is in its data."""
+"""`Position`: how far training has come in the data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Position:
     """The location right after the last row trained on; part of every snapshot."""
 
     epoch: int = 0  # completed epochs
-    batch: int = 0  # batches of the current epoch that have been trained; of a stream, all of them
+    batch: int = 0  # batches trained in the current epoch; for a stream, in total
     micro_batches: int = 0  # micro-batches in the accumulation that is still open
-    state: Any = None  # state of the source, JSON: a stream's offsets, an iterable's `state_dict`; None: none
+    state: Any = None  # JSON state of the source (a stream's offsets, an iterable's `state_dict`), or None
     dealt: tuple[tuple[str, ...], ...] | None = None  # the partitions of each rank, if the stream is divided
 
     def next(self, batches: int, micro_batches: int, state: Any, *, ends_epoch: bool) -> Position:
-        """Return the position after `batches` more; `state` is the last one's, or None."""
+        """Return the position `batches` later; a `state` of None keeps the current one."""
         state = self.state if state is None else state
         if ends_epoch:
             return Position(self.epoch + 1, 0, micro_batches, state)
@@ -32,12 +32,12 @@ class Position:
         return dataclasses.replace(self, state=state)
 
     def merge(self, states: Sequence[Mapping[str, Any]], join: Callable[[Sequence[Any]], Any]) -> Position:
-        """Return the position of all processes from their sources' states in rank order."""
+        """Return the joint position, given the sources' states in rank order."""
         dealt = tuple(tuple(sorted(name for name in state if not name.startswith("@"))) for state in states)
         return dataclasses.replace(self, state=join(states), dealt=dealt)
 
     def part(self, rank: int) -> Position:
-        """Return the partitions that process `rank` reads, from a merged position."""
+        """Return the part of a merged position that process `rank` reads."""
         assert self.dealt is not None
         return self.with_state({name: self.state[name] for name in self.dealt[rank]})
 

@@ -1,14 +1,15 @@
-"""Columns of lists of different lengths, and the shapes that programs take.
+"""Pads columns of lists of different lengths to the shapes that programs take.
 
-A ragged column is (values, offsets), as the lists of Arrow are. The network's own arguments say what it wants of one
-called "history":
+A ragged column is stored as (values, offsets), like a list array in Arrow. The names of the network's arguments decide
+how a column such as "history" is passed:
 
-- ``history``: padded rows, [batch, length]; also ``history_mask`` (bool, [batch, length]) and ``history_lengths``
-  (int32, [batch]) where it takes them;
-- ``history_offsets`` (int32, [batch]) with ``history``: all values one after another, [n], for `EmbeddingBag`.
+- ``history``: padded rows, [batch, length]. ``history_mask`` (bool, [batch, length]) and ``history_lengths`` (int32,
+  [batch]) are passed too if the network takes them.
+- ``history`` with ``history_offsets`` (int32, [batch]): all values concatenated, [n], for `EmbeddingBag`.
 
-Lengths are rounded up to buckets, so that few programs are compiled. Lists that are never long have one length, their
-longest: the lengths of several list columns multiply, and a program costs more than the padding saves.
+Lengths are rounded up to buckets, so that few programs are compiled. Columns of short lists are always padded to their
+maximum length: the numbers of lengths of several list columns multiply, and compiling a program costs more than the
+shorter padding would save.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _SUFFIXES = ("_mask", "_lengths", "_offsets")
 
 
 def given_names(arguments: Sequence[str], columns: Collection[str]) -> tuple[str, ...]:
-    """Return the network's arguments that are data columns, not masks and the like."""
+    """Return the arguments that name data columns, not masks, lengths or offsets."""
     return tuple(name for name in arguments if name in columns or base_of(name) not in columns)
 
 
 def base_of(name: str) -> str:
-    """Return the ragged column that an argument is derived from, by its name."""
+    """Return the name of the column that an argument is derived from."""
     return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
 
 
@@ -43,20 +44,20 @@ class ListLengths(NamedTuple):
     """Lengths of a column's lists in a step; all processes pad to the same length."""
 
     longest: int  # values of the longest row
-    most: int  # values of all rows of the process that has most
+    most: int  # most values in the batch of any process
     per_octave: int = 1  # see `Ragged`
-    ragged: bool = True  # whether they differ, or may: the column is a `Ragged` one for some process
+    ragged: bool = True  # whether the lengths may differ, between rows or processes
 
     @classmethod
     def of(cls, column: Any) -> ListLengths | None:
-        """Return the lengths of a batch's column, or None if its rows are single values."""
+        """Return the list lengths of a column, or None if its rows are single values."""
         if isinstance(column, Ragged):
             lengths = column.cut_lengths
             return cls(int(lengths.max(initial=0)), int(lengths.sum()), column.per_octave)
         return cls(column.shape[1], column.shape[0] * column.shape[1], ragged=False) if column.ndim > 1 else None
 
     def joined(self, other: ListLengths | None) -> ListLengths:
-        """Return the maxima of both."""
+        """Return the elementwise maximum of both."""
         if other is None:
             return self
         longest, most = max(self.longest, other.longest), max(self.most, other.most)
@@ -64,19 +65,19 @@ class ListLengths(NamedTuple):
 
 
 class ListTypes:
-    """Dtype and shape of list columns' values, for batches without any value.
+    """Remembers the dtype and shape of list values, for batches of only empty lists.
 
-    A column is identified by its index among those a network takes, which is the same for every verb of a trainer.
-    Before the first batch with values `default` is assumed.
+    A column is identified by its index among the network's columns, which is the same in `fit`, `evaluate` and
+    `predict`. Until a column has had values, it gets the dtype that `default` returns.
     """
 
     def __init__(self, default: Callable[[], Any]) -> None:
         self._default = default
         self._known: dict[int, np.ndarray] = {}
-        self.assumed: set[str] = set()  # names of the columns whose newest batch had to be given `default`
+        self.assumed: set[str] = set()  # names of the columns that still have the default dtype
 
     def __call__(self, columns: tuple[Any, ...], names: Sequence[str]) -> tuple[Any, ...]:
-        """Return the columns, all with a known dtype."""
+        """Return the columns with a dtype for each."""
         typed = columns
         for index, (name, column) in enumerate(zip(names, columns, strict=True)):
             if column.ndim < 2:
@@ -99,18 +100,18 @@ class ListTypes:
 
 
 class RaggedInput(NamedTuple):
-    """The arguments that the network takes of a ragged column."""
+    """How a ragged column is passed to the network."""
 
     suffixes: tuple[str, ...]  # endings of the arguments derived from it: "_mask", "_lengths" or "_offsets"
-    padding: float | str  # value that fills up rows, or follows them
-    length: int | None  # the padded length of the longest rows there can be; None where any may come
+    padding: float | str  # value that pads each row, or the concatenated values
+    length: int | None  # padded length of the longest possible row; None if there is no maximum
 
     def capacity(self, rows: int) -> int:
-        """Return the length of `arrays` in a program for `rows` rows; `length` is known."""
+        """Return the length of `arrays` in a program for `rows` rows; requires `length`."""
         return self.length * rows if "_offsets" in self.suffixes else self.length
 
     def arrays(self, name: str, column: Ragged, length: int) -> dict[str, np.ndarray]:
-        """Return the arguments by name: each row, or all values, padded to `length`."""
+        """Return the arguments by name, with rows or concatenated values padded."""
         lengths = column.lengths
         if "_offsets" in self.suffixes:
             whole = Ragged(column[:].values, [0, lengths.sum()], padding=self.padding)
@@ -128,23 +129,23 @@ class RaggedColumns:
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = tuple(arguments)
-        # columns from which the network takes a mask, lengths or offsets
+        # names of the columns whose mask, lengths or offsets the network takes
         self._bases = {base_of(name) for name in self.arguments if base_of(name) != name}
         self.inputs: dict[str, RaggedInput] = {}
         self._kinds: dict[str, str] = {}
 
     @property
     def flat(self) -> list[str]:
-        """Columns of concatenated values: their axis 0 does not count rows."""
+        """Names of columns passed as concatenated values, whose axis 0 is not rows."""
         return [name for name, wanted in self.inputs.items() if "_offsets" in wanted.suffixes]
 
     def __call__(
         self, columns: Sequence[Any], names: tuple[str, ...], of_step: Mapping[str, ListLengths] | None = None
     ) -> tuple[tuple[np.ndarray, ...], tuple[str, ...]]:
-        """Return a batch's columns and names, with lists padded and masks added.
+        """Return a batch's columns and names, with lists padded.
 
-        Besides masks there may be lengths or offsets. Of several processes, `of_step` says by name how long the lists
-        of all are in the batch's step.
+        Masks, lengths and offsets are added if the network has arguments for them. With several processes, `of_step`
+        gives the list lengths of the whole step by column name.
         """
         if of_step is None and not self._bases and Ragged not in [type(column) for column in columns]:
             return tuple(columns), names

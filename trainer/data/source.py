@@ -1,7 +1,4 @@
-"""Batches from anywhere: the interface of the sources, and their record.
-
-How batches become chunks is `feed`'s concern.
-"""
+"""`Source`: the interface of everything that yields batches (`Item`)."""
 
 from __future__ import annotations
 
@@ -15,61 +12,62 @@ from .position import Position
 
 @dataclass(slots=True)
 class Item:
-    """A batch on its way from a source to a chunk; the receiving feed may change it."""
+    """One batch from a source; the feed that receives it may change it."""
 
     columns: Columns  # arrays with the rows on axis 0
     state: Any = None  # state that the source needs to continue after this batch, or None
-    extras: Mapping[str, Any] | None = None  # companions of the rows that stay on the host: event time, group
+    extras: Mapping[str, Any] | None = None  # values by row that stay on the host, such as event time and group
     kind: Any = None  # batches of different kinds never share a call
-    placeholder: bool = False  # whether the rows do not count: only other processes have rows in this step
-    step_rows: int | None = None  # rows of the step over all processes; None: there is no other process
+    placeholder: bool = False  # whether the rows do not count, because this process has no rows for the step
+    step_rows: int | None = None  # rows of the step on all processes together; None with a single process
     agreed: Any = None  # what the processes agreed on for the batch's step (`shared_stream.Agreed`), or None
     lengths: Mapping[str, Any] | None = None  # column -> `ragged.ListLengths` of the step on all processes, or None
-    form: Any = None  # shapes and dtypes (`form_of`), or None; behind the feed's checks those that programs take
+    form: Any = None  # shapes and dtypes (`form_of`), or None; after the feed's checks, of the converted columns
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the columns."""
+        """Size of the columns in bytes."""
         return sum([column.nbytes for column in self.columns])
 
 
 class Source:
-    """Base of the sources."""
+    """Base of the sources, which yield batches."""
 
     kind: str | None = None  # name in saved positions; None: the name of the class
     described: tuple[str, ...] = ()  # names of the attributes that a saved position depends on
     names: tuple[str, ...] | None = None  # column names, known after the first batch at the latest
-    size: int | None = None  # batches of one epoch, or None when unknown
-    in_memory: bool = False  # whether reading only slices arrays; `size` is known then
+    size: int | None = None  # batches of one epoch, or None if unknown
+    in_memory: bool = False  # whether reading only slices arrays; `size` is then known
     any_size: bool = False  # whether the number of rows may change from batch to batch
-    # whether it must be read by the thread that made it: MindSpore crashes the process when a pipeline fails under any
-    # other thread than the first one that ran a pipeline
+    # Whether only the thread that created the source may read it. MindSpore crashes the process if a pipeline fails on
+    # a thread other than the first one that ran a pipeline.
     thread_bound: bool = False
-    ended: str | None = None  # why an endless source gives no more rows ("idle", "stream_end"), once it does not
-    one_shot: bool = False  # whether it can be read once only
+    ended: str | None = None  # why an endless source has ended ("idle", "stream_end"); None until then
+    one_shot: bool = False  # whether it can be read only once
     dataset: Any = None  # the `mindspore.dataset` pipeline behind it, or None
-    reuses_buffers: bool = False  # whether an array it yielded may change once the next one is asked for
-    endless: bool = False  # whether it is a stream: no epochs, no look-ahead past the newest batch
-    # whether several processes agree on every step while they read: ending a reading is an agreement too, and no signal
-    # may interrupt it
+    reuses_buffers: bool = False  # whether requesting the next batch may overwrite the arrays of the last one
+    endless: bool = False  # whether it is a stream, without epochs and without look-ahead past the newest batch
+    # Whether the processes agree on every step while they read. They also agree on when to stop, so no signal may
+    # interrupt a read.
     agrees: bool = False
-    ahead: int = 1  # batches that a source that agrees agrees on at once; a feed sets those of a call
-    waited_for_others: float = 0.0  # seconds spent on waiting for the data of other processes
-    # whether an epoch begins after the last batch of the previous one; set by a feed that limits epochs. For data that
-    # cannot start again: iterators, pipelines of unknown size
+    ahead: int = 1  # batches that the processes agree on at once; the feed sets it to the batches of a call
+    waited_for_others: float = 0.0  # seconds spent waiting for the data of other processes
+    # Whether an epoch starts where the previous one ended, not at the beginning of the data. A feed that limits the
+    # batches of an epoch sets it. It affects data that cannot restart: iterators and pipelines of unknown size.
     continues_epochs: bool = False
-    set_aside: str | None = None  # how many rows were set aside so far and why, or None
-    takes_seed: bool = False  # whether its attribute `seed` is the trainer's, rather than one of the data
+    set_aside: str | None = None  # how many rows have been set aside and why, or None
+    takes_seed: bool = False  # whether `seed` comes from the trainer, not from the data
     seed: int = 0  # seed of the order of shuffled rows
-    # epochs of this call: a pipeline begins its order again at the first one, as in MindSpore, and reads none after the
-    # last one; a total of the trainer, exclusive, or None
+    # First epoch of this call, and the epoch before which it ends (None: unlimited), counted over the trainer's life.
+    # As in MindSpore, a pipeline restarts its random order at the first epoch.
     first_epoch: int = 0
     last_epoch: int | None = None
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
-        """Yield the batches of `epoch` from number `start` on; `state` as saved there.
+        """Yield the batches of `epoch` from number `start`, with the `state` saved there.
 
-        None means that no rows came for a while: waiting batches should be trained now.
+        None instead of a batch means that no rows have come for a while, and that the batches yielded so far should be
+        trained now.
         """
         raise NotImplementedError
 
@@ -96,32 +94,32 @@ class Source:
         return position
 
     def lag(self) -> int | None:
-        """Return the rows that wait upstream, or None where that is not known."""
+        """Return the number of rows waiting upstream, or None if unknown."""
         return None
 
     def late_rows(self) -> int | None:
-        """Return how many rows came too late to be read, or None where that cannot happen."""
+        """Return the number of rows that came too late, or None if rows cannot be late."""
         return None
 
     def stream_counts(self) -> dict[str, int]:
-        """Return `Stream.counts` of the stream that is read."""
+        """Return `Stream.counts` of the stream; empty for finite data."""
         return {}
 
     def go_back(self, position: Position, trained: int) -> None:
         """Seek to `position`, from which the next call continues."""
 
     def of_all(self, position: Position) -> Position:
-        """Return the position of all processes for a snapshot; all call this together."""
+        """Return the joint position of all processes for a snapshot; a collective call."""
         return self.resolve(position)
 
     def trained_to(self, position: Position) -> None:
-        """Take note that the rows before `position` have been trained on."""
+        """Record that the rows before `position` have been trained on."""
 
     def commit(self, position: Position) -> None:
         """Acknowledge the rows before `position`, which are in a durable snapshot."""
 
     def interrupt(self) -> None:
-        """Make `batches`, which may be waiting on another thread, end soon."""
+        """End `batches`, which may be waiting on another thread, as soon as possible."""
 
     def close(self) -> None:
         """Release threads and files."""
@@ -132,7 +130,7 @@ def _of_other(name: str) -> Any:
 
 
 class WrappedSource(Source):
-    """Base of sources that read another one, `rows_of`, with its names and properties."""
+    """Base of sources that wrap another one, `rows_of`, and share its properties."""
 
     names, one_shot, dataset = _of_other("names"), _of_other("one_shot"), _of_other("dataset")
     thread_bound, set_aside = _of_other("thread_bound"), _of_other("set_aside")

@@ -1,7 +1,7 @@
-"""A network's sparse tables in a run: their part of each chunk and snapshot.
+"""Prepares chunks for a network's sparse tables; saves and restores the tables.
 
-Each of several processes plans its own ids and exchanges rows with their owners, see
-`trainer.embedding.layers.sharded_tables`.
+With several processes, each one plans the ids of its own batches and exchanges rows with the processes that own them;
+see `trainer.embedding.layers.sharded_tables`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from .chunk import Chunk, ChunkTransform
 
 
 class TableReader(ChunkTransform):
-    """Turns ids that are only read into positions; unknown ones get the default row.
+    """Translates ids to row positions for inference; unknown ids get the default row.
 
-    Where the rows are divided among processes, all of them read a batch, or stand by, at the same time.
+    If the rows are divided among processes, all processes must prepare a chunk or call `join_exchange` at the same
+    time.
     """
 
     def __init__(self, tables: SparseTables) -> None:
@@ -41,7 +42,7 @@ class TableReader(ChunkTransform):
         return (*columns, *plan.inputs), plan
 
     def join_exchange(self, problem: str = "") -> None:
-        """Join the others' reads if `prepare` has not done so since the last call."""
+        """Join the other processes' reads unless `prepare` has run since the last call."""
         has_joined, self._has_joined = self._has_joined, False
         if not has_joined:
             self.tables.planner.join_exchange(problem)
@@ -50,26 +51,26 @@ class TableReader(ChunkTransform):
 class DeltaPolicy:
     """Decides whether a snapshot holds the tables in full or only their changes.
 
-    A delta is worth it while it is small, and only builds on the snapshot taken right before it, in the same folder.
-    The number of deltas between full snapshots is bounded, so that restoring is, too.
+    A delta builds on the previous snapshot in the same folder and is written only while the changes are few. The number
+    of deltas between full snapshots is limited, which bounds the time to restore.
     """
 
     CONSUMER = "snapshot"
-    MAX_DELTAS, MAX_ROWS = 8, 0.5  # the second as a share of all rows
+    MAX_DELTAS, MAX_ROWS = 8, 0.5  # limits between full snapshots; MAX_ROWS is a share of all rows
 
     def __init__(self, tables: SparseTables) -> None:
         self.tables = tables
-        self._newest: Path | None = None
-        self._deltas = 0
-        self._rows = 0
-        self._changed = 0
-        self.delta = False
-        self.folder: Path | None = None
+        self._newest: Path | None = None  # latest snapshot
+        self._deltas = 0  # deltas since the latest full snapshot
+        self._rows = 0  # rows in these deltas
+        self._changed = 0  # rows changed since the latest snapshot
+        self.delta = False  # whether the next snapshot is a delta
+        self.folder: Path | None = None  # folder of the next snapshot
 
     def base_of(self, path: Path) -> str | None:
-        """Return the snapshot that the next, at `path`, builds on; None for a full one.
+        """Return the base of the next snapshot, at `path`; None if it will be full.
 
-        All processes call it; rank 0, which writes, decides.
+        All processes call it. Rank 0 decides, because it writes the snapshot.
         """
         newest, self.folder = self._newest, path.parent
         self._changed, rows = self.tables.changed(self.CONSUMER), self.tables.rows
@@ -94,12 +95,12 @@ class DeltaPolicy:
         self._rows = self._rows + self._changed if self.delta else 0
 
     def broken(self) -> None:
-        """Let the next snapshot be full: a write failed, or the tables were restored."""
+        """Make the next snapshot full, after a failed write or a restore."""
         self._newest = None
 
 
 class TableFeed(ChunkTransform, Stateful):
-    """Prepares chunks for sparse tables to be trained; `reading` is for reading them."""
+    """Prepares chunks for training sparse tables; `reading` prepares for inference."""
 
     def __init__(self, tables: SparseTables) -> None:
         self.tables = tables
@@ -112,14 +113,14 @@ class TableFeed(ChunkTransform, Stateful):
         network: nn.Cell,
         sample: Columns,  # one batch of the columns that the network takes
         names: tuple[str, ...],
-        optimizer: nn.Cell | None,  # decides the row optimizer of tables that have none
+        optimizer: nn.Cell | None,  # determines the row optimizer of tables without one
         accumulate: int,
         group: Group = SINGLE,
     ) -> TableFeed | None:
-        """Return the feed of the network's tables; None without ids to translate or check.
+        """Return the table feed of a network; None without ids to translate or check.
 
         Raises:
-            ConfigurationError: a cell's ids do not come unchanged from a column.
+            ConfigurationError: the ids of a cell are not an unchanged column of the batch.
         """
         from ..embedding.layers.sharded_tables import ShardedTables  # imports Numba
 
@@ -144,8 +145,8 @@ class TableFeed(ChunkTransform, Stateful):
     def state_dict(self, *, own_rows: bool = False) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``: ids, rows, slots, counters, sketches.
 
-        `delta_policy` decides whether it has everything or the changes since the last snapshot. It includes the
-        gradients of an open accumulation. All processes call it; rank 0 returns the state of all.
+        `delta_policy` decides whether the state is full or has only the changes since the last snapshot. The state
+        includes the gradients of an open accumulation. All processes call it; rank 0 returns the state of all.
 
         Args:
             own_rows: every process returns the arrays of its own rows instead, to be joined in the order of ranks;
@@ -160,14 +161,14 @@ class TableFeed(ChunkTransform, Stateful):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore one full state that `state_dict` returned; errors of `check_states`."""
+        """Restore a full state of `state_dict`; raise the errors of `check_states`."""
         self.check_states([state])
         self.load_states([state])
 
     def check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Check that states can be restored (`table_state.check_states`); change nothing.
 
-        All processes call it, and raise the error of the first that has any.
+        All processes call it. A process without an error of its own raises that of the first rank that has one.
         """
         problem: CheckpointError | None = None
         try:
@@ -193,7 +194,7 @@ class TableFeed(ChunkTransform, Stateful):
             open_accumulation.restore(self.tables, newest)
 
     def rewind(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Reset all rows to a state and its deltas during a run; ids keep their rows."""
+        """Reset all rows to saved states during a run; ids keep their row numbers."""
         self.delta_policy.broken()
         self.tables.rewind(states)
 
@@ -204,11 +205,12 @@ def usable_cores() -> int:
 
 
 class OwnTables(ChunkTransform):
-    """Prepares this process's ids; the owners train the rows.
+    """Prepares chunks whose table rows are divided among processes.
 
-    The processes exchange ids while earlier calls are trained, on the thread that reads ahead and on connections of
-    their own. All do it on the thread that runs graphs instead where one of them reads there, or has a single core:
-    then the threads would only delay each other, at other times on each process.
+    Each process plans the ids of its own batches; the process that owns a row trains it. The exchange of ids runs on
+    the thread that reads ahead, over separate connections, while earlier calls are trained. If any process reads on
+    the graph thread or has a single core, all exchange on the graph thread instead: with a single core the threads
+    would only delay each other, at different times on each process.
     """
 
     on_graph_thread = True
@@ -217,7 +219,7 @@ class OwnTables(ChunkTransform):
         self.tables, self.group = tables, group
 
     def connect(self, inline: bool) -> None:
-        """Choose the thread on which all processes prepare, and open its connections."""
+        """Choose the thread on which all processes prepare; open its connections."""
         own = self.tables.tables.channel
         inline = inline or usable_cores() < 2
         any_inline, any_closed = self.group.gather(np.array([inline, not own.is_open], np.int64)).any(axis=0).tolist()

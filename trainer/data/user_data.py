@@ -1,4 +1,4 @@
-"""`UserData`: recognises the data given to a verb, and makes it a `Source`."""
+"""`UserData`: recognizes the kind of a user's data and turns them into a `Source`."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class Form(Enum):
 
 
 class UserData:
-    """Data as the user passed it.
+    """Data as the user passed them to a method of the trainer.
 
     Args:
         data: a frame, a dict or tuple of arrays, a `mindspore.dataset` pipeline, an iterable of batches or a function
             that returns one, a `ParquetFolder`, a stream.
-        features: of a Trainer that declares features. Tables, rows and the paths of files are then raw rows.
+        features: features that the Trainer declares. Tables, rows and file paths are then raw rows.
 
     Attributes:
         form: kind of `data`.
-        content: `data`; of a frame the columns by name, of raw rows `RawData`.
+        content: `data`; for a frame, its columns by name; for raw rows, a `RawData`.
 
     Raises:
-        DataError: other data.
+        DataError: data of any other kind.
         ConfigurationError: raw rows without declared features.
     """
 
@@ -82,7 +82,7 @@ class UserData:
             self.form = Form.ARRAYS
         elif callable(data) or hasattr(data, "__iter__"):
             self.form = Form.BATCHES
-        elif hasattr(data, "create_tuple_iterator"):  # an object like a pipeline
+        elif hasattr(data, "create_tuple_iterator"):  # an object that mimics a pipeline
             self.form, self.content = Form.BATCHES, lambda: data.create_tuple_iterator(num_epochs=1)
         else:
             _check_is_no_stream(data)
@@ -98,7 +98,7 @@ class UserData:
     def of_arguments(
         cls, data: tuple[Any, ...], features: Features | None, batch_size: int | None
     ) -> tuple[UserData, int | None]:
-        """Return data and batch size of `Trainer.predict`: columns, or one dataset."""
+        """Return (data, batch size) for the arguments of `Trainer.predict`."""
         if batch_size is None and (all(map(_is_array, data)) or (len(data) > 1 and all(map(_is_list, data)))):
             columns = tuple([as_array(item, f"column_{index}") for index, item in enumerate(data)])
             return cls(columns), max(1, len(columns[0]))
@@ -108,20 +108,26 @@ class UserData:
 
     @property
     def is_table(self) -> bool:
-        """Whether its rows are in memory: arrays, or raw rows that are no files."""
+        """Whether the rows are in memory: arrays, or raw rows that are not in files."""
         return self.form is Form.ARRAYS or isinstance(self.content, RawTable)
 
     @property
     def takes_batch_size(self) -> bool:
-        """Whether it has rows rather than batches."""
+        """Whether the data consist of rows rather than batches."""
         return self.form in (Form.RAW, Form.ARRAYS)
 
     def is_own(self, sharded: bool | None) -> bool:
-        """Return whether it holds only this process's rows; None: as its pipeline says."""
+        """Return whether the data hold only this process's rows.
+
+        If `sharded` is None, return True for a pipeline or source that reads one of several shards.
+        """
         return self._is_part if sharded is None else sharded
 
     def in_order_of(self, other: UserData) -> UserData:
-        """Return arrays with the names of `other` in its order; else the data as they are."""
+        """Return arrays in the column order of `other` if both have the same names.
+
+        Return other data unchanged.
+        """
         own, model = self.content, other.content
         arrays = self.form is other.form is Form.ARRAYS and isinstance(own, Mapping) and isinstance(model, Mapping)
         return UserData({name: own[name] for name in model}) if arrays and set(own) == set(model) else self
@@ -138,9 +144,10 @@ class UserData:
         seed: int,
         sharded: bool | None,
     ) -> Source:
-        """Return this process's part of the rows to train on.
+        """Return the source of this process's rows to train on.
 
-        Features that have not learned yet learn from raw rows, of all processes if each has its own.
+        Features that have not learned yet learn from the raw rows. If each process has its own rows, they learn from
+        the rows of all.
         """
         own, data = self.is_own(sharded), self
         if self.form is Form.RAW:
@@ -162,9 +169,10 @@ class UserData:
         return DividedSource(source, group, hooks) if own else EveryNth(source, group)
 
     def inference_source(self, group: Group, *, sharded: bool | None, **options: Any) -> Source:
-        """Return this process's batches of an evaluation or a prediction.
+        """Return the source of this process's batches for evaluation or prediction.
 
-        A batch of arrays is all on one process, the last ones too. `options` are those of `source`.
+        The processes take whole batches in turn; not even the last batches are divided. `options` are passed to
+        `source`.
         """
         source = self.source(fitting=True, **options)
         return source if group.size == 1 or self.is_own(sharded) else EveryNth(source, group)
@@ -184,8 +192,8 @@ class UserData:
 
         Args:
             batch_size: rows per batch of arrays and raw rows.
-            shuffle, seed, fitting: as of `ArraySource`; pipelines take the seed too.
-            labelled, kept, set_aside: of raw rows, as of `inputs_of`.
+            shuffle, seed, fitting: as in `ArraySource`; the seed applies to pipelines too.
+            labelled, kept, set_aside: as in `inputs_of`, for raw rows.
         """
         arrays = self.content
         if self.form is Form.RAW:
@@ -213,7 +221,8 @@ class UserData:
     def stream(self) -> Stream:
         """Return the stream, or an `IterableStream` over batches.
 
-        ConfigurationError: arrays.
+        Raises:
+            ConfigurationError: the data are arrays.
         """
         if self.form is Form.STREAM:
             return self.content
@@ -227,9 +236,9 @@ class UserData:
 
     @property
     def restarts(self) -> bool:
-        """Whether a stream of it begins again with every call.
+        """Whether every call reads a stream of these data from the beginning.
 
-        Lists and functions do; a stream, an iterator and an object with a state continue.
+        Lists and functions are read from the beginning; streams, iterators and objects with a state are continued.
         """
         return not (isinstance(self.content, Stream | Iterator) or hasattr(self.content, "load_state_dict"))
 
@@ -249,7 +258,7 @@ def named_sets(data: Any, features: Features | None) -> dict[str, UserData]:
 
 
 def _is_column(value: Any) -> bool:
-    """Return whether a dict with this value has columns rather than datasets by name."""
+    """Return whether a dict's value is a column rather than a dataset."""
     column = isinstance(value, list | str) or hasattr(value, "dtype") or hasattr(value, "to_pylist")
     return column and not is_frame(value)
 
@@ -279,7 +288,7 @@ def _is_list(item: Any) -> bool:
 
 
 def _is_part(data: Any) -> bool:
-    """Return whether the user gave a pipeline or a source a part of the rows."""
+    """Return whether a pipeline or source reads only one shard of the rows."""
     if not (isinstance(data, Source) or hasattr(data, "create_tuple_iterator")):
         return False
     parts = [getattr(own, "num_shards", None) or 1 for own in (data, getattr(data, "sampler", None))]

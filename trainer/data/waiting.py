@@ -1,4 +1,4 @@
-"""Reads ahead on a thread, measures waiting, and lets a signal interrupt it."""
+"""Reads ahead on a thread, and measures and interrupts waits for data."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class WaitClock:
         self.restart()
 
     def restart(self) -> None:
-        """Reset both to zero."""
-        self.waited = 0.0  # seconds between asking for a chunk and having it
-        self.worked = 0.0  # seconds between having a chunk and asking for the next
+        """Reset the times to zero."""
+        self.waited = 0.0  # seconds between requesting a chunk and receiving it
+        self.worked = 0.0  # seconds between receiving a chunk and requesting the next
         self.since = time.perf_counter()
 
     def note_wait(self, now: float, for_others: float) -> None:
@@ -35,7 +35,7 @@ class WaitClock:
 
         Args:
             now: `time.perf_counter()`.
-            for_others: seconds of it, at most, that other processes were waited for; they count as work.
+            for_others: seconds spent waiting for other processes. They count as work, up to the length of the wait.
         """
         wait = now - self.since
         others = min(wait, for_others)
@@ -49,9 +49,9 @@ class WaitClock:
 
 @dataclass(slots=True)
 class ReadingTimes:
-    """Seconds of a feed's work over its life; each attribute is written by one thread."""
+    """Total seconds of a feed's work; each attribute is written by one thread."""
 
-    read: float = 0.0  # taking batches from the source, waiting for a stream included
+    read: float = 0.0  # reading batches from the source, including waits for a stream
     prepared: float = 0.0  # stacking, planning rows of sparse tables and making tensors, on the training thread
     prepared_ahead: float = 0.0  # the same on the reading thread, during training
 
@@ -59,18 +59,18 @@ class ReadingTimes:
 class Interrupted(BaseException):
     """Interrupts a wait for data after a stop signal.
 
-    A BaseException, so that user code's ``except Exception`` does not swallow it.
+    It is a BaseException, so that ``except Exception`` in user code does not catch it.
     """
 
 
 class DataWait:
     """Context manager for code that may wait for data and may be interrupted.
 
-    Only the main thread's waits count: signals reach no other thread.
+    Only waits of the main thread can be interrupted, because Python runs signal handlers there.
     """
 
     def __init__(self) -> None:
-        self.active = False  # whether the main thread is inside
+        self.active = False  # whether the main thread is inside the context
         self.leaving = False  # whether a signal has asked the run to end
         self.gate = threading.Lock()  # lock held during shutdown; keeps the main thread from leaving the wait
         self.before: Callable[[], None] | None = None  # hook called on entering, and again during a long wait
@@ -87,7 +87,7 @@ class DataWait:
                 self.active = False
 
     def around(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """Return `work` inside the context; unchanged on a thread that is not counted."""
+        """Return `work` wrapped in this context, or unchanged off the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return work
 
@@ -98,11 +98,11 @@ class DataWait:
         return wait
 
     def leave(self) -> None:
-        """Raise Interrupted if the main thread, which calls this, is inside.
+        """Raise `Interrupted` if the main thread is waiting; called on the main thread.
 
-        The wait is over before the exception is raised, whichever line the signal arrived at.
+        The wait counts as over before the exception is raised, no matter which line the signal interrupted.
         """
-        # taken by `__exit__`, which is leaving, or by a shutdown
+        # if the lock is taken, `__exit__` is ending the wait, or a shutdown is under way
         if self.active and self.gate.acquire(blocking=False):
             self.active = False
             self.gate.release()
@@ -127,14 +127,13 @@ _END = object()
 class Prefetch:
     """Runs an iterator on one daemon thread, ahead of its consumer.
 
-    The thread rests once `least` chunks wait and they hold `ENOUGH_BYTES` or are `most`, and goes on when half of
-    them are gone: with a wake-up at every chunk the threads of a small step would spend their time on waking each
-    other.
+    The thread pauses when at least `least` chunks are queued and they hold `ENOUGH_BYTES` or number `most`. It resumes
+    when half of them have been taken: with small steps, a wake-up for every chunk would take longer than the work.
 
     Args:
-        chunks: the iterator, of values with `nbytes`.
-        most: chunks that may wait.
-        least: chunks that may wait however large they are.
+        chunks: iterator over values with an `nbytes` attribute.
+        most: maximum number of queued chunks.
+        least: number of chunks that may be queued regardless of their size.
     """
 
     def __init__(self, chunks: Iterator[Any], most: int = MAX_QUEUED, *, least: int = MIN_QUEUED) -> None:
@@ -142,7 +141,7 @@ class Prefetch:
         self._least, self._most = max(least, MIN_QUEUED), max(least, most)
         self._ready: deque[tuple[Any, int]] = deque()
         self._changed = threading.Condition()
-        # One side writes each of these, so that taking a chunk that is ready needs no lock.
+        # Each of these counters has one writing thread, so taking a queued chunk needs no lock.
         self._bytes_put = self._bytes_taken = 0
         self._full_at = 0
         self._consumer_waits = False
@@ -178,7 +177,7 @@ class Prefetch:
 
     @property
     def depth(self) -> int:
-        """Chunks that are ready and waiting."""
+        """Number of queued chunks."""
         return len(self._ready)
 
     @property
@@ -187,7 +186,10 @@ class Prefetch:
         return not self._thread.is_alive()
 
     def get(self, timeout: float) -> Any:
-        """Return the next chunk; None at the end. May raise queue.Empty, or its error."""
+        """Return the next chunk, or None at the end.
+
+        Raises queue.Empty after `timeout` seconds, or the error of the iterator.
+        """
         if not self._ready:
             self._wait(timeout)
         value, size = self._ready.popleft()
@@ -216,7 +218,7 @@ class Prefetch:
     def stop(self, seconds: float | None = None) -> bool:
         """Stop the thread; return whether it ended within `seconds` or `JOIN_SECONDS`.
 
-        A thread that is blocked in the source is left behind; it is a daemon.
+        A thread that is blocked in the source is abandoned; it is a daemon thread.
         """
         with self._changed:
             self._stopped = True

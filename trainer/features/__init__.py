@@ -1,4 +1,4 @@
-"""Declared features: raw rows to network inputs, alike in training and serving."""
+"""Declared features turn raw rows into network inputs, in training and serving."""
 
 from __future__ import annotations
 

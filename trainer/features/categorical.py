@@ -33,12 +33,13 @@ class IdFeature(Feature):
     """Base of features that turn values into ids of a table.
 
     Args:
-        dtype: "str" or "int64": what the raw column holds.
-        vocabulary: None: every id is its own (a sparse table takes any); "learn": those that occur in the data at least
-            `min_count` times; a list of values; or a file with a value per line. Ids outside of it share a row.
-        min_count: see `vocabulary`.
-        max_size: most ids of a learned vocabulary, the most frequent ones; None: no bound.
-        hash_buckets: number of buckets that ids are hashed to, in place of a vocabulary.
+        dtype: type of the values in the raw column, "str" or "int64".
+        vocabulary: the values that get a table row of their own: None for all values (a sparse table accepts any),
+            "learn" for values that occur at least `min_count` times in the data, a list of values, or a file with one
+            value per line. All other values share a row.
+        min_count: minimum count of a value in a learned vocabulary.
+        max_size: maximum size of a learned vocabulary, which keeps the most frequent values; None: unlimited.
+        hash_buckets: number of buckets that values are hashed to, instead of a vocabulary.
         dim: length of a vector; None: that of the `FeatureEmbedding`.
         table: name of the table; features that name the same one share it.
         options: further arguments of `trainer.embedding.Embedding`, such as capacity, admission and eviction. With
@@ -87,10 +88,9 @@ class IdFeature(Feature):
         return KnownIds(np.unique(to_ids(ids)))
 
     def id_sources(self) -> dict[str, dict[str, Any]]:
-        """Return dtype, vocabulary and buckets, alike for single and listed ids.
+        """Return dtype, vocabulary and buckets, in the same form for single ids and lists.
 
-        A vocabulary is described by its size and, if it was given, its digest. The name of the raw column is no part of
-        it.
+        A given vocabulary is described by its size and digest. The name of the raw column is not included.
         """
         vocabulary: Any = self.vocabulary
         if self.given is not None:
@@ -104,7 +104,7 @@ class IdFeature(Feature):
         return hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()
 
     def declaration(self) -> dict[str, Any]:
-        """Return `Feature.declaration`, with a vocabulary file's contents for its path."""
+        """Return `Feature.declaration`, with the contents of a vocabulary file."""
         values = super().declaration()
         if self.given is not None:
             values["vocabulary"] = self._given_values()
@@ -139,7 +139,7 @@ class IdFeature(Feature):
         raise NotImplementedError
 
     def ids_of(self, values: np.ndarray, counts: ValueCounts | None) -> np.ndarray:
-        """Map raw ids to ids of the table, int64 [n]; missing: `MISSING_ROW` or `NO_ID`."""
+        """Map raw ids to table ids, int64 [n]; missing ones to `MISSING_ROW` or `NO_ID`."""
         missing = missing_ids(values)
         ids = to_ids(values)
         if self.hash_buckets is not None:
@@ -152,7 +152,7 @@ class IdFeature(Feature):
 
 @dataclass(frozen=True)
 class Categorical(IdFeature):
-    """A category as a row's id in a table: int64 [N]; arguments as of `IdFeature`."""
+    """A category as the id of a table row: int64 [N]; arguments as in `IdFeature`."""
 
     def raw(self) -> dict[str, Column]:
         return {self.source: id_column(self.dtype, self.required)}
@@ -193,12 +193,12 @@ class Time(Feature):
     Args:
         parts: any of "hour", "weekday" (Monday is 0), "hour_of_week", "day" (of the month) and "month"; each is an
             int64 [N] named "<name>_<part>", 0 where the time is missing.
-        since: name of another column with a time; the age is log(1 + hours) between the two, float32 [N, 1], named
-            "<name>_age"; 0 where either is missing or it is negative.
-        offset: hours that are added to UTC.
-        unit: of numbers, "s", "ms", "us" or "ns" since the epoch, or "yyyymmdd"; None: seconds, or the unit that the
-            number of digits shows; a number that shows none is refused by name.
-        day_first: whether "03/02/2024" is the third of February; None: such a date is refused by name.
+        since: name of another time column. The age is log(1 + hours since that time), float32 [N, 1], named
+            "<name>_age"; 0 where a time is missing or the difference is negative.
+        offset: hours to add to UTC.
+        unit: unit of numbers: "s", "ms", "us" or "ns" since the epoch, or "yyyymmdd". None: seconds, or the unit that
+            the number of digits shows; a row with an unclear number is set aside.
+        day_first: whether "03/02/2024" is the third of February; None: a row with such a date is set aside.
         dim: length of a part's vector; None: that of the `FeatureEmbedding`.
         options: further arguments of `trainer.embedding.Embedding`; see `IdFeature`.
     """

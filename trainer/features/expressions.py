@@ -44,7 +44,8 @@ class Parsed:
     """A checked expression.
 
     Attributes:
-        evaluate: computes its value from float64 columns, [N].
+        names: names of the columns that it reads.
+        evaluate: computes its value from float64 columns [N] by name.
     """
 
     names: tuple[str, ...]

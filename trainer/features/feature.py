@@ -19,10 +19,10 @@ from ..streams.formats.column import Column
 RawColumns = Mapping[str, Any]  # name -> array [N] or `Ragged`, as returned by `Schema.convert`
 NO_ID = MISSING_NUMBER  # a missing integer id
 PADDING = NO_ID + 1  # the id that pads lists
-MIN_ID = NO_ID + 2  # the least integer that is an id; the two below it are refused as values
+MIN_ID = NO_ID + 2  # the smallest valid integer id; the two smaller integers are reserved
 
 NUMBERS, IDS = "numbers", "ids"  # inputs of the network
-PREDICTION, SET_ASIDE = "prediction", "set_aside"  # names of added columns, next to those kept for output
+PREDICTION, SET_ASIDE = "prediction", "set_aside"  # names of columns that predictions add to the kept columns
 MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2  # rows of tables with a vocabulary
 
 
@@ -32,7 +32,7 @@ class Kind(Enum):
     NUMBERS = "numbers"  # float32 [N, width]
     IDS = "ids"  # int64 [N]
     LIST = "list"  # `Ragged` of int64 ids
-    WEIGHTS = "weights"  # `Ragged` of float32, with the row lengths of its list
+    WEIGHTS = "weights"  # `Ragged` of float32, one weight per id of its list
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class NumberVector:
 
     Attributes:
         kind: "autodis" or "mlp".
-        buckets: meta-embeddings of AutoDis, hidden units of the perceptron.
+        buckets: number of meta-embeddings of AutoDis, or of hidden units of the perceptron.
         temperature: temperature of AutoDis' softmax.
-        skip: how much of the hidden layer AutoDis adds to its projection.
+        skip: factor of AutoDis' skip connection around the second layer.
     """
 
     kind: str
@@ -74,13 +74,13 @@ class Output:
 
     Attributes:
         name: unique among all outputs.
-        kind: what it holds.
-        width: columns, for NUMBERS.
-        table: where ids are looked up, for IDS and LIST.
+        kind: kind of its values.
+        width: number of columns, for NUMBERS.
+        table: table in which ids are looked up, for IDS and LIST.
         pooling: pooling of a LIST: "mean", "sum", "sqrtn", or None for a sequence.
         weights: name of the output that holds the weights of a LIST, or None.
-        vector: for NUMBERS of width 2 (a number and whether it is missing), how it becomes a vector; None: it stays a
-            number.
+        vector: how the number becomes a vector, for NUMBERS of width 2 (the number, then 1 if it is missing); None: it
+            stays a number.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Inputs(dict):
     """Network inputs by name, then labels and weights; see `Features.batch`.
 
     Attributes:
-        kept: the columns kept for output, by name, if requested.
+        kept: the columns of `Features(keep=...)` by name, if requested.
         set_aside: how many of the raw rows were set aside and why, or None.
     """
 
@@ -116,7 +116,7 @@ class Statistic:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Compute what depends on all values; called once, before features are applied."""
+        """Compute what depends on all values; called before features are applied."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``."""
@@ -132,15 +132,16 @@ class Feature:
     """Base of all features; the constructor checks the arguments.
 
     Args:
-        name: name of the feature, and of the raw column unless `column` names it.
+        name: name of the feature, and of the raw column unless `column` is given.
         column: name of the raw column.
-        required: whether a row without a value is set aside; otherwise missing counts as a separate value.
+        required: whether a row without a value is set aside; otherwise the kind of the feature decides what a missing
+            value becomes.
 
     Raises:
-        ConfigurationError: an argument that cannot work.
+        ConfigurationError: an argument is invalid.
     """
 
-    learns: ClassVar[bool] = False  # whether it needs a pass over the data
+    learns: ClassVar[bool] = False  # whether it must learn a statistic from data
 
     name: str
     column: str | None = None
@@ -178,13 +179,13 @@ class Feature:
     def id_sources(self) -> dict[str, dict[str, Any]]:
         """Return {table: kind and arguments that decide which id a value gets}, as JSON.
 
-        A table can be taken over by features with equal sources. Arguments that only decide which ids occur are left
-        out, such as `min_count`. A feature of a kind that does not say is never compared.
+        A saved table can be reused by features with equal sources. Arguments that only decide which ids occur, such as
+        `min_count`, are left out. A feature that returns an empty dict is not compared.
         """
         return {}
 
     def number_source(self) -> dict[str, Any] | None:
-        """Return the arguments that decide the scale of its numbers, or None."""
+        """Return the arguments that determine the scale of the numbers, or None."""
         return None
 
     def declaration(self) -> dict[str, Any]:
@@ -209,12 +210,12 @@ def number_column(required: bool) -> Column:
 
 
 def time_column(required: bool, unit: str | None = None, day_first: bool | None = None) -> Column:
-    """Return a raw column of times, as numbers or text; NaN if absent and optional."""
+    """Return a raw column of times; missing values are NaN unless `required`."""
     return replace(number_column(required), times=True, time_unit=unit, day_first=day_first)
 
 
 def to_float32(values: np.ndarray) -> np.ndarray:
-    """Return the values as float32, infinite where float32 cannot hold them."""
+    """Return the values as float32; values that are too large become infinite."""
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
 
@@ -225,14 +226,14 @@ def text_column(required: bool) -> Column:
 
 
 def id_column(dtype: str, required: bool) -> Column:
-    """Return a raw column of ids, "str" or "int64"; "" or `NO_ID` if optional."""
+    """Return a raw column of ids; missing ones are "" or `NO_ID` unless `required`."""
     if dtype == "str":
         return text_column(required)
     return Column(np.int64, default=None if required else NO_ID, minimum=MIN_ID, coerce=True)
 
 
 def list_column(dtype: str, required: bool = False) -> Column:
-    """Return a raw column of lists of `dtype`; empty if absent and optional."""
+    """Return a raw column of lists; missing lists are empty unless `required`."""
     return Column(
         np.str_ if dtype == "str" else dtype,
         (None,),
@@ -255,10 +256,14 @@ def id_sources(features: Iterable[Feature]) -> dict[str, dict[str, dict[str, Any
 def id_problems(
     features: Iterable[Feature], state: Mapping[str, Any], table_there: Callable[[str], str] = str
 ) -> dict[str, str]:
-    """Return {table: why its ids mean other rows in a state}; empty: no conflict.
+    """Return {table: why its ids belong to other rows in a saved state}.
+
+    The result is empty if there is no conflict.
 
     Args:
-        state: of `Features.state_dict`; one of a version that did not record the sources contradicts nothing.
+        features: the features now declared.
+        state: a state of `Features.state_dict`. States of old versions, which lack id sources, cause no conflict.
+        table_there: returns the name of a table in the state.
     """
     problems: dict[str, str] = {}
     recorded = state["json"].get("ids") or {}
@@ -278,7 +283,7 @@ def id_problems(
 
 
 def check_numbers(features: Iterable[Feature], state: Mapping[str, Any]) -> None:
-    """Check that numbers have the scale they have in a state, else raise a mismatch."""
+    """Raise CheckpointMismatchError if numbers have another scale than in a state."""
     saved = state["json"].get("numbers") or {}
     for feature in features:
         declared, before = feature.number_source(), saved.get(feature.name)

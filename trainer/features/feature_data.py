@@ -1,4 +1,4 @@
-"""Raw data as network inputs: whole tables, files, or a stream's batches."""
+"""Converts raw tables and files to network inputs; learns features from them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 def is_raw(data: Any) -> bool:
-    """Return whether `data` are raw rows: a table, one or more rows, a path of files."""
+    """Return whether `data` are raw rows: a table, one or more rows, or a file path."""
     return isinstance(data, str | Path | RawData) or (is_table(data) and not isinstance(data, Inputs))
 
 
 def raw_data(data: Any) -> RawData:
-    """Return raw rows of any form as an object with `parts`; DataError: other data."""
+    """Return raw rows of any form as `RawData`; raise DataError for other data."""
     if isinstance(data, RawData):
         return data
     return RawFiles(data) if isinstance(data, str | Path) else RawTable(data)
@@ -53,7 +53,10 @@ def inputs_of(
 
     Args:
         fit: whether unfitted features learn from these rows.
-        set_aside: whether any number of bad rows is left out, of rows without labels too.
+        labelled: whether labels, weights and groups are required; False for rows to predict.
+        kept: collects the columns of `Features(keep=...)`.
+        set_aside: whether any number of bad rows may be left out; otherwise `Features(max_bad_share=...)` is the limit,
+            and no row to predict may be left out.
 
     Raises:
         DataError: too many rows are bad, or a required column is absent.
@@ -75,7 +78,7 @@ def batches_of(
 
     The arguments and errors are those of `inputs_of`. With `log` the iterator reports bad rows at its end.
     """
-    set_aside = set_aside or (data.part is not None and not labelled)  # a prediction of the part that is evaluated
+    set_aside = set_aside or (data.part is not None and not labelled)  # predicts the same rows that an evaluation reads
     labelled = labelled or data.part is not None
     aside = SetAside(1.0 if set_aside or not labelled else features.max_bad_share)
 
@@ -114,7 +117,7 @@ def drift_of(features: Features, data: Any, max_rows: int) -> dict[str, float]:
         )
     profiles = {name: ColumnProfile(column) for name, column in features.columns.items()}
     read = 0
-    # files are divided by the event time, which is read with the label
+    # the split of files into parts needs the event time, which is only read together with the labels
     data = raw_data(data)
     for rows in data.parts(features, SetAside(), labelled=data.part is not None):
         add_sample(profiles, rows.columns)
@@ -136,9 +139,9 @@ def learns_from_next(features: Features) -> bool:
 
 
 def learn_together(features: Features, data: RawData, group: Group) -> None:
-    """Learn from the rows of all processes; all get the same statistics."""
+    """Learn from the rows of all processes, so that all have the same statistics."""
     if group.any(learns_from_next(features)):
-        merged = features.learned.copy()  # ids that have a row of a table keep it
+        merged = features.learned.copy()  # ids keep the table rows that they already have
         features.learned = Learned(features.features, features.columns)
         features.fit(data)
         for state in gather_states(group, features.learned.state_dict()):
@@ -150,7 +153,7 @@ def learn_together(features: Features, data: RawData, group: Group) -> None:
 
 
 class KeptColumns:
-    """Columns of the predicted rows, in the order of the predictions."""
+    """Columns of `Features(keep=...)`, in the order of the predicted rows."""
 
     def __init__(self) -> None:
         self._parts: deque[dict[str, Any]] = deque()

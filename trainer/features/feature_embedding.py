@@ -23,7 +23,7 @@ LEAK = 0.01  # slope of the leaky ReLU for negative numbers
 
 
 class SequenceEmbedding(Embedding):
-    """Vectors of a padded list of ids, zeros at padding, and a mask of the ids.
+    """Returns the vectors of padded lists of ids, zero at padding, and a mask of ids.
 
     Inputs:
         ids: integers [batch, length].
@@ -46,20 +46,23 @@ class SequenceEmbedding(Embedding):
 
 
 class NumberEmbedding(nn.Cell):
-    """Vectors of several numbers, each with its own parameters.
+    """Turns several numbers into vectors; each number has its own parameters.
 
     AutoDis (H. Guo, B. Chen, R. Tang, W. Zhang, Z. Li, X. He, "An Embedding Learning Framework for Numerical Features
-    in CTR Prediction", KDD 2021, section 3.2), for number x of feature j with H meta-embeddings M_j [H, dim]:
+    in CTR Prediction", KDD 2021, section 3.2) computes, for number x of feature j with H meta-embeddings M_j [H, dim]:
 
         h = leaky_relu(w_j x),  s = W_j h + skip h,  a = softmax(s / temperature),  e = sum_k a_k M_jk.
 
-    The perceptron: e = V_j relu(w_j x + b_j) + c_j, with H hidden units.
+    The perceptron computes e = V_j relu(w_j x + b_j) + c_j, with H hidden units. A missing number has a vector of its
+    own.
 
     Args:
-        options: the settings that the features share.
+        features: number of features.
+        dim: length of the vectors.
+        options: options that all of the features share.
 
     Inputs:
-        numbers: float [N, 2 features]: per feature the number, then 1 if it is missing, else 0.
+        numbers: float [N, 2 * features]: for each feature, the number, then 1 if it is missing, else 0.
 
     Outputs:
         [N, features, dim].
@@ -99,35 +102,35 @@ class NumberEmbedding(nn.Cell):
 
 
 class FeatureEmbedding(nn.Cell):
-    """Vectors of categories and lists, and the numbers, from `Features`' inputs.
+    """Turns the inputs of `Features` into vectors (categories, lists) and numbers.
 
     Args:
         features: the declared columns.
-        dim: length of the vectors; every categorical feature has the same one here.
+        dim: length of the vectors, the same for all categorical features.
         optimizer: `RowOptimizer` of all tables; None: the one that matches the Trainer's optimizer.
-        exclude: names of fields or sequences that are left out here.
-        prefix: begins the names of its tables, and of their files; a network with two of these layers tells them apart
-            by it. All vectors then have length `dim`, even if a feature has another `dim`.
-        options: further arguments of every `Embedding`; those of a feature come first.
+        exclude: names of fields or sequences to leave out.
+        prefix: prefix of the names of the tables and of their files, which distinguishes two of these layers in one
+            network. With a prefix, all vectors have length `dim`, even if a feature declares another `dim`.
+        options: further arguments of every `Embedding`; the options of a feature take precedence.
 
     Inputs:
         the columns named by `Features.inputs`, in that order.
 
     Outputs:
-        fields: float32 [N, fields, dim]: a vector for each category, each pooled list, and each number with an
-            `embedding`, in this order and each in the order declared; zeros [N, 1, dim] where there are none.
-        numbers: float32 [N, number_width]: all other numbers; zeros [N, 1] where there are none.
-        sequences: for each list without pooling, in order: its vectors, float32 [N, length, dim], zeros where it is
-            padded, and its mask, bool [N, length].
+        fields: float32 [N, fields, dim]: a vector for each category, then for each pooled list, then for each number
+            with an `embedding`, each group in the order of declaration; zeros [N, 1, dim] if there are none.
+        numbers: float32 [N, number_width]: all other numbers; zeros [N, 1] if there are none.
+        sequences: for each list without pooling, in order: its vectors, float32 [N, length, dim], zero at padding,
+            and its mask, bool [N, length].
 
     Attributes:
         field_names: names of the fields, in order.
         sequence_names: names of the sequences, in order.
-        number_width: columns of `numbers`.
-        plain_columns: their columns in the input "numbers".
+        number_width: number of columns of `numbers`.
+        plain_columns: indexes of these columns in the input "numbers".
 
     Raises:
-        ConfigurationError: features of other widths than `dim`, which cannot be stacked.
+        ConfigurationError: a feature declares another `dim`, so that its vectors cannot be stacked.
     """
 
     def __init__(
@@ -195,13 +198,14 @@ class FeatureEmbedding(nn.Cell):
                 else:
                     columns[table] = _table_options(output, prefix, options)
             shares = {output.table.name for output in ids} & {output.table.name for output in (*pooled, *sequences)}
-            # If one table has a list's padding, all get it: tables that differ in padding cannot be read together.
+            # If a list reads one of these tables, all of them get the padding id, because a group of tables with
+            # different padding cannot be read together.
             more = {"padding": PADDING} if shares else {}
             self.categories = EmbeddingGroup(self.dim, columns, **options, **more)
             tables = dict(zip(columns, self.categories.members, strict=True))
 
         def listed(kind: type[Embedding], output: Output, **more: Any) -> Embedding:
-            """Return the cell that reads a list, of its table or of a new one."""
+            """Return the cell that reads a list from an existing or a new table."""
             table = f"{prefix}{output.table.name}"
             if table in tables:
                 return kind(self.dim, table=tables[table], **more)
@@ -250,7 +254,7 @@ class FeatureEmbedding(nn.Cell):
     def rows_of(self, columns, field):
         """Return table rows of a category, int32 [N], and of the first sequence, [N, L].
 
-        Graph code. Within a step, equal rows of one table are equal ids, and equal ids equal rows.
+        This runs inside the graph. Within a step, two ids of a table are equal if and only if their rows are equal.
         """
         ids = columns[1] if self.has_numbers else columns[0]
         ids = ids if self.id_columns is None else ops.gather(ids, self.id_columns, 1)
@@ -302,7 +306,7 @@ def _rows_of(output: Output) -> int:
 def _number_columns(
     outputs: Sequence[Output],
 ) -> tuple[list[int], dict[NumberVector, list[tuple[str, int]]]]:
-    """Return the columns that stay numbers, and vectors -> (name, first column)."""
+    """Return the columns that stay numbers, and {options: (name, first column) pairs}."""
     plain: list[int] = []
     vectors: dict[NumberVector, list[tuple[str, int]]] = {}
     column = 0

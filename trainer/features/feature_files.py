@@ -21,7 +21,7 @@ def write_state(state: Mapping[str, Any], folder: FolderWriter, name: str = NAME
 
 
 def described_state(features: Features) -> dict[str, Any]:
-    """Return the arguments of `write_state`: learned state and declaration."""
+    """Return the learned state and the declaration, for `write_state`."""
     state = features.published_state()
     return {**state, "json": {"declaration": features.declaration(), "state": state["json"]}}
 
@@ -59,7 +59,7 @@ def load_fitted(features: Features, folder: str | Path) -> None:
 
     Raises:
         ConfigurationError: there are no fitted features in the folder.
-        CheckpointMismatchError: they are other features.
+        CheckpointMismatchError: the folder holds the state of other features.
     """
     try:
         learned = read_features(Path(folder))

@@ -54,36 +54,39 @@ logger = logging.getLogger(__name__)
 class Features(Stateful):
     """The declared columns of a table.
 
-    The network's inputs are, in this order and if present: "numbers" float32 [N, M], all numbers concatenated; "ids"
-    int64 [N, F], a column per category; and one ragged column per list, by name.
+    The network has these inputs, in this order and if present: "numbers", float32 [N, M], all numbers concatenated;
+    "ids", int64 [N, F], one column per category; and one ragged column per list, by name.
 
     Args:
         features: `Feature` objects, or mappings of their arguments with "kind", as in YAML.
-        label: name of the label column, or of several. One that a feature reads as ids gives these ids, int64, text
-            hashed: what `trainer.models.InBatchSoftmax` compares.
+        label: name of the label column, or a list of several. A label column that a feature reads as ids becomes these
+            ids, int64 with text hashed, as `trainer.models.InBatchSoftmax` needs them.
         weight: name of the column of loss weights, or None.
         group: name of the column that ranking metrics group rows by, or None.
-        event_time: name of the column with the time of an event, a number, a timestamp or a text, or None.
-        event_time_unit, event_time_day_first: how its numbers and its dates are read, see `Time`; None: recognised,
-            or as a `Time` feature of the column says.
+        event_time: name of the column with event times (numbers, timestamps or text), or None.
+        event_time_unit: unit of event times that are numbers, see `Time`; None: the one that a `Time` feature of the
+            column declares, or the one that the number of digits shows.
+        event_time_day_first: whether "03/02/2024" is the third of February, see `Time`; None: as a `Time` feature of
+            the column declares.
         label_dtype: "float32", or "int32" for class numbers.
-        label_classes: the values of a label of classes, texts or numbers, such as ["no", "yes"]: the label becomes the
-            number of its class, float32 0 or 1 of two, for `nn.BCEWithLogitsLoss`, int32 of more, for
-            `nn.CrossEntropyLoss`. Rows with another value are set aside. Predictions name the classes.
-        keep: names of columns that predictions come with where asked, `predict(rows, keep=True)`. Those that nothing
-            else reads are texts, or numbers and truth values where the rows have such, None where one is missing.
-        update_every: rows of a stream after which what the features learn (vocabularies, means, quantiles) is brought
-            up to date, at the beginning of the next batch; None: `online_train` leaves it as it is.
-        csv: how CSV files are written, and numbers that come as text, such as ``{"delimiter": ";", "decimal": ","}``;
-            see `trainer.streams.formats.csv_format.CsvFormat`. It holds for all files and streams of these features.
-        fitted: a folder that `trainer features CONFIG --fit --to FOLDER` wrote, whose statistics are taken over; None:
-            the features learn from the first data of `fit`.
-        max_bad_share: largest share of rows set aside, 0 to 1, in finite data; a larger one is an error in `fit` and
-            `evaluate`, where more than 10 rows are bad. Streams have their own `max_bad_share`.
+        label_classes: the possible values of a label, text or numbers, such as ["no", "yes"]. The label becomes the
+            index of its class: float32 0 or 1 if there are two, for `nn.BCEWithLogitsLoss`, or int32 if there are more,
+            for `nn.CrossEntropyLoss`. Rows with another value are set aside. Predictions name the classes.
+        keep: names of columns that `predict(rows, keep=True)` returns next to the predictions. Columns that nothing
+            else reads are returned as text, or as numbers or booleans if the rows have such values; missing values are
+            None.
+        update_every: number of stream rows after which the learned vocabularies, means and quantiles are updated, at
+            the start of the next batch; None: `online_train` does not change them.
+        csv: format of CSV files, and of numbers that are given as text, such as ``{"delimiter": ";", "decimal": ","}``;
+            see `trainer.streams.formats.csv_format.CsvFormat`. It applies to all files and streams of these features.
+        fitted: folder written by `trainer features CONFIG --fit --to FOLDER`, whose statistics are used; None: the
+            features learn from the first data of `fit`.
+        max_bad_share: largest share of rows, 0 to 1, that may be set aside in finite data. A larger share is an error
+            in `fit` and `evaluate` if more than 10 rows are bad. Streams have their own `max_bad_share`.
 
     Attributes:
         learned: the statistics in use.
-        recent: what `online_train` has seen since the last update of `learned`.
+        recent: values that `online_train` has read since the last update of `learned`.
 
     Raises:
         ConfigurationError: two features or outputs have the same name, or a column is declared in conflicting ways.
@@ -180,10 +183,10 @@ class Features(Stateful):
 
         Args:
             labelled: whether labels, weights and groups are required.
-            kept: whether the columns kept for output are read as well.
+            kept: whether the columns of `Features(keep=...)` are read as well.
 
         Raises:
-            DataError: a required column is absent, or the data has no rows.
+            DataError: a required column is absent, or the data have no rows.
         """
         schema = self.schema_of(labelled=labelled, kept=kept)
         values, count = (data if isinstance(data, RawTable) else RawTable(data)).values(schema)
@@ -199,10 +202,10 @@ class Features(Stateful):
         """Learn vocabularies, means and quantiles in one pass over the data.
 
         Args:
-            data: raw rows as `Trainer.fit` takes them; files are read a part at a time.
+            data: raw rows as `Trainer.fit` takes them; files are read in parts.
 
         Raises:
-            DataError: no rows, a column is absent, or more rows are bad than `max_bad_share` allows.
+            DataError: there are no rows, a column is absent, or more rows are bad than `max_bad_share` allows.
         """
         from .feature_data import rows_of
 
@@ -215,7 +218,7 @@ class Features(Stateful):
         self.learning_ended(count)
 
     def learning_ended(self, rows: int) -> None:
-        """Record that the features have learned from `rows` rows; DataError if 0."""
+        """Record that the features have learned from `rows` rows; raise DataError if 0."""
         if not rows:
             raise DataError("the features learned nothing: the data have no good rows")
         self.is_fitted = True
@@ -238,23 +241,23 @@ class Features(Stateful):
         return other
 
     def merge(self, other: Features) -> None:
-        """Merge what equal features learned from other rows; ids keep their table rows."""
+        """Merge the learned state of equal features; known ids keep their table rows."""
         self.learned.merge(other.learned)
         self.is_fitted = self.is_fitted or other.is_fitted
 
     def drift(self, data: Any, *, max_rows: int = 1 << 17) -> dict[str, float]:
-        """Return each raw column's drift from the rows learned from, largest first.
+        """Return how far each raw column has drifted since learning, largest first.
 
         The measure is the population stability index: below 0.1 a column is usually called unchanged, above 0.25
         changed. Missing values form their own bucket; a list is represented by its last value, a vector by its mean.
 
         Args:
             data: raw rows as `Trainer.evaluate` takes them; labels may be absent.
-            max_rows: number of rows to read from the start; a sample of them is compared.
+            max_rows: maximum number of rows to read, from the start; a sample of these rows is compared.
 
         Raises:
-            ConfigurationError: the features have learned from no rows.
-            DataError: no rows, or a column is absent.
+            ConfigurationError: the features have not learned from any rows.
+            DataError: there are no rows, or a column is absent.
         """
         from .feature_data import drift_of
 
@@ -264,12 +267,13 @@ class Features(Stateful):
         """Convert a frame, a mapping of columns, or one or more rows to network inputs.
 
         Args:
-            keep: whether the result has the columns kept for output, as its attribute `kept`.
-            aside: receives why rows are left out that the declaration forbids, by their index; None: one is an error.
+            keep: whether the result also has the columns named by `Features(keep=...)`, in its attribute `kept`.
+            aside: dict that receives the reason for each bad row, by row index; bad rows are then left out. None: a bad
+                row is an error.
 
         Raises:
-            ConfigurationError: a feature must learn from data first; or no columns are kept.
-            DataError: as for `read`; or a row that the declaration forbids, and no good one with `aside`.
+            ConfigurationError: a feature must learn from data first, or `Features(keep=...)` names no columns.
+            DataError: as for `read`; or a row is bad and `aside` is None; or all rows are bad.
         """
         if keep:
             self.check_keep()
@@ -285,7 +289,7 @@ class Features(Stateful):
         return inputs
 
     def check_keep(self) -> None:
-        """Check that `keep` names columns; raise ConfigurationError if not."""
+        """Raise ConfigurationError if `Features(keep=...)` names no columns."""
         if not self.keep:
             raise ConfigurationError('keep=True: no columns are kept; name them, as Features(..., keep=["user_id"])')
 
@@ -317,7 +321,7 @@ class Features(Stateful):
         return inputs
 
     def batch(self, raw: RawColumns) -> Inputs:
-        """Compute the network inputs, then the group, label and weight in `raw`."""
+        """Compute the network inputs; append the group, labels and weight found in `raw`."""
         inputs = self.apply(raw)
         for name in self._others:
             if name in raw:
@@ -347,7 +351,7 @@ class Features(Stateful):
         """Return the features and the roles of the other columns as JSON.
 
         Raises:
-            ConfigurationError: another process could not import a custom function.
+            ConfigurationError: a feature is of a custom kind, or another process could not import its function.
         """
         from . import KINDS
 
@@ -372,7 +376,7 @@ class Features(Stateful):
         return cls(**{**declaration, "label": declaration["label"] or None})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the learned state, and recent values not merged into it yet."""
+        """Return the learned state, and the recent values that it does not include yet."""
         state, recent = self.published_state(), self.recent.state_dict()
         return {"json": {**state["json"], **recent["json"]}, "arrays": {**state["arrays"], **recent["arrays"]}}
 
@@ -388,7 +392,8 @@ class Features(Stateful):
         """Restore what `state_dict` or `published_state` returned.
 
         Raises:
-            CheckpointMismatchError: the state belongs to other features, or to features with other ids or numbers.
+            CheckpointMismatchError: the state belongs to other features, or to features that compute other ids or
+                numbers.
         """
         for problem in id_problems(self.features, state).values():
             raise CheckpointMismatchError(f"the snapshot is of other features: {problem}")

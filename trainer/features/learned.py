@@ -23,11 +23,12 @@ _RECENT = "@recent."  # prefix of the names of recent-value arrays
 class Recent:
     """Values that features saw in a stream since the last update; immutable.
 
-    All values are added at once, regardless of batch boundaries, so a run that is interrupted and resumed in between
-    learns bit-identical statistics.
+    The statistics add all values at once, regardless of batch boundaries, so a run that is interrupted and resumed in
+    between learns bit-identical statistics.
 
     Attributes:
-        values: feature name -> the values that its statistic counts, batch by batch.
+        rows: number of rows.
+        values: feature name -> the values that its statistic counts, one array per batch.
     """
 
     rows: int = 0
@@ -42,7 +43,7 @@ class Recent:
         return {name: np.concatenate(parts) for name, parts in self.values.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return rows and values; empty without rows."""
+        """Return the state of rows and values; empty if there are no rows."""
         if not self.rows:
             return {"json": {}, "arrays": {}}
         return {"json": {"recent_rows": self.rows}, "arrays": {_RECENT + n: a for n, a in self.joined().items()}}
@@ -56,7 +57,7 @@ class Recent:
 
 
 class Learned:
-    """A statistic per feature that learns, and a profile per raw column."""
+    """The statistic of each feature that learns, and the profile of each raw column."""
 
     def __init__(self, features: Sequence[Feature], columns: Mapping[str, Column]) -> None:
         self._learning = tuple(feature for feature in features if feature.learns)
@@ -69,17 +70,17 @@ class Learned:
         return max((profile.rows for profile in self.profiles.values()), default=0)
 
     def add(self, raw: RawColumns) -> None:
-        """Add the rows of a batch; the profiles get a sample of them."""
+        """Add the rows of a batch to the statistics, and a sample to the profiles."""
         for name, values in self.observed(raw).items():
             self.statistics[name].add(values)
         add_sample(self.profiles, raw)
 
     def observed(self, raw: RawColumns) -> dict[str, np.ndarray]:
-        """Return the learnable values of a batch, one-dimensional, by feature name."""
+        """Return the values that the statistics count, one-dimensional, by feature name."""
         return {feature.name: feature.observed(raw) for feature in self._learning}
 
     def updated(self, recent: Recent) -> Learned:
-        """Return a copy whose statistics, not profiles, include `recent`."""
+        """Return a copy with `recent` added to the statistics, but not to the profiles."""
         other = self.copy()
         for name, values in recent.joined().items():
             other.statistics[name].add(values)
@@ -99,7 +100,7 @@ class Learned:
     def copy(self) -> Learned:
         """Return an independent copy.
 
-        A shallow one suffices: statistics replace their arrays and never write into them.
+        A shallow copy suffices, because statistics replace their arrays and never write into them.
         """
         other = copy.copy(self)
         other.statistics = {name: copy.copy(statistic) for name, statistic in self.statistics.items()}
@@ -139,7 +140,7 @@ class Learned:
 
 
 def add_sample(profiles: Mapping[str, ColumnProfile], raw: RawColumns) -> None:
-    """Add evenly spaced rows to the profiles: `SAMPLED_ROWS` or more if available."""
+    """Add evenly spaced rows to the profiles, at least `SAMPLED_ROWS` if available."""
     for name, profile in profiles.items():
         column = raw[name]
         profile.add(column[:: max(1, len(column) // SAMPLED_ROWS)])

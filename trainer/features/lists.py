@@ -52,7 +52,7 @@ class _Lists(IdFeature):
 
 @dataclass(frozen=True)
 class _Aligned(_Lists):
-    """Base of lists that may be one of several aligned columns of a sequence."""
+    """Base of list features that may be aligned with other lists of a sequence."""
 
     sequence: str | None = None
 
@@ -61,7 +61,7 @@ class _Aligned(_Lists):
         nonempty_text(f"{type(self).__name__}(sequence=...)", self.sequence, "the name of a sequence", optional=True)
 
     def aligned(self) -> dict[str, str | None]:
-        """Return {column aligned with the sequence: its separator}."""
+        """Return {raw column that is aligned with the sequence: its separator}."""
         raise NotImplementedError
 
 
@@ -70,13 +70,15 @@ class ListFeature(_Aligned):
     """A list of categories per row: a `Ragged` int64 column; a missing list is empty.
 
     Args:
-        separator: for lists that are written as one text, as "Action|Comedy".
-        sequence: name of the sequence that the list describes, together with every list of the same `sequence`. Their
-            lists have the same length in a row, or the row is set aside; missing values in them keep their place.
-        max_length: longer lists lose their first values, the oldest of a history; the same for all of a sequence.
-        pooling: "mean", "sum" or "sqrtn" of the vectors; None: a sequence, with a mask, for the network to use.
+        separator: separator of lists that are written as one text, such as "Action|Comedy".
+        sequence: name of a sequence that several lists describe together. A row is set aside if its lists with the
+            same `sequence` differ in length. Missing values in them keep their position.
+        max_length: maximum length; longer lists lose their first values, the oldest ones of a history. All lists of a
+            sequence must have the same `max_length`.
+        pooling: how the vectors are pooled: "mean", "sum" or "sqrtn". None: the network gets the sequence of vectors
+            and a mask.
         dtype, vocabulary, min_count, max_size, hash_buckets, dim, table, options: see
-            `trainer.features.categorical.IdFeature`; a history of items shares its table with the item itself.
+            `trainer.features.categorical.IdFeature`. With `table`, a history of items can share a table with the item.
     """
 
     separator: str | None = None
@@ -90,7 +92,7 @@ class ListFeature(_Aligned):
         return {self.source: column}
 
     def lists(self, raw: RawColumns) -> Ragged:
-        """Return lists of raw ids without missing ones."""
+        """Return lists of raw ids, without missing ids unless the lists are aligned."""
         column = raw[self.source]
         aligned = self.sequence is not None
         lists = column[:] if isinstance(column, Ragged) else split(column, self.separator, self.dtype, aligned)
@@ -105,7 +107,8 @@ class WeightedList(_Aligned):
     """A list of weighted categories; a missing list is empty, a missing weight is 1.
 
     Args:
-        weights: name of the raw column with the lists of weights; with `sequence`, they are as many as the categories.
+        weights: name of the raw column with lists of weights. With `sequence`, a row is set aside if its numbers of
+            weights and categories differ.
         sequence, max_length, pooling: see `ListFeature`.
         dtype, vocabulary, min_count, max_size, hash_buckets, dim, table, options: see
             `trainer.features.categorical.IdFeature`.
@@ -149,12 +152,12 @@ class WeightedList(_Aligned):
 
 @dataclass(frozen=True)
 class Text(_Lists):
-    """The words and n-grams of a text as hashed ids; a missing text gives none.
+    """The words and n-grams of a text as hashed ids; a missing text has none.
 
     Words are sequences of letters and digits, lowercased.
 
     Args:
-        ngrams: longest run of words that counts as one; 1: only single words.
+        ngrams: maximum number of consecutive words that form an id; 1: only single words.
         hash_buckets: number of buckets; None: every word is its own id.
         max_length, pooling: see `ListFeature`.
         vocabulary, min_count, max_size, dim, table, options: see `trainer.features.categorical.IdFeature`.
@@ -182,7 +185,7 @@ _WORD = re.compile(r"\w+")
 
 
 def per_distinct(texts: np.ndarray, split_text: Callable[[str], list[str]]) -> Ragged:
-    """Split every text; each distinct text is split once."""
+    """Split texts into lists; call `split_text` once per distinct text."""
     distinct, inverse = np.unique(texts, return_inverse=True)
     rows = [split_text(text) for text in distinct.tolist()]
     values = np.array([value for row in rows for value in row], dtype=np.str_)
@@ -225,7 +228,7 @@ def without(lists: Ragged, left_out: np.ndarray) -> Ragged:
 
 
 def aligned_columns(features: Sequence[Feature]) -> dict[str, dict[str, str | None]]:
-    """Return the aligned columns of each sequence -> separator; see `Schema.aligned`."""
+    """Return {sequence: {aligned column: separator}}; see `Schema.aligned`."""
     sequences: dict[str, dict[str, str | None]] = {}
     longest: dict[str, _Aligned] = {}
     for feature in features:

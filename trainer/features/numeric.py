@@ -27,19 +27,20 @@ VECTORS = ("autodis", "mlp")
 class Numeric(Feature):
     """A number, optionally with an indicator of missing values: float32 [N, 1 or 2].
 
-    Applied in this order: clip, transform, normalize, fill in missing values; a value that is not finite in float32 by
-    then counts as missing.
+    The steps are, in this order: clip, transform, normalize, fill in missing values. A value that is not finite in
+    float32 after normalization counts as missing.
 
     Args:
         clip: (lowest, highest) value; either may be None.
         transform: "log1p" (sign(x) log(1 + |x|)), "sqrt" (sign(x) sqrt(|x|)) or None.
-        normalize: "standard" (subtract the mean, divide by the standard deviation), "min_max" (to 0..1) or None; mean,
+        normalize: "standard" (subtract the mean, divide by the standard deviation), "min_max" (to 0..1) or None. Mean,
             deviation and range are learned from the data, after clip and transform.
         missing: replacement for a missing value, after normalization; "mean" is the learned mean.
-        indicator: whether a second number says that the value is missing (1) or not (0).
-        embedding: "autodis" or "mlp": the network gets a vector among its fields in place of the number, a missing one
-            has its own; with options of `trainer.features.feature.NumberVector` as a mapping, {"kind": "autodis",
-            "buckets": 20}. None: the number itself. Numbers should be normalized then.
+        indicator: whether a second number is added that is 1 if the value is missing, else 0.
+        embedding: "autodis" or "mlp": the network gets a vector among its fields instead of the number; missing values
+            have a vector of their own. The number should be normalized. Options of
+            `trainer.features.feature.NumberVector` are given as a mapping, such as {"kind": "autodis", "buckets": 20}.
+            None: the network gets the number.
     """
 
     clip: tuple[float | None, float | None] | None = None
@@ -51,7 +52,7 @@ class Numeric(Feature):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _number_vector(self.embedding)  # refuses what it cannot be
+        _number_vector(self.embedding)  # checks the options
         if self.embedding is not None and self.indicator:
             raise ConfigurationError("Numeric(embedding=...): a missing value has a vector; leave indicator out")
         choice("Numeric(transform=...)", self.transform, TRANSFORMS, optional=True)
@@ -95,12 +96,12 @@ class Numeric(Feature):
         return [self._normalized(self.observed(raw), statistic)]
 
     def _normalized(self, values: np.ndarray, moments: Moments | None) -> np.ndarray:
-        """Return float32 [N, 1 or 2] of transformed values, [N]."""
+        """Normalize transformed values [N] and fill missing ones: float32 [N, 1 or 2]."""
         fill: Any = self.missing
         if moments is not None:
             least = moments.least if moments.count else 0.0
             extent = moments.greatest - moments.least
-            extent = extent if 0 < extent < np.inf else 1.0  # neutral where the numbers do not vary
+            extent = extent if 0 < extent < np.inf else 1.0  # no scaling if the numbers do not vary
             if self.missing == "mean":
                 fill = moments.mean
             if self.normalize == "standard":
@@ -116,7 +117,7 @@ class Numeric(Feature):
 
 
 def _number_vector(embedding: Any) -> NumberVector | None:
-    """Return how a number becomes a vector."""
+    """Check and return the options of a number's vector; None if it has none."""
     if embedding is None:
         return None
     options = dict(embedding) if isinstance(embedding, Mapping) else {"kind": embedding}
@@ -136,8 +137,9 @@ class Bucketized(Feature):
     """A number as the id of its bucket; missing values have their own bucket.
 
     Args:
-        boundaries: ascending boundaries, or a number of buckets of equally many values, learned from the data (to 1 %
-            of a value). Bucket i holds boundaries[i - 1] <= x < boundaries[i].
+        boundaries: ascending boundaries, or a number of buckets. For a number of buckets, boundaries are learned from
+            the data, to a relative error of 1 %, so that all buckets have equally many values. Bucket i holds
+            boundaries[i - 1] <= x < boundaries[i].
         dim: length of a bucket's vector; None: that of the `FeatureEmbedding`.
         options: further arguments of `trainer.embedding.Embedding`; see `trainer.features.categorical.IdFeature`.
     """
@@ -200,7 +202,7 @@ class Vector(Feature):
     Missing values become 0.
 
     Args:
-        width: numbers per row.
+        width: number of values per row.
     """
 
     width: int = 0
@@ -224,12 +226,12 @@ class Vector(Feature):
 
 @dataclass(frozen=True)
 class Expression(Feature):
-    """A number computed from other columns: float32 [N, 1]; missing if any is.
+    """A number computed from other columns: float32 [N, 1].
 
     Args:
         expression: arithmetic over names of raw columns: ``+ - * / ** %``, comparisons, ``and or not``, numbers, and
             the functions of `FUNCTIONS`, as in ``"log1p(price) / where(items > 0, items, 1)"``.
-        missing: replacement for a result that is missing or not finite.
+        missing: replacement for a result that is not finite, for example because a column is missing.
     """
 
     FUNCTIONS: ClassVar[Mapping[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Profiles of the raw columns that features learned from, and drift from them."""
+"""Profiles of raw columns, and the drift between two profiles."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..streams.formats.ragged_column import Ragged
 from .feature import NO_ID
 from .statistics import Quantiles, ValueCounts
 
-SAMPLED_ROWS = 4096  # per part learned from
-MAX_VALUES = 4096  # distinct values that a profile counts before rare ones are dropped
-BUCKETS = 10  # buckets of numbers, with equal counts
-FREQUENT = 20  # most frequent values of a category, one bucket each
-SMALLEST_SHARE = 1e-4  # used for an empty bucket
+SAMPLED_ROWS = 4096  # rows sampled from each part that features learn from
+MAX_VALUES = 4096  # number of distinct values that a profile keeps when it drops rare ones
+BUCKETS = 10  # number of buckets for numbers, with equal counts
+FREQUENT = 20  # number of most frequent categories, which have a bucket each
+SMALLEST_SHARE = 1e-4  # share assumed for an empty bucket
 
 
 class ColumnProfile:
-    """Value counts of a raw column; a list counts its last value, a vector its mean."""
+    """Counts a raw column's values: lists by their last value, vectors by their mean."""
 
     def __init__(self, column: Column) -> None:
         self.ordered = column.dtype.kind == "f"
@@ -75,7 +75,10 @@ class ColumnProfile:
 
 
 class ProfileBuckets:
-    """Buckets of profile comparison: missing; then number ranges or frequent values."""
+    """Buckets for comparing profiles: missing values, number ranges or categories.
+
+    Infrequent categories share the last bucket.
+    """
 
     def __init__(self, reference: ColumnProfile) -> None:
         self._reference = reference
@@ -104,7 +107,7 @@ class ProfileBuckets:
         buckets = self.bucket_of(keys, np.zeros(len(keys), bool))
         counts = np.bincount(buckets, weights=profile.counts.counts, minlength=self.count)
         counts[0] = profile.missing
-        if not self._reference.ordered:  # values too rare to be counted
+        if not self._reference.ordered:  # add the rare values that the profile has dropped
             counts[-1] += profile.rows - counts.sum()
         return counts / max(1.0, counts.sum())
 

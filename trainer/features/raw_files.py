@@ -1,4 +1,4 @@
-"""Files of raw rows as data: train, valid and test parts, read in pieces."""
+"""`RawFiles`: files of raw rows, or their train, valid or test part, as data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .features import Features
 from .raw_rows import AbsentColumns, RawData, Rows, SetAside
 
 PARTS = ("train", "valid", "test")
-IN_MEMORY_BYTES = 1 << 26  # total size of the files
+IN_MEMORY_BYTES = 1 << 26  # files of a smaller total size are kept in memory
 PART_ROWS = 1 << 16
 _SEED = stable_seed("part")
 
@@ -28,22 +28,21 @@ _SEED = stable_seed("part")
 class RawFiles(RawData):
     """A file or folder of raw rows, or a part of its rows, as an experiment's data.
 
-    If the features name an `event_time`, the newest rows are the part "test", those before them "valid", and all older
-    rows "train"; otherwise rows are sampled for each part, with the same result every time.
+    If the features declare an `event_time`, the newest rows are the part "test", the rows before them "valid", and all
+    older rows "train". Otherwise rows are assigned to parts at random, in the same way every time.
 
     Args:
-        path: a CSV, TSV, JSON-lines or Parquet file, or a folder of them; of a URL, such as
-            ``s3://bucket/folder``, a copy is made on the local disk for as long as the process lives.
+        path: a CSV, TSV, JSON-lines or Parquet file, or a folder of them. The files of a URL, such as
+            ``s3://bucket/folder``, are copied to the local disk until the process ends.
         part: "train", "valid" or "test"; None: all rows.
         valid: share of the rows in the part "valid".
         test: share of the rows in the part "test".
-
-        in_memory: whether the network's inputs are held in memory; else the rows are read again in every epoch, in
-            blocks. None: where the files have less than `IN_MEMORY_BYTES`.
-        shuffled_rows: rows that are shuffled together where they are not held in memory.
+        in_memory: whether the network's inputs are kept in memory; otherwise the rows are read in blocks, again in
+            every epoch. None: keep them if the files are smaller than `IN_MEMORY_BYTES` in total.
+        shuffled_rows: number of rows to shuffle together if they are not kept in memory.
 
     Raises:
-        ConfigurationError: an argument that cannot work.
+        ConfigurationError: an argument is invalid.
     """
 
     def __init__(
@@ -100,12 +99,12 @@ class RawFiles(RawData):
             )
 
     def rows_kept(self, features: Features) -> Callable[[Rows, int], Rows]:
-        """Return a function (rows, first index) -> the rows to keep.
+        """Return a function (rows, index of the first row) -> the rows of the part.
 
-        Use it for a single pass over the files, from their start.
+        Indexes count the good rows from the start of the files.
 
         Raises:
-            DataError: none of the rows has a time.
+            DataError: no row has an event time.
         """
         if self.part is None:
             return lambda rows, first: rows
@@ -139,7 +138,7 @@ def _chosen(rows: Rows, mask: np.ndarray) -> Rows:
 
 @contextlib.contextmanager
 def open_files(path: Path, schema: Schema, aside: SetAside) -> Iterator[FileStream]:
-    """Open files as a stream that ends; DataError: there is no such file."""
+    """Open files as a stream that ends; raise DataError if they do not exist."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=aside)) as stream:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SAMPLE = 100  # rows whose names are looked at, of rows that have their own
+_SAMPLE = 100  # rows whose keys are read to find column names, if each row is a mapping
 TOLERATED_ROWS = 10  # number of bad rows that is never an error
 
 
@@ -34,8 +34,8 @@ class Rows:
     """Rows read from raw data.
 
     Attributes:
-        count: number of rows, bad ones included.
-        bad: row index -> why it is set aside.
+        count: number of rows, including bad ones.
+        bad: row index -> reason why the row is set aside.
     """
 
     columns: dict[str, Any]
@@ -49,7 +49,7 @@ class Rows:
 
 
 class SetAside(DeadLetter):
-    """Counts finite data's bad rows by reason, and keeps the location of the first."""
+    """Counts the bad rows of finite data by reason, and remembers where the first is."""
 
     def __init__(self, max_bad_share: float = 1.0) -> None:
         least = math.ceil(TOLERATED_ROWS / max_bad_share) if max_bad_share else 1
@@ -63,8 +63,8 @@ class SetAside(DeadLetter):
         """Add to the counts of good and bad rows.
 
         Raises:
-            DataError: more rows are bad than `max_bad_share` allows, and more than `TOLERATED_ROWS`; judged as
-                `DeadLetter.count` does.
+            DataError: more than `TOLERATED_ROWS` rows are bad, and a larger share than `max_bad_share`; see
+                `DeadLetter.count` for the rows that are counted.
         """
         try:
             super().count(good, bad)
@@ -81,10 +81,10 @@ class SetAside(DeadLetter):
 
 
 class RawData:
-    """Raw rows to read by declared features: `RawTable` or `RawFiles`."""
+    """Raw rows that declared features read; base of `RawTable` and `RawFiles`."""
 
-    part: str | None = None  # "train", "valid" or "test" of files, whose rows have labels
-    gives_all = True  # whether a declared column without a value is unexpected
+    part: str | None = None  # part of files to read ("train", "valid" or "test"), whose rows have labels; None: all
+    gives_all = True  # whether to warn of declared columns that have no value in any row
 
     @property
     def in_memory(self) -> bool:
@@ -92,7 +92,7 @@ class RawData:
         return True
 
     def names(self, csv_format: CsvFormat) -> list[str]:
-        """Return the names of the columns that the first rows have; empty if unknown."""
+        """Return the column names of the first rows; empty if unknown."""
         raise NotImplementedError
 
     def parts(
@@ -101,13 +101,13 @@ class RawData:
         """Yield the rows: a table at once, files part by part.
 
         Args:
-            features: say which columns are read.
+            features: features whose columns are read.
             aside: counts the bad rows.
             labelled: whether labels, weights and groups are required.
-            kept: whether the columns kept for output are read as well.
+            kept: whether the columns of `Features(keep=...)` are read as well.
 
         Raises:
-            DataError: the file does not exist, the data has no rows, or a required column is absent.
+            DataError: the file does not exist, the data have no rows, or a required column is absent.
         """
         raise NotImplementedError
 
@@ -119,7 +119,7 @@ class RawTable(RawData):
         data: a frame (pandas, polars, Arrow), a mapping of columns, a list of mappings (rows), or one mapping (a row).
 
     Raises:
-        DataError: other data.
+        DataError: data of any other kind.
     """
 
     def __init__(self, data: Any) -> None:
@@ -152,7 +152,8 @@ class RawTable(RawData):
     def values(self, schema: Schema) -> tuple[dict[str, Any], int]:
         """Return the columns that are in the schema, and the number of rows.
 
-        DataError: no declared column, or columns of different lengths.
+        Raises:
+            DataError: the data have no declared column, or columns of different lengths.
         """
         columns = self._columns(schema)
         sizes = {name: len(values) for name, values in columns.items()}
@@ -182,7 +183,7 @@ def is_table(data: Any) -> bool:
 
 
 def _is_single(value: Any, column: Column) -> bool | None:
-    """Return whether a value belongs to one row; None if it may be either."""
+    """Return whether a value is that of one row, not a column; None if it may be both."""
     if value is None or np.isscalar(value) or isinstance(value, Mapping) or not hasattr(value, "__len__"):
         return True
     if not column.shape or not isinstance(value, list | tuple | np.ndarray):
@@ -197,7 +198,7 @@ def _is_single(value: Any, column: Column) -> bool | None:
 
 
 def _plain(values: Any, column: Column) -> Any:
-    """Return a library's column as `Column.convert` takes it, every value exact."""
+    """Convert a library's column for `Column.convert`, without changing any value."""
     if isinstance(values, Ragged | list | np.ndarray):
         return values
     if hasattr(values, "isna"):
@@ -223,19 +224,19 @@ def _of_pandas(values: Any, column: Column) -> Any:
         return [None if code < 0 else known[code] for code in codes.tolist()]
     if hasattr(dtype, "pyarrow_dtype"):
         return arrow.plain(arrow.require().array(values.array, from_pandas=False), column)
-    if hasattr(dtype, "numpy_dtype") and dtype.kind in "biuf":  # with a mask
+    if hasattr(dtype, "numpy_dtype") and dtype.kind in "biuf":  # nullable dtypes, such as Int64
         return np.ma.MaskedArray(values.to_numpy(dtype.numpy_dtype, na_value=0), np.asarray(values.isna()))
     if getattr(dtype, "tz", None) is not None:
         return values.to_numpy(f"datetime64[{dtype.unit}]")
     return values.to_numpy()
 
 
-_SHOWN = 10  # names of the data's columns in a warning
-FEWEST = 10  # rows, below which all values of a column may well be missing
+_SHOWN = 10  # maximum number of column names in a warning
+FEWEST = 10  # minimum number of rows for a warning: in fewer rows, a column may be empty by chance
 
 
 class AbsentColumns:
-    """Records which declared columns have had a value."""
+    """Finds the declared columns that have no value in any row."""
 
     def __init__(self, schema: Schema) -> None:
         self._csv = schema.csv
@@ -243,14 +244,14 @@ class AbsentColumns:
         self._rows = 0
 
     def note(self, columns: Mapping[str, Any], rows: int) -> None:
-        """Note the good rows of a part of the data."""
+        """Record the good rows of a part of the data."""
         self._rows += rows
         for name, column in list(self._absent.items()):
             if name in columns and not _all_missing(columns[name], column.default):
                 del self._absent[name]
 
     def warn(self, data: RawData) -> None:
-        """Warn of columns without a value in the `data` whose parts were noted."""
+        """Log a warning for each column without a value in `data`, after `note`."""
         if not data.gives_all or self._rows < FEWEST:
             return
         present = data.names(self._csv)

@@ -14,15 +14,15 @@ from .raw_rows import SetAside
 
 
 def fit_on_ray(features: Features, folder: str | Path, *, rows: int | None = None) -> None:
-    """Learn from all rows of a Parquet folder, by tasks of Ray Data.
+    """Learn from all rows of a Parquet folder, in tasks of Ray Data.
 
-    `RAY_ADDRESS` names a running cluster; without it Ray starts one on this machine. Counts are those of one process,
-    and moments equal to rounding.
+    `RAY_ADDRESS` names a running cluster; without it, Ray starts one on this machine. Compared with `Features.fit`,
+    counts are equal, and means and deviations are equal up to rounding.
 
     Args:
-        features: not fitted yet; every node has to be able to import their custom functions.
-        folder: a folder or file of Parquet, or its URL, which every node can read.
-        rows: rows of a task; None: those of a block of Ray Data.
+        features: unfitted features; every node must be able to import their custom functions.
+        folder: a Parquet folder or file, or its URL, which every node must be able to read.
+        rows: rows per task; None: one block of Ray Data.
 
     Raises:
         ConfigurationError: Ray is missing, or a custom function cannot be imported.
@@ -60,7 +60,7 @@ def fit_on_ray(features: Features, folder: str | Path, *, rows: int | None = Non
 
 
 def _learn(table: Any, declaration: Mapping[str, Any]) -> dict[str, list[bytes]]:
-    """Return what features learn from a block of rows, as one row."""
+    """Learn from a block of rows; return the learned state as a batch of one row."""
     features, aside = Features.from_declaration(declaration), SetAside()
     rows = features.read(table)
     aside.add(rows, 0)

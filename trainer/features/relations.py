@@ -35,15 +35,15 @@ from .lists import _WORD, PADDING, POOLINGS, split, without
 
 @dataclass(frozen=True)
 class Lookup(Feature):
-    """The number in a map column under another column's key: float32 [N, 1].
+    """The number that a map in one column has for the key in another: float32 [N, 1].
 
     The map is text such as ``"sports:0.7|news:0.2"``.
 
     Args:
         column: name of the raw column with the map.
         key: name of the raw column with the key, text.
-        separator: between entries.
-        assign: between a key and its value.
+        separator: text between two entries.
+        assign: text between a key and its value.
         missing: result for an absent key, or a value that is not a number.
     """
 
@@ -85,8 +85,9 @@ class Lookup(Feature):
 class Overlap(Feature):
     """The word overlap of two texts: float32 [N, 4].
 
-    The share of the first text's words found in the second, the share of the second's found in the first, the share of
-    all words found in both (P. Jaccard, 1912), and 1 if the second text contains the first word for word.
+    The four numbers are the share of the first text's words that the second text has, the share of the second text's
+    words that the first has, the share of all words that both have (P. Jaccard, 1912), and 1 if the second text
+    contains all words of the first in sequence, else 0.
 
     Args:
         columns: names of the two raw columns, text.
@@ -121,7 +122,7 @@ def _overlap(first: str, second: str) -> tuple[float, float, float, float]:
 
 
 def _dtypes(owner: str, columns: Sequence[str], dtype: str | Sequence[str], accepted: Sequence[str]) -> tuple[str, ...]:
-    """Return the dtype of each column, from one for all or one each."""
+    """Return the dtype of each column, given one dtype for all or one for each."""
     dtypes = (dtype,) * len(columns) if isinstance(dtype, str) else tuple(dtype)
     if len(dtypes) != len(columns):
         refuse(f"{owner}(dtype=...)", f"one dtype, or {len(columns)} of them", dtype)
@@ -139,8 +140,8 @@ class Custom(Feature):
             in serving. It returns numbers [N] or [N, width], or ids [N].
         columns: names of the raw columns, in the order of the arguments.
         dtype: dtype of the columns, "float64", "str" or "int64"; or one for each.
-        output: "numbers" (missing ones become 0) or "ids".
-        width: numbers per row.
+        output: "numbers" (missing numbers become 0) or "ids".
+        width: number of values per row, for numbers.
         dim: length of an id's vector; None: that of the `FeatureEmbedding`.
     """
 
@@ -163,7 +164,7 @@ class Custom(Feature):
 
     @cached_property
     def _call(self) -> Callable[..., Any]:
-        """The function itself, imported by its name."""
+        """The function, imported if it is given by its name."""
         if callable(self.function):
             return self.function
         module, _, name = str(self.function).rpartition(".")
@@ -203,7 +204,7 @@ class Custom(Feature):
         return [Output(self.name, Kind.NUMBERS, self.width)]
 
     def id_sources(self) -> dict[str, dict[str, Any]]:
-        """Return the columns' dtypes; a function may move, so its name is left out."""
+        """Return the columns' dtypes, without the function's name, because it may change."""
         return {self.name: {"kind": "custom", "dtype": list(self.dtype)}} if self.output == "ids" else {}
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
@@ -225,20 +226,20 @@ class Custom(Feature):
 
 @dataclass(frozen=True)
 class Cross(Feature):
-    """Several columns combined to one category: int64 [N]; missing if any of them is.
+    """Several columns combined into one category: int64 [N]; missing if any is.
 
-    One of the columns may hold lists: the row then has a combination for each value of the list, a `Ragged` column of
-    int64 that is pooled like a `ListFeature`; its list is empty where another column is missing.
+    One of the columns may hold lists. Each row then has one combination per value of its list, and the result is a
+    `Ragged` column of int64 that is pooled like a `ListFeature`. If another column is missing, the list is empty.
 
     Args:
         columns: names of the raw columns.
         dtype: dtype of the columns, "str" or "int64"; or one for each.
         hash_buckets: number of buckets that combinations are hashed to; None: every combination is its own id.
         dim: length of a vector; None: that of the `FeatureEmbedding`.
-        elements: name of the one of `columns` that holds lists; None: none of them does.
-        separator: for lists that are written as one text, as "Action|Comedy".
-        max_length: longer lists lose their first values.
-        pooling: "sum", "mean" or "sqrtn" of the vectors of a list's combinations.
+        elements: name of the column that holds lists; None if there is none.
+        separator: separator of lists that are written as one text, such as "Action|Comedy".
+        max_length: maximum length of a list; longer lists lose their first values.
+        pooling: how the vectors of a list's combinations are pooled: "sum", "mean" or "sqrtn".
         options: further arguments of `trainer.embedding.Embedding`; see `trainer.features.categorical.IdFeature`.
     """
 
@@ -299,7 +300,7 @@ class Cross(Feature):
         return [Ragged(combined.values, combined.offsets, padding=PADDING, max_length=self.max_length).cut()]
 
     def _mixed(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of combinations, int64, and which of them are missing."""
+        """Return the ids of the combinations, int64, and which of them are missing."""
         mixed: Any = np.uint64(stable_seed(*self.columns))
         missing: Any = False
         for name in self.columns:

@@ -1,4 +1,4 @@
-"""The raw columns of features, labels, weights and event times."""
+"""Schema columns for the raw columns of features, labels, weights and event times."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .feature import PREDICTION, SET_ASIDE, Feature
 
 
 def label_column(read: Column | None, dtype: np.dtype) -> Column:
-    """Return the column of a label; one that features `read` as ids keeps its type."""
+    """Return the column of a label; if features `read` it as ids, it keeps their type."""
     if read is None or read.shape or read.dtype.kind not in "Ui":
         return Column(dtype, coerce=True)
     return replace(read, default=None)
 
 
 def class_column(classes: tuple[Any, ...]) -> Column:
-    """Return the column of a label with named classes: texts, or numbers."""
+    """Return the column of a label with named classes, which are text or numbers."""
     return Column(np.str_ if isinstance(classes[0], str) else np.float64, coerce=True, accepts=classes)
 
 
 def checked_classes(classes: Any, labels: Sequence[str]) -> tuple[Any, ...]:
-    """Return the named classes of a label, () for none; refuse what cannot be that."""
+    """Check and return the named classes of a label; () if there are none."""
     if classes is None:
         return ()
     names = tuple(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else ()
@@ -47,10 +47,10 @@ def checked_classes(classes: Any, labels: Sequence[str]) -> tuple[Any, ...]:
 
 
 def class_numbers(name: str, values: np.ndarray, classes: tuple[Any, ...]) -> np.ndarray:
-    """Return the numbers of named classes: float32 0 and 1 of two, else int32.
+    """Return class indexes of values: float32 0 or 1 for two classes, else int32.
 
     Raises:
-        DataError: a value that is no class.
+        DataError: a value is not one of the classes.
     """
     order = np.argsort(np.array(classes), kind="stable")
     ordered = np.array(classes)[order]
@@ -63,7 +63,7 @@ def class_numbers(name: str, values: np.ndarray, classes: tuple[Any, ...]) -> np
 
 
 def weight_column(name: str, read: Column | None) -> Column:
-    """Return the column of loss weights; one that features `read` keeps its type.
+    """Return the column of loss weights; if features `read` it, it keeps their type.
 
     Raises:
         ConfigurationError: a feature reads something other than numbers from it.
@@ -79,12 +79,12 @@ def weight_column(name: str, read: Column | None) -> Column:
 
 
 def event_time_column(name: str, declared: Column, read: Column | None) -> Column:
-    """Return the column of event times, with the time options of its features."""
+    """Return the column of event times, with time options of features that read it."""
     return declared if read is None else replace(declared, **_time_options(name, declared, read))
 
 
 def raw_columns(features: Iterable[Feature]) -> dict[str, Column]:
-    """Return the raw columns of all features, each in its strictest declaration.
+    """Return the raw columns of all features, each with its strictest declaration.
 
     Raises:
         ConfigurationError: two features read a column as different types.
@@ -104,7 +104,7 @@ def raw_columns(features: Iterable[Feature]) -> dict[str, Column]:
 
 
 def _time_options(name: str, column: Column, other: Column) -> dict[str, Any]:
-    """Return the time options of two readers of a column; refuse different ones."""
+    """Merge the time options of two declarations of a column; refuse contradictions."""
     options = {}
     for option in ("time_unit", "day_first"):
         found = {value for value in (getattr(column, option), getattr(other, option)) if value is not None}
@@ -117,7 +117,7 @@ def _time_options(name: str, column: Column, other: Column) -> dict[str, Any]:
 
 
 def names_kept(keep: Any) -> tuple[str, ...]:
-    """Return the names of columns returned together with predictions."""
+    """Check and return the names of the columns to return with predictions."""
     names = (keep,) if isinstance(keep, str) else tuple(keep)
     if not all(isinstance(name, str) and name for name in names):
         refuse("Features(keep=...)", "names of columns", keep)

@@ -17,7 +17,7 @@ from .feature import FIRST_ROW, UNSEEN_ROW, Statistic
 
 logger = logging.getLogger(__name__)
 
-MAX_DISTINCT = 1 << 22  # values that a vocabulary counts before rare ones are dropped
+MAX_DISTINCT = 1 << 22  # number of values that a vocabulary keeps when it drops rare ones
 
 
 class Moments(Statistic):
@@ -128,7 +128,7 @@ def _added(keys: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> tuple[np
 
 
 class KnownIds:
-    """A vocabulary's ids and table rows, after the rows of missing and unseen ids."""
+    """Maps the ids of a vocabulary to table rows, from `FIRST_ROW` on."""
 
     def __init__(self, ids: np.ndarray, rows: np.ndarray | None = None) -> None:
         self.count = len(ids)
@@ -143,21 +143,23 @@ class KnownIds:
 
 
 class ValueCounts(Statistic):
-    """Counts of the `limit` most frequent ids, and which of them have a table row.
+    """Counts the most frequent ids and assigns table rows to them.
 
-    Ids are int64, as `trainer.embedding` hashes text. Above `limit`, the rarest ids are dropped with a single warning;
-    their counts may be too low later. An id keeps its row.
+    Ids are int64; text is hashed as in `trainer.embedding`. When there are more than 2 * `limit` ids, only the `limit`
+    most frequent ones and those with a row are kept. Later counts of a dropped id are therefore too low. An id keeps
+    its row.
 
     Args:
-        min_count: occurrences that an id needs to get a row.
-        max_size: most ids with a row; the most frequent ids without one come first; None: no bound.
+        min_count: minimum count of an id that gets a row.
+        max_size: maximum number of ids with a row; the most frequent ids get the free rows. None: unlimited.
+        limit: number of ids to keep.
     """
 
     def __init__(self, min_count: int = 1, max_size: int | None = None, limit: int = MAX_DISTINCT) -> None:
         self.min_count, self.max_size, self.limit = min_count, max_size, limit
         self.ids = np.empty(0, np.int64)  # ascending
         self.counts = np.empty(0, np.int64)
-        self.rows = np.empty(0, np.int32)  # -1: none
+        self.rows = np.empty(0, np.int32)  # -1 for ids without a row
         self._warned = False
         self._vocabulary: KnownIds | None = None
 
@@ -183,7 +185,7 @@ class ValueCounts(Statistic):
         self._count(other.ids, other.counts)
 
     def finish(self) -> None:
-        """Assign rows to the ids that have become frequent enough, in id order."""
+        """Assign rows, in id order, to the ids that have become frequent enough."""
         new = np.flatnonzero((self.rows < 0) & (self.counts >= self.min_count))
         known = len(self.rows) - int((self.rows < 0).sum())
         if self.max_size is not None and len(new) > (room := max(0, self.max_size - known)):
@@ -219,7 +221,7 @@ class ValueCounts(Statistic):
 def _with_lower_truth(ids: np.ndarray) -> np.ndarray:
     """Return ids with "True", "FALSE", ... mapped to the ids of "true" and "false".
 
-    Vocabularies of older versions kept the spelling that their data had; see `trainer.streams.formats.coercion`.
+    Older versions kept the spelling of the data in vocabularies; see `trainer.streams.formats.coercion`.
     """
     spellings = to_ids(np.array(list(TRUTH_WORDS)))
     words = to_ids(np.array(list(TRUTH_WORDS.values())))

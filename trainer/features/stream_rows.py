@@ -1,4 +1,4 @@
-"""A stream's raw rows as network inputs, learned from, and their window drift."""
+"""Turns a stream's raw rows into network inputs; online learning and window drift."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _RAW = "@raw."  # prefix of the names of raw columns carried along with the inpu
 class BatchTransform:
     """Turns a stream's raw rows into network inputs; bad rows go to the dead letter.
 
-    Online learning runs ahead of training, on the reading thread: each batch is transformed with what the features
-    learned from earlier rows. `trained_to` then copies to the trainer's features the state that belongs to the newest
-    trained batch.
+    Online learning runs on the reading thread, ahead of training. Each batch is transformed with the statistics of the
+    rows before it. Once a batch has been trained, `trained_to` gives its statistics to the trainer's features.
 
     Args:
-        stream: the stream; without a dead letter it gets one that only counts.
+        features: the trainer's features.
+        stream: the stream; if it has no dead letter, it gets one that only counts.
 
     Attributes:
-        drift: gets the rows of every trained batch, to measure their drift; or None.
+        drift: measures the drift of the trained rows; or None.
     """
 
     def __init__(self, features: Features, stream: Stream) -> None:
@@ -46,7 +46,7 @@ class BatchTransform:
         # Rows that the features' own schema has decoded are not converted again.
         own, read = features.schema.fields, {} if stream.decoded is None else stream.decoded.fields
         self._decoded = stream.counts_rows and read == own
-        # Times that another schema has read are seconds, not in the unit of the features.
+        # Times that another schema has decoded are in seconds, not in the unit that the features declare.
         self._times = [name for name, column in own.items() if column.times and name in read and read[name].times]
         self._versions: deque[tuple[Any, Learned, Recent, Keys | None]] = deque()
         self._ahead = features
@@ -88,7 +88,7 @@ class BatchTransform:
         return Batch(columns, times, batch.spans)
 
     def learn(self, batch: Batch, state: Any) -> None:
-        """Learn from batches that `__call__` returned, joined or not, in order."""
+        """Learn from a batch of `__call__`, or several concatenated; call it in order."""
         features, drift = self._ahead, None
         raw = {name: batch.columns[_RAW + name] for name in self._carried}
         if features.learns_online:
@@ -108,7 +108,7 @@ class BatchTransform:
     def trained_to(self, state: Any) -> None:
         """Set the trainer's features to the learned state at position `state`.
 
-        A known position, such as that of a placeholder batch, changes nothing.
+        A position that was already reached, such as that of a placeholder batch, changes nothing.
         """
         if not any(position is state for position, *_ in self._versions):
             return
@@ -127,8 +127,8 @@ Keys = Mapping[str, tuple[np.ndarray, np.ndarray]]  # raw column -> keys and mis
 class WindowDrift(Stateful):
     """Population stability index of features per window, over all rows trained on.
 
-    The reference is the profile of the rows that the features learned from; without one, the first window, whose own
-    index is NaN. The index of a feature of several raw columns is the greatest of theirs.
+    The reference is the profile of the rows that the features learned from. If there is none, the first window is the
+    reference, and its own index is NaN. The index of a feature with several raw columns is the largest of theirs.
     """
 
     def __init__(self, features: Features, names: Iterable[str]) -> None:
@@ -140,7 +140,7 @@ class WindowDrift(Stateful):
         self.columns = {name: column for name, column in features.columns.items() if name in columns}
         self._features = features
         self._blank = {name: ColumnProfile(column) for name, column in self.columns.items()}
-        self._reference: dict[str, ColumnProfile] = {}  # the first window, where nothing was learned before
+        self._reference: dict[str, ColumnProfile] = {}  # the first window, if the features had learned nothing
         self.clear()
 
     def clear(self) -> None:
@@ -176,7 +176,7 @@ class WindowDrift(Stateful):
         return learned if learned.rows else self._reference.get(name)
 
     def close(self) -> dict[str, float]:
-        """Return each feature's index, NaN for an empty or first window; open the next."""
+        """Return each feature's index, NaN if unknown, and start the next window."""
         indices = {}
         for name in self.columns:
             indices[name] = float("nan")
@@ -202,7 +202,7 @@ class WindowDrift(Stateful):
                 self._profiles[name].merge(profile)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the open window, and the reference where it is the first window."""
+        """Return the open window, and the first window if it is the reference."""
         states = {
             **{f"window.{name}": profile.state_dict() for name, profile in self._profiles.items() if profile.rows},
             **{f"first.{name}": profile.state_dict() for name, profile in self._reference.items()},

@@ -1,1 +1,1 @@
-"""Finite data: arrays, datasets, Parquet folders, divided among processes."""
+"""Sources of finite data: arrays, datasets and Parquet folders, for all processes."""

@@ -17,9 +17,9 @@ SHUFFLED_ROWS = 1 << 18
 class BlockSource(Source):
     """Base of sources that read their rows in consecutive blocks.
 
-    Shuffled, the order of an epoch depends only on (seed, epoch): blocks in a random order, and rows at random within
-    `shuffled_rows` rows of them or a little more, so a shuffle is the better the smaller the blocks are. A resumed run
-    reads only the blocks of its position and those after it.
+    With `shuffle`, the order of an epoch depends only on (seed, epoch). Blocks are read in random order, and the rows
+    of consecutive blocks are shuffled together, at least `shuffled_rows` rows at a time. Smaller blocks therefore give
+    a better shuffle. A resumed run skips the blocks before its position.
     """
 
     described = ("rows", "batch_size", "shuffle", "seed")
@@ -31,8 +31,8 @@ class BlockSource(Source):
         *,
         shuffle: bool = True,
         seed: int = 0,
-        shuffled_rows: int | None = None,  # shuffled together; None: `SHUFFLED_ROWS`
-        ahead: bool = False,  # whether a thread reads the next blocks during training; twice the memory
+        shuffled_rows: int | None = None,  # rows shuffled together; None: `SHUFFLED_ROWS`
+        ahead: bool = False,  # whether a thread reads the next blocks during training, which takes twice the memory
     ) -> None:
         self.block_rows, self.batch_size = list(block_rows), batch_size
         self.shuffle, self.seed = shuffle, seed
@@ -41,7 +41,7 @@ class BlockSource(Source):
         self.size = -(-self.rows // batch_size)
 
     def read(self, numbers: Sequence[int]) -> Columns:
-        """Return all rows of some blocks, in the order of `numbers`."""
+        """Return all rows of the blocks with these `numbers`, in that order."""
         raise NotImplementedError
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
@@ -50,7 +50,7 @@ class BlockSource(Source):
         yield from rebatched(parts, self.batch_size)
 
     def _wanted(self, epoch: int, skip: int) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Yield numbers of blocks, and which of their rows are delivered in which order."""
+        """Yield (block numbers, indexes of their rows in the order of delivery)."""
         rng = np.random.default_rng([self.seed, epoch])
         order = rng.permutation(len(self.block_rows)) if self.shuffle else np.arange(len(self.block_rows))
         for blocks in self._joined(order.tolist()):
@@ -61,7 +61,7 @@ class BlockSource(Source):
             skip = max(0, skip - count)
 
     def _joined(self, order: Sequence[int]) -> Iterator[list[int]]:
-        """Yield blocks that are shuffled together."""
+        """Yield lists of blocks whose rows are shuffled together."""
         blocks: list[int] = []
         rows = 0
         for number in order:
@@ -90,7 +90,7 @@ class BlockSource(Source):
 
 
 def rebatched(parts: Iterable[Columns], batch_size: int) -> Iterator[Item]:
-    """Yield the rows of all parts in batches of one size; the last one may have fewer."""
+    """Yield the rows of all parts in batches of one size; the last one may be smaller."""
     waiting: list[Columns] = []
     rows = 0
     for columns in parts:

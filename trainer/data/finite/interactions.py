@@ -1,4 +1,4 @@
-"""Splits user-item interactions into train, valid and test, with histories."""
+"""Splits user-item interactions into train, valid and test parts, with histories."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ WAYS, PARTS = ("leave_one_out", "time", "random"), ("train", "valid", "test")
 class DrawnNegatives(dict[str, Any]):
     """Columns of interactions with negatives, which are drawn again in each epoch.
 
-    A negative of a row is an item that its user has not chosen in these rows, uniformly drawn; it may be drawn twice.
+    The negatives of a row are drawn uniformly, with replacement, from the items that its user has not chosen in these
+    rows.
 
     Args:
-        columns: the rows.
-        user, item: names of their columns.
-        name: name of the added column, the negatives [rows, count].
-        items: all items, distinct.
-        count: negatives of each row.
-        seed: with the epoch, it decides what is drawn.
+        columns: columns of the interactions by name.
+        user, item: names of the columns of users and items.
+        name: name of the added column of negatives, [rows, count].
+        items: all items, sorted and distinct.
+        count: number of negatives per row.
+        seed: seed of the draw, together with the epoch.
 
     Raises:
         DataError: a user has chosen all items.
@@ -54,7 +55,7 @@ class DrawnNegatives(dict[str, Any]):
         self.update(self.of_epoch(0))
 
     def of_epoch(self, epoch: int) -> dict[str, Any]:
-        """Return the rows of an epoch, columns by name."""
+        """Return the columns by name, with the negatives of an epoch."""
         random = np.random.default_rng([self._seed, epoch])
         drawn = random.integers(0, len(self._items), (len(self._of_user), self._count))
         rows, places = np.indices(drawn.shape).reshape(2, -1)
@@ -83,33 +84,34 @@ def interactions(
     negatives: int = 0,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return one part of interactions; the three parts have each interaction once.
+    """Return one part of interactions; every interaction is in exactly one part.
 
     Args:
-        rows: columns by name, or a frame, an interaction a row; or the path of a CSV, TSV, JSON-lines or Parquet file
-            or folder, or the URL of one, whose columns are read as texts, `time` as numbers.
+        rows: columns by name, or a frame, with one interaction per row; or the path or URL of a CSV, TSV, JSON-lines or
+            Parquet file or folder. The columns of files are read as text, and `time` as numbers.
         part: "train", "valid" or "test".
-        by: "leave_one_out": the newest interaction of each user is tested on, the one before it validated on, and users
-            of two or fewer are only trained on. "time": the oldest share of all rows is trained on, the newest tested
-            on. "random": the same shares of each user's rows, drawn with `seed`; a user whose share is below one row
-            gives one to each part while it has two or more to train on.
-        user, item, time: names of the columns; rows of the same time keep their order.
-        history: name of the added column, the list of the items that the user chose before, at most `length`, the
-            newest last. Rows to train on then stand for as many choices, for models that learn at every place of a
-            history (`sasrec`, `hstu`): each chosen item follows in exactly one row, but for a user's first.
-        least_of_user, least_of_item: users and items with fewer interactions are left out, again and again until all
-            that are left have as many (a k-core, as RecBole's `user_inter_num_interval` and `item_inter_num_interval`).
-        negatives: number of items in the added column ``negatives``: of all items, uniformly drawn, those that the user
-            has not chosen in the part. `Trainer.fit` draws them again in each epoch, from `seed` and its number.
+        by: how rows are assigned to parts. "leave_one_out": each user's newest interaction is for testing, the one
+            before it for validation; users with fewer than three are only in "train". "time": the oldest rows are for
+            training and the newest for testing, according to `shares`. "random": each user's rows are divided at
+            random, with `seed`, according to `shares`. If a user's share of "valid" or "test" is less than one row,
+            that part still gets one row as long as another is left for training.
+        user, item, time: names of the columns; rows of equal time keep their order.
+        history: name of an added column: the items that the user chose before, at most `length`, newest last. One
+            training row then stands for up to `length` choices, for models that learn at every position of a history
+            (`sasrec`, `hstu`): each item that a user chose, except the first, is predicted in exactly one row.
+        least_of_user, least_of_item: minimum interactions of a user and of an item. Users and items with fewer are
+            removed repeatedly until all remaining ones have enough (a k-core, like RecBole's `user_inter_num_interval`
+            and `item_inter_num_interval`).
+        negatives: number of items per row in the added column ``negatives``, drawn uniformly from the items that the
+            user has not chosen in the part. `Trainer.fit` draws them again in each epoch, from `seed` and the epoch.
 
     Returns:
-        Columns by name, lists as lists of arrays; with `negatives`, they are a `DrawnNegatives`.
+        Columns by name; histories are a list of arrays. With `negatives`, the columns are a `DrawnNegatives`.
 
     Raises:
-        ConfigurationError: an invalid argument, or a way that needs a time.
-        DataError: no such file or column, a row that does not fit, a time that is no number, no row left, or a user
-            without any negative.
-            without any negative.
+        ConfigurationError: an argument is invalid, or `time` is needed and missing.
+        DataError: a file or column does not exist, a row is invalid, a time is not a number, no row is left, or a user
+            has chosen all items, so that there are no negatives.
     """
     choice("interactions(part=...)", part, PARTS)
     choice("interactions(by=...)", by, WAYS)
@@ -142,7 +144,7 @@ def interactions(
         drawn = np.random.default_rng(seed).random(len(people))
         order = np.lexsort((drawn, people))
     starts = np.append(np.flatnonzero(np.diff(people[order], prepend=-1)), len(order))
-    parts = np.zeros(len(order), np.int8)  # index of the part of each row in that order
+    parts = np.zeros(len(order), np.int8)  # part of each row in `order`, as an index of `PARTS`
     if by == "time":
         newest = np.argsort(np.argsort(when, kind="stable"), kind="stable")[order]
         cuts = np.round(np.cumsum(shares)[:2] * len(order))
@@ -160,7 +162,7 @@ def interactions(
             return found
         return DrawnNegatives(found, user, item, "negatives", np.unique(columns[item]), negatives, seed)
     first_of = np.repeat(starts[:-1], np.diff(starts))
-    if part == "train":  # windows end at the last row of the part, then `length` rows before
+    if part == "train":  # keep each user's last row, and every `length`-th one before it
         last_of = np.full(len(starts) - 1, -1)
         np.maximum.at(last_of, people[order][chosen], chosen)
         back = last_of[people[order][chosen]] - chosen

@@ -28,25 +28,26 @@ class _RowGroup:
 class ParquetFolder(BlockSource):
     """Batches from Parquet files larger than memory; needs pyarrow (extra ``arrow``).
 
-    Rows are read ahead on their own thread. Shuffled, the order of an epoch depends only on (seed, epoch): row
-    groups in a random order, and rows at random within blocks of about `SHUFFLED_ROWS` rows of them, so a shuffle is
-    the better the smaller the row groups are. A resumed run reads only the block of its position and those after it.
+    A thread reads rows ahead. With `shuffle`, the order of an epoch depends only on (seed, epoch). Row groups are read
+    in random order, and rows are shuffled within blocks of row groups, of at least `SHUFFLED_ROWS` rows each. Smaller
+    row groups therefore give a better shuffle. A resumed run skips the blocks before its position.
 
     Args:
-        path: the folder, read in the order of its files' names, or one file. Names that start with ``_`` or ``.`` are
-            left out. Of a URL, such as ``s3://bucket/folder``, the row groups' columns are read from the store as they
-            are needed, in every epoch; a store that cannot be reached is tried again for a minute.
+        path: a folder, whose files are read in the order of their names, or one file. Files whose names start with
+            ``_`` or ``.`` are left out. For a URL, such as ``s3://bucket/folder``, every epoch downloads the requested
+            columns of each row group when it is needed. If the store cannot be reached, reading is retried for a
+            minute.
         batch_size: rows per batch; the last one of an epoch may have fewer.
-        columns: names of the columns to read, in the order the network takes them, the label last; None: all of the
-            first file's.
-        shuffle: whether rows come in another order each epoch.
+        columns: names of the columns to read, in the order the network takes them, the label last; None reads all
+            columns of the first file.
+        shuffle: whether each epoch has a different order of rows.
         seed: seed of the order.
         num_shards: number of parts that the row groups are divided into, as in `mindspore.dataset`.
         shard_id: the part to read, from 0.
 
     Raises:
-        ConfigurationError: an argument out of range, a missing column, or pyarrow is missing.
-        DataError: no Parquet files, files of other columns, or no rows.
+        ConfigurationError: an argument is out of range, a column does not exist, or pyarrow is not installed.
+        DataError: there are no Parquet files, files have different columns, or there are no rows.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ def _opened(path: Path | RemoteFile, use: Callable[[Any], Any]) -> Any:
 
 
 def _files(path: Path | str) -> list[Any]:
-    """Return a folder's Parquet files in the order of their names, or the one file."""
+    """Return the Parquet files of a folder in the order of their names, or one file."""
     files: list[Any]
     try:
         if isinstance(path, str):

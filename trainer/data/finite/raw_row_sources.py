@@ -1,4 +1,4 @@
-"""Sources of raw rows: too many for memory, or changing with the epoch."""
+"""Sources of raw rows that are larger than memory or change with the epoch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class DrawnRows(ArraySource):
-    """Interactions as network inputs, with the negatives of each epoch."""
+    """Interactions as network inputs, with new negatives in each epoch."""
 
     def __init__(
         self, features: Features, data: DrawnNegatives, batch_size: int | None, shuffle: bool, seed: int
@@ -35,7 +35,7 @@ class DrawnRows(ArraySource):
         self._features, self._data, self._drawn = features, data, 0
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
-        """Yield the batches of an epoch, see `ArraySource`."""
+        """Yield the batches of an epoch; see `ArraySource`."""
         if epoch != self._drawn:
             self._columns = as_columns(inputs_of(self._features, self._data.of_epoch(epoch)), self.names)[0]
             self._drawn = epoch
@@ -47,9 +47,10 @@ class Block:
     """Consecutive rows of the files.
 
     Attributes:
-        first: index of the first row among the good rows.
-        read: good rows in the block.
-        rows: number of those rows that belong to the part.
+        position: position of the file stream before the block.
+        first: index of the first row among all good rows.
+        read: number of good rows in the block.
+        rows: number of these rows that belong to the part ("train", "valid" or "test") that is read.
     """
 
     position: dict[str, Any]
@@ -61,7 +62,7 @@ class Block:
 class RawRowBlocks(BlockSource):
     """The good rows of files in shuffled blocks, transformed when they are read.
 
-    The first pass over the files finds the blocks; features that have not learned yet learn from the rows.
+    The constructor reads the files once to find the blocks. Features that have not learned yet learn from these rows.
 
     Raises:
         DataError: the file does not exist, too many rows are bad, or a required column is absent.
@@ -92,14 +93,14 @@ class RawRowBlocks(BlockSource):
         self.takes_seed = True
 
     def read(self, numbers: Sequence[int]) -> Columns:
-        """Return the columns of some blocks; DataError if the files have changed."""
+        """Return the columns of some blocks; raise DataError if a file has changed."""
         parts = [self._read(self._blocks[number]) for number in numbers]
         return tuple([np.concatenate([part[name] for part in parts]) for name in self.names or ()])
 
     def _read(self, block: Block) -> dict[str, Any]:
         rows = None
         with (
-            contextlib.suppress(StreamError),  # raised for a replaced file
+            contextlib.suppress(StreamError),  # raised if a file was replaced
             open_files(self._path, self._features.schema, SetAside()) as stream,
         ):
             stream.seek(block.position)
@@ -112,7 +113,7 @@ class RawRowBlocks(BlockSource):
 def _blocks(stream: FileStream, size: int, least: int = 1) -> Iterator[tuple[dict[str, Any], int, Rows]]:
     """Yield (position, index of the first row, rows) of blocks of `size` good rows.
 
-    The last block has at least `least` rows.
+    The last block may be smaller; it is omitted if it has fewer than `least` rows.
     """
     first, count, parts = 0, 0, []
     position = dict(stream.position())
@@ -138,14 +139,14 @@ def _joined(parts: Sequence[Any], count: int) -> Rows:
 
 @dataclass(eq=False)
 class RawRowsInOrder(Source):
-    """The rows of files in their order, read once per pass."""
+    """The rows of files in their original order, read again in each pass."""
 
     features: Features
     data: RawFiles
     batch_size: int
     labelled: bool  # whether rows must have labels
-    kept: KeptColumns | None  # collects the columns kept for output
-    leave_out: bool  # whether any number of bad rows is set aside, of rows without labels too
+    kept: KeptColumns | None  # collects the columns of `Features(keep=...)`
+    leave_out: bool  # whether any number of bad rows may be left out, even when predicting
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield the batches."""

@@ -1,9 +1,8 @@
-"""The rows of a dataset that each process trains on.
+"""Divides finite data among processes.
 
-Together the processes train on the batch that a single process would train on in that step.
-
-Step k of N processes with batches of B rows takes the rows that one process with batches of N * B rows would take.
-Every process works out all of a step's shapes, so that all call the same programs without asking each other.
+In each step, N processes with batches of B rows train on the rows that a single process would take with batches of
+N * B rows. If all processes have the whole dataset, each one computes the shapes of the whole step by itself, so that
+all call the same programs without communication.
 """
 
 from __future__ import annotations
@@ -27,13 +26,14 @@ from .sources import ArraySource, PipelineSource
 
 logger = logging.getLogger(__name__)
 
-_RANKS = "@ranks"  # key of a position's state: the states of all processes, by rank
+_RANKS = "@ranks"  # key in a position's state: list of the states of all processes
 
 
 class ShardedArrays(ArraySource):
-    """Arrays divided by step among processes; shuffled as one, by (seed, epoch).
+    """Arrays whose steps are divided among processes.
 
-    The rows of the last step of an epoch are divided evenly; a process without one trains a placeholder row.
+    The arrays are shuffled as a whole, by (seed, epoch). The rows of an epoch's last step are divided evenly; a process
+    that gets none of them trains a placeholder row.
     """
 
     def __init__(self, arrays: Any, batch_size: int | None, shard: Group, **options: Any) -> None:
@@ -45,7 +45,7 @@ class ShardedArrays(ArraySource):
         self._lists = {name: (column, column.cut_lengths) for name, column in columns if isinstance(column, Ragged)}
 
     def describe(self) -> dict[str, Any]:
-        """Return this process's rows as `ArraySource` does; `batch_size` is of all ranks."""
+        """Describe the data like `ArraySource`; `batch_size` is that of all processes."""
         return {**super().describe(), "batch_size": self.step_rows, "processes": self.shard.size}
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
@@ -78,7 +78,7 @@ class ShardedArrays(ArraySource):
 
 
 class EveryNth(WrappedSource):
-    """Deals a source's batches in turn: a process reads all and keeps its own."""
+    """Gives batches to processes in turn: each reads all batches and keeps its own."""
 
     def __init__(self, source: Source, shard: Group) -> None:
         super().__init__(source)
@@ -120,7 +120,7 @@ class EveryNth(WrappedSource):
         self.size = None if self.rows_of.size is None else -(-self.rows_of.size // size)
 
     def _complete(self, own: Item, state: Any, step: list[Any], lengths: dict[str, ListLengths]) -> Item:
-        """Add to this process's batch what the forms of all batches in `step` decide."""
+        """Set the attributes of a process's batch that depend on all batches of a step."""
         full = len(step) == self.shard.size and len(set(step)) == 1
         own.state, own.kind = state, None if full else tuple(step)
         own.step_rows, own.lengths = sum(form[0][0][0] for form in step), lengths
@@ -137,14 +137,13 @@ class EveryNth(WrappedSource):
 
 
 class DividedSource(LockstepSource):
-    """This process's part of finite data; parts may differ in length.
+    """Reads this process's own part of finite data; parts may differ in length.
 
-    Step k takes batch k of every process that has one. An epoch ends with the last batch of any process.
-
-    All processes create it together.
+    Step k takes batch k of every process that has one. An epoch ends when no process has another batch. All processes
+    must create the source together.
 
     Raises:
-        ConfigurationError: other processes have not divided their data.
+        ConfigurationError: some processes have the whole dataset.
     """
 
     def __init__(self, rows_of: Source, group: Group, hooks: StopHooks) -> None:
@@ -162,9 +161,9 @@ class DividedSource(LockstepSource):
 
     @property
     def ahead(self) -> int:  # type: ignore[override]
-        """Batches agreed on at once; 1 if the next epoch continues where one ends.
+        """Batches agreed on at once; 1 if each epoch continues where the last one ended.
 
-        What was read ahead of the end would be lost.
+        In that case, batches read beyond the end of an epoch would be lost.
         """
         return 1 if self.continues_epochs else self._ahead
 
@@ -173,7 +172,7 @@ class DividedSource(LockstepSource):
         self._ahead = value
 
     def describe(self) -> dict[str, Any]:
-        """Return the information gathered from all processes; each has its own rows."""
+        """Return only a fixed kind, because each process has different rows."""
         return {"kind": "separate"}
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
@@ -189,7 +188,7 @@ class DividedSource(LockstepSource):
         return position.with_state(None if all(state is None for state in states) else {_RANKS: states})
 
     def commit(self, position: Position) -> None:
-        """Acknowledge this process's rows before `position`, that of all processes."""
+        """Acknowledge this process's rows before `position`, the joint position of all."""
         super().commit(position.with_state(self._own(position.state)))
 
     def _own(self, state: Any) -> Any:
@@ -200,7 +199,7 @@ class DividedSource(LockstepSource):
         return states[self.group.rank] if len(states) == self.group.size else None
 
     def _try_peek(self) -> tuple[Columns | None, bool]:
-        self.group.wait_for_all()  # connects the processes before one of them is late
+        self.group.wait_for_all()  # connect the processes before one of them is late
         with DATA_WAIT:
             columns = self.rows_of.peek()
         return columns, columns is None

@@ -20,10 +20,10 @@ from ..source import Item, Source
 
 logger = logging.getLogger(__name__)
 
-INSPECTED_BYTES = 1 << 28  # larger arrays may be memory-mapped: looking for NaN would read them all from disk
-_MAX_ROWS, _MAX_BYTES = 4096, 1 << 20  # limits of a batch without a given size
-_READ = "read"  # key of a state: batches since the beginning, for data that continues from epoch to epoch
-_MANY_EPOCHS = 1_000_000  # set_init_step wants a total that the position lies within; -1 is refused
+INSPECTED_BYTES = 1 << 28  # larger arrays may be memory-mapped, and a search for NaN would read them from disk
+_MAX_ROWS, _MAX_BYTES = 4096, 1 << 20  # limits of the default batch size
+_READ = "read"  # key in a state: batches read since the beginning, for data that continues from epoch to epoch
+_MANY_EPOCHS = 1_000_000  # stands for "unlimited": set_init_step refuses -1 and positions past the last epoch
 
 
 def _checksum(columns: Columns) -> int:
@@ -51,7 +51,7 @@ class ArraySource(Source):
         *,
         shuffle: bool = False,
         seed: int = 0,
-        fitting: bool = False,  # without a batch size take 4,096 rows, fewer where those would be more than 1 MB
+        fitting: bool = False,  # whether a missing batch size becomes 4,096 rows, fewer if they exceed 1 MB
     ) -> None:
         if batch_size is not None:
             batch_size = whole("batch_size", batch_size)
@@ -75,7 +75,7 @@ class ArraySource(Source):
         self.size: int = -(-self.rows // self.batch_size)
 
     def warn_of_non_finite(self, ignored: Collection[str] = ()) -> None:
-        """Log which column holds NaN or infinity; large data are not searched."""
+        """Log which column holds NaN or infinity; large arrays are not searched."""
         if sum(column.nbytes for column in self._columns) <= INSPECTED_BYTES:
             problem = describe_non_finite(self._columns, self.names, ignored)
             if problem is not None:
@@ -87,14 +87,14 @@ class ArraySource(Source):
         return self.rows - (self.size - 1) * self.batch_size
 
     def checksums(self) -> dict[str, int]:
-        """Return checksums of the first rows, in order, and of a sample of all rows."""
+        """Return checksums of the first rows and of a random sample of rows."""
         count = min(self.batch_size, self.rows)
         anywhere = np.random.default_rng(self.rows).integers(0, self.rows, count)
         batches = {"first batch": self.cut(None, 0, count), "random batch": self.cut(anywhere, 0, count)}
         return {name: _checksum(columns) for name, columns in batches.items()}
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
-        """Yield the batches; any position is reached without reading what lies before it."""
+        """Yield the batches from `start`, without reading the ones before it."""
         order = self.order(epoch)
         form = None
         for first in range(self.first_row(epoch, state) + start * self.batch_size, self.rows, self.batch_size):
@@ -104,7 +104,7 @@ class ArraySource(Source):
             yield Item(columns, form=form)
 
     def first_row(self, epoch: int, state: Any) -> int:
-        """Return batch 0's first row: not 0 after a resume with another batch size."""
+        """Return batch 0's first row; not 0 after a resume with another batch size."""
         return state["row"] if state is not None and state["epoch"] == epoch else 0
 
     def order(self, epoch: int) -> np.ndarray | None:
@@ -122,8 +122,8 @@ class ArraySource(Source):
 class PipelineSource(Source):
     """A `mindspore.dataset` pipeline.
 
-    One iterator serves all epochs, because a new one would repeat the first epoch's shuffle. A position is reached
-    by `set_init_step`, which skips without loading rows. The pipeline reads ahead on its own threads.
+    One iterator serves all epochs, because a new one would repeat the first epoch's shuffle. To seek,
+    `set_init_step` skips batches without loading their rows. The pipeline reads ahead on its own threads.
     """
 
     described = ("size", "seed")
@@ -140,8 +140,8 @@ class PipelineSource(Source):
         self.seed = seed
         self._iterator: Any = None
         self._next: tuple[int, int] | None = None
-        self._opened: tuple[int, int, int | None] | None = None  # seed and epochs of the iterator
-        self._read = 0  # batches of a pipeline without a size, from its beginning
+        self._opened: tuple[int, int, int | None] | None = None  # (seed, first epoch, last epoch) of the iterator
+        self._read = 0  # batches read from a pipeline of unknown size since its beginning
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         continues_epochs = self.continues_epochs and self.size is None
@@ -150,7 +150,7 @@ class PipelineSource(Source):
         if not current or not (self._next == (epoch, start) or following):
             self._open(epoch, _read_before(state, start) if continues_epochs else start)
         count = start
-        for _ in range(2 if continues_epochs else 1):  # the epoch before may have ended with the pipeline's last batch
+        for _ in range(2 if continues_epochs else 1):  # the previous epoch may have ended with the last batch
             for item in self._iterator:
                 count += 1
                 self._read += 1
@@ -183,7 +183,7 @@ class PipelineSource(Source):
             self._skip(skipped)
 
     def _skip(self, count: int) -> None:
-        """Read up to a position, for lack of a faster way; a pass may end before it."""
+        """Skip `count` batches by reading them, possibly over several passes."""
         self._read, ended = 0, False
         while self._read < count:
             if next(self._iterator, None) is not None:
@@ -204,7 +204,8 @@ class IterableSource(Source):
 
     Its items are tuples, lists or dicts of arrays with the rows of one batch.
 
-    An object with `state_dict` and `load_state_dict` states its own position; others are read again up to it.
+    An object with `state_dict` and `load_state_dict` saves and restores its own position. Other data are read again
+    from the beginning to reach a position.
     """
 
     reuses_buffers = True
@@ -217,7 +218,7 @@ class IterableSource(Source):
         self.one_shot = not self._is_factory and hasattr(data, "__next__")  # an iterator
         self._epoch: int | None = None  # the epoch that was read last
         self._ended = False
-        self._read = 0  # batches of an iterator, from its beginning
+        self._read = 0  # batches read from an iterator since its beginning
         self._warned = False
         self._peeked: list[Any] = []
         self.size = _length(data)
@@ -237,7 +238,7 @@ class IterableSource(Source):
         return hasattr(self.data, "state_dict") and hasattr(self.data, "load_state_dict")
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
-        """Yield the batches, each with the state of the object after it, if it has one."""
+        """Yield the batches, each with the state of the data after it, if they have one."""
         continues_epochs = self.continues_epochs and self.one_shot
         next_epoch = self._epoch is not None and (epoch, start) == (self._epoch + 1, 0)
         following = continues_epochs and not self._ended and next_epoch
@@ -261,7 +262,7 @@ class IterableSource(Source):
             raise _used_up(epoch)
 
     def _sought(self, epoch: int, start: int, state: Any, continues_epochs: bool) -> int:
-        """Bring the data to a position if they can do so; return the batches to skip."""
+        """Restore the state of the data if they have one; return how many batches to skip."""
         skip = start
         if self.one_shot and not self._stateful:  # an earlier run may have advanced it
             skip = _read_before(state, start)

@@ -1,4 +1,4 @@
-"""Read a pipeline that only shuffles and batches arrays from these arrays."""
+"""Replaces pipelines that only shuffle and batch arrays with a faster source."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .sources import ArraySource, PipelineSource
 
 
 class WrappedArrays(ArraySource):
-    """`NumpySlicesDataset(arrays).batch(n)` read from its arrays: equal, but faster."""
+    """Yields the batches of `NumpySlicesDataset(arrays).batch(n)` from its arrays."""
 
-    kind, described = "PipelineSource", PipelineSource.described  # positions in snapshots mean the same
+    kind, described = "PipelineSource", PipelineSource.described  # so that the positions in snapshots are compatible
 
     def __init__(self, dataset: Any, columns: dict[str, np.ndarray], seed: int, shuffle: bool) -> None:
         batch_size = dataset.batch_size
@@ -40,7 +40,7 @@ class WrappedArrays(ArraySource):
 
 
 def wrapped_arrays(dataset: Any, seed: int) -> WrappedArrays | None:
-    """Return the source of a pipeline that only shuffles and batches arrays, or None."""
+    """Return a pipeline's source if it only shuffles and batches arrays, else None."""
     if type(dataset).__name__ != "BatchDataset" or not isinstance(dataset.batch_size, int):
         return None
     inner = dataset.children[0]
@@ -71,7 +71,7 @@ def _chooses_rows(inner: Any) -> bool:
 
 
 def _as_array(column: Sequence[Any] | np.ndarray) -> np.ndarray | None:
-    """Return rows of NumPy values as one array, else None; a dict's are lists of rows."""
+    """Return a column as one numeric array, or None if its rows do not form one."""
     if not isinstance(column, np.ndarray):
         if not len(column) or not isinstance(column[0], np.ndarray | np.generic):
             return None

@@ -1,1 +1,1 @@
-"""A stream as batches for the feed, in one process or shared by several."""
+"""Sources that read streams in batches, in one process or shared by several."""

@@ -1,6 +1,7 @@
-"""A stream divided among processes that take the same steps.
+"""`SharedStream`: a stream divided among processes that take the same steps.
 
-A stream that has no partitions is read by all processes, and each takes its share of every step.
+A partitioned stream is divided by its partitions. A stream without partitions is read by all processes, and each
+process takes its share of every step.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from .stream_source import StreamSource, SummedSource
 class Agreed(NamedTuple):
     """Facts about a batch's step, known to all processes."""
 
-    clock: float  # seconds by the clock of rank 0, as `time.monotonic` counts them, when the step was agreed on
-    event_time: float  # newest event time of the step's rows in seconds since the epoch; NaN where they have none
+    clock: float  # `time.monotonic()` of rank 0 when the step was agreed on
+    event_time: float  # newest event time of the step's rows in seconds since the epoch; NaN if they have none
 
 
 @dataclass(frozen=True)
 class JobHooks(StopHooks):
-    """The run, as an agreement on a stream sees it."""
+    """Functions of the run that a shared stream calls when processes agree."""
 
-    durable: Callable[[], int] = lambda: 0  # returns the number of durable snapshots; asked on rank 0
+    durable: Callable[[], int] = lambda: 0  # returns the number of durable snapshots; called on rank 0
     commit: Callable[[int], None] = lambda count: None  # called with the number of snapshots durable on all processes
 
 
 class _StreamPart(NamedTuple):
-    """Numbers in a process's message after the fields of `Round`; all int64."""
+    """The values of `Round.more` in a process's message; all int64."""
 
-    idle_ms: int  # since this process's last row
+    idle_ms: int  # milliseconds since this process's last row
     event_time: int  # bits of a float64
     clock: int  # bits of a float64
     durable: int
@@ -64,12 +65,12 @@ class SharedStream(LockstepSource):
     ) -> None:
         super().__init__(local, group, hooks, ahead)
         self.batch_rows = local.batch_size
-        self.idle_timeout = idle_timeout  # seconds without a row on any process, after which the stream has ended
+        self.idle_timeout = idle_timeout  # seconds without a row on any process until the stream ends
         self.divided = local.stream.sharing is Sharing.PARTITIONED
         self._local: Source = local if self.divided else EveryNth(SummedSource(local), group)
         if self.divided:
             local.stream.deal(group.rank, group.size)
-        self._waited = 0.0  # seconds without a batch, since the last one of this process
+        self._waited = 0.0  # seconds since this process's last batch
         self._idle_reported = False
 
     @property
@@ -78,11 +79,11 @@ class SharedStream(LockstepSource):
         return self.rows_of.stream
 
     def lag(self) -> int | None:
-        """Return the rows that wait upstream of all processes, or None; called by all."""
+        """Return the rows waiting upstream of all processes, or None; a collective call."""
         return self._of_all(self.stream.lag())
 
     def late_rows(self) -> int | None:
-        """Return the rows that came too late on all processes, or None; called by all."""
+        """Return the late rows of all processes, or None; a collective call."""
         own = self.stream.late_rows()  # None on all processes or on none
         return None if own is None else self._of_all(own)
 
@@ -99,7 +100,7 @@ class SharedStream(LockstepSource):
         return position.merge([part or {} for part in self.group.gather_json(own.state)], self.stream.join)
 
     def commit(self, position: Position) -> None:
-        """Acknowledge this process's part of `position`, that of all processes."""
+        """Acknowledge this process's part of `position`, which covers all processes."""
         if position.dealt is not None:
             self.rows_of.commit(position.part(self.group.rank))
         elif self.group.is_main:
@@ -123,7 +124,7 @@ class SharedStream(LockstepSource):
         self._waited = 0.0 if self._ready else self._waited + time.monotonic() - began
 
     def _waits(self, ready: int) -> bool:
-        # a stream that is not connected yet has no position, which every step needs
+        # every step needs a position, which a stream has only once it is connected
         passed_over = self.rows_of.begun is not None and self._waited >= self.rows_of.flush_after
         return super()._waits(ready) and not passed_over
 
@@ -176,7 +177,7 @@ class SharedStream(LockstepSource):
         parts = [_part(sent) for sent in rounds]
         times = [time for time in (_float(part.event_time) for part in parts) if not math.isnan(time)]
         agreed = Agreed(_float(parts[0].clock), max(times, default=float("nan")))
-        # without partitions all have read the next steps, and have a share of each
+        # without partitions, every process has read these steps and has a share of each
         items = super()._step(rounds, count) if self.divided else (self._ready.popleft() for _ in range(count))
         for item in items:
             item.state = (item.state if self.divided else item.state[1]) or self.rows_of.begun

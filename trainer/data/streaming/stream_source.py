@@ -1,4 +1,4 @@
-"""A stream as a source: batches of one size, each with the position after it."""
+"""`StreamSource`: reads a stream in batches of one size, with their positions."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Transform(Protocol):
 
 
 class StreamSource(Source):
-    """Batches of a stream.
+    """Reads a stream in batches of one size, each with the position after it.
 
-    The label is that of the stream's schema unless it is given, else "label", else the last column that is neither an
-    input nor the event time.
+    The label column is `label` if given, else the label of the stream's schema, else the column "label", else the last
+    column that is not an input, the weight or the event time.
     """
 
     endless = True
@@ -49,20 +49,20 @@ class StreamSource(Source):
     def __init__(
         self,
         stream: Stream,
-        batch_size: int | None = None,  # None: `DEFAULT_BATCH_SIZE`, or an iterable's own batches as they come
+        batch_size: int | None = None,  # None: `DEFAULT_BATCH_SIZE`, or the batches of an iterable unchanged
         *,
         inputs: Sequence[str] = (),  # columns the network takes, in order; empty: every column but the labels
         labelled: bool = True,  # whether the last columns are a label and, with `weight`, its loss weight
         label: str | None = None,
-        labels: Sequence[str] = (),  # labels of several tasks, in the order of the loss; then `label` is not read
-        weight: str | None = None,  # column of loss weights given to the loss after the label
-        extras: Sequence[str] = (),  # columns kept on the host with the batch (a metric's group)
+        labels: Sequence[str] = (),  # labels of several tasks, in the order of the loss; they replace `label`
+        weight: str | None = None,  # column of loss weights, passed to the loss after the label
+        extras: Sequence[str] = (),  # columns kept on the host with the batch (the group of a metric)
         counted: Counted | None = None,
         list_types: ListTypes | None = None,
         transform: Transform | None = None,
-        flush_after: float = 1.0,  # seconds without a row after which a call that is not full is trained
+        flush_after: float = 1.0,  # seconds without a row after which an incomplete call is trained
         idle_timeout: float | None = None,  # seconds without a row after which the stream counts as ended
-        restarts: bool = False,  # whether it begins again with every call; else `go_back` goes to the trained rows
+        restarts: bool = False,  # whether every call reads from the beginning; else `go_back` seeks to the trained rows
     ) -> None:
         self.stream = stream
         self._transform = transform
@@ -82,7 +82,7 @@ class StreamSource(Source):
         self.flush_after = flush_after
         self.idle_timeout = idle_timeout
         self.restarts = restarts
-        self.begun: dict[str, Any] | None = None  # position at which `batches` began, once it is known
+        self.begun: dict[str, Any] | None = None  # position at which `batches` started, once known
         self.last_row = time.monotonic()
         self._stopped = False
         self._finish: str | None = None
@@ -130,7 +130,7 @@ class StreamSource(Source):
                     break
                 continue
             read = batch.rows
-            if not read:  # all were set aside
+            if not read:  # all rows were set aside
                 continue
             self._read_rows += read
             self.last_row, idle_reported = time.monotonic(), False
@@ -141,7 +141,7 @@ class StreamSource(Source):
                 position = advance(position, joined)
                 waiting, rows = [], 0
                 yield self._item(joined, position)
-                self.last_row = time.monotonic()  # no row could come while the caller was busy
+                self.last_row = time.monotonic()  # time spent by the caller does not count as idle
         if waiting and not self._stopped:
             joined = concat(waiting)
             yield self._item(joined, advance(position, joined))
@@ -193,7 +193,7 @@ class StreamSource(Source):
                 )
 
     def finish(self, why: str) -> None:
-        """Make `batches` on another thread deliver its rows, and end when idle."""
+        """Let `batches`, on another thread, yield its remaining rows and end when idle."""
         self._finish = why
 
     def _item(self, batch: Batch, position: dict[str, Any]) -> Item:
@@ -209,6 +209,7 @@ class StreamSource(Source):
         return columns if self.list_types is None else self.list_types(columns, self.names)
 
     def _choose(self, columns: dict[str, np.ndarray]) -> tuple[str, ...]:
+        # The columns to train on are the inputs, then the labels, then the weight.
         available = list(columns)
         check_task_labels(self.labels, available)
         named = filter(None, (None if self.labels else self.label, self.weight))
@@ -252,9 +253,9 @@ class StreamSource(Source):
 
 
 class SummedSource(WrappedSource):
-    """A stream with positions (CRC-32 of all rows so far, position).
+    """Adds a checksum to a stream's positions: (CRC-32 of all rows so far, position).
 
-    Processes compare the sums to detect that they read different rows.
+    Processes compare the checksums to detect that they read different rows.
     """
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
@@ -272,7 +273,7 @@ def _content(column: Any) -> list[Any]:
     if isinstance(column, Ragged):
         rows = column[:]  # a view may start in the middle of its values
         return [rows.lengths, *_content(rows.values)]
-    if column.dtype.kind in "OU":  # objects are addresses, and text may be stored in arrays of different widths
+    if column.dtype.kind in "OU":  # array bytes would be addresses of objects, or depend on the width of the text
         return [repr(column.tolist()).encode()]
     return [np.ascontiguousarray(column)]
 
@@ -280,14 +281,13 @@ def _content(column: Any) -> list[Any]:
 class SoundRows:
     """Sets aside a stream's rows with NaN or infinity, or times in the far future.
 
-    NaN and infinity may be allowed. Columns that a schema declares are checked there: those with `Column.allow_nan`
-    pass here too.
+    The stream's `allow_nan` can permit NaN and infinity. Columns that a schema declares are not checked again.
 
     Args:
-        stream: its dead letter takes the rows; without one it gets one that only counts.
+        stream: the stream, whose dead letter receives the rows. If it has none, it gets one that only counts them.
         labels: the label columns of several tasks.
-        counted: returns which rows of these columns count for each task (bool [rows], or None for all); the others may
-            hold any value.
+        counted: function of the label columns that returns, for each task, which rows count (bool [rows], or None for
+            all). The labels of other rows may have any value.
     """
 
     def __init__(self, stream: Stream, labels: Sequence[str] = (), counted: Counted | None = None) -> None:
@@ -303,8 +303,8 @@ class SoundRows:
         self._max_future = stream.max_future if schema is None else schema.max_future
 
     def __call__(self, batch: Batch, names: Sequence[str]) -> Batch:
-        """Return the trainable rows; `names` are those of the columns trained on."""
-        if names is not self._names:  # a source's batches all come with the same tuple
+        """Return the rows to train on; `names` are the columns that training reads."""
+        if names is not self._names:  # a source passes the same tuple with every batch
             allowed, declared = self.stream.allow_nan, self._declared
             allows = (lambda name: allowed) if isinstance(allowed, bool) else allowed.__contains__
             self._examined = [name for name in names if name not in declared and not allows(name)]
@@ -330,7 +330,7 @@ class SoundRows:
 
     def _bad_rows(self, batch: Batch, name: str, names: Sequence[str]) -> np.ndarray:
         column = batch.columns[name]
-        if type(column) is not np.ndarray and not isinstance(column, Ragged):  # lists, of a user's own stream
+        if type(column) is not np.ndarray and not isinstance(column, Ragged):  # lists from a user-defined stream
             column = as_array(column, name)
         bad = non_finite_rows(column)
         if not len(bad) or self.counted is None or not isinstance(column, np.ndarray):
