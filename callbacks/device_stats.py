@@ -11,7 +11,7 @@ from .callback import Callback, Trainer
 
 
 class DeviceStats(Callback):
-    """Measures the process and its machine; the run's loggers include the latest values.
+    """Measures the process and its machine; loggers include the latest values.
 
     The values are device/process_cpu (mean cores in use since the previous measurement), device/process_memory_mb
     (resident memory in units of 10**6 bytes), device/threads, device/machine_cpu and device/machine_memory (shares, 0

@@ -58,7 +58,7 @@ def declared_imports(file: str) -> dict[str, str]:
 def hint(name: str, names: Iterable[str]) -> str:
     """Return a hint for a missing name: its replacement, or a similar name."""
     did_you_mean = importlib.import_module("trainer.errors").did_you_mean
-    return f"; it is gone: {GONE[name]}" if name in GONE else did_you_mean(name, names)
+    return f"; it was removed: {GONE[name]}" if name in GONE else did_you_mean(name, names)
 
 
 def _is_import(frame: types.FrameType) -> bool:

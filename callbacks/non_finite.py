@@ -27,7 +27,7 @@ _SCALING = 32
 
 
 class _NonFinite(Callback):
-    """Reads the device's counters when due, and at the end of each epoch and of the run."""
+    """Reads the device's counters when due, and at the end of epochs and runs."""
 
     order = 90
     non_finite: str

@@ -39,7 +39,7 @@ def format_metrics(metrics: dict[str, float]) -> str:
 
 
 def shown_once(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove each "...loss" that equals its "...log_loss", so that it is shown only once.
+    """Remove each "...loss" that equals its "...log_loss".
 
     A value of None (null in a run's files) stands for a value that is not finite.
     """

@@ -123,7 +123,7 @@ class Profiler(Callback):
             logger.warning("Profiler: operators are not timed: %s: %s", type(error).__name__, error)
             return False
         if self._operators is None:
-            logger.warning("Profiler: operators are not timed: another profile is under way, or this is not a CPU")
+            logger.warning("Profiler: operators are not timed: another profiler is active, or the device is not a CPU")
         return self._operators is not None
 
     def _finish(self, trainer: Trainer) -> None:

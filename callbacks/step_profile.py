@@ -1,4 +1,4 @@
-"""`StepProfile`: the time of a training step as tables, numbers and a Chrome trace."""
+"""`StepProfile`: the time of a step as tables, numbers and a Chrome trace."""
 
 from __future__ import annotations
 

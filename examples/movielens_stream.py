@@ -62,7 +62,9 @@ def segments(
     if (folder / DONE).is_file():
         return folder
     if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigurationError(f"folder {str(folder)!r} holds no finished segments but other files; give a new one")
+        raise ConfigurationError(
+            f"folder {str(folder)!r} contains other files instead of finished segments; use a new folder"
+        )
     columns = _first(load(data), rows)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -256,7 +256,7 @@ class TinyTrainer:
         for path in sorted(folder.glob("step_*"), reverse=True):
             sums = json.loads((path / "manifest.json").read_text())
             if any(hashlib.sha256((path / name).read_bytes()).hexdigest() != wanted for name, wanted in sums.items()):
-                print(f"{path} is damaged: the one before it is used")
+                print(f"{path} is damaged; trying the previous snapshot")
                 continue
             with np.load(path / "parameters.npz") as arrays:
                 for name, parameter in self.parameters.items():

@@ -18,7 +18,7 @@ from callbacks.lazy_names import declared_imports, lazy_names
 if metadata.version("numpy").partition(".")[0] != "1":  # read from the metadata, since importing NumPy may fail
     warnings.warn(
         f"NumPy {metadata.version('numpy')} is installed, and MindSpore's binaries are built against NumPy 1: its "
-        "operators fail; the cure: pip install 'numpy>=1.25,<2' 'pandas>=2.2,<3'",
+        "operators fail; to fix this: pip install 'numpy>=1.25,<2' 'pandas>=2.2,<3'",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""Checks of arguments, with errors that say what was received and what is accepted.
+"""Checks of arguments, with errors that name the received and accepted values.
 
 Unless documented otherwise, a check returns the checked value or raises ConfigurationError. `argument` is the name of
 the argument in the message: "epochs", or "EarlyStopping(patience=...)" for a constructor argument.

@@ -104,7 +104,7 @@ def nearest(name: object, choices: Iterable[object], similarity: float = 0.5) ->
 
 
 def _edits(name: str, choice: str) -> int:
-    """Return the number of inserted, deleted, replaced or swapped letters (Damerau 1964)."""
+    """Return the number of inserted, deleted, replaced or swapped letters."""
     before, row = [0] * (len(choice) + 1), list(range(len(choice) + 1))
     for i, letter in enumerate(name, 1):
         earlier, before, row = before, row, [i]

@@ -1,4 +1,4 @@
-"""Masks credentials in text, by their name, position in a URL, or remembered value.
+"""Masks credentials in text, by name, position in a URL, or remembered value.
 
 All output of the program (log lines, errors, run folders, snapshots, output of commands) passes through here.
 """

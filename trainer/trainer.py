@@ -1,4 +1,4 @@
-"""`Trainer`: arguments and methods; its constructor is in `run/trained_network.py`."""
+"""`Trainer`: arguments and methods; built by `run/trained_network.py`."""
 
 from __future__ import annotations
 

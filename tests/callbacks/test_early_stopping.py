@@ -163,7 +163,10 @@ def test_a_misspelt_name_with_a_mode_is_refused_before_training(fit, kind):
     ("attributes", "said"),
     [
         ({"monitor": {"val_loss": 1.0}}, r"Own\.monitor takes the name of a metric, or None; received \{'val_loss': 1"),
-        ({"monitor": "val_loss", "use_directions": lambda self, each: None}, r"Own\.use_directions.* is use_direction"),
+        (
+            {"monitor": "val_loss", "use_directions": lambda self, each: None},
+            r"Own\.use_directions.* replaced by use_direction",
+        ),
     ],
 )
 def test_a_callback_of_the_users_own_that_monitors_several_metrics_is_refused(fit, attributes, said):

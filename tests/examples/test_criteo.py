@@ -103,7 +103,7 @@ def test_a_stream_can_be_read_from_any_row():
     assert stream.poll(1) is None
     with pytest.raises(StreamError, match="from 0 to 1000; received row 1001"):
         stream.seek({"rows": [0, 1001]})
-    with pytest.raises(StreamError, match="about \\['table'\\]"):
+    with pytest.raises(StreamError, match="partitions \\['table'\\]"):
         stream.seek({"table": [0, 1]})
 
 

@@ -43,7 +43,7 @@ def test_files_hold_the_rows(tmp_path, ratings):
     same(read(FileStream(folder, schema())), ratings)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").touch()
-    with pytest.raises(ConfigurationError, match="holds no finished segments but other files"):
+    with pytest.raises(ConfigurationError, match="contains other files instead of finished segments"):
         segments(tmp_path / "other")
 
 

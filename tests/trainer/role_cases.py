@@ -272,7 +272,7 @@ CASES = (
     Case(
         "two labels for BCEWithLogitsLoss",
         nn.BCEWithLogitsLoss,
-        "declares 2 .'y', 'v'.; BCEWithLogitsLoss takes 1",
+        "declares 2 .'y', 'v'., but BCEWithLogitsLoss takes 1",
         label=("y", "v"),
         yaml="mindspore.nn.BCEWithLogitsLoss",
     ),

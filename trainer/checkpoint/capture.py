@@ -209,7 +209,7 @@ def table_states(content: Content, snapshot: Snapshot) -> list[dict[str, Any]]:
     states = part_states(snapshot, TABLES)
     if content.tables is not None:
         if not states:
-            logger.warning("the snapshot holds no state of tables; they start empty")
+            logger.warning("the snapshot has no state of the sparse tables; they start empty")
         content.tables.check_states(states)
     return states
 

@@ -160,7 +160,7 @@ def _named_snapshot(path: Path) -> Snapshot:
 def _newest_sound(root: Path) -> Snapshot | None:
     """Return the newest intact snapshot, or None if the folder changed meanwhile."""
     if not root.is_dir():
-        raise CheckpointNotFoundError(f"there is no folder {root}" if not root.exists() else f"{root} is no folder")
+        raise CheckpointNotFoundError(f"there is no folder {root}" if not root.exists() else f"{root} is not a folder")
     entries = available(root)
     if not entries:
         unfinished = sum(durable.target_of(root / name) is not None for name in os.listdir(root))

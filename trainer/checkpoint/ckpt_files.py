@@ -121,7 +121,9 @@ class Mismatch:
 
     def error(self, what: str = "the checkpoint", where: str = "the network") -> CheckpointMismatchError:
         """Return the exception for these differences, with advice in its message."""
-        return CheckpointMismatchError(f"{self.message(what, where)}\n  strict=False loads those that agree")
+        return CheckpointMismatchError(
+            f"{self.message(what, where)}\n  strict=False loads all parameters with equal names and shapes"
+        )
 
 
 def _listed(title: str, names: Iterable[str]) -> list[str]:

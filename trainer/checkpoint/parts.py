@@ -120,8 +120,8 @@ def open_parts(processes: Group, final: Path, group: str, what: str = "snapshot"
     if folder is not None:
         folder.close()
         _logger.warning(
-            "rank %d cannot write to %s, which rank 0 made: rank 0 collects the rows of all processes while they wait; "
-            "keep %ss on a file system that all processes share",
+            "rank %d cannot write to %s, a folder that rank 0 created: rank 0 collects the rows of all processes "
+            "instead, while they wait; keep %ss on a file system that all processes share",
             without[0],
             path,
             what,

@@ -99,13 +99,13 @@ class ColumnCheck:
         expected = "1 column is expected" if number == 1 else f"{number} columns are expected"
         hint = ""
         if len(columns) == 1 and number > 1:
-            hint = "; a list is taken as its batches: columns go into a tuple or a dict, as (x, y), with batch_size="
+            hint = "; a list is read as a list of batches: pass columns as a tuple or dict with batch_size="
             if self.labels == 1 and self.least == 1:
-                hint += ". Where the input is the target, as an autoencoder's, give (x, x), or a loss_fn(outputs)"
+                hint += ". If the input is also the target, as in an autoencoder, pass (x, x) or use a loss_fn(outputs)"
         if not self.labels and self.most is not None and given == self.most + 1:
             hint = "; if the last one is a label, a loss_fn is missing"
         if self.least == 1 and not self.keys and given > 1 and not are_unnamed(names):
-            hint += f"; a network that takes them as one dict names them, {self.kind}.{ATTRIBUTE} = ('{names[0]}', ...)"
+            hint += f"; a network that takes one dict declares the names: {self.kind}.{ATTRIBUTE} = ('{names[0]}', ...)"
         raise DataError(
             f"received {len(columns)} columns ({', '.join(names)}); {self.kind}.construct takes {takes} "
             f"({', '.join(self.parameters)}){label}, so {expected}{hint}"
@@ -245,12 +245,12 @@ class BatchConversion:
             shapes = {name: column.shape for name, column in zip(names, columns, strict=True)}
             if self.equal_rows:
                 raise DataError(
-                    f"batch {number} of epoch {epoch}: columns have different numbers of rows: {shapes}, where those "
-                    "of the batch before it had the same"
+                    f"batch {number} of epoch {epoch}: columns have different numbers of rows: {shapes}, but those "
+                    "of the previous batch had equal numbers"
                 )
             if self.equal_rows is None and not equal_rows and not self.ragged.inputs:
                 logger.warning(
-                    "columns have different numbers of rows: %s; %r counts (is the dataset not batched?)",
+                    "columns have different numbers of rows: %s; %r is counted (is the dataset not batched?)",
                     shapes,
                     list(shapes)[self._options.counted],
                 )

@@ -33,7 +33,7 @@ def first_stop(kinds: Sequence[int], requested: StopReason | None) -> StopReason
         return None
     if requested is not None and stop_kind(requested) == kinds[first]:
         return requested
-    return StopReason(_KINDS[kinds[first]], f"rank {first} asked for it")
+    return StopReason(_KINDS[kinds[first]], f"requested by rank {first}")
 
 
 def agree_to_stop(group: Group, requested: StopReason | None) -> StopReason | None:
@@ -81,6 +81,6 @@ def all_go_on(group: Group, hooks: StopHooks, ready: bool | None) -> bool:
     if states.any() and not states.all():
         raise DataError(
             f"the data of ranks {np.flatnonzero(states == 0).tolist()} ended before that of the others; give all "
-            "processes the same dataset, or say sharded=True if each has its own rows"
+            "processes the same dataset, or pass sharded=True if each has its own rows"
         )
     return bool(ready)

@@ -105,7 +105,7 @@ class AllToAll:
         for peer, given in enumerate(group.gather_json(problem)):
             if given is not None:
                 self.close()
-                raise TrainerError(f"rank {peer} does not reach the others: {given}")
+                raise TrainerError(f"rank {peer} cannot connect to the others: {given}")
         self.is_open, self._number = True, 0
         self._purpose, self._purposes = b"", dict[int, bytes]()  # of the current exchange: on this rank, on others
         for connection in self._connections.values():
@@ -208,7 +208,7 @@ class AllToAll:
             ranks.setdefault(purpose.rstrip(b"\0").decode(errors="replace"), []).append(rank)
         where = "; ".join(f"ranks {there} are in {purpose}" for purpose, there in ranks.items())
         return (
-            f"the processes do not do the same: {where}. All of them call the same verbs in the same order, on the "
+            f"the processes are in different calls: {where}. All must call the same methods in the same order, on the "
             "same data or on their own rows (sharded=True)"
         )
 
@@ -231,7 +231,7 @@ class AllToAll:
     def _finish(
         self, received: list[Any], unsent: dict[int, list[Any]], arriving: dict[int, _Arriving], deadline: float
     ) -> None:
-        """Wait until all messages have arrived, or until all mismatched purposes are known."""
+        """Wait until all messages have arrived, or all mismatched purposes are known."""
         ends, agree = time.monotonic() + deadline, True
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ, self.rank)
@@ -320,7 +320,7 @@ class _InterruptedError(TrainerError):
 
 
 class Channel:
-    """All-to-all connections of one thread; `open` replaces them after an interruption.
+    """All-to-all connections of one thread; `open` replaces interrupted ones.
 
     Attributes:
         seconds: time spent in exchanges so far, including waiting for other processes.

@@ -35,7 +35,7 @@ def align(group: Group, parameters: Iterable[Parameter]) -> None:
         for name, part in zip(differing, parts, strict=True):
             value = values[name]
             ops.assign(named[name], Tensor(part.copy().view(value.dtype).reshape(value.shape)))
-        logger.info("%d of %d parameters began differently; all take those of rank 0", len(differing), len(values))
+        logger.info("%d of %d parameters differed at first; all take those of rank 0", len(differing), len(values))
         group.check_same("parameters", {name: parameter.asnumpy() for name, parameter in named.items()})
 
 

@@ -22,7 +22,7 @@ _TINY = 1e-30  # smallest divisor
 
 
 class Exchange(nn.Cell):
-    """Sums gradients and losses over all processes, with the same bits on every process.
+    """Sums gradients and losses over all processes, with equal bits on each.
 
     Most methods take `rows`, float32 [2]: the denominator of this process's loss (`trainer.graph.denominators`) and the
     sum of the denominators of all processes. `begin` computes them from the numbers of rows. A process without rows
@@ -251,7 +251,7 @@ class Exchange(nn.Cell):
         return bad
 
     def _total_on_host(self, parts, head, rows):
-        """Return the sums of `parts` and `head`; if `rows[0]` is 0, `parts` count as zeros."""
+        """Return the sums of `parts` and `head`; `parts` count as 0 if `rows[0]` is 0."""
         *totals, head = self.sum_gradients(*self.map(_as_float32, parts), head, rows, self.token)
         totals = (*totals,)  # from a list
         ops.assign(self.token, self.pick(head, self.only_index_0, 0))

@@ -194,7 +194,7 @@ class World(Group):
 
     def connect(self) -> None:  # noqa: D102
         if threading.get_ident() != self._thread:  # its messages would mix with those of the steps
-            raise TrainerError("collectives belong to the thread that runs graphs; this is another one")
+            raise TrainerError("collectives must be called on the thread that runs graphs; this is another thread")
         if self._connections is None:
             self._connections = AllToAll(Introduction(self.rank, self.size))
             self.track(self._connections.sent)
@@ -266,6 +266,6 @@ def join() -> Group:
 def _cannot_meet(count: int, reason: object) -> ConfigurationError:
     """Return the error for launched processes that cannot connect."""
     return ConfigurationError(
-        f"this process is one of {count} started by a launcher, and they cannot meet ({reason}), so each would train a "
+        f"this process is one of {count} started by a launcher, and they cannot join ({reason}), so each would train "
         "its own network; start them with `trainer launch` or msrun"
     )

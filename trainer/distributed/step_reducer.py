@@ -72,7 +72,7 @@ def replace_reducers(step: nn.Cell, exchange: Exchange, rows: Parameter) -> None
 
 
 def _is_reducer(cell: nn.Cell) -> bool:
-    """Return whether `cell` is MindSpore's reducer, without changes, or a `StepReducer`."""
+    """Return whether `cell` is MindSpore's reducer, unchanged, or a `StepReducer`."""
     if isinstance(cell, nn.DistributedGradReducer):
         return type(cell).construct is nn.DistributedGradReducer.construct
     return isinstance(cell, StepReducer)

@@ -276,7 +276,7 @@ def id_problems(
                 problems.setdefault(
                     table,
                     f"feature {name!r} is declared with {_shown(declared)}, and the rows of its table are of "
-                    f"{those} with {_shown(saved[other])}: the same value would find another row, or "
+                    f"{those} with {_shown(saved[other])}: the same value would map to another row or "
                     "none. Declare it as it was, or give it its own table, under another name",
                 )
     return problems

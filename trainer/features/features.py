@@ -148,7 +148,7 @@ class Features(Stateful):
             if self.label_classes:
                 if name in columns:
                     raise ConfigurationError(
-                        f"a feature reads the label {name!r}, which it is to predict; leave it out"
+                        f"a feature reads the label {name!r}, which the network predicts; remove it"
                     )
                 columns[name] = class_column(self.label_classes)
                 continue

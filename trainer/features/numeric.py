@@ -54,7 +54,7 @@ class Numeric(Feature):
         super().__post_init__()
         _number_vector(self.embedding)  # checks the options
         if self.embedding is not None and self.indicator:
-            raise ConfigurationError("Numeric(embedding=...): a missing value has a vector; leave indicator out")
+            raise ConfigurationError("Numeric(embedding=...): missing values have their own vector; omit indicator")
         choice("Numeric(transform=...)", self.transform, TRANSFORMS, optional=True)
         choice("Numeric(normalize=...)", self.normalize, NORMALIZATIONS, optional=True)
         if self.missing != "mean":

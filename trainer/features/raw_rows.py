@@ -70,7 +70,7 @@ class SetAside(DeadLetter):
             super().count(good, bad)
         except StreamError:
             raise DataError(
-                f"{self.report()}: more than max_bad_share={self.max_bad_share:g} allows; mend the rows, or let more "
+                f"{self.report()}: more than max_bad_share={self.max_bad_share:g} allows; fix the rows, or let more "
                 "be set aside: Features(max_bad_share=1.0), in YAML features: {max_bad_share: 1.0}"
             ) from None
 

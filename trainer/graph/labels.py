@@ -253,6 +253,7 @@ def _refuse(chunk: Chunk, column: int, loss: nn.Cell, classes: int, ignores: boo
     row = first[1] if chunk.stacked else first[0] if first else 0
     raise DataError(
         f"column {chunk.names[column]!r}: class {labels[first]} in row {row} of the batch (rows: {len(wrong)}); "
-        f"{type(loss).__name__} takes 0 to {classes - 1}, for the network gives {classes} values a row. Number the "
+        f"{type(loss).__name__} takes 0 to {classes - 1}, because the network returns {classes} values per "
+        "row. Number the "
         "classes from 0, or widen the network's last layer"
     )

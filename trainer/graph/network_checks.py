@@ -47,8 +47,9 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
     if type(optimizer).__module__.startswith("mindspore.mint.optim") and not device.current().trains_with_mint:
         name = type(optimizer).__name__
         raise ConfigurationError(
-            f"optimizer: mint.optim.{name} updates nothing on {device.current().name}, without an error; use "
-            f"mindspore.experimental.optim.{name}, which takes the same arguments, or one of nn"
+            f"optimizer: mint.optim.{name} does not update the weights on {device.current().name}, and "
+            "reports no error; use "
+            f"mindspore.experimental.optim.{name}, which takes the same arguments, or an optimizer of mindspore.nn"
         )
     if isinstance(network, nn.TrainOneStepCell):
         raise ConfigurationError(
@@ -59,7 +60,7 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
     own |= {id(parameter) for parameter in parameters_of(loss_fn)} if isinstance(loss_fn, nn.Cell) else set()
     if not any(id(parameter) in own or parameter.name == PLACEHOLDER for parameter in optimizer.parameters):
         raise ConfigurationError(
-            "optimizer: holds none of the network's parameters; build it from network.trainable_params() of the very "
+            "optimizer: it has none of the network's parameters; build it from network.trainable_params() of the "
             "network that is trained"
         )
 
@@ -121,8 +122,8 @@ def check_compile(network: nn.Cell, compile: Any) -> bool:
     if not compile:
         if sparse:
             raise ConfigurationError(
-                f"compile=False: sparse tables ({', '.join(sparse)}) are read within compiled programs; a table with a "
-                "capacity and mode='dense' is not"
+                f"compile=False: sparse tables ({', '.join(sparse)}) need compiled programs; use compile=True, "
+                "or tables with a capacity and mode='dense'"
             )
         logger.warning("compile=False: the network runs operator by operator, one step per call, many times slower")
     return compile
@@ -139,8 +140,8 @@ def check_deterministic(network: nn.Cell, deterministic: Any, compiled: bool, lo
     where = device.current()
     if not where.uses_onednn:
         raise ConfigurationError(
-            f"deterministic=True: its programs are for the CPU; on {where.name} call mindspore.set_deterministic(True) "
-            "before the first network, which the trainer has not tried"
+            f"deterministic=True is only for the CPU; on {where.name} call mindspore.set_deterministic(True) "
+            "before you build the first network (the trainer has not been tested with it)"
         )
     if not cpu_kernels.can_plan_for_one_core():
         raise ConfigurationError(
@@ -235,8 +236,8 @@ def check_denominator(
             )
     if unknown and (loss_fn is not None or optimizer is not None):  # a training step reduces the loss itself
         raise ConfigurationError(
-            f"{divided}: it is not known what {name_of(unknown[0])} divides by, so parts of a batch cannot be added "
-            "up; give it an attribute denominator: 'rows' for a mean over rows, 1 for a sum, or a method that returns "
+            f"{divided}: the denominator of {name_of(unknown[0])} is unknown, so losses of parts of a batch cannot "
+            "be added up; give it an attribute denominator: 'rows' for a mean over rows, 1 for a sum, or a method that returns "
             "it for a batch's label columns. MindSpore's losses need none, but RMSELoss and Dice losses are not means"
         )
     return tasks.kind if tasks is not None else kind

@@ -126,5 +126,6 @@ def _refuse_number(loss_fn: Any, labels: Sequence[str], takes: int, weight: str 
             "" if weight else ", or the weight it takes last as weight="
         )
     raise ConfigurationError(
-        f"Features(label=...) declares {len(labels)} ({declared}); {name} takes {takes} after the prediction; {cure}"
+        f"Features(label=...) declares {len(labels)} ({declared}), but {name} takes {takes} after the "
+        f"prediction; {cure}"
     )

@@ -45,7 +45,7 @@ class CalibrationMap:
         sound = sound and len(self.offsets) == len(self.values) + 2 and bool((np.diff(self.values) > 0).all())
         sound = sound and self.offsets[0] == 0 and len(self.first) == len(self.second) == self.offsets[-1]
         if not (sound and slices.min() >= 1 and (self.method != "platt" or slices.max() == 1)):
-            raise ValueError("this is not a calibration")
+            raise ValueError("the state is not that of a calibration")
 
     def state(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -224,7 +224,7 @@ class Calibrator(Stateful):
         self.catch_up()
         if not self.is_learned:
             raise DataError(
-                f"the calibration has not learned yet: it takes {self.least} rows of each class, from the windows of "
+                f"the calibration has too few rows: it needs {self.least} rows of each class, from the windows of "
                 "online_train or from fit(valid_dataset=...); without it there is no probability"
             )
         if not self._buffer.rows:

@@ -132,17 +132,17 @@ class GroupMetric(RowMetric):
             columns = tuple(column[kept] for column in columns)
             columns = (*columns[:3], columns[3] * 2)
             self._every *= 2
-            self._warn("one group has more than it holds, so the value is that of a random sample of rows")
+            self._warn("a single group exceeds the capacity, so the value is computed from a random sample of its rows")
         else:
             self._bound = int(keys.min())
             columns = tuple(column[:0] for column in columns)
-            self._warn("one group has more than it holds, so there is no value")
+            self._warn("a single group exceeds the capacity, so the value is NaN")
         self._blocks, self._rows = [columns], len(columns[0])
 
     def _warn(self, what: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            held = f"holds {self.capacity:,} rows of a window or an evaluation (capacity), and there are more"
+            held = f"received more rows in a window or evaluation than its capacity of {self.capacity:,}"
             logger.warning("%s by %r %s: %s", self.name, self.group, held, what)
 
     def _columns(self) -> tuple[np.ndarray, ...]:

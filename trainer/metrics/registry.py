@@ -146,7 +146,7 @@ def check_weighted(metrics: Mapping[str, Any], weight: str) -> None:
         raise ConfigurationError(
             f"Features(weight={weight!r}): metric {name!r} ({type(metric).__name__}) counts every row alike: its "
             f"update takes no weights. Take one of trainer.metrics ({', '.join(sorted(named_metrics()))}), let it "
-            "take them, update(predictions, labels, weights=None), or give Trainer(weighted_metrics=False)"
+            "accept weights as update(predictions, labels, weights=None), or use Trainer(weighted_metrics=False)"
         )
 
 
@@ -239,7 +239,7 @@ def _by_name(name: str) -> tuple[str, Any]:
         return name, _construct(name, functools.partial(ms_train.get_metric_fn, theirs[canonical]))
     if kind is not None:
         form = f"{canonical}@10/user" if issubclass(kind, FirstK) else f"{canonical}/user"
-        raise ConfigurationError(f"metric {name!r} reads a column of groups: name it, as in {form!r}")
+        raise ConfigurationError(f"metric {name!r} needs the name of a group column, as in {form!r}")
     known = metric_names()
     raise ConfigurationError(f"unknown metric {name!r}{did_you_mean(canonical, known)}; known: {', '.join(known)}")
 

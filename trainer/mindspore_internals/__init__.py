@@ -24,8 +24,9 @@ def public_only() -> bool:
 def fall_back(what: str, cost: str) -> None:
     """Warn, once per process, how MindSpore differs and what the fallback costs."""
     logger.warning(
-        "this MindSpore behaves unlike those that the trainer was written for: %s. Results stay right, by a public "
-        "function instead; %s",
+        "this MindSpore differs from the versions the trainer was written for: %s. Results stay correct, "
+        "because a public "
+        "function is used instead; %s",
         what,
         cost,
     )

@@ -134,8 +134,9 @@ def choose(name: str | None) -> Device:
         return found
     if name is None:
         raise ConfigurationError(
-            f"device: MindSpore has taken the {found.name} by itself; pass device={found.name.lower()!r} to train on "
-            "it, device='cpu', or device='auto' for the one that MindSpore takes (a choice by "
+            f"device: MindSpore has selected the {found.name} by itself; pass "
+            f"device={found.name.lower()!r} to train on "
+            "it, device='cpu', or device='auto' for the device that MindSpore selects (a choice by "
             "mindspore.set_device counts too; one by set_context cannot be recognized)"
         )
     logger.warning("device='auto': training on the %s, which MindSpore has taken", found.name)

@@ -63,7 +63,8 @@ def failed_assertion(message: str) -> str | None:
     operator = f"operator {found['name'] or found['full']}" if found else "an operator that MindSpore does not name"
     return (
         f"an assertion failed on the GPU (error 710), reported by {operator}; usually an index, such as an id of an "
-        "embedding or a class number, is out of range. The GPU computes nothing more in this process: start it again, "
+        "embedding or a class number, is out of range. The GPU cannot be used in this process any more: "
+        "start the process again, "
         "with device='cpu' to see the value"
     )
 

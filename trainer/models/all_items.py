@@ -55,7 +55,9 @@ class AllItems:
         self.items = {name: [column[at] for at in first] for name, column in of_items.items()}
         self.own = self._numbers(self.rows[item])
         if (unknown := np.flatnonzero(self.own < 0)).size:
-            raise DataError(f"AllItems: row {unknown[0]} has {item}={self.rows[item][unknown[0]]!r}, none of items")
+            raise DataError(
+                f"AllItems: row {unknown[0]} has {item}={self.rows[item][unknown[0]]!r}, which is not in items"
+            )
         names = np.asarray(self.rows[user]) if user else np.arange(len(self.own))
         self.users, self.of_user = np.unique(names, return_inverse=True)
         self._seen = self._pairs([] if seen is None else [seen] if isinstance(seen, Mapping) else list(seen))

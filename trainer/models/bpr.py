@@ -49,7 +49,7 @@ class BPR(nn.Cell):
         if numbers:
             raise ConfigurationError(
                 f"BPR factorizes categories and lists, and {numbers[0]!r} is a number; leave it out, give it "
-                "boundaries, as kind: bucketized, or take two_tower"
+                "boundaries (kind: bucketized), or use two_tower"
             )
         self.has_negatives = negatives is not None
         self.training_columns: tuple[str, ...] = ()  # raw columns read only by the loss; serving does not need them

@@ -118,7 +118,7 @@ def choices_of(vectors, item):
         return ops.cast(of_places.reshape(-1, of_places.shape[2]), mstype.float32), items.reshape(-1), kept.reshape(-1)
     if item.dtype not in _INTEGERS:
         raise TypeError(
-            "the loss takes integers that tell items apart as the label; Features(label=...) names the column of the "
+            "the label of this loss must be integers that identify items; Features(label=...) names the column of the "
             "item's feature, or label_dtype='int32' makes a column of numbers integers"
         )
     return ops.cast(vectors, mstype.float32), item, ops.ones((item.shape[0],), mstype.float32)

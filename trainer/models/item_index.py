@@ -34,7 +34,10 @@ class ItemIndex:
     def __init__(self, ids: Any, vectors: Any, method: str = "exact", *, links: int = 32, effort: int = 128) -> None:
         self.ids, self.vectors = checked_ids(ids), checked_vectors("vectors", vectors)
         if len(self.ids) != len(self.vectors) or not len(self.ids):
-            raise ConfigurationError(f"ItemIndex: {len(self.ids)} ids for {len(self.vectors)} vectors; one each, some")
+            raise ConfigurationError(
+                f"ItemIndex: needs at least one vector and one id per vector; received {len(self.ids)} ids "
+                f"and {len(self.vectors)} vectors"
+            )
         self.method = choice("ItemIndex(method=...)", method, ("exact", "hnsw"))
         whole("ItemIndex(links=...)", links, 2)
         self.effort = whole("ItemIndex(effort=...)", effort)
@@ -68,13 +71,15 @@ class ItemIndex:
         index = cls(ids, vectors)
         index.method, index._graph = "hnsw", _faiss().deserialize_index(np.array(graph, np.uint8))
         if (index._graph.ntotal, index._graph.d) != index.vectors.shape:
-            raise ValueError(f"the graph has {index._graph.ntotal} items of {index._graph.d}, not {vectors.shape}")
+            raise ValueError(
+                f"the graph has vectors of shape ({index._graph.ntotal}, {index._graph.d}); received {vectors.shape}"
+            )
         return index
 
     def graph(self) -> np.ndarray:
         """Return the "hnsw" graph in Faiss's format, uint8 [bytes]."""
         if self._graph is None:
-            raise ConfigurationError("ItemIndex.graph: method='exact' has none")
+            raise ConfigurationError("ItemIndex.graph: an index with method='exact' has no graph")
         return _faiss().serialize_index(self._graph)
 
     def recall(self, users: Any, count: int = 10) -> float:

@@ -36,7 +36,7 @@ def candidates_of(features: Features, model: str, candidate: str | Sequence[str]
     names = ", ".join(output.name for output in histories)
     if len(histories) > 1 and len(sequences := _sequences(features, histories)) > 1:
         raise ConfigurationError(
-            f"{model} takes one history; {names} have pooling=None, and are of {', '.join(sequences)}: declare "
+            f"{model} takes one history; {names} have pooling=None but belong to {', '.join(sequences)}: declare "
             "them as columns of one sequence, as ListFeature(..., sequence='history'), or give the others a pooling"
         )
     if candidate is None:

@@ -107,7 +107,7 @@ def after_the_choice(features: Features, item: Sequence[str]) -> str | None:
         known_later = [name for name in feature.raw() if name in (*features.labels, features.weight)]
         if known_later and not names & set(item):
             return (
-                f"feature {feature.name!r} would be the user's and reads {known_later[0]!r}, which is known only after "
+                f"feature {feature.name!r} is a user feature but reads {known_later[0]!r}, which is known only after "
                 "the choice; name it in item, or leave the feature out"
             )
     return None

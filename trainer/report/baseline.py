@@ -77,7 +77,7 @@ class Baseline(Callback):
             return
         units = [cell for cell in trainer.network.cells() if isinstance(cell, LabelUnits)]
         linear[0].begin_as(self._linear(features, trainer.loss_fn)[1], *units)
-        logger.info("the network begins as the %s of the same features", _name(trainer.loss_fn))
+        logger.info("the network starts with the weights of a %s on the same features", _name(trainer.loss_fn))
 
     def compare(self, trainer: Any) -> dict[str, Any]:
         """Print the comparison on the test rows, and return it.

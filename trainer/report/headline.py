@@ -14,7 +14,7 @@ _PLACES = {
     "train": "training",
     "epoch": "training, mean of an epoch",
     "window": "window",
-    "window/decayed": "windows, older ones less",
+    "window/decayed": "windows, older ones weighted less",
     "window/lifetime": "all rows so far",
 }
 _SIZES = ("B", "kB", "MB", "GB", "TB")

@@ -257,10 +257,10 @@ def _slices(runs: Sequence[RunData]) -> list[Any]:
 
 def _features(runs: Sequence[RunData]) -> list[Any]:
     drift = {run.name: dict(run.drift) for run in runs if run.drift}
-    plot = figures.bars("Drift of the test rows from those trained on", "population stability index", drift, runs)
+    plot = figures.bars("Drift between training and test rows", "population stability index", drift, runs)
     importance = {run.name: run.baseline.get("importance", {}) for run in runs}
     costs = {run: {name: mean for name, (mean, _) in of.items()} for run, of in importance.items()}
-    asked = figures.bars("What shuffling a column costs", "loss of the first metric", costs, runs)
+    asked = figures.bars("Loss of quality when a column is shuffled", "loss of the first metric", costs, runs)
     noise = [[run, name, *cost] for run, of in importance.items() for name, cost in of.items()]
     note = '<p class="note">Below 0.1 a column is usually called unchanged, above 0.25 changed.</p>' if drift else ""
     return [
@@ -275,7 +275,7 @@ def _features(runs: Sequence[RunData]) -> list[Any]:
 def _speed(runs: Sequence[RunData]) -> list[Any]:
     return [
         figures.lines("Rows a second", runs, ["train/samples_per_second"]),
-        figures.lines("Share of the time that waits for data", runs, ["train/data_wait"], unless_flat=True),
+        figures.lines("Share of time spent waiting for data", runs, ["train/data_wait"], unless_flat=True),
         *(
             figures.lines(headline.in_words(name), runs, [f"window/{name}"], by_time=True, unless_flat=True)
             for name in _STREAM_FIGURES

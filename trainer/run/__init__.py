@@ -1,1 +1,1 @@
-"""Implements calls such as `fit`: loop, hooks, limits, signals, validation, windows."""
+"""Implements `fit` and the like: loop, hooks, limits, signals, validation."""

@@ -39,7 +39,7 @@ def bound_calibrator(value: Any, trainer: TrainedNetwork) -> Calibrator | None:
     if calibrator is None:
         return None
     if trainer.group.size > 1:
-        raise ConfigurationError(f"calibration learns in one process; this is one of {trainer.group.size}")
+        raise ConfigurationError(f"calibration needs a single process; this job has {trainer.group.size}")
     known = None if trainer.features is None else [output.name for output in trainer.features.of_kind(Kind.IDS)]
     meaning = meaning_of(trainer.loss_fn, trainer.prediction_activations.get(""))
     calibrator.bind(Meaning() if trainer.tasks is not None else meaning, known, IDS)

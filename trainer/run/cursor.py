@@ -87,7 +87,7 @@ class Cursor:
         changed = [f"{key} {then.get(key)!r} -> {now[key]!r}" for key in now if then.get(key) != now[key]]
         if changed:
             logger.warning(
-                "the dataset is not the one of the snapshot (%s): its epoch starts again, %d batches are repeated",
+                "the dataset differs from that of the snapshot (%s): the epoch restarts, and %d batches are repeated",
                 ", ".join(changed),
                 self.position.batch,
             )

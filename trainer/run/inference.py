@@ -75,7 +75,7 @@ def evaluate_feed(
 
 
 def try_metrics(trainer: TrainerBase, feeds: Iterable[Feed]) -> None:
-    """Check the metrics on the first batch of each validation set that consists of arrays.
+    """Check the metrics on the first batch of each validation set of arrays.
 
     Other data are not checked, because reading their first batch twice may change what they deliver.
     """

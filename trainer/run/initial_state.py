@@ -78,7 +78,7 @@ def init_from(
     for cell, rows in tables:
         _fill(cell.host_table(), rows)
     counts = f"{len(problems.matching)} parameters" + (f" and the rows of {len(tables)} tables" if tables else "")
-    logger.info("begins with %s of %s", counts, learned.where)
+    logger.info("starting from %s of %s", counts, learned.where)
 
 
 def read_learned(path: str | Path) -> Learned:
@@ -143,8 +143,8 @@ def _merged(before: Rows | None, rows: Rows) -> Rows:
 
 
 def _checked_map(parameter_map: Mapping[str, str | None] | None) -> dict[str, str | None]:
-    wanted = "a mapping from names of this network, or beginnings of them, to those of the other one, or None to "
-    wanted += "leave them as they are"
+    wanted = "a mapping from names or prefixes of names in this network to those in the source, or to None to "
+    wanted += "keep them unchanged"
     mapping = {} if parameter_map is None else parameter_map
     if not isinstance(mapping, Mapping):
         checks.refuse("init_from(parameter_map=...)", wanted, parameter_map)

@@ -112,7 +112,7 @@ def _data_of(source: Source) -> dict[str, Any]:
 
 
 def _describe(what: str, cell: nn.Cell | None) -> dict[str, Any]:
-    """Return a cell's class, and its attributes and parameters that are scalars or text."""
+    """Return a cell's class, and attributes and parameters of scalars or text."""
     if cell is None:
         return {what: None}
     own = {name: value for name, value in vars(cell).items() if name not in _CELL_ATTRIBUTES and name[0] != "_"}

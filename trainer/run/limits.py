@@ -95,7 +95,7 @@ class Trial:
         if count is not None and not checks.is_whole(count):
             if source.size is None:
                 raise ConfigurationError(
-                    f"{name}={count} is a share of the batches, and the data does not say how many it has; give a "
+                    f"{name}={count} is a share of the batches, but the number of batches is not known; give a "
                     "whole number"
                 )
             share, count = count, int(count * source.size)  # rounded down, like Lightning

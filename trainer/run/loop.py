@@ -55,7 +55,7 @@ def train(run: Run) -> None:
 
 
 def end(run: Run) -> None:
-    """End a training: close the window, call the hooks, wait for snapshots to be written."""
+    """End a training: close the window, call the hooks, wait for snapshots."""
     run.ended = True
     trainer, state, call = run.trainer, run.trainer.state, run.callbacks.call
     if run.online is not None:
@@ -201,7 +201,7 @@ def predict(
     own: bool = False,
     interruptible: bool = True,
 ) -> Iterator[Any]:
-    """Yield the output for each batch as host arrays, passed through `convert` if given.
+    """Yield the output for each batch as host arrays, or what `convert` returns.
 
     If `interruptible`, a stop signal ends the prediction. With `own`, only this process's batches are yielded.
     """
@@ -223,7 +223,7 @@ def predict(
             predictions = _host(outputs, rows if filled else None)
             for part in leaves(predictions):
                 if part.dtype.kind == "f" and not np.isfinite(part).all():
-                    _warn_of_non_finite(trainer, "predictions are NaN or infinite: the inputs are, or the weights")
+                    _warn_of_non_finite(trainer, "predictions are NaN or infinite: check the inputs and the weights")
             yield predictions if convert is None else convert(predictions, newest[-1])
     call("on_predict_end", trainer)
 
@@ -234,7 +234,7 @@ def warn_of_loss(trainer: TrainerBase, loss: float | None) -> None:
         _warn_of_non_finite(
             trainer,
             f"the loss is {loss}: a label or input is NaN or infinite, or the training diverges. The weights may be "
-            "spoilt; SkipNonFinite() leaves such updates out, TerminateOnNaN() ends the run at the first one",
+            "corrupted; SkipNonFinite() skips such updates, TerminateOnNaN() ends the run at the first one",
         )
 
 
@@ -245,7 +245,7 @@ def _warn_of_non_finite(trainer: TrainerBase, text: str) -> None:
 
 
 def _leaver(trainer: TrainerBase) -> Callable[[], bool]:
-    """Return a `should_stop` function for feeds that raises Interrupted after a signal.
+    """Return a `should_stop` for feeds that raises Interrupted after a signal.
 
     With several processes it returns True instead, since the others still wait for this process to gather outputs.
     """

@@ -34,7 +34,7 @@ def produced_metrics(
 def check_monitors(
     callbacks: Iterable[Callback], produced: Mapping[str, Direction], validated: Container[str] = ()
 ) -> None:
-    """Check that each monitored metric is produced; pass its direction to the callback.
+    """Check that monitored metrics are produced; tell callbacks their direction.
 
     `validated` are the metrics that a validation set would add.
     """
@@ -45,7 +45,7 @@ def check_monitors(
             continue
         if hasattr(callback, "use_directions"):
             raise ConfigurationError(
-                f"{owner}.use_directions(directions) is use_direction(higher_is_better), of one metric"
+                f"{owner}.use_directions(directions) was replaced by use_direction(higher_is_better)"
             )
         base = re.sub(r"_\d+$", "", monitor)  # name of the metric, if `monitor` is its value for one label or class
         if monitor not in produced and base not in produced:

@@ -293,7 +293,7 @@ def train(
             loop.restored(trainer, snapshot.path, resumed=True)
             if not repeatable(trainer.network):
                 logger.warning(
-                    "nn.Dropout draws other masks than before the interruption; exact_resume=True repeats them"
+                    "nn.Dropout draws different masks than an uninterrupted run; exact_resume=True draws the same masks"
                 )
         check_settings(trainer, feed.source, {"epochs": epochs, "max_steps": max_steps})
         trainer.group.connect()  # required before the first graph that sums over processes

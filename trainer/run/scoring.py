@@ -307,7 +307,7 @@ def _first_rows(
     *,
     has_rows: bool,
 ) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, np.ndarray]]:
-    """Return the predictions, labels and groups of all processes, concatenated by rank."""
+    """Return predictions, labels and groups of all processes, in order of rank."""
     arrays = {f"p{index}": array for index, array in enumerate(predictions)}
     arrays |= {f"l{index}": array for index, array in enumerate(labels)}
     arrays |= {f"g{name}": array for name, array in groups.items()}

@@ -101,8 +101,8 @@ class StopOnSignal:
         """End the run and the process although the main thread still waits for data."""
         if not self._alone:
             logger.error(
-                "the data does not come and cannot be interrupted, and the other processes cannot stop without this "
-                "one: the job ends with the newest snapshot it has"
+                "this process waits for data and cannot be interrupted, and the other processes cannot stop without "
+                "it: the job ends with the newest snapshot it has"
             )
             _leave_at_once(NO_WIND_UP)
         try:
@@ -110,7 +110,7 @@ class StopOnSignal:
             logger.warning("the wait for data cannot be interrupted: the run ends without further data")
             self._wind_up()
         except BaseException as error:
-            logger.error("winding up failed: %s: %s", type(error).__name__, error)
+            logger.error("shutdown failed: %s: %s", type(error).__name__, error)
         finally:
             _leave_at_once(128 + number)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class TrainerBase(TrainedNetwork):
-    """A network with callbacks, a run and snapshots; `Trainer` adds `fit` and the like."""
+    """A network with callbacks, a run and snapshots; `Trainer` adds the methods."""
 
     history: History | None = None
     run: Run | None = None

@@ -181,7 +181,7 @@ def _check(trainer: Trainer, onnx: bool, data: Any) -> None:
             "`trainer export RUN`"
         )
     if data is None and (trainer.run is None or trainer.state.outputs is None):
-        raise ConfigurationError("export_model(data=...) takes some rows, which show what the network takes")
+        raise ConfigurationError("export_model needs data=...: some rows that show the network's inputs")
     if trainer.features is not None:
         check_publishable(trainer.features)
 

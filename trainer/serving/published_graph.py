@@ -114,7 +114,8 @@ def _check_lists(seen: InputBatch) -> None:
     for name, wanted in seen.ragged.items():
         if wanted.length is None:
             raise ConfigurationError(
-                f"rows of column {name!r} may have any length, and a published or exported program has one; give "
+                f"rows of column {name!r} may have any length, but a published or exported program needs a "
+                "maximum; give "
                 "max_length, as Column(..., shape=(None,), max_length=50) or Ragged.of(rows, max_length=50)"
             )
 

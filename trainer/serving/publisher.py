@@ -268,7 +268,9 @@ class Publish(Callback):
             failure, self._failure = self._failure, None
             self._chain = []
             if isinstance(failure, NonFiniteError):
-                raise NonFiniteError(f"no version is published to {self.root}, whose last one stays: {failure}")
+                raise NonFiniteError(
+                    f"the version was not published to {self.root}, which keeps the previous one: {failure}"
+                )
             raise CheckpointError(f"publishing to {self.root} failed: {failure!r}") from failure
 
     def publish(self, trainer: Trainer, seen: InputBatch | None = None, *, step: int | None = None) -> None:

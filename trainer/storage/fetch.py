@@ -170,7 +170,7 @@ def fetch_run(url: str, run_dir: Path) -> Path:
     record = mirrored_run(source)
     if (run_dir / RECORD).is_file():
         if _is_copy(run_dir, record):
-            logger.info("%s is here as %s; the run continues from there", url, run_dir)
+            logger.info("%s was already downloaded to %s; the run continues from there", url, run_dir)
             return run_dir
         raise ConfigurationError(f"{run_dir} holds another run than {url}; move it away, or give another run_dir")
     if run_dir.is_dir() and any(run_dir.iterdir()):

@@ -210,7 +210,7 @@ def retried(action: Callable[[], Any], label: str, seconds: float = 60.0) -> Any
         except OSError as error:
             if not _PASSING.search(str(error)) or time.monotonic() + pause > deadline:
                 raise
-            logger.warning("%s is tried again: %s", label, error)
+            logger.warning("retrying %s: %s", label, error)
             time.sleep(pause)
             pause = min(2 * pause, 10.0)
 

@@ -166,7 +166,7 @@ class Mirror(Callback):
             except Exception as error:  # training continues after any error
                 text = mask_text(str(error)) or repr(error)
                 if self.problem is None:
-                    logger.warning("the mirror is behind and will be tried again: %s", text)
+                    logger.warning("the mirror is behind; copying will be retried: %s", text)
                 self.problem = text
                 return False
             if self.problem is not None:

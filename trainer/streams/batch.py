@@ -193,8 +193,8 @@ def cursors_of(stream: object, position: Position, known: Collection[str]) -> di
     for name in position:
         if not name.startswith("@") and name not in known:
             raise StreamError(
-                f"{type(stream).__name__} reads {sorted(known)}; the position is about {name!r}"
-                f"{did_you_mean(name, known)}: it is another stream's"
+                f"{type(stream).__name__} reads {sorted(known)}; the position contains {name!r}"
+                f"{did_you_mean(name, known)}: it belongs to another stream"
             )
     return {name: Cursor.of(value) for name, value in position.items() if not name.startswith("@")}
 
@@ -233,7 +233,7 @@ def columns_of(frame: Any) -> dict[str, Any]:
     names = [str(key) for key in keys]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise DataError(f"the data have the column {twice!r} {names.count(twice)} times; give each its own name")
+        raise DataError(f"the data contain {names.count(twice)} columns named {twice!r}; column names must be unique")
     return {name: frame[key] for name, key in zip(names, keys, strict=True)}
 
 

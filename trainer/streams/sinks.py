@@ -1,4 +1,4 @@
-"""Write rows as JSON lines that `FileStream`, `RedisStream` or `KafkaStream` can read.
+"""Write rows as JSON lines, which file, Redis and Kafka streams can read.
 
 `Sink.append` writes a batch of lines and returns once they are durable. If it raises one of `Sink.errors`, the caller
 calls it again with the same list object, and no line is written twice.
@@ -234,7 +234,7 @@ class KafkaSink(Sink):
 
 
 def split_url(url: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Remove the query arguments `names` from a URL; return the URL and those arguments.
+    """Remove the query arguments `names` from a URL; return the URL and them.
 
     Raises:
         ConfigurationError: one of these arguments occurs twice.

@@ -138,7 +138,7 @@ class TestCompare:
             "  unexpected in step_00000010 (1): heads.weight",
             "  differently shaped (1): dense.weight (the network has (3, 4), step_00000010 (3, 5))",
             "  of another dtype (1): dense.bias (the network has float32, step_00000010 float16)",
-            "  strict=False loads those that agree",
+            "  strict=False loads all parameters with equal names and shapes",
         ]
 
     def test_long_lists_are_cut(self):

@@ -117,7 +117,7 @@ class TestRows:
         found = chunks([self.graph(5), self.graph(7), self.graph(7)], counted=-1)
         assert [chunk.num_samples for chunk in found] == [5, 7, 7]
         assert [record.getMessage().partition(";")[2] for record in caplog.records] == [
-            " 'column_2' counts (is the dataset not batched?)"
+            " 'column_2' is counted (is the dataset not batched?)"
         ]
         assert [chunk.num_samples for chunk in chunks([self.graph(5)])] == [1]
 

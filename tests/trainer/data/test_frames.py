@@ -80,7 +80,5 @@ def test_a_list_of_columns_is_refused_with_the_cure():
     x, y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
     with pytest.raises(ConfigurationError, match="columns are given as a tuple or dict"):
         fitted([x, y], nn.Dense(3, 1), batch_size=4)
-    with pytest.raises(
-        DataError, match=r"a list is taken as its batches: columns go into a tuple or a dict, as \(x, y\)"
-    ):
+    with pytest.raises(DataError, match=r"a list is read as a list of batches: pass columns as a tuple or dict"):
         fitted([x, y], nn.Dense(3, 1))

@@ -28,5 +28,5 @@ def test_processes_that_cannot_meet_are_refused(monkeypatch, linear):
     monkeypatch.setenv("MS_ROLE", "MS_WORKER")
     monkeypatch.setenv("MS_WORKER_NUM", "2")
     network = linear()
-    with pytest.raises(ConfigurationError, match="one of 2 started by a launcher, and they cannot meet"):
+    with pytest.raises(ConfigurationError, match="one of 2 started by a launcher, and they cannot join"):
         Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))

@@ -55,7 +55,7 @@ def test_other_data_on_each_process_are_refused_on_all(two, verb):
 def test_a_loss_that_does_not_say_what_it_divides_by_is_refused(two):
     for found in two:
         text = str(found["refused/unknown"])
-        assert text.startswith("ConfigurationError: 2 processes: it is not known what squares divides by")
+        assert text.startswith("ConfigurationError: 2 processes: the denominator of squares is unknown")
 
 
 def test_processes_in_different_verbs_end_with_one_error_that_names_both(two):

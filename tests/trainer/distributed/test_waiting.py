@@ -252,7 +252,7 @@ def test_processes_that_do_not_meet_say_so_and_let_go_of_each_other(scheduler, m
         assert connection.recv(64) == b"", "the connection is still open"
     for error in found:
         assert isinstance(error, TrainerError)
-        assert "rank 0 does not reach the others: no connection with ranks [1]" in str(error)
+        assert "rank 0 cannot connect to the others: no connection with ranks [1]" in str(error)
 
 
 def test_the_kernel_ends_the_waiting_for_a_machine_without_power(scheduler, monkeypatch):

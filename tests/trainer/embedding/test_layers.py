@@ -85,7 +85,7 @@ def test_vectors_have_ids_of_any_kind():
     ("vectors", "options", "message"),
     [
         (np.ones(3), {}, r"numbers of shape \[n, dim\]; received .*float64 of shape \(3,\)"),
-        (VECTORS, {"ids": [1, 1, 2]}, "ids must differ"),
+        (VECTORS, {"ids": [1, 1, 2]}, "ids must be distinct"),
         (VECTORS, {"ids": [1, 2]}, "one for each of the 3 vectors"),
         ("nowhere.txt", {}, r"numbers of shape \[n, dim\]"),
     ],

@@ -283,7 +283,7 @@ def test_a_run_needs_the_path_that_it_began_from_no_more(finished, project):
         ("callbacks.1.init_args={monitor: val_acu, mode: max}", "did you mean 'val_auc'?"),
         (
             "data.train.init_args.part=trian",
-            "data.train: tumours_of_the_cli_test.rows cannot be made: KeyError: 'trian'",
+            "data.train: tumours_of_the_cli_test.rows cannot be created: KeyError: 'trian'",
         ),
     ],
 )

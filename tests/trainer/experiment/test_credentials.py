@@ -113,9 +113,7 @@ def test_a_variable_that_is_not_set_or_does_not_fit_is_named(project, capfd, mon
     path = project("x", "${env:PORT_OF_THE_TEST}", "${env:PW_OF_THE_TEST}")
     monkeypatch.setenv("PORT_OF_THE_TEST", "many")
     assert main(["online", path]) == 2
-    assert (
-        "port: what ${env:PORT_OF_THE_TEST} stands for does not fit; accepts a whole number" in capfd.readouterr().err
-    )
+    assert "port: the value of ${env:PORT_OF_THE_TEST} does not fit; accepts a whole number" in capfd.readouterr().err
     monkeypatch.delenv("PORT_OF_THE_TEST")
     assert main(["online", path]) == 2
     assert (

@@ -64,7 +64,7 @@ def test_columns_are_described_before_any_run(capsys):
     assert f" {rare:.1%} " in lines["city"]
     assert lines["ts"].split()[4].startswith("2017-07-")
     assert "256 rows; inputs of the network: numbers, ids, genres" in text
-    assert "what is learned is from data.train" in text
+    assert "learned statistics are from data.train" in text
 
 
 def test_drift_is_measured_from_the_newest_run(capsys):
@@ -74,7 +74,7 @@ def test_drift_is_measured_from_the_newest_run(capsys):
     lines, text = lines_of(capsys)
     assert lines["city"].endswith("changed")
     assert lines["age"].endswith("0.000")
-    assert "what is learned is from" in text
+    assert "learned statistics are from" in text
     assert main(["features", "runs/table", "--rows", "100"]) == 0
     assert "100 rows" in capsys.readouterr().out
 

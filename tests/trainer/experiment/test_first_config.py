@@ -403,7 +403,7 @@ def test_towers_hold_what_is_known_before_the_choice(tmp_path, monkeypatch, caps
 
     for item, code in (("[film, genre]", 0), ("[genre]", 2)):
         assert main(["check", "rows.yaml", "--set", f"network.item={item}"]) == code
-    assert "feature 'film' would be the user's and reads 'film'" in capsys.readouterr().err
+    assert "feature 'film' is a user feature but reads 'film'" in capsys.readouterr().err
 
     write(table | {"seconds": rng.random(ROWS).round(3)}, tmp_path / "rows.csv")
     assert main(["init", "two_tower", "rows.csv", "--label", "film", "--force"]) == 2

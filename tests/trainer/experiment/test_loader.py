@@ -151,7 +151,7 @@ def test_of_very_many_problems_the_first_are_reported(tmp_path):
     told = problems(tmp_path, GOOD.replace("[auc, ", "[" + "1, " * 900))
     assert len(told) == 201
     assert told[0].startswith("experiment.yaml:10:11: metrics.0: received 1 (int)")
-    assert told[-1] == "configuration: there may be more that is wrong; these are the first 200 problems"
+    assert told[-1] == "configuration: these are the first 200 problems; there may be more"
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

@@ -80,7 +80,7 @@ def test_they_are_trained_and_stand_behind_categories():
         ({"embedding": "autodiss"}, "did you mean 'autodis'"),
         ({"embedding": {"kind": "autodis", "bucket": 3}}, "did you mean 'buckets'"),
         ({"embedding": {"kind": "mlp", "buckets": 0}}, "buckets"),
-        ({"embedding": "mlp", "indicator": True}, "leave indicator out"),
+        ({"embedding": "mlp", "indicator": True}, "omit indicator"),
     ],
 )
 def test_mistakes_are_named(options, message):

@@ -123,9 +123,9 @@ def mean_of_squares(prediction, label):
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        (mean_of_squares, "it is not known what mean_of_squares divides by"),
-        (nn.RMSELoss(), "it is not known what RMSELoss divides by"),
-        (MultiTaskLoss({"a": nn.MSELoss(), "b": mean_of_squares}), "what _?mean_of_squares divides by"),
+        (mean_of_squares, "the denominator of mean_of_squares is unknown"),
+        (nn.RMSELoss(), "the denominator of RMSELoss is unknown"),
+        (MultiTaskLoss({"a": nn.MSELoss(), "b": mean_of_squares}), "denominator of _?mean_of_squares is unknown"),
         (
             MultiTaskLoss({"a": nn.MSELoss(), "b": nn.MSELoss("none")}, ignore_nan=["b"]),
             "divide by different numbers of rows",

@@ -78,7 +78,7 @@ def test_a_stream_is_scored_and_learned():
 def test_compiled_it_is_refused_and_so_are_sparse_tables_uncompiled():
     with pytest.raises(GraphError, match="compile=False"):
         make(Uncompilable()).fit((X, Y), callbacks=[], batch_size=8)
-    with pytest.raises(ConfigurationError, match=r"sparse tables \(ids\) are read within compiled programs"):
+    with pytest.raises(ConfigurationError, match=r"sparse tables \(ids\) need compiled programs"):
         make(nn.SequentialCell(Embedding(1, name="ids", mode="sparse"), nn.Dense(1, 1)), compile=False)
     with pytest.raises(ConfigurationError, match="compile takes True or False"):
         make(Plain(), compile="no")

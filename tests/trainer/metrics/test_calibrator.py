@@ -103,7 +103,7 @@ def test_before_enough_rows_of_both_classes_there_is_no_probability():
     made.add(np.zeros(1000), np.zeros(1000))
     assert not made.is_learned
     assert made.current() is None
-    with pytest.raises(DataError, match="has not learned yet: it takes 50 rows of each class"):
+    with pytest.raises(DataError, match="has too few rows: it needs 50 rows of each class"):
         made.fitted()
     made.add(np.array([np.nan] * 60 + [1.0] * 40), np.ones(100))
     assert not made.is_learned  # rows that are NaN do not count

@@ -138,9 +138,9 @@ def test_a_group_larger_than_the_capacity_is_sampled_at_random_or_has_no_value(c
     assert np.isnan([value for name, value in found.items() if name != "gauc"]).all()
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 4
-    assert "gauc by 'country' holds 10,000 rows of a window" in told[0]
-    assert "a random sample of rows" in told[0]
-    assert all("there is no value" in text for text in told[1:])
+    assert "gauc by 'country' received more rows in a window or evaluation than its capacity of 10,000" in told[0]
+    assert "a random sample of its rows" in told[0]
+    assert all("the value is NaN" in text for text in told[1:])
 
 
 def test_groups_left_out_by_a_smaller_capacity_after_a_resume_stay_out():

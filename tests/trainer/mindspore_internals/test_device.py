@@ -114,7 +114,7 @@ def test_an_assertion_on_the_card_says_that_the_process_is_lost_and_who_asserted
     message = "cudaStreamSynchronize failed, ret[710], device-side assert triggered; kernel name: Default/Gather-op12"
     text = failed_assertion(message)
     assert "Default/Gather-op12" in text
-    assert "start it again" in text
+    assert "start the process again" in text
     assert "does not name" in failed_assertion("CUDA_ERROR_ASSERT")
     assert failed_assertion("Select CPU operator[Transpose] fail! 710 rows") is None
 

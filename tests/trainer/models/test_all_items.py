@@ -173,11 +173,11 @@ def test_a_row_that_does_not_fit_is_named(line, message, tmp_path):
         (
             lambda: interactions(table(), "test", "random", history="h", time="time"),
             ConfigurationError,
-            "before and after",
+            "the order in which a user chose",
         ),
         (lambda: interactions(table(), "test", "random", shares=(0.5, 0.1, 0.1)), ConfigurationError, "add up to 1"),
         (lambda: interactions(table(), "test", "random", user="usr"), DataError, "did you mean 'user'"),
-        (lambda: interactions(table(), "test", "random", least_of_user=999), DataError, "no user has 999"),
+        (lambda: interactions(table(), "test", "random", least_of_user=999), DataError, "no rows left with 999"),
         (lambda: interactions("none.csv", "test", "random"), DataError, "no such file"),
         (lambda: interactions(table(), "train", time="time", history="h", negatives=1), ConfigurationError, "combined"),
         (
@@ -192,7 +192,7 @@ def test_a_row_that_does_not_fit_is_named(line, message, tmp_path):
         ),
         (lambda: AllItems([], {}), ConfigurationError, "columns by name"),
         (lambda: AllItems({"item": ["a"]}, {"itm": ["a"]}), DataError, "did you mean 'itm'"),
-        (lambda: AllItems({"item": ["a"]}, {"item": ["b"]}), DataError, "none of items"),
+        (lambda: AllItems({"item": ["a"]}, {"item": ["b"]}), DataError, "not in items"),
         (lambda: AllItems({"item": ["a"]}, {"item": ["a"]}, seen={"item": ["a"]}), ConfigurationError, "user=..."),
     ],
 )

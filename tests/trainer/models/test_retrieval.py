@@ -221,7 +221,7 @@ def test_vectors_are_read_as_they_were_written(tmp_path, ending, ids):
     ("call", "message"),
     [
         (lambda: ItemIndex([1, 1], np.ones((2, 3))), "1 occurs 2 times"),
-        (lambda: ItemIndex([1], np.ones((2, 3))), "1 ids for 2 vectors"),
+        (lambda: ItemIndex([1], np.ones((2, 3))), "1 ids and 2 vectors"),
         (lambda: ItemIndex([1], [[np.nan, 1]]), "row 0 is not finite"),
         (lambda: ItemIndex([1], [[1.0]], "annoy"), "'exact', 'hnsw'"),
         (lambda: ItemIndex([1], [[1.0]]).search([[1, 2]]), "users have 2 columns, items 1"),

@@ -180,7 +180,7 @@ def test_several_columns_of_one_history_are_learned_and_served(name, tmp_path):
             {},
             r"history, aisles have pooling=None.*'history', no sequence \(aisles\).*sequence='history'",
         ),
-        ({"sequence": "other"}, {}, "are of 'history', 'other': declare them as columns of one sequence"),
+        ({"sequence": "other"}, {}, "belong to 'history', 'other': declare them as columns of one sequence"),
         ({"table": "shops"}, {}, "a categorical feature with table='shops', that of the history 'aisles'"),
         ({}, {"candidate": "item"}, "takes a category for each list without pooling, history, aisles; received 1"),
         ({}, {"candidate": ["item", "aisel"]}, "no categorical feature 'aisel'.*did you mean 'aisle'"),

@@ -79,7 +79,7 @@ def page_of(run, found, capsys):
     assert main(["report", str(run)]) == 0, capsys.readouterr()
     page = (run / "report.html").read_text("utf-8")
     assert f"<td>{BOOSTED}</td>" in page
-    assert page.count("What shuffling a column costs</") == 2  # a figure and a table with the deviations
+    assert page.count("Loss of quality when a column is shuffled</") == 2  # a figure and a table with the deviations
     assert f'<td>{"x"}</td><td class="number">{found["importance"]["x"][0]:.6g}</td>' in page
     figures = [part.partition("</figcaption>")[0] for part in page.split("<figcaption>")[1:]]
     assert {"Loss", "AUC, validation"} <= {*figures}

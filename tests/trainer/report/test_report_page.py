@@ -177,7 +177,7 @@ def test_the_figures_show_what_the_runs_recorded(runs, page):
 def test_predictions_speed_and_tables_have_figures(runs, page):
     drawn, record = figures(page), read_record(runs[0] / "record.jsonl")
     assert drawn["Rows a second"][0]["y"] == record.series["train/samples_per_second"].values
-    assert drawn["Share of the time that waits for data"][0]["y"] == record.series["train/data_wait"].values
+    assert drawn["Share of time spent waiting for data"][0]["y"] == record.series["train/data_wait"].values
     kinds = [curve["label"][0] for curve in drawn["Distribution of predictions"]]
     assert kinds[0].endswith("positives")
     assert sum(drawn["Distribution of predictions"][0]["y"]) == pytest.approx(1)
@@ -303,7 +303,7 @@ def test_windows_are_drawn_over_event_time(runs, page):
 
 @pytest.mark.long
 def test_drifted_columns_rows_set_aside_and_defaults_are_reported(runs, page):
-    drift, _ = figures(page)["Drift of the test rows from those trained on"]
+    drift, _ = figures(page)["Drift between training and test rows"]
     by_column = dict(zip(drift["y"], drift["x"], strict=True))
     assert by_column["price · fitted <script>"] > 1 > by_column["user · fitted <script>"]
     text = " ".join(Outline(page).texts)

@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_named_and_nothing_has_changed(learned):
     trainer.init_from(folder / "run", strict=False)
     assert trainer.features.is_fitted
     for wrong in ({"a": 3}, ["a"]):
-        with pytest.raises(ConfigurationError, match="takes a mapping from names of this network"):
+        with pytest.raises(ConfigurationError, match="takes a mapping from names or prefixes of names in this network"):
             trainer.init_from(folder / "run", wrong)
     with pytest.raises(CheckpointNotFoundError):
         trainer.init_from(folder / "nothing")

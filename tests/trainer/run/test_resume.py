@@ -127,7 +127,7 @@ def test_validation_cadence_goes_on_where_it_was(run, linear, cancer, tmp_path):
 def test_other_data_restarts_its_epoch_and_says_so(run, linear, tmp_path, caplog):
     run("arrays", tmp_path, {}, network=linear(), max_steps=13, sink_size=1)
     _, _, trainer = run("pipeline", tmp_path, {}, network=linear(), resume=tmp_path, sink_size=1)
-    assert "the dataset is not the one of the snapshot (kind 'ArraySource' -> 'PipelineSource'" in caplog.text
+    assert "the dataset differs from that of the snapshot (kind 'ArraySource' -> 'PipelineSource'" in caplog.text
     assert "3 batches are repeated" in caplog.text
     assert trainer.state.progress.epoch == 3
     assert trainer.state.progress.global_step == 33

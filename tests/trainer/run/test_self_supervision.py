@@ -59,5 +59,5 @@ def test_a_stream_of_inputs_alone():
 
 
 def test_inputs_alone_with_a_loss_of_labels_name_what_an_autoencoder_gives():
-    with pytest.raises(DataError, match=r"as an autoencoder's, give \(x, x\), or a loss_fn\(outputs\)"):
+    with pytest.raises(DataError, match=r"as in an autoencoder, pass \(x, x\) or use a loss_fn\(outputs\)"):
         trainer_of(nn.MSELoss(), both=False).fit({"x": X}, 1, batch_size=8)

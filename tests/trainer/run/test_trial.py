@@ -172,7 +172,7 @@ def test_a_run_ends_when_its_time_is_over(time, trained_rows):
         ({"max_time": "1h"}, r'max_time takes .*"HH:MM:SS".*received \'1h\''),
         ({"max_time": 0}, "max_time takes seconds > 0.*received 0"),
         ({"limit_train_batches": 0.05}, "0.05 of 10 batches is less than one"),
-        ({"data": lambda: iter(()), "limit_train_batches": 0.5}, "does not say how many it has"),
+        ({"data": lambda: iter(()), "limit_train_batches": 0.5}, "number of batches is not known"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options, message, trained_rows):

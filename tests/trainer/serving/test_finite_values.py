@@ -116,7 +116,7 @@ def test_a_model_that_became_nan_is_not_published(tmp_path, caplog):
     assert not all(np.isfinite(parameter.asnumpy()).all() for parameter in trainer.network.get_parameters())
     assert publish.refused >= 1
     assert "NaN or infinite" in publish.problem
-    told = [record for record in caplog.records if "no version is published" in record.message]
+    told = [record for record in caplog.records if "the version was not published" in record.message]
     assert len(told) == 1, [record.message for record in told]
     assert is_finite(tmp_path)
     some = {"x": np.ones((9, 2), np.float32), "ids": np.arange(9)}

@@ -287,7 +287,7 @@ def test_readiness_says_why_a_newer_version_is_not_served_and_that_one_is_too_ol
     assert answer["probability"] == expected[2].tolist()
     assert again[0] == 200
     assert (old[0], old[1]["ready"]) == (503, False)
-    assert "no version for" in old[1]["problem"]
+    assert "no new version for" in old[1]["problem"]
 
 
 def test_other_machines_need_a_token():

@@ -125,6 +125,6 @@ def test_a_column_that_is_there_twice_is_refused_by_name(tmp_path):
         pa.RecordBatch.from_arrays(arrays, ["n", "x", "n"]),
         pd.DataFrame([[1, 2, 3]], columns=["n", "x", "n"]),
     ):
-        with pytest.raises(DataError, match="column 'n' 2 times"):
+        with pytest.raises(DataError, match="2 columns named 'n'"):
             features.transform(twice)
         features.transform(twice[["x"]] if isinstance(twice, pd.DataFrame) else twice.select(["x"]))

@@ -222,7 +222,7 @@ def test_a_broker_that_comes_back_without_its_data_is_an_error(
         reader.seek(position)
     expected = {
         "no topic": "there is no topic 'clicks'",
-        "an empty topic": "offset 10 of clicks:0 lies behind its end, 0",
+        "an empty topic": "offset 10 of clicks:0 is beyond its end, 0",
     }
     with pytest.raises(StreamError, match=expected.get(left, "offset 9 of clicks:0 holds another message")):
         reader.poll(5, LONG)
@@ -273,7 +273,7 @@ def test_messages_deleted_unread_are_an_error_that_names_the_first_one_left(make
     skipping.seek(position)
     assert read(skipping, timeout=LONG, rows=3).columns["user"].tolist() == [7, 8, 9]
     resumed.seek({"clicks:0": [99, 0]})
-    with pytest.raises(StreamError, match="behind its end, 10"):
+    with pytest.raises(StreamError, match="beyond its end, 10"):
         resumed.poll(5, LONG)
 
 
@@ -285,7 +285,7 @@ def test_a_topic_created_again_is_named_while_reading_and_at_a_resume(make_kafka
     positions = [advance(at, read(reader, timeout=LONG, rows=10)) for at, reader in zip(begun, readers, strict=True)]
     cluster.create_again()
     cluster.produce([json.dumps(row) for row in rows(20, 23)])
-    again = "offset 10 of clicks:0 lies behind its end, 3: the topic was deleted .* holds 3 messages from offset 0 on"
+    again = "offset 10 of clicks:0 is beyond its end, 3: the topic was deleted .* holds 3 messages from offset 0 on"
     with pytest.raises(StreamError, match=again):
         readers[0].poll(5, LONG)
     assert read(readers[1], timeout=LONG, rows=3).columns["user"].tolist() == [20, 21, 22]

@@ -50,7 +50,7 @@ def test_tables_that_cannot_be_replayed_are_refused():
         ReplayStream(TABLE, "tss")
     with pytest.raises(ConfigurationError, match="rows_per_second"):
         ReplayStream(TABLE, rows_per_second=0)
-    with pytest.raises(StreamError, match=r"reads \['table'\]; the position is about 'clicks:0'"):
+    with pytest.raises(StreamError, match=r"reads \['table'\]; the position contains 'clicks:0'"):
         ReplayStream(TABLE).seek({"clicks:0": [3, 0], "@start": {}})
     with pytest.raises(StreamError, match="row from 0 to 4"):
         ReplayStream(TABLE).seek({"table": [0, 5]})

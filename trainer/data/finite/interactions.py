@@ -130,13 +130,13 @@ def interactions(
         raise ConfigurationError(f"interactions(by={by!r}) orders by time; name its column: time=...")
     if by == "random" and history is not None:
         raise ConfigurationError(
-            "interactions(history=...) is what a user chose before, and by='random' mixes before and after; take "
+            "interactions(history=...) needs the order in which a user chose, which by='random' ignores; use "
             "'leave_one_out' or 'time'"
         )
     columns = _columns(rows, [user, item] + ([time] if time else []), time)
     columns = _core(columns, user, item, least_of_user, least_of_item)
     if not len(columns[user]):
-        raise DataError(f"interactions: no user has {least_of_user} rows of items with {least_of_item}")
+        raise DataError(f"interactions: no rows left with {least_of_user} per user and {least_of_item} per item")
     people = np.unique(columns[user], return_inverse=True)[1]
     when = columns[time] if time else np.arange(len(people))
     order = np.lexsort((when, people))

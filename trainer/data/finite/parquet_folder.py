@@ -91,7 +91,7 @@ class ParquetFolder(BlockSource):
             table = pa.concat_tables(tables)
         except pa.ArrowException as error:
             names = ", ".join(dict.fromkeys(str(group.path) for group in groups))
-            raise DataError(f"columns have other types in different files ({names}): {error}") from error
+            raise DataError(f"columns have different types in different files ({names}): {error}") from error
         return tuple([self._column(table, name) for name in self.names])
 
     def _column(self, table: Any, name: str) -> np.ndarray:
@@ -102,7 +102,7 @@ class ParquetFolder(BlockSource):
         if pa.types.is_large_string(array.type):
             array = array.cast(pa.string())
         if array.null_count:
-            raise DataError(f"{self.path}: column {name!r} lacks {array.null_count:,} values; fill them in beforehand")
+            raise DataError(f"{self.path}: column {name!r} has {array.null_count:,} missing values; fill them in first")
         kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
         listed = any(kind(array.type) for kind in kinds)
         shape = (len(array[0]),) if listed else ()

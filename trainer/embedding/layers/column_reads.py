@@ -1,4 +1,4 @@
-"""Read the vectors of many cells, each of which reads one column, with one operator.
+"""Read the vectors of many cells of one column each with one operator.
 
 A cell that gathers its own vectors needs a slice of the batch, a gather, and an operator in the backward pass. With a
 cell for each of 26 columns these take longer than the rest of the network. Here one operator reads the step's rows and

@@ -239,7 +239,7 @@ class Embedding(nn.Cell):
                 f"ids must be one for each of the {len(values)} vectors; received shape {keys.shape}"
             )
         if len(np.unique(keys)) != len(keys):
-            raise ConfigurationError("ids must differ from each other; some occur more than once")
+            raise ConfigurationError("ids must be distinct; some occur more than once")
         options.setdefault("mode", "sparse")
         cell = cls(values.shape[1], **options)
         if cell.is_dense:
@@ -265,7 +265,7 @@ class Embedding(nn.Cell):
         if table.shards.size > 1:
             raise DataError(
                 f"table {self.spec.name!r} is divided among {table.shards.size} processes, and this one has a part of "
-                "its rows; Trainer.predict, called by all of them, reads it whole"
+                "its rows; to read all of it, call Trainer.predict on all processes"
             )
         padding = None if self.spec.padding is None else flat == self.spec.padding
         rows = table.lookup(flat, padding)

@@ -1,4 +1,4 @@
-"""Find the cells of a network that read tables; import table code only if there are any."""
+"""Find a network's cells that read tables; import table code only if needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find which input elements feed which table, by running the network on marked ids."""
+"""Find which input elements feed which table: run the network on marked ids."""
 
 from __future__ import annotations
 

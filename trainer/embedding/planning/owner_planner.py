@@ -1,4 +1,4 @@
-"""Plan the training of sharded tables: each row is trained by the process that owns it.
+"""Plan the training of sharded tables: the owner of a row trains it.
 
 Each process plans its own ids. For a training call it sends every other process three messages, each of which covers
 all tables:

@@ -125,7 +125,7 @@ def own_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, 
 
 
 class _Chain:
-    """Assigns rows to this process's ids, in a full state and then in each of its deltas.
+    """Assigns rows to this process's ids, in a full state and then in its deltas.
 
     If the states were written by as many processes as there are now, ids get the same rows back. Otherwise each process
     assigns new rows.

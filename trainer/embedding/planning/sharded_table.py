@@ -1,4 +1,4 @@
-"""`OwnedTable`: a table whose rows several processes own, for planners and programs."""
+"""`OwnedTable`: a table whose rows several processes own."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CallRows:
         self.values = np.zeros((0, 0), np.float32)
 
     def read_part(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Write the weights at `rows` (int32 [n]) of `values` into `out`, float32 [n, dim]."""
+        """Write the weights at `rows` (int32 [n]) into `out`, float32 [n, dim]."""
         if len(rows) and len(self.values):
             self._gather(self.values, rows, out, 0)
 
@@ -149,7 +149,7 @@ class OwnedTable:
     def plan(
         self, ids: np.ndarray, padding: np.ndarray | None = None, now: float = 0.0, steps: int | None = None
     ) -> np.ndarray:
-        """Return the owners' answers: for the query's ids, or with `steps` for `ids` [1, n]."""
+        """Return the owners' answers for the query's ids; with `steps` for `ids` [1, n]."""
         query = self.query
         return query.rows() if steps is None else query.answers[np.searchsorted(query.keys, ids)]
 

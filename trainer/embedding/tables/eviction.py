@@ -63,7 +63,7 @@ def least(keys: np.ndarray, allowed: np.ndarray, count: int) -> np.ndarray:
 
 
 def pin_and_expire(table: TableRows, rows: np.ndarray, record: UndoRecord, now: float) -> np.ndarray:
-    """Mark `rows` as in use, evict expired ids; return `rows` with -1 for evicted ones."""
+    """Mark `rows` as used, evict expired ids; return `rows` with -1 if evicted."""
     table.columns["in_use"][rows[rows >= 0]] = table.ticket
     ttl = table.spec.eviction.ttl if table.spec.eviction is not None else None
     if ttl is None:

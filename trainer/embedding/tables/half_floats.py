@@ -1,4 +1,4 @@
-"""Store weights as float16: widen them for reading, round them at random for writing.
+"""Store weights as float16: widen them to read, round them at random to write.
 
 A weight between two neighbouring float16 values is rounded to one of them at random, with the probabilities that keep
 its mean exact. Small updates, which rounding to nearest would drop, therefore still add up. Source: S. Gupta et al.,

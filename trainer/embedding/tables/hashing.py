@@ -102,7 +102,7 @@ def ids_of_rows(name: str, column: np.ndarray, index: int | None = None) -> np.n
     """
     values = np.asarray(column) if index is None else np.asarray(column)[:, index]
     if values.dtype.kind not in "biuUSO" or values.ndim == 0 or values.size != len(values):
-        raise DataError(f"column {name!r} takes an integer or a text a row; it is {values.dtype} {list(values.shape)}")
+        raise DataError(f"column {name!r} needs an integer or text per row; it is {values.dtype} {list(values.shape)}")
     values = values.reshape(-1)
     return to_ids(values) if values.dtype.kind in "USO" else values.astype(np.int64)
 

@@ -81,7 +81,7 @@ MAP_LENGTH = 5  # length of the list that `id_map.IdMap.described` returns
 
 @compiled(_i64(_i64[:, ::1], _i32[::1], _i64, _i64[::1], _i32[::1]))
 def find_rows(maps, table_of, choices, ids, out):
-    """Write the rows of several tables' ids into `out`; 0, the default row, if unknown.
+    """Write the rows of several tables' ids into `out`; 0 for unknown ids.
 
     `ids` is int64 [n], `out` int32 [n]. Id i belongs to table `table_of[i % elements]` (int32 [elements]). `maps` holds
     what `id_map.IdMap.described` returns for each table.

@@ -127,7 +127,7 @@ def number(values, slots, distinct, first, inverse):
 
 @compiled(_i64(_i64[::1], _i32[::1], _u64, _u64[::1]))
 def draw_keys(ids, rows, seed, keys):
-    """Write the stochastic rounding key of each of `rows`: a hash of `seed` and its id.
+    """Write the stochastic rounding key of each row: a hash of `seed` and its id.
 
     `ids` (int64 [m]) holds the id of every row of the table; `rows` is int32 [n], `keys` uint64 [n].
     """
@@ -156,7 +156,7 @@ def add_rows(indices, values, sums):
     nogil=False,
 )
 def _describe(bases, codes, positions, width, values, touched, numbers, halves, keys, step, scratch, blocks):
-    """Write the arguments of `each_row` for each part into `blocks`; return its address."""
+    """Write the arguments of `each_row` for each part; return the address."""
     count, parts = len(positions), len(blocks)
     for part in range(parts):
         block = blocks[part]

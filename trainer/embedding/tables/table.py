@@ -196,7 +196,7 @@ def can_plan_together(table: Any) -> bool:
 def plan_together(
     tables: Sequence[SparseTable], ids: Sequence[np.ndarray], now: float, steps: int | None = None
 ) -> list[np.ndarray]:
-    """Plan several tables in one pass; return the rows of each; see `SparseTable.plan`.
+    """Plan several tables in one pass, as `SparseTable.plan`; return their rows.
 
     The tables must be distinct and accepted by `can_plan_together`. `ids` has an int64 array [steps, n] per table.
     """

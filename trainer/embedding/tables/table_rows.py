@@ -217,7 +217,7 @@ class TableRows:
         return keys
 
     def write_first(self, rows: np.ndarray, ids: np.ndarray) -> None:
-        """Set `rows` to the first values of `ids`, slots included; in blocks, to save memory."""
+        """Set `rows` to the first values of `ids`, slots included, block by block."""
         spec = self.spec
         for start in range(0, len(rows), _FIRST_BLOCK):
             block = slice(start, start + _FIRST_BLOCK)

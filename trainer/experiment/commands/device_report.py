@@ -1,4 +1,4 @@
-"""Implement `trainer doctor --device NAME`: a table of what MindSpore can do there."""
+"""Implement `trainer doctor --device NAME`: a table of what MindSpore can do."""
 
 from __future__ import annotations
 

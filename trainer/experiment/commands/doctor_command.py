@@ -331,7 +331,7 @@ def _differences() -> Iterator[Finding]:
     for sentence in found:
         yield Finding("mindspore differs", sentence, NOTE)
     if not found:
-        yield Finding("mindspore differs", "in nothing that the trainer uses")
+        yield Finding("mindspore differs", "nowhere in what the trainer uses")
 
 
 def _extras() -> Iterator[Finding]:

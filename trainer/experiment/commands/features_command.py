@@ -63,7 +63,7 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
     )
     notes = [f"{read.count:,} rows; inputs of the network: {', '.join(features.inputs)}"]
     if learned_from is not None:
-        notes.append(f"what is learned is from {learned_from}")
+        notes.append(f"learned statistics are from {learned_from}")
     if (report := aside.report()) is not None:
         notes.append(report)
     return "\n".join([*lines, "", *notes])

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         machines = int(args.nodes) if (args.nodes or "").isdecimal() else 2
         host, _, port = (args.master or "ADDRESS_OF_MACHINE_0:8118").partition(":")
         raise ConfigurationError(
-            "launch starts the processes of one machine. Several are the work of msrun or another engine "
+            "launch starts the processes of one machine. Several machines need msrun or another engine "
             f"(docs/engines.md); on each machine run, with its own node_rank: {job.as_msrun(port, host, machines)}"
         )
     return launch(job)

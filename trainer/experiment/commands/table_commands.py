@@ -43,7 +43,7 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
     add("--encoding", metavar="NAME", default="utf-8", help="of a CSV file, as gb18030")
     add("--decimal", metavar="SIGN", default=".", help="of numbers, . or ,")
     add("--thousands", metavar="SIGN", help="between groups of three digits")
-    add("--missing", metavar="WORD", action="append", default=[], help="where a value is missing, as n/a")
+    add("--missing", metavar="WORD", action="append", default=[], help="word for a missing value, such as n/a")
     add("--output", metavar="FILE", type=Path, help="default: DATA's name with .yaml, in this folder")
     add("--force", action="store_true", help="replace the file if it exists")
 

@@ -1,4 +1,4 @@
-"""Build pydantic models from signatures, to check the arguments in a configuration.
+"""Build pydantic models from signatures, to check configured arguments.
 
 The type of a parameter is taken from its annotation, else from its docstring line ``name (TYPE): ...``, else from its
 default value. Without any of these, every value is accepted. MindSpore hides the signatures of its optimizers behind

@@ -72,13 +72,13 @@ class DataConfig(Section):
     """The datasets of an experiment."""
 
     train: Annotated[ObjectSpec | None, Rows("data")] = None
-    """What `fit` trains on."""
+    """Training data of `fit`."""
     valid: Annotated[ObjectSpec | None, Rows("data")] = None
-    """What `fit` validates on."""
+    """Validation data of `fit`."""
     test: Annotated[ObjectSpec | None, Rows("data")] = None
-    """What `evaluate` and `predict` read, and what a finished `fit` is evaluated on."""
+    """Data of `evaluate` and `predict`, and of the evaluation at the end of `fit` and `online`."""
     stream: Annotated[ObjectSpec | None, StreamOfRows("data")] = None
-    """What `online` trains on; with the keys served and outcomes, the arguments of `ServedOutcomes`."""
+    """Stream that `online` trains on; a mapping with the key `served` has the arguments of `ServedOutcomes`."""
 
 
 class ExperimentConfig(Section):
@@ -99,19 +99,19 @@ class ExperimentConfig(Section):
     mirror: Annotated[
         StrictStr, AfterValidator(_store), Field(title="the URL of a folder in a store, as in s3://bucket/run")
     ] = None
-    """URL of the run's mirror, as in ``s3://bucket/run``; None: it has none."""
+    """URL that the run folder is mirrored to, such as ``s3://bucket/run``; None: no mirror."""
     init_from: Annotated[Mapping[str, Any] | None, Keywords("init_from", filled=False, alone="path")] = None
-    """Arguments of `Trainer.init_from`, applied before `fit` and `online`; None: a training from the start."""
+    """Arguments of `Trainer.init_from`, applied before `fit` and `online`; None: training starts from new weights."""
     features: Annotated[Mapping[str, Any] | None, DeclaredFeatures()] = None
-    """Arguments of `Features`, its features under "columns"; None: data are the network's inputs."""
+    """Arguments of `Features`, with its features under "columns"; None: datasets contain the network's inputs."""
     network: Annotated[ObjectSpec, Network("network")]
     """The network."""
     loss: Annotated[ObjectSpec | None, Made("loss")] = None
     """The loss, or None when the network returns it."""
     optimizer: Annotated[ObjectSpec | None, Made("optimizer")] = None
-    """The optimizer, or None when the network is a whole training step. Its `params` are filled in."""
+    """The optimizer, or None if the network is a complete training step. Its argument `params` is filled in."""
     metrics: Annotated[tuple[str | ObjectSpec, ...], Metrics("metrics")] = ()
-    """Names and objects."""
+    """Metrics, each a name or an object."""
     trainer: Annotated[Mapping[str, Any], _TRAINER] = {}
     """Further keyword arguments of `Trainer`."""
     data: Annotated[DataConfig, BeforeValidator(_data)] = DataConfig()
@@ -123,9 +123,9 @@ class ExperimentConfig(Section):
     callbacks: Annotated[tuple[ObjectSpec, ...], Callbacks("callbacks")] = ()
     """The callbacks, in order."""
     baseline: Annotated[Mapping[str, Any] | None, _BASELINE] = None
-    """Arguments of `trainer.report.baseline.Baseline`: plain models to compare `fit` with; None: none."""
+    """Arguments of `trainer.report.baseline.Baseline`, which compares `fit` with plain models; None: no comparison."""
     report: Annotated[ObjectSpec | None, Made("report")] = None
-    """An object called as ``report(trainer, run_dir)`` after `fit`."""
+    """An object that is called as ``report(trainer, run_dir)`` at the end of `fit` and `online`."""
 
     _source: Path | None = PrivateAttr(None)
     _overrides: tuple[str, ...] = PrivateAttr(())

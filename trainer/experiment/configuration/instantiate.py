@@ -210,7 +210,7 @@ def _argument(name: str, value: Any, signature: Signature | None) -> Any:
     if isinstance(value, str) and has_reference(value) and not fits:
         fits, converted = accepts.convert(parse_tree(instance, name).value)  # "6379" becomes a number
         if not fits:
-            raise ConfigurationError(f"{name}: what {value} stands for does not fit; accepts {accepts.text}")
+            raise ConfigurationError(f"{name}: the value of {value} does not fit; accepts {accepts.text}")
     return converted
 
 
@@ -228,4 +228,4 @@ def _failure(spec: ObjectSpec, error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
     text = str(error).split("\n---")[0].strip()
-    return f"{spec.class_path} cannot be made: {type(error).__name__}: {text}{where}"
+    return f"{spec.class_path} cannot be created: {type(error).__name__}: {text}{where}"

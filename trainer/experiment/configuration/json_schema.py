@@ -28,7 +28,7 @@ def experiment_schema() -> Schema:
         part.pop("default", None)
         properties[name] = part if name in needed else _nullable(part)
     paths = {"type": ["string", "array"], "items": {"type": "string"}}
-    properties["extends"] = {"description": "an experiment, or several, that this one changes", **paths}
+    properties["extends"] = {"description": "path of a base experiment, or a list of paths", **paths}
     whole = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "An experiment of mindspore-trainer",

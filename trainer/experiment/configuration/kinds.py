@@ -1,4 +1,4 @@
-"""Define which objects a section accepts, and which of their arguments are supplied."""
+"""Define which objects a section accepts, and which arguments are supplied."""
 
 from __future__ import annotations
 

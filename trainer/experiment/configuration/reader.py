@@ -71,7 +71,7 @@ class Reader:
             location = at or self.tree.location(path, of_key=of_key)
             self.problems.append(Problem(location, dotted(path), message))
         elif len(self.problems) == MAX_PROBLEMS:
-            message = f"there may be more that is wrong; these are the first {MAX_PROBLEMS} problems"
+            message = f"these are the first {MAX_PROBLEMS} problems; there may be more"
             self.problems.append(Problem(SourceLocation("configuration"), "", message))
 
     def refuse(self, path: Path, accepts: str, hint: str = "") -> None:

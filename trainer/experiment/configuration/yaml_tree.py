@@ -226,7 +226,7 @@ class _Walk:
     def _scalar(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> Any:
         text, name = node.value, node.tag.removeprefix(_TAG)
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-            message = f"{format_value(text)} holds half a surrogate pair, which no file can hold"
+            message = f"{format_value(text)} contains half a surrogate pair, which cannot be written to a file"
             return self._refuse(node, path, message)
         if name not in _SCALARS:
             return self._refuse(node, path, _tag_refused(node.tag))

@@ -60,7 +60,7 @@ def _mirrored_run(config: ExperimentConfig) -> str | None:
 
 
 def _changed(recorded: Mapping[str, Any], defaults: Collection[str], config: ExperimentConfig) -> list[str]:
-    """Describe settings that have changed; changes of defaults and run_dir are ignored."""
+    """Describe changed settings; defaults and run_dir are ignored."""
     before, now = run_folder.flatten(recorded), run_folder.flatten(config.to_dict())
     given = (before.keys() - set(defaults)) | (now.keys() - set(config.default_paths()))
     sides = [(key, before.get(key, _ABSENT), now.get(key, _ABSENT)) for key in sorted(given - {"run_dir"})]

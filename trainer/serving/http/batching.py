@@ -27,7 +27,7 @@ from .traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
-_NOT_FINITE = "the model's answer is NaN or infinite: so are its weights, or this row is beyond what it can compute"
+_NOT_FINITE = "the model's answer is NaN or infinite: its weights may be too, or the values of this row are too extreme"
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def description(
     predict = {
         "summary": "Predictions for rows",
         "description": f"Up to {options.request_rows} rows and {options.body_bytes} bytes. Bad rows are named under "
-        '"errors" and null among the predictions; the others are answered.',
+        '"errors" and are null in the predictions; all other rows are answered.',
         "parameters": [{"name": "logits", "in": "query", "schema": {"type": "boolean"}}],
         "requestBody": {"required": True, "content": {JSON: {"schema": forms}}},
         "responses": {
@@ -73,13 +73,16 @@ def description(
 
 
 def _recommend(user: Mapping[str, Any], of_history: bool) -> dict[str, Any]:
-    history = {"type": "array", "items": _ID, "description": "in place of user; these are left out"}
+    history = {"type": "array", "items": _ID, "description": "alternative to user; these items are not recommended"}
     form = {
         "user": _object(user),
         **({"history": history} if of_history else {}),
         "k": {"type": "integer", "minimum": 1, "default": 10},
         "without": {"type": "array", "items": _ID, "description": "ids to leave out"},
-        "filter": {"type": "object", "description": "column of the items -> a value, or several: one must match"},
+        "filter": {
+            "type": "object",
+            "description": "column of the items -> accepted value, or list of accepted values",
+        },
     }
     needed: dict[str, Any] = {"required": ["user"]}
     if of_history:
@@ -90,9 +93,9 @@ def _recommend(user: Mapping[str, Any], of_history: bool) -> dict[str, Any]:
         "summary": "The best items for a user, of all items of the version",
         "requestBody": {"required": True, "content": {JSON: {"schema": {**_object(form), **needed}}}},
         "responses": {
-            "200": _answer("Items, best first; fewer than k where fewer are left", {JSON: {"schema": answer}}),
+            "200": _answer("Items, best first; fewer than k if fewer are left", {JSON: {"schema": answer}}),
             "404": _answer("The version was published without items"),
-            "422": _answer("The user's row is one that the features forbid"),
+            "422": _answer("The user's row violates the features' declaration"),
             **{status: _answer(text) for status, text in _REFUSALS.items()},
         },
     }

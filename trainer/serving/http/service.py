@@ -183,7 +183,7 @@ class Service:
         is_sound = 2 * wrong <= rows  # unready only if more than half of the answers are NaN or infinite
         ready = is_recent and is_sound
         if not is_recent:
-            problem = problem or f"no version for {age:.0f} s; accepted {oldest:g}"
+            problem = problem or f"no new version for {age:.0f} s; the limit is {oldest:g} s"
         if wrong:
             problem = f"{wrong} of {rows} answers of version {version} were NaN or infinite" + (
                 f"; {problem}" if problem else ""

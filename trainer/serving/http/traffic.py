@@ -50,7 +50,7 @@ class Traffic:
         gauge("queued_rows", "Rows that wait", queued)
         gauge("model_version", "Version being served", lambda: model.version)
         gauge("model_step", "Optimizer steps it has seen", lambda: model.step)
-        gauge("model_age_seconds", "Since it was published", lambda: time.time() - model.current.time)
+        gauge("model_age_seconds", "Seconds since the version was published", lambda: time.time() - model.current.time)
         gauge("model_behind", "1 while a newer version cannot be served", lambda: float(model.problem is not None))
         gauge(
             "model_delay_seconds",

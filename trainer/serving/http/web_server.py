@@ -50,7 +50,7 @@ def _address_errors(options: ServeOptions) -> Iterator[None]:
     except OSError as error:
         raise ConfigurationError(
             f"serve: {options.host} port {options.port} cannot be listened on: {error.strerror or error}; "
-            "port 0 takes a free one"
+            "port 0 selects a free port"
         ) from None
 
 

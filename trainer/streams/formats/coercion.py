@@ -76,7 +76,7 @@ def plain(value: Any) -> Any:
 
 
 def as_given(values: Any) -> np.ndarray | None:
-    """Return an array of the values if all are numbers or booleans of one type, else None.
+    """Return an array if all values are numbers or bools of one type, else None.
 
     Missing values are None in the array.
     """
@@ -115,7 +115,7 @@ def lower_truth(texts: np.ndarray) -> np.ndarray:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as the text of a category; raise MisfitError for lists and the like."""
+    """Return a value as a category's text; raise MisfitError for lists and such."""
     value = plain(value)
     if isinstance(value, bytes):
         try:
@@ -211,7 +211,7 @@ def in_plain_notation(text: str, decimal: str, thousands: str | None) -> str:
 
 
 def whole_numbers(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Convert floats [n] to int64, with a mask of NaN; None unless all are whole and exact."""
+    """Convert floats [n] to int64, with a mask of NaN; None unless all are whole."""
     absent = np.isnan(values)
     numbers = np.where(absent, 0, values)
     if (np.abs(numbers) < EXACT).all() and (np.floor(numbers) == numbers).all():

@@ -112,7 +112,7 @@ def _exact_times(column: Column, array: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _exact_list(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, np.ndarray | None, Misfits]:
-    """Read Python values with one NumPy call if all have a plain type, else one by one."""
+    """Read Python values with one NumPy call if all are plain, else one by one."""
     kind = column.dtype.kind
     if not column.times and _PLAIN[kind].issuperset(map(type, values)):
         try:

@@ -57,7 +57,7 @@ class CsvFormat:
 
     @classmethod
     def of(cls, value: CsvFormat | Mapping[str, Any] | None) -> CsvFormat:
-        """Return `value` if it is a CsvFormat, else create one from a mapping of arguments."""
+        """Return `value` if it is a CsvFormat, else one from a mapping of arguments."""
         if isinstance(value, CsvFormat):
             return value
         accepted = [field.name for field in fields(cls)]
@@ -80,7 +80,7 @@ class CsvFormat:
 
 
 def checked_encoding(name: Any) -> str:
-    """Return the canonical name of an encoding; raise ConfigurationError if unsupported."""
+    """Return the canonical name of an encoding; ConfigurationError if unsupported."""
     try:
         known = codecs.lookup(name).name.removesuffix("-sig")
         if known in UTF_16 or (_ENCODINGS.fullmatch(known) and "a\n".encode(known) == b"a\n"):
@@ -95,7 +95,7 @@ def checked_encoding(name: Any) -> str:
 
 
 def checked_missing(words: Any) -> tuple[str, ...]:
-    """Return the texts for a missing value; raise ConfigurationError if one is invalid."""
+    """Return the texts for a missing value; ConfigurationError if one is invalid."""
     if not isinstance(words, list | tuple):
         refuse("csv: missing", "a list of texts, as in [n/a, '-']", words)
     for word in words:

@@ -170,7 +170,7 @@ class Decoder:
             logger.warning("%s is read line by line, several times slower than in blocks: %s", what, reason)
 
     def too_long(self, size: int, head: bytes) -> Decoded:
-        """Return a message with one bad row: a record of `size` bytes that begins with `head`."""
+        """Return a message with one bad row: a record of `size` bytes."""
         bad = [BadRow(0, 0, self.reason(size), head[:_SHOWN])]
         return self.schema.convert({}, 0).as_rows_of([], [], np.ones(1, np.int64), bad)
 

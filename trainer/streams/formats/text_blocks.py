@@ -128,7 +128,7 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
         data = _lines(data)
         quotes = b'"' in data
         if quotes and (csv_format.strip or not all_quoted(data, quoted)):
-            raise UnusualError("quotes stand within fields, or with spaces around them")
+            raise UnusualError("a quoted field has text or spaces outside of its quotes")
         if b"\0" in data or data.count(b"\r") != data.count(b"\r\n"):
             raise UnusualError("a line holds the character NUL, or a carriage return without a line feed")
         if csv_format.strip:
@@ -260,7 +260,7 @@ def _type_of(column: Column, kind: str = "") -> Any:
 
 
 def _types_written(schema: Schema, data: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Arrow types of the columns as their values are written in the first lines."""
+    """Return the Arrow types of the columns, judged by the first lines."""
     seen: dict[str, set[type]] = {name: set() for name in types}
     for line in islice(data.split(b"\n", _SEEN_LINES), _SEEN_LINES):
         row = json.loads(line or b"{}") if len(line) < len(data) else {}
@@ -317,7 +317,7 @@ def _decoded(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes =
             continue
         numbers = arrays[name].values if column.ragged else np.ma.getdata(arrays[name])
         if column.times and numbers.dtype.kind == "f" and np.abs(numbers).max(initial=0) >= EXACT:
-            raise UnusualError(f"column {name!r} holds times that no float is exact for")  # Python reads them exactly
+            raise UnusualError(f"column {name!r} holds times too large for float64")  # Python reads them exactly
         if json and numbers.dtype.kind == "f" and np.signbit(numbers[numbers == 0]).any() and _MINUS_0.search(json):
             raise UnusualError("a number is -0")  # Python reads -0 as an integer, without the sign
     return schema.convert(arrays, rows, text=not json, refuse_bools=bool(json))

@@ -93,7 +93,7 @@ def seconds_of_number(value: int | float, unit: str | None = None) -> float:
 
 
 def seconds_of_array(values: np.ndarray, unit: str | None = None) -> np.ndarray | None:
-    """Convert numbers or datetime64 [n] to seconds, float64 [n]; None if any is unclear.
+    """Convert numbers or datetime64 [n] to seconds, float64 [n]; None if unclear.
 
     The results equal those of `seconds_of_number` for each value. NaN and NaT become NaN.
     """

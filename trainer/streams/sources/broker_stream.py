@@ -111,7 +111,7 @@ class BrokerStream(BufferedStream):
     def _lost(self, message: str) -> None:
         """Warn that messages were removed unread, or raise if `on_missing` is "error"."""
         if self.on_missing == "error":
-            raise StreamError(f"{message}. Seek there, or pass on_missing='skip', to continue without them")
+            raise StreamError(f"{message}. Pass on_missing='skip' to continue without the lost messages")
         logger.warning("%s; continuing there", message)
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class Mark(NamedTuple):
 
 
 class ReadMarks:
-    """Remembers some of the records read from each partition, to detect a replaced log.
+    """Remembers some records read from each partition, to detect a replaced log.
 
     A position says how far a log was read, but not which log it was. So a resume reads a marked record again and
     compares it. If that record was removed (retention, compaction), a replaced log is not detected.
@@ -184,7 +184,7 @@ class ReadMarks:
         self._marks.pop(partition, None)
 
     def before(self, partition: str, cursor: Cursor) -> Mark | None:
-        """Return the newest mark of a record read before `cursor`, at least in part, or None."""
+        """Return the newest mark of a record at least partly read before `cursor`."""
         marks = list(self._marks.get(partition, ()))  # copied, because another thread may append
         return next((mark for mark in reversed(marks) if self._is_before(mark, cursor)), None)
 
@@ -209,6 +209,6 @@ def checksum(content: Iterable[bytes | None]) -> int:
 
 
 def indices_to_mark(origins: Sequence[Span]) -> list[int]:
-    """Return the indexes of the records to mark: every 16th, and each partition's last."""
+    """Return the records to mark: every 16th, and each partition's last."""
     newest = {origin.partition: index for index, origin in enumerate(origins)}
     return sorted({*range(0, len(origins), _EVERY), *newest.values()})

@@ -364,7 +364,7 @@ class FileStream(BufferedStream):
             )
             if self.on_missing == "error":
                 raise StreamError(
-                    f"{message}; rows after that may be lost. Put it back, or pass on_missing='skip' to continue"
+                    f"{message}; rows after that may be lost. Restore it, or pass on_missing='skip' to continue"
                 )
             logger.warning("%s; continuing with the next one", message)
 

@@ -126,7 +126,7 @@ class FinishedSegments:
             segment.warned = True
             logger.warning(
                 "segment %s %s after it had been read to its end, with %d rows that will not be read. Write new rows "
-                "to a file with a later name. late_rows counts more of them; this segment is not named again",
+                "to a file with a later name. late_rows counts further rows; this segment is not reported again",
                 name, "grew" if same else "was replaced or written again", rows,
             )  # fmt: skip
 

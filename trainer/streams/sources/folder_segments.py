@@ -1,4 +1,4 @@
-"""Determines the segments of a folder, their formats, and which process reads them."""
+"""Determines a folder's segments, their formats, and which process reads them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class SegmentNames:
         self._due = monotonic() + max(_MIN_PAUSE, _PAUSE * (monotonic() - began))
 
     def _modified(self) -> int | None:
-        """Return the folder's modification time, or None if it is too recent to be reliable."""
+        """Return the folder's modification time, or None if too recent to be reliable."""
         if self._copies is not None:
             return 0  # a store has no such time; it is listed when due
         modified = os.stat(self.folder).st_mtime_ns
@@ -122,8 +122,8 @@ class SegmentNames:
         if new:
             self._warned.update(new)
             shown = ", ".join(new[:_SHOWN]) + (f" and {len(new) - _SHOWN} more" if len(new) > _SHOWN else "")
-            hint = "; pattern= and format= choose what else is read" if self.pattern is None else ""
-            logger.warning("ignored in %sbecause they are not segments: %s%s", self.folder, shown, hint)
+            hint = "; pass pattern= or format= to read them" if self.pattern is None else ""
+            logger.warning("ignored in %s because they are not segments: %s%s", self.folder, shown, hint)
 
     def takes(self, name: str) -> bool:
         """Return whether a file of this name is a segment."""
@@ -183,7 +183,7 @@ class Lanes:
         for partition, cursor in cursors_of(self, position, position).items():
             kind, _, number = partition.partition(":")
             if kind != PARTITION or not (number.isdecimal() or partition == PARTITION):
-                raise StreamError(f"FileStream reads {PARTITION!r} and its lanes; the position is about {partition!r}")
+                raise StreamError(f"FileStream reads {PARTITION!r} and its lanes; the position contains {partition!r}")
             progress = Progress.of(cursor)
             if not number:
                 self._begin_everywhere(progress, kept)

@@ -231,7 +231,7 @@ class IterableStream(BufferedStream):
         self._push(self._batch(columns, spans))
 
     def _stacked(self, name: str, values: list[np.ndarray]) -> Any:
-        """Stack single rows into a column, or a `Ragged` one if list lengths ever differed."""
+        """Stack single rows into a column; `Ragged` if list lengths ever differed."""
         first = next((value.shape for value in values if value.size), values[0].shape)
         before = (self._shapes or {}).get(name, (first,))[0]
         lists = before and all(value.ndim and (not value.size or value.shape[1:] == before[1:]) for value in values)
@@ -283,7 +283,7 @@ class IterableStream(BufferedStream):
     def _restore(self, item: int, state: Any) -> None:
         state = self._states.get(item) if state is None else state
         if state is None and item:
-            raise StreamError(f"the position has no state of the iterable at item {item}; did resolve() return it?")
+            raise StreamError(f"the position has no state of the iterable at item {item}; pass the result of resolve()")
         if state is not None:
             self._source.load_state_dict(state)
         self._iterator = None
@@ -291,7 +291,7 @@ class IterableStream(BufferedStream):
             self._states = {} if state is None else {item: copy.deepcopy(state)}
 
     def resolve(self, position: Position) -> Position:
-        """Return `position` with the source's state at that item, if the source has states."""
+        """Return `position` with the source's state at that item, if it has states."""
         if not self._stateful:
             return position
         item = int(Cursor.of(position[PARTITION]).offset) if PARTITION in position else 0

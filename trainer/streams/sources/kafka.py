@@ -178,7 +178,7 @@ class KafkaStream(BrokerStream):
         code, codes = error.code(), self._kafka.KafkaError
         lasting = (codes.TOPIC_AUTHORIZATION_FAILED, codes.GROUP_AUTHORIZATION_FAILED, codes._AUTHENTICATION)
         if error.fatal() or code in lasting:
-            raise StreamError(f"{self._retry.label} refuses: {error.str()}")
+            raise StreamError(f"{self._retry.label} rejected the request: {error.str()}")
         self._retry.failed(error.str())
 
     def _assign(self) -> None:
@@ -240,7 +240,7 @@ class KafkaStream(BrokerStream):
     def _missing(self, name: str, offset: int, low: int, high: int) -> None:
         lost = f"messages of {name} from offset {offset} on were deleted before they were read; the first one is {low}"
         if offset > high:
-            lost = f"offset {offset} of {name} lies behind its end, {high}: {_another_log(low, high)}"
+            lost = f"offset {offset} of {name} is beyond its end, {high}: {_another_log(low, high)}"
         self._lost(lost)
 
     def _fetch(self, max_rows: int, timeout: float) -> None:

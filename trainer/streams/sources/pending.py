@@ -69,7 +69,7 @@ class Side:
             raise DataError(f"the {self.name} of a join need {absent!r}; received columns {list(batch.columns)}")
         if self.stream.schema is None:  # a stream with a schema has removed such rows already
             for reason in far_ahead(batch.event_time, self.stream.max_future).values():
-                raise DataError(f"the {self.name} of a join: {reason}; others that wait would be taken for negatives")
+                raise DataError(f"the {self.name} of a join: {reason}; it would make waiting impressions negative")
         self.head = batch
         # The running maximum keeps the rows of a stream in their order, even if event times are out of order.
         self.clock = np.maximum.accumulate(np.maximum(batch.event_time, self.reached))
@@ -122,7 +122,7 @@ class _Chunk:
 
 
 class PendingRows:
-    """Impressions, numbered in order of arrival; rows that left are kept until `forget`.
+    """Impressions in order of arrival; rows that left are kept until `forget`.
 
     Attributes:
         count: number of impressions added so far.
@@ -140,7 +140,7 @@ class PendingRows:
         return first
 
     def _held(self, numbers: np.ndarray) -> list[tuple[_Chunk, np.ndarray, np.ndarray]]:
-        """Return the chunks that hold `numbers`, with row indexes and indexes in `numbers`."""
+        """Return the chunks of `numbers`, with row indexes and indexes in `numbers`."""
         where = np.searchsorted([chunk.first for chunk in self._chunks], numbers, side="right") - 1
         chosen = [(self._chunks[c], np.flatnonzero(where == c)) for c in np.unique(where)]
         return [(chunk, numbers[indices] - chunk.first, indices) for chunk, indices in chosen]
@@ -229,7 +229,7 @@ class WaitingImpressions:
         return left
 
     def keep(self, most: int) -> list[int]:
-        """Remove the oldest impressions if there are more than `most`; return their numbers."""
+        """Remove the oldest impressions beyond `most`; return their numbers."""
         left = []
         while self.rows > most:
             left += self._remove_oldest()
@@ -394,7 +394,7 @@ def keep_share(keys: np.ndarray, seed: int) -> np.ndarray:
 
 
 def unpack_rows(columns: Any, times: Any, *labels: Any) -> list[Any]:
-    """Decode the output of `PendingRows.pack`; columns and times are None without rows."""
+    """Decode the output of `PendingRows.pack`; None for columns without rows."""
     if times is None:
         return [None, None, *labels]
     return [{name: unpack(own) for name, own in columns.items()}, unpack(times), *map(unpack, labels)]

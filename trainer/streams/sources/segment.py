@@ -79,7 +79,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, path: Path, size: int) -> Fingerprint | None:
-        """Return the fingerprint of the first `size` bytes, or None if the file is shorter."""
+        """Return the fingerprint of the first `size` bytes; None if the file is shorter."""
         if size == 0:
             return cls()
         with path.open("rb") as file:

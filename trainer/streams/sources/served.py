@@ -111,7 +111,7 @@ class ServedOutcomes(DelayedLabelJoin):
         label = schema.label
         if label is None or schema.fields[label].dtype.kind not in "biuf":
             raise ConfigurationError(
-                "data.stream: outcomes are labels of rows; declare one label of numbers in the features "
+                "data.stream: outcomes label the rows; declare exactly one numeric label in the features "
                 f"(received {'none, or several' if label is None else f'{label!r} of {schema.fields[label].named}'})"
             )
         self._is_weighted = self.weight in schema.fields
@@ -160,7 +160,7 @@ def duration(name: str, value: Any) -> float:
 
 
 def _stream(name: str, given: Any) -> Stream:
-    """Return a stream that reads a folder or a broker's URL; a stream is returned as is."""
+    """Return a stream of a folder or a broker's URL; a stream is returned as is."""
     if isinstance(given, Stream):
         return given
     if not isinstance(given, str | Path):

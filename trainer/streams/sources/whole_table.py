@@ -21,7 +21,7 @@ _PART_ROWS = 1 << 16
 
 
 def names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
-    """Return the column names of a file, or of a folder's first file; empty if unknown."""
+    """Return the columns of a file, or a folder's first file; empty if unknown."""
     with contextlib.suppress(OSError, ValueError, ImportError, csv.Error):
         if path.is_dir():
             path = min(file for file in path.iterdir() if file.is_file() and not file.name.startswith((".", "_")))
