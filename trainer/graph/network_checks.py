@@ -237,8 +237,9 @@ def check_denominator(
     if unknown and (loss_fn is not None or optimizer is not None):  # a training step reduces the loss itself
         raise ConfigurationError(
             f"{divided}: the denominator of {name_of(unknown[0])} is unknown, so losses of parts of a batch cannot "
-            "be added up; give it an attribute denominator: 'rows' for a mean over rows, 1 for a sum, or a method that returns "
-            "it for a batch's label columns. MindSpore's losses need none, but RMSELoss and Dice losses are not means"
+            "be added up; give it an attribute denominator: 'rows' for a mean over rows, 1 for a sum, or a method that "
+            "returns it for a batch's label columns. MindSpore's losses need none, but RMSELoss and Dice losses are "
+            "not means"
         )
     return tasks.kind if tasks is not None else kind
 
