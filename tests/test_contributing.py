@@ -178,7 +178,7 @@ CHANGES = {
         {
             "trainer/data/position.py": [
                 ("    dealt: tuple", "    rows: int = 0  # trained so far, in all epochs\n"),
-                (') -> Position:\n        """Return the position after', ", rows: int = 0"),
+                (') -> Position:\n        """Return the position `batches` later', ", rows: int = 0"),
                 (
                     "        state = self.state if state is None",
                     "        if rows:\n"

@@ -179,7 +179,7 @@ def test_the_official_archive_is_fetched_checked_and_cached(official, tmp_path, 
     assert found == tmp_path / "cache" / "mindspore-trainer" / "ml-100k"
     assert movielens.find_files() == found  # the server is gone: this is the cache
     (found / "u.item").write_bytes(b"cut off")
-    with pytest.raises(DataError, match="could not be had"):
+    with pytest.raises(DataError, match="could not be found or downloaded"):
         movielens.find_files()
     assert "fetching MovieLens-100K again" in caplog.text
 

@@ -268,7 +268,7 @@ def _features(runs: Sequence[RunData]) -> list[Any]:
         plot,
         note,
         _side_by_side("", "feature", runs, [run.features for run in runs]),
-        _by_run(runs, "What shuffling a column costs", ["column", "mean", "deviation"], noise),
+        _by_run(runs, "Loss of quality when a column is shuffled", ["column", "mean", "deviation"], noise),
     ]
 
 

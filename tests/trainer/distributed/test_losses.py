@@ -61,5 +61,5 @@ def test_a_loss_that_does_not_say_what_it_divides_by_is_refused(two):
 def test_processes_in_different_verbs_end_with_one_error_that_names_both(two):
     texts = [str(found["apart"]) for found in two]
     assert texts[0] == texts[1]
-    assert texts[0].startswith("TrainerError: the processes do not do the same: ranks [0] are in evaluate: ")
+    assert texts[0].startswith("TrainerError: the processes are in different calls: ranks [0] are in evaluate: ")
     assert "; ranks [1] are in fit: " in texts[0]

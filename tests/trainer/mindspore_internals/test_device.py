@@ -188,7 +188,7 @@ def test_mindspores_plugin_loads_without_settings_and_no_trainer_takes_its_devic
     site, driver = cuda_stand_ins.build(tmp_path)
     found = run(tmp_path, site, driver)
     assert found["taken"] == "GPU"
-    assert "device: MindSpore has taken the GPU by itself; pass device='gpu'" in found["nothing"]
+    assert "device: MindSpore has selected the GPU by itself; pass device='gpu'" in found["nothing"]
     assert (found["auto"], found["model"], found["gpu"]) == ("GPU", "GPU", "GPU")
     assert (found["chosen"], found["loss"] < 1e-3) == ("CPU", True)
     assert "already runs on another device" in found["late"]

@@ -138,7 +138,7 @@ def test_a_graph_network_trains_on_graphs_of_different_sizes(caplog):
     losses, _, trainer = trained(GraphConvolution(), nn.MSELoss(), data)
     np.testing.assert_array_equal(losses, stepped(LabelledGraph(), None, data)[0])
     assert trainer.state.progress.samples_seen == 2 * 2 * (4 + 6 + 6)  # nodes: the rows of the label
-    assert "'column_2' counts" in caplog.text
+    assert "'column_2' is counted" in caplog.text
     results = trainer.evaluate(data)
     assert 0 < results["loss"] < 20
 

@@ -71,7 +71,7 @@ def test_every_answer_names_the_classes(trained, tmp_path):
     assert inferred["parameters"] == {"classes": classes}
     assert [one["name"] for one in described["outputs"]] == ["prediction", "probability", "logits"]
 
-    with pytest.raises(ConfigurationError, match="takes some rows"):
+    with pytest.raises(ConfigurationError, match="some rows that show"):
         export_model(trainer, tmp_path / "none", onnx=False)
     exported = export_model(trainer, tmp_path / "exported", ROWS, onnx=False)
     assert json.loads((exported.folder / "model.json").read_text())["classes"] == classes
