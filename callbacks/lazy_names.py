@@ -86,10 +86,10 @@ def lazy_names(
         if home is None and rest is not None and name[0] != "_":
             home = rest if name in importlib.import_module(rest, package).__all__ else None
         if home is None:
-            # Passing `name` keeps Python from adding its own suggestion.
             frame = inspect.currentframe()
             asking = None if frame is None else frame.f_back
             kind = ImportError if asking is not None and _is_import(asking) else AttributeError
+            # Passing `name` keeps Python from adding its own suggestion.
             raise kind(f"module {package!r} has no attribute {name!r}{hint(name, homes)}", name=name)
         if before is not None:
             before()

@@ -32,10 +32,10 @@ _UNITS = {"steps": "global_step", "samples": "samples_seen", "epochs": "epoch"}
 class Every:
     """A cadence: every n optimizer steps, samples, finished epochs or seconds.
 
-    With steps, it is due at multiples of n. Calls that train several steps end at these multiples, so
+    With steps, it is due at multiples of n. Program calls that train several steps end at these multiples, so
     `Every(steps=2)` limits calls to 2 steps. With samples, it is due after the call that *crosses* a multiple of n. The
-    same holds for the default cadences of callbacks, which do not shorten calls. With seconds, it is due n seconds
-    after it was last due.
+    default cadences of callbacks do not shorten calls, so they too are due after the call that crosses a multiple. With
+    seconds, it is due n seconds after it was last due.
 
     Attributes:
         cuts_calls: whether calls end at the multiples of n steps; False in default cadences.
@@ -79,7 +79,7 @@ class Every:
             return is_due
         count = getattr(progress, self._counter) // self.n
         is_due = count > (self._mark or 0)
-        self._mark = count  # lower than before after a rollback
+        self._mark = count  # after a rollback, lower than the previous mark
         return is_due
 
     def state_dict(self) -> dict[str, Any]:

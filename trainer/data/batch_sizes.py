@@ -52,7 +52,9 @@ def warn_of_sizes(verb: str, sizes: Any, reason: str) -> None:
 
 
 def padded_size(rows: int, fine: int = FINE, *, few: bool = False) -> int:
-    """Return the bucket for `rows`: powers of two >= 16, quarter steps above `fine`.
+    """Return the size to which `rows` is rounded up, a power of two >= 16.
+
+    Above `fine`, each range between two powers of two is divided into four equal steps.
 
     Args:
         few: up to `fine`, use only every other power of two, from 32 on. This suits rows that are computed once, where

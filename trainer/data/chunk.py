@@ -22,8 +22,8 @@ from .source import Item
 class Chunk:
     """The input of one program call: 1 to K batches.
 
-    A feed builds it in two steps. Reading the batches sets the attributes before `arrays`. The arrays, the tensors and
-    the other attributes follow later, on the same thread or on the graph thread.
+    A feed builds it in two steps. Reading the batches sets the attributes that are listed before `arrays`. The arrays,
+    the tensors and the other attributes follow later, on the same thread or on the graph thread.
     """
 
     items: list[Item]  # the batches as they were read; emptied once `arrays` is set
@@ -99,7 +99,7 @@ class ChunkTransform:
         raise NotImplementedError
 
     def join_exchange(self, problem: str = "") -> None:
-        """Join the others' exchange if this process prepared no chunk.
+        """Join the other processes' exchange if this process prepared no chunk.
 
         If `problem` is not empty, all processes raise it as an error.
         """

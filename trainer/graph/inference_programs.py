@@ -86,7 +86,10 @@ class InferencePrograms:
         return self._builder.make_call(cell)(*(to_tensor(column) for column in columns))
 
     def row_shape(self, sample: Chunk, output: int) -> tuple[int, ...]:
-        """Return the shape of one row of the kept prediction; runs a forward pass."""
+        """Return the row shape of the predictions to keep; runs a forward pass.
+
+        `output` is the index of the network's output that is kept; a negative index keeps all outputs.
+        """
         outputs = self.sample_outputs(sample)
         if output < 0 and len(outputs) > 1:
             return (sum(int(np.prod(part.shape[1:])) for part in outputs),)

@@ -66,7 +66,7 @@ class LabelCast(nn.Cell):
         self.values = self.kind == VALUES
         self.loss = type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else getattr(loss_fn, "__name__", "the loss")
         self.number = next(_numbers)
-        # refuse integer probabilities [rows, classes], because the denominator counts integers as class numbers
+        # refuse integer probabilities [rows, classes], because the loss's denominator would count them as class numbers
         self.only_numbers = False
         object.__setattr__(self, "loss_fn", loss_fn)  # not a child: another cell owns its parameters
         _casts[self.number] = self
@@ -205,8 +205,8 @@ class ClassRange:
     """Refuses class numbers outside the prediction's classes.
 
     MindSpore's losses do not: `nn.CrossEntropyLoss` trains on -1 as if it were the last class, and a sparse
-    `nn.SoftmaxCrossEntropyWithLogits` trains on numbers that are too high. If an operator does raise an error,
-    MindSpore runs no other program in the process. `after` is the number of columns after the labels.
+    `nn.SoftmaxCrossEntropyWithLogits` trains on numbers that are too high. Once an operator has raised an
+    error, MindSpore runs no other program in the process. `after` is the number of columns after the labels.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class CalibrationMap:
             raise ValueError("the state is not that of a calibration")
 
     def state(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
+        """Return the argument of the constructor."""
         names = ("method", "activation", "column", "index")
         return {
             "json": {name: getattr(self, name) for name in names},

@@ -15,8 +15,8 @@ from .window_metric import SumMetric
 def are_classes(predictions: np.ndarray, labels: np.ndarray, target: str | None) -> bool:
     """Return whether axis 1 of predictions holds class scores.
 
-    Otherwise predictions belong to one or several binary labels. If predictions and labels have the same shape and the
-    loss does not define the target, they are taken as classes if every label row is one-hot.
+    Otherwise predictions belong to one or several binary labels. `target` is what the loss predicts, or None if that is
+    unknown. In that case, predictions of the labels' shape are taken as classes if every label row is one-hot.
     """
     if predictions.ndim < 2 or predictions.shape[1] < 2:
         return False

@@ -22,7 +22,7 @@ from .sequences import PairLayer, candidate_and_history, candidates_of
 class ActivatedPerceptron(nn.Cell):
     """Dense layers with activations, followed by a linear layer.
 
-    Maps x float [N, inputs] and counted float32 [1, N] (see `Dice`) to float [N, 1].
+    Maps `x`, float [N, inputs], and `counted`, float32 [1, N] (see `Dice`), to float [N, 1].
 
     Args:
         inputs: width of the input.

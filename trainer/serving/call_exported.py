@@ -38,9 +38,9 @@ class ExportedModel:
             self._numbers[name] = {**ids, table["padding"]: 0}
 
     def answer(self, columns: Mapping[str, Any]) -> list[Any]:
-        """Return the outputs for a batch: a mapping from column names to arrays.
+        """Return the outputs for a batch.
 
-        Ids are int64.
+        `columns` maps column names to arrays; ids are int64.
         """
         given: dict[str, Any] = dict(self._rows)
         for entry in self.about["inputs"]:

@@ -1,6 +1,6 @@
 """Records of a published model's versions: dependencies, pins and kept versions.
 
-A version's manifest names the version that its changes follow. So every version can be rebuilt from the last full
+A version's manifest names the version to which its changes apply. So every version can be rebuilt from the last full
 version before it and the changes since then. ``pins.json``, which contains its own checksum, names the version that
 servers are pinned to and the versions to keep.
 """

@@ -14,7 +14,7 @@ from .sources import ArraySource, PipelineSource
 class WrappedArrays(ArraySource):
     """Yields the batches of `NumpySlicesDataset(arrays).batch(n)` from its arrays."""
 
-    kind, described = "PipelineSource", PipelineSource.described  # so that the positions in snapshots are compatible
+    kind, described = "PipelineSource", PipelineSource.described  # positions in snapshots fit both sources
 
     def __init__(self, dataset: Any, columns: dict[str, np.ndarray], seed: int, shuffle: bool) -> None:
         batch_size = dataset.batch_size

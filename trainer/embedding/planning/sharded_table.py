@@ -84,15 +84,15 @@ class OwnedTable:
         # Two queries, because the graph thread may read while another thread plans the next training call.
         self.query = self.reading = RowQuery(np.zeros((0, 0), np.int64), None)
         self.keeps_seen = False
-        # how often each batch of this process's latest plan contains each distinct row of the chunk, [steps, u]
+        # [steps, u]: how often each distinct row of the chunk occurs in each batch of this process's latest plan
         self.seen = np.zeros((0, 0), np.int64)
 
     # -- which id has which row ----------------------------------------------------------------------------------
 
     def question(self, ids: np.ndarray, *, stepwise: bool, placeholder: bool = False) -> list[list[np.ndarray]]:
-        """Begin the query for `ids`, int64 [steps, n]; return the questions to owners.
+        """Begin the query for `ids`, int64 [steps, n]; return the requests to owners.
 
-        The question to a rank is a list of int64 arrays: [ids], or if `stepwise` [number of ids in each step, ids, how
+        The request to a rank is a list of int64 arrays: [ids], or if `stepwise` [number of ids in each step, ids, how
         often each id occurs]. The ids of a `placeholder` are treated as padding.
         """
         padding = np.ones(ids.shape, np.bool_) if placeholder else padding_of(self.table, ids)
@@ -109,7 +109,7 @@ class OwnedTable:
     def answer(
         self, requested: Sequence[Sequence[np.ndarray]], steps: int, now: float, *, train: bool
     ) -> list[np.ndarray]:
-        """Plan the ids of all ranks' questions, `requested`; return rows for each, int32.
+        """Plan the ids that all ranks `requested`; return int32 rows for each rank.
 
         Whether a new id gets a row depends on this process's admission, eviction and share of the capacity.
         """
@@ -120,7 +120,7 @@ class OwnedTable:
         return [self.shards.numbers(rows[np.searchsorted(keys, own)]) for (own,) in requested]
 
     def _answer_steps(self, requested: Sequence[Sequence[np.ndarray]], steps: int, now: float) -> list[np.ndarray]:
-        """Plan step by step, counting every sighting of an id."""
+        """Plan step by step, counting every occurrence of an id."""
         split = [[np.split(part, np.cumsum(heads)[:-1]) for part in parts] for heads, *parts in requested]
         keys_of, inverse_of, sightings = [], [], []
         for step in range(steps):
@@ -149,20 +149,23 @@ class OwnedTable:
     def plan(
         self, ids: np.ndarray, padding: np.ndarray | None = None, now: float = 0.0, steps: int | None = None
     ) -> np.ndarray:
-        """Return the owners' answers for the query's ids; with `steps` for `ids` [1, n]."""
+        """Return the owners' answers for the query's ids or, with `steps`, for `ids`."""
         query = self.query
         return query.rows() if steps is None else query.answers[np.searchsorted(query.keys, ids)]
 
     def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
-        """Return where `store.values` has each id of the read, int32 [n]; -1 for padding."""
+        """Return the row of each id of `reading` in `store.values`, int32 [n].
+
+        Padding has -1.
+        """
         return self.reading.rows().reshape(-1)
 
     def read_trained(self, ids: np.ndarray, padding: np.ndarray, out: np.ndarray) -> None:
-        """Write the trained weights that the owners sent to `out`, float32 [n, dim]."""
+        """Fill `out`, float32 [n, dim], with the trained weights that the owners sent."""
         self.store.read_part(self.lookup(ids), out)
 
     def record(self, numbers: np.ndarray, inverse: np.ndarray, now: float) -> None:
-        """Add this process's sightings of each row to `seen`, for the owners to record."""
+        """Store this process's counts of each row in `seen`, for the owners to record."""
         if self.keeps_seen:
             self.seen = np.stack([np.bincount(step, minlength=len(numbers) + 1)[1:] for step in inverse])
 

@@ -35,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, config: ExperimentConfig, run_dir: Path, checkpoint: Path) -> None:
-    """Export a snapshot, and print the files written; raises as `export_model`."""
+    """Export a snapshot, and print the files written.
+
+    Raises the errors of `export_model`.
+    """
     from ...checkpoint import find
     from ...checkpoint.saver import snapshots_of
     from ...serving.exported_model import export_model

@@ -10,7 +10,7 @@ from .yaml_tree import Tree, read_tree
 
 KEY = "extends"
 _MOST = 10
-_OBJECTS = ("class_path", "model", "kind")  # keys that identify an object; another value drops the base's arguments
+_OBJECTS = ("class_path", "model", "kind")  # if one differs, the base's arguments are dropped
 
 
 def read_extended(path: Path, above: tuple[Path, ...] = ()) -> Tree:

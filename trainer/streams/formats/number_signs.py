@@ -1,4 +1,4 @@
-"""Detects the decimal and thousands signs of the numbers in a table's columns."""
+"""Detects the decimal and thousands separators of numbers in a table's columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from .csv_format import CsvFormat
 
 _SHOWN = 10_000  # number of values of a column that are examined
-# Forms of a number, by the signs they contain.
+# Forms of a number, by the separators they contain.
 _FORMS = {
     "whole": re.compile(r"[+-]?\d+([eE][+-]?\d+)?"),
     "unclear": re.compile(r"[+-]?[1-9]\d{0,2},\d{3}"),  # 1,234: thousands, or a decimal comma
@@ -28,16 +28,16 @@ _FORMS = {
 }
 _MISSING = ("?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "nil", "none", "null", "missing", "unknown")
 _FEW_WORDS = 3
-_FEW = 20  # up to this many different numbers may be categories, and a word among them another category
+_FEW = 20  # a column of at most this many different numbers may be categorical; a word in it may be a category too
 _THOUSANDS = {"comma": ",", "point": ".", "space": " ", "quote": "'"}
 _SIGN = "([€$£¥₽₹%]|EUR|USD|GBP|CHF|CNY|RMB)"
 _UNIT = re.compile(rf"(?:{_SIGN}\s?)?[+-]?\d[\d.,' \xa0\u202f]*(?:{_SIGN})?")
 
 
 def with_signs(csv_format: CsvFormat, columns: Mapping[str, Sequence[Any]]) -> CsvFormat:
-    """Return the format with the signs that the columns of numbers use.
+    """Return the format with the separators that the columns of numbers use.
 
-    The format is returned unchanged if the columns use different signs or if signs are declared.
+    The format is returned unchanged if the columns use different separators or if separators are declared.
     """
     if (csv_format.decimal, csv_format.thousands) != (".", None):
         return csv_format

@@ -38,7 +38,7 @@ class AlignedLists:
 
 
 def _lengths(values: Any, separator: str | None) -> np.ndarray:
-    """Return the number of values in each row; an empty part of a text counts."""
+    """Return the number of values in each row; empty values within a text count."""
     if isinstance(values, Ragged):
         return values.lengths
     assert separator is not None  # lists written as text have a separator
@@ -161,8 +161,8 @@ class Schema:
             names of its columns. A row is bad if its lists differ in length. For lists that are written as text, give a
             mapping from the names of the columns to their separators instead.
         csv: format of CSV files and of numbers written as text, a mapping of the arguments of
-            `trainer.streams.formats.csv_format.CsvFormat`. Its signs and its words for missing values apply to all
-            columns that declare none themselves.
+            `trainer.streams.formats.csv_format.CsvFormat`. Its decimal and thousands separators and its words for
+            missing values apply to all columns that declare none themselves.
 
     Raises:
         ConfigurationError: there are no columns, or a name is not among them.
