@@ -34,6 +34,7 @@ PATIENCE = 1800.0
 NOISY = 0.15
 # Largest ratio of times to another commit's that does not count as slower.
 SLOWER = 1.03
+QUALITY = "* 0.0001 of AUC"  # unit of differences in quality; values near 0 have no ratio
 # Largest relative differences of two loss curves that count as the same computation: rounding grows step by step.
 EARLY, AGREE_EARLY, AGREE_LATE = 10, 5e-3, 2e-2
 
@@ -91,7 +92,9 @@ class Group:
 
 
 def against(group: Group, checkout: Path) -> Group | None:
-    """Return our own contenders of a group beside themselves at another commit; None where it has none of ours.
+    """Return our own contenders of a group beside themselves at another commit.
+
+    None for a group without any of ours, and for one of differences in quality.
 
     Args:
         group: what is measured otherwise against peers.
@@ -100,7 +103,7 @@ def against(group: Group, checkout: Path) -> Group | None:
     judged = [ratio.ours for ratio in group.ratios] + list(group.goals) + list(group.most)
     names = [name for name in dict.fromkeys(judged) if group.contenders.get(name) == OURS]
     pairs = [(name, name + EARLIER_SUFFIX) for name in names]
-    if not pairs:
+    if not pairs or group.unit == QUALITY:
         return None
     contenders = {name: environment for now, then in pairs for name, environment in ((now, OURS), (then, EARLIER))}
     ratios = tuple(Ratio(now, then, SLOWER) for now, then in pairs)

@@ -31,7 +31,7 @@ class RunRecord(JSONLinesLogger):
     """
 
     default_name = "record.jsonl"
-    order = -10  # runs before other callbacks, so that their time is included
+    order = -10  # runs before other callbacks; the time from hook to hook includes theirs
 
     def __init__(self, path: str | Path | None = None, every: Every | int | None = None) -> None:
         super().__init__(path, every)

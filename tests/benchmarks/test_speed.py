@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks are not installed
 
 from benchmarks import page, run  # noqa: E402
-from benchmarks.cases import mlp, wide_deep  # noqa: E402
-from benchmarks.measure import Group, Measured, Ratio, compare  # noqa: E402
+from benchmarks.cases import mlp, row_types, wide_deep  # noqa: E402
+from benchmarks.measure import Group, Measured, Ratio, against, compare  # noqa: E402
 
 STEPS = 64
 
@@ -69,6 +69,11 @@ def test_only_what_every_pair_of_processes_misses_is_beyond_noise():
     assert (disturbed.met(ratio), slower.met(ratio)) == (True, False)
     again = run.rebuilt(slower.to_dict())
     assert again.ratio(ratio) == slower.ratio(ratio) == pytest.approx((1.15, 1.1, 1.2))
+
+
+def test_another_commit_is_compared_in_time_and_not_in_quality(tmp_path):
+    assert [against(group, tmp_path) for group in row_types.groups(quick=True)] == [None, None]
+    assert all(against(group, tmp_path).ratios for group in mlp.groups(quick=True))
 
 
 def test_a_report_becomes_a_table_a_picture_and_a_part_of_the_readme(tmp_path):

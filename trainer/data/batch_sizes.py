@@ -35,16 +35,16 @@ def independent_rows(network: Any) -> bool:
 def undeclared(network: Any) -> str:
     """Return why batches of a network are not padded and what to declare, for the log."""
     return (
-        f"{type(network).__name__} does not declare {ATTRIBUTE} = True; declare it in that class if no row of the "
-        "output depends on other rows, and batches are padded"
+        f"{type(network).__name__} does not declare {ATTRIBUTE} = True; if no row of its output depends on "
+        "other rows, declare it in that class; batches are then padded to few sizes"
     )
 
 
 def warn_of_sizes(verb: str, sizes: Any, reason: str) -> None:
     """Log that each number of rows is compiled separately, and how to avoid it."""
     logger.warning(
-        "%s: every number of rows is compiled separately, %s so far, because %s. Or make batches equally large: give "
-        "batch_size=..., which also gathers the rows of a stream",
+        "%s: every number of rows is compiled separately, %s so far, because %s. Or make all batches the same size: "
+        "pass batch_size=..., which also combines small batches of a stream",
         verb,
         ", ".join(map(str, sizes)),
         reason,

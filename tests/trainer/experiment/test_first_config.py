@@ -293,9 +293,9 @@ def test_a_word_that_is_a_value_elsewhere_is_left_to_the_user(tmp_path):
     path = write(columns, tmp_path / "rows.csv")
     proposal = propose(summarize(path))
     about = {arguments["name"] if arguments else None: text for arguments, text in proposal.features}
-    remedy = "leave these empty, or give --missing none"
-    assert about[None] == f"spend: numbers, but 'none' in 40 rows where there is none; {remedy}"
-    assert about["age"] == "178 distinct, numbers but for 'k.A.'; if there is none: --missing k.A."
+    remedy = "leave these cells empty, or pass --missing none"
+    assert about[None] == f"spend: numbers, but 'none' in 40 rows, which seem to be missing values; {remedy}"
+    assert about["age"] == "178 distinct, numbers except for 'k.A.'; if that means a missing value, pass --missing k.A."
     table = summarize(path, given=CsvFormat(missing=("k.A.", "none")))
     assert [table.column(name).missing for name in columns] == [40, 0, 50, 23]
 

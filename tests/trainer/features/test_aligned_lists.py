@@ -25,8 +25,8 @@ ROWS = [
     {**row, "shops": "s|t" if n == 3 else "s" if n == 8 else row["shops"] if n % 4 else "", "y": float(n % 2)}
     for n, row in enumerate(GOOD_ROWS)
 ]
-REASON = "sequence 'visits' takes lists of one length; received items 3, shops 2"
-REPORT = "2 of 16 rows set aside: sequence visits takes lists of one length 2; the first is "
+REASON = "sequence 'visits' takes lists of equal length; received items 3, shops 2"
+REPORT = "2 of 16 rows set aside: sequence visits takes lists of equal length 2; the first is "
 
 
 def make_features(**options):
@@ -101,7 +101,7 @@ def test_fit_evaluate_predict_and_a_server_set_the_rows_aside_or_name_them(train
         with caplog.at_level(logging.WARNING):
             assert trainer.evaluate(data) == pytest.approx(trainer.evaluate(good))
         assert REPORT in caplog.text
-        with pytest.raises(DataError, match=r"takes lists of one length 2; the first is (row 3|line 4)"):
+        with pytest.raises(DataError, match=r"takes lists of equal length 2; the first is (row 3|line 4)"):
             trainer.predict(data)
     with pytest.raises(DataError, match=f"row 3: {REASON}"):
         model.predict(ROWS)
@@ -126,7 +126,7 @@ def test_weights_are_aligned_with_their_list():
         [WeightedList("tags", dtype="int64", weights="w", sequence="s"), ListFeature("times", sequence="s")]
     )
     read = features.read({"tags": [[1, 2], [1, 2]], "w": [[0.5, 1], [0.5]], "times": [[3, 4], [3, 4]]})
-    assert read.bad == {1: "sequence 's' takes lists of one length; received tags 2, w 1, times 2"}
+    assert read.bad == {1: "sequence 's' takes lists of equal length; received tags 2, w 1, times 2"}
 
 
 def test_what_cannot_be_aligned_is_refused():
@@ -149,7 +149,7 @@ def test_a_schema_of_a_stream_declares_them_without_features():
     lists = {"dtype": "int64", "shape": (None,)}
     schema = Schema({"a": lists, "b": lists}, aligned={"s": ["a", "b"]})
     decoded = schema.from_rows([{"a": [1, 2], "b": [3, 4]}, {"a": [1], "b": []}])
-    assert decoded.reasons == {1: "sequence 's' takes lists of one length; received a 1, b 0"}
+    assert decoded.reasons == {1: "sequence 's' takes lists of equal length; received a 1, b 0"}
 
 
 YAML = """\

@@ -267,7 +267,7 @@ class ByBatch(nn.Cell):
 
 REASONS = {
     "norm": "because the network normalizes over the rows of a batch",
-    "undeclared": "because ByBatch does not declare rows_are_independent = True; declare it in that class",
+    "undeclared": "because ByBatch does not declare rows_are_independent = True; if no row",
     "loss": "because Own is not known to give a loss for each row; return one value per row",
 }
 

@@ -121,7 +121,7 @@ def test_a_bad_row_is_named_and_its_neighbours_are_answered(server, expected):
         (b"{", "application/json", 400, "not JSON"),
         (b"[]", "application/json", 400, "no rows"),
         (b'{"rows": [{}], "logit": 1}', "application/json", 400, "'logit'"),
-        (b'{"columns": {"age": [1, 2], "city": ["a"]}}', "application/json", 400, "one length"),
+        (b'{"columns": {"age": [1, 2], "city": ["a"]}}', "application/json", 400, "equal length"),
         (b"age=3", "text/csv", 415, "text/csv"),
         (b"[" + b",".join([b"{}"] * 51) + b"]", "application/json", 413, "up to 50 rows; received 51"),
         (b" " * 4001, "application/json", 413, "up to 4000 bytes"),

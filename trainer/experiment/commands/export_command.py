@@ -25,10 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--publish",
         metavar="FOLDER",
-        help="write the snapshot there as a version for `trainer serve`, with --items, and nothing else",
+        help="only publish: write the snapshot there as a version for `trainer serve`, with the items of --items",
     )
     add("--no-onnx", action="store_true", help="leave ONNX out, which needs the extra [onnx]")
-    add("--batch", type=int, default=256, metavar="ROWS", help="of a program with one size of batch; default: 256")
+    add(
+        "--batch",
+        type=int,
+        default=256,
+        metavar="ROWS",
+        help="rows of an exported program with a fixed batch size; default: 256",
+    )
     for name in ("items", "users"):
         add(f"--{name}", metavar="FILE", help=f"two towers: raw rows of {name}, to write {name}.parquet with vectors")
         add(f"--{name[:-1]}-id", metavar="COLUMN", help=f"column of --{name} that names them; default: the first one")

@@ -87,7 +87,7 @@ def _column_rows(columns: Any, logits: bool) -> RequestRows:
     sizes = {name: len(v) if isinstance(v, list | np.ndarray) else None for name, v in columns.items()}
     count = next(iter(sizes.values()))
     if not count or any(size != count for size in sizes.values()):
-        raise RefusalError(400, f'"columns" takes lists of one length, with at least one value; received {sizes}')
+        raise RefusalError(400, f'"columns" takes lists of equal length, with at least one value; received {sizes}')
     return RequestRows(count, table=columns, logits=logits)
 
 

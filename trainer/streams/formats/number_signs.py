@@ -60,7 +60,8 @@ def problem_of(values: Sequence[Any], csv_format: CsvFormat) -> str | None:
         unit = found.pop() if len(found) == 1 else ""
         if marks := marks_of_missing(values):
             shown_marks = ", ".join(f"{text!r} in {count:,} rows" for text, count in marks.items())
-            return f"numbers, but {shown_marks} where there is none; leave these empty, or give {_options(marks)}"
+            remedy = f"leave these cells empty, or pass {_options(marks)}"
+            return f"numbers, but {shown_marks}, which seem to be missing values; {remedy}"
         return f"numbers with {unit!r} behind or before them; write the numbers alone" if unit else None
     shown = {form: next(v for v in _texts(values) if _form(v.strip()) == form) for form in forms}
     if "unclear" in forms and (csv_format.decimal, csv_format.thousands) == (".", None):
@@ -114,7 +115,7 @@ def words_among_numbers(counts: Mapping[str, int]) -> str:
     words = [text for text in counts if _form(text.strip()) is None]
     if not 0 < len(words) <= _FEW_WORDS or len(counts) - len(words) <= _FEW:
         return ""
-    return f"numbers but for {', '.join(map(repr, words))}; if there is none: {_options(words)}"
+    return f"numbers except for {', '.join(map(repr, words))}; if that means a missing value, pass {_options(words)}"
 
 
 def _options(words: Iterable[str]) -> str:

@@ -30,7 +30,7 @@ class AlignedLists:
         lengths = {name: _lengths(arrays[name], separator) for name, separator in self.columns.items()}
         first, *others = lengths.values()
         differ = np.any([other != first for other in others], axis=0) if others else np.zeros(len(first), bool)
-        reason = f"sequence {self.name!r} takes lists of one length; received "
+        reason = f"sequence {self.name!r} takes lists of equal length; received "
         return {
             int(row): reason + ", ".join(f"{name} {length[row]}" for name, length in lengths.items())
             for row in np.flatnonzero(differ)

@@ -317,7 +317,9 @@ def _decoded(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes =
             continue
         numbers = arrays[name].values if column.ragged else np.ma.getdata(arrays[name])
         if column.times and numbers.dtype.kind == "f" and np.abs(numbers).max(initial=0) >= EXACT:
-            raise UnusualError(f"column {name!r} holds times too large for float64")  # Python reads them exactly
+            raise UnusualError(
+                f"column {name!r} holds times too large to be exact in float64"
+            )  # Python reads them exactly
         if json and numbers.dtype.kind == "f" and np.signbit(numbers[numbers == 0]).any() and _MINUS_0.search(json):
             raise UnusualError("a number is -0")  # Python reads -0 as an integer, without the sign
     return schema.convert(arrays, rows, text=not json, refuse_bools=bool(json))
