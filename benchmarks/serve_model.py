@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +36,10 @@ def pool(rows: int = 1000) -> list[dict[str, object]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def train(folder: Path, every: float, rows_per_second: float, seconds: float | None = None) -> None:
-    """Train on an endless stream that comes at a rate, and publish; every version is kept."""
+def train(
+    folder: Path, every: float, rows_per_second: float, seconds: float | None = None, batch: Any = BATCH
+) -> None:
+    """Train on an endless stream that comes at a rate, and publish programs of `batch` rows; every version is kept."""
     from mindspore import nn
 
     from trainer import Trainer
@@ -57,7 +60,7 @@ def train(folder: Path, every: float, rows_per_second: float, seconds: float | N
 
     net = DeepFM(features, dim=DIM, hidden=HIDDEN)
     trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-3), features=features)
-    publish = Publish(folder, every=every, batch=256, compact=100_000)
+    publish = Publish(folder, every=every, batch=batch, compact=100_000)
     trainer.online_train(stream, callbacks=[publish], sink_size=1, max_time=seconds)
 
 

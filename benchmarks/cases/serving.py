@@ -21,6 +21,7 @@ BOTH, ONE = "ServedModel.predict, programs of 128 and 256 rows", "ServedModel.pr
 SIZES = {BOTH: [128, 256], ONE: [1, 256]}
 SINGLE, HUNDRED, TRAINING = "1 row a request", "100 rows a request", "1 row a request, p99"
 ROWS = {SINGLE: 1, HUNDRED: 100, TRAINING: 1}
+PROGRAMS = {SINGLE: 256, HUNDRED: (256, 1024)}  # rows; the server scores requests that wait in one call
 CLIENTS = 16
 
 
@@ -83,7 +84,7 @@ class Http:
             atexit.register(serve_load.Trained(published, 2.0).kill)
             wait_for_version(published)
         else:
-            serve_model.train(published, 1.0, 1e9, 5.0)
+            serve_model.train(published, 1.0, 1e9, 5.0, PROGRAMS[name])
         self.server = Server(published)
         atexit.register(self.server.stop)
         self.bodies = serve_load.write_bodies(self.folder / "bodies", ROWS[name])

@@ -105,3 +105,10 @@ def test_messages_that_are_read_one_by_one_are_named_once(caplog):
     assert len(told) == 1
     assert "kafka clicks is read line by line" in told[0]
     assert "a message holds line ends" in told[0]
+
+
+@pytest.mark.parametrize("fraction", ["0.5", "0.12345678901234567890", "0.0000000000000000000000000000000000000001"])
+@pytest.mark.parametrize("integer", [2**63, 2**64 + 1, -(10**19) - 1, 10**30 + 1])
+def test_long_integers_stay_exact_beside_fractions_of_any_length(fraction, integer):
+    value = decode.json_loader()(f'[{fraction},{integer},{{"a":{fraction}}}]'.encode())
+    assert value == [float(fraction), integer, {"a": float(fraction)}]

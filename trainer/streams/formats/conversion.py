@@ -113,8 +113,10 @@ def _exact_times(column: Column, array: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def _exact_list(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, np.ndarray | None, Misfits]:
     """Read Python values with one NumPy call if all are plain, else one by one."""
-    kind = column.dtype.kind
-    if not column.times and _PLAIN[kind].issuperset(map(type, values)):
+    kind, types = column.dtype.kind, set(map(type, values))
+    if kind == "U" and column.coerce and int in types and types <= {int, str}:
+        values, types = list(map(str, values)), {str}  # as `coercion.as_text` writes integers
+    if not column.times and types <= _PLAIN[kind]:
         try:
             array = np.array(values, _EXACT_DTYPES[kind])
             if kind == "U":

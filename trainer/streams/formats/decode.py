@@ -52,13 +52,14 @@ def json_loader() -> Callable[[bytes], Any]:
     return load
 
 
-_DIGITS = bytes(ord("0") if chr(byte).isdigit() else ord(" ") for byte in range(128)) + b" " * 128
+_DIGITS = bytes(ord("0") if chr(b).isdigit() else b if b == ord(".") else ord(" ") for b in range(128)) + b" " * 128
 _LONG = b"0" * 19  # digits of the shortest integer that orjson reads as a float
 
 
 def has_long_number(payload: bytes) -> bool:
     """Return whether JSON may hold an integer that orjson would round."""
-    return _LONG in payload.translate(_DIGITS)
+    digits = payload.translate(_DIGITS)
+    return _LONG in digits and _LONG in digits.replace(b"." + _LONG, b".")  # a fraction may have as many digits
 
 
 _scan = json.JSONDecoder().raw_decode
