@@ -36,9 +36,7 @@ def pool(rows: int = 1000) -> list[dict[str, object]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def train(
-    folder: Path, every: float, rows_per_second: float, seconds: float | None = None, batch: Any = BATCH
-) -> None:
+def train(folder: Path, every: float, rows_per_second: float, seconds: float | None = None, batch: Any = BATCH) -> None:
     """Train on an endless stream that comes at a rate, and publish programs of `batch` rows; every version is kept."""
     from mindspore import nn
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..checks import number
 from .histogram import RowBuffer, ScoreHistogram
-from .predictions import Sums, check_link, joined_states, outside_unit, split_states
+from .predictions import Sums, check_link, joined_states, outside_unit, split_states, weighted_sum
 
 
 class BinarySums(Sums):
@@ -53,7 +53,7 @@ class BinarySums(Sums):
         if self.rate != 1.0:
             weights = weights * (labels + (1.0 - labels) / self.rate)
         self.total["weight"] += float(weights.sum())
-        self.total["positives"] += float(np.dot(weights, labels))
+        self.total["positives"] += float(weighted_sum(weights, labels))
         if self.link == "auto" and not self.logits_seen:
             self.logits_seen = outside_unit(scores)
         if not self.logits_seen:
@@ -72,14 +72,14 @@ class BinarySums(Sums):
             p = p / (p + (1.0 - p) / self.rate)
         clipped = np.clip(p, eps, 1.0 - eps)
         loss = labels * np.log(clipped) + (1.0 - labels) * np.log1p(-clipped)
-        return -float(np.dot(weights, loss)), float(np.dot(weights, p))
+        return -float(weighted_sum(weights, loss)), float(weighted_sum(weights, p))
 
     def _from_logits(self, z: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
         z = np.clip(z + self.shift, -1e30, 1e30)
         small = np.exp(-np.abs(z))
         loss = np.maximum(z, 0.0) - z * labels + np.log1p(small)
         p = np.where(z >= 0, 1.0, small) / (1.0 + small)
-        return float(np.dot(weights, loss)), float(np.dot(weights, p))
+        return float(weighted_sum(weights, loss)), float(weighted_sum(weights, p))
 
     def merge(self, other: BinarySums) -> None:
         super().merge(other)

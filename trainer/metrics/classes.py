@@ -8,7 +8,16 @@ import numpy as np
 
 from ..errors import DataError
 from .binary import BinarySumMetric
-from .predictions import binary_scores, check_link, hard_labels, joined_states, row_weights, split_states, to_numpy
+from .predictions import (
+    binary_scores,
+    check_link,
+    hard_labels,
+    joined_states,
+    row_weights,
+    split_states,
+    to_numpy,
+    weighted_sum,
+)
 from .window_metric import SumMetric
 
 
@@ -108,7 +117,7 @@ class Accuracy(SumMetric):
         entries = identity.size // rows if rows else 0
         for name, right in (("right_identity", identity), ("right_logits", logits)):
             counts = right.reshape(rows, entries).sum(axis=1) if rows else np.zeros(0)
-            self.total[name] += float(counts.sum() if weights is None else np.dot(weights, counts))
+            self.total[name] += float(counts.sum() if weights is None else weighted_sum(weights, counts))
         self.total["weight"] += float(entries * (rows if weights is None else weights.sum()))
 
     def value(self) -> float:
@@ -201,7 +210,7 @@ class _ClassLoss(SumMetric):
             losses = np.where(probabilities, -np.log(np.clip(chosen, eps, 1 - eps)), losses)
         weights = row_weights(weights, rows)
         self.total["weight"] += float(rows if weights is None else weights.sum())
-        self.total["loss"] += float(losses.sum() if weights is None else np.dot(weights, losses))
+        self.total["loss"] += float(losses.sum() if weights is None else weighted_sum(weights, losses))
 
     def value(self) -> float:
         return self.mean("loss")

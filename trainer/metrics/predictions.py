@@ -33,6 +33,18 @@ def row_weights(weights: Any, rows: int) -> np.ndarray | None:
     return array
 
 
+def weighted_sum(weights: np.ndarray, values: np.ndarray) -> Any:
+    """Return the weighted sum over the rows, without BLAS.
+
+    Args:
+        weights: shape [B].
+        values: shape [B, ...]; the result has shape [...].
+    """
+    # OpenBLAS wakes its threads for more than 10,000 numbers. They then spin, which takes the cores from the graph, and
+    # the result would depend on their number.
+    return (weights.reshape(-1, *[1] * (values.ndim - 1)) * values).sum(axis=0)
+
+
 def group_column(groups: Any, rows: int) -> np.ndarray:
     """Return groups as integers or text, shape [rows]."""
     column = groups.asnumpy() if hasattr(groups, "asnumpy") else np.asarray(groups)

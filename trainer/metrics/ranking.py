@@ -16,7 +16,7 @@ import numpy as np
 
 from ..checks import nonempty_text, whole
 from ..errors import DataError
-from .predictions import binary_scores, group_column, hard_labels, row_weights
+from .predictions import binary_scores, group_column, hard_labels, row_weights, weighted_sum
 from .window_metric import RowMetric
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class GroupMetric(RowMetric):
         rows = Ranked(labels, weights[order], group, tie, rank, first, np.flatnonzero(new_tie))
         values, weight = self.of_groups(rows)
         counted = weight > 0
-        return float(np.dot(values[counted], weight[counted])), float(weight.sum())
+        return float(weighted_sum(weight[counted], values[counted])), float(weight.sum())
 
     def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
         """Return each group's value and weight, float64 [G]; weight 0 if undefined."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .predictions import row_weights, to_numpy
+from .predictions import row_weights, to_numpy, weighted_sum
 from .window_metric import SumMetric
 
 
@@ -40,7 +40,7 @@ class OutputMetric(SumMetric):
         """Add rows: predictions and labels float64 [B, K], weights float64 [B]."""
         self.total["weight"] += float(weights.sum())
         for name in self.sums[1:]:
-            self.total[name] = self.total[name] + weights @ self.terms(predictions, labels)
+            self.total[name] = self.total[name] + weighted_sum(weights, self.terms(predictions, labels))
 
     def terms(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return the contribution of each row to the metric's sum, float64 [B, K]."""
@@ -131,8 +131,9 @@ class R2(OutputMetric):
     def add_outputs(self, predictions: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> None:
         weight = float(weights.sum())
         if weight:
-            mean = weights @ labels / weight
-            self._join(weight, weights @ (predictions - labels) ** 2, mean, weights @ (labels - mean) ** 2)
+            mean = weighted_sum(weights, labels) / weight
+            squared = weighted_sum(weights, (predictions - labels) ** 2)
+            self._join(weight, squared, mean, weighted_sum(weights, (labels - mean) ** 2))
 
     def merge(self, other: R2) -> None:
         self._join(*(other.total[name] for name in self.sums))
