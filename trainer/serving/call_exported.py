@@ -26,41 +26,42 @@ class ExportedModel:
             self._calibration = runpy.run_path(str(folder / "calibration_map.py"))["CalibrationMap"].of
         self.session = onnxruntime.InferenceSession(folder / "network.onnx")
         self._rows: dict[str, np.ndarray] = {}  # per table: row 0 for padding, row 1 for unknown ids, rows of all ids
-        self._numbers: dict[str, dict[int | None, int]] = {}  # per table: id -> row number
+        self._row_numbers: dict[str, dict[int | None, int]] = {}  # per table: id -> row number
         for name, table in self.about["tables"].items():
             from pyarrow import parquet
 
-            held = parquet.read_table(folder / table["file"])
-            vectors = held["vector"].combine_chunks().flatten().to_numpy().reshape(-1, table["dim"])
-            first = [np.zeros((1, table["dim"])), [table["default"]]]
-            self._rows[f"rows.{name}"] = np.concatenate([*first, vectors]).astype(np.float32)
-            ids = {number: 2 + row for row, number in enumerate(held["id"].to_pylist())}
-            self._numbers[name] = {**ids, table["padding"]: 0}
+            stored = parquet.read_table(folder / table["file"])
+            vectors = stored["vector"].combine_chunks().flatten().to_numpy().reshape(-1, table["dim"])
+            padding = np.zeros((1, table["dim"]))
+            self._rows[f"rows.{name}"] = np.concatenate([padding, [table["default"]], vectors]).astype(np.float32)
+            row_numbers = {id_: 2 + row for row, id_ in enumerate(stored["id"].to_pylist())}
+            self._row_numbers[name] = {**row_numbers, table["padding"]: 0}
 
     def answer(self, columns: Mapping[str, Any]) -> list[Any]:
         """Return the outputs for a batch.
 
         `columns` maps column names to arrays; ids are int64.
         """
-        given: dict[str, Any] = dict(self._rows)
+        feeds: dict[str, Any] = dict(self._rows)
         for entry in self.about["inputs"]:
             column = np.asarray(columns[entry["name"]])
             if entry["tables"] is not None:  # replace ids by row numbers
                 flat = column.reshape(len(column), -1).copy()
                 for element, name in enumerate(entry["tables"]):
                     if name is not None:
-                        flat[:, element] = [self._numbers[name].get(number, 1) for number in flat[:, element].tolist()]
+                        rows = self._row_numbers[name]
+                        flat[:, element] = [rows.get(id_, 1) for id_ in flat[:, element].tolist()]
                 column = flat.reshape(column.shape)
-            given[entry["name"]] = column.astype(entry["dtype"])
-        wanted = {entry.name for entry in self.session.get_inputs()}
-        return self.session.run(None, {name: array for name, array in given.items() if name in wanted})
+            feeds[entry["name"]] = column.astype(entry["dtype"])
+        input_names = {entry.name for entry in self.session.get_inputs()}
+        return self.session.run(None, {name: array for name, array in feeds.items() if name in input_names})
 
     def probability(self, columns: Mapping[str, Any]) -> Any:
         """Return calibrated probabilities; raise KeyError if there is no calibration."""
         calibration = self._calibration(self.about["calibration"])
-        by, ids = calibration.column, None
-        if by is not None:
-            ids = np.asarray(columns[by])
+        id_column, ids = calibration.column, None
+        if id_column is not None:
+            ids = np.asarray(columns[id_column])
             ids = (ids if calibration.index is None else ids[:, calibration.index]).reshape(-1).astype(np.int64)
         return calibration(np.asarray(self.answer(columns)[0]), ids)
 

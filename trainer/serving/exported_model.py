@@ -28,7 +28,7 @@ from ..streams.formats.ragged_column import Ragged
 from . import call_exported, onnx_graph
 from .exported_tables import ExportedTable, exported_tables, file_name, table_of_each_element
 from .finite import check_finite
-from .graph_export import ABOUT, NETWORK, fields_of
+from .graph_export import GRAPH_JSON, NETWORK, fields_of
 from .published import FEATURES
 from .published_graph import blank_inputs, check_publishable, publish_network, trained_batch
 from .served_graph import ServedGraph
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 MODEL, ONNX, EXAMPLE = "model.json", "network.onnx", "example.npz"
 PROBABILITY = "@probability"  # name of the example's calibrated probabilities
-_ALLOWED, _ALLOWED_HALF = 1e-4, 2e-2  # largest allowed difference in float32, and in float16
-_UNSEEN = 8_765_432_109_876_543  # an id that tables are unlikely to have
+_TOLERANCE, _TOLERANCE_HALF = 1e-4, 2e-2  # largest allowed difference in float32, and in float16
+_UNKNOWN_ID = 8_765_432_109_876_543  # an id that tables are unlikely to have
 _RAGGED_LONGEST = 8
 
 
@@ -104,19 +104,19 @@ def export_model(
     folder = _new_folder(folder)
     _check(trainer, onnx, data)
     calibration = trainer.fitted_calibration()
-    seen = trained_batch(trainer) if data is None else trainer.first_batch(data, batch)
+    example = trained_batch(trainer) if data is None else trainer.first_batch(data, batch)
     network = trainer.tables.tables if trainer.tables is not None else None
     fields = fields_of(network)
     sparse_tables = exported_tables(fields, network.planner.tables) if network is not None else []
     for rows in sparse_tables:
-        check_finite({"id rows": rows.vectors, "default": rows.default}, f"the table {rows.name!r}, of which")
+        check_finite({"id rows": rows.vectors, "default": rows.default}, f"table {rows.name!r}:")
     with trainer.averaged_weights(), tempfile.TemporaryDirectory() as scratch, FolderWriter(folder) as files:
-        graph_folder = Path(scratch) / publish_network(trainer, Path(scratch), batch, seen).name
+        graph_folder = Path(scratch) / publish_network(trainer, Path(scratch), batch, example).name
         check_finite({p.name: p.asnumpy() for p in parameters_of(trainer.network)}, "the parameter")
         graph = ServedGraph(graph_folder)
-        _fill(graph, trainer, sparse_tables)
-        names = tuple(graph.about["columns"])
-        columns = _sample(seen, graph, fields)
+        _fill_graph(graph, trainer, sparse_tables)
+        names = tuple(graph.description["columns"])
+        columns = _sample(example, graph, fields)
         expected = graph.run(columns)
         answers = dict(zip(_output_names(trainer, len(expected)), expected, strict=True))
         model: dict[str, Any] = {
@@ -132,10 +132,10 @@ def export_model(
             "onnx": None,
         }
         if calibration is not None:
-            check_finite(calibration.state()["arrays"], "the calibration, of which")
+            check_finite(calibration.state()["arrays"], "the calibration:")
             files.write("calibration_map.py", [Path(calibration_map.__file__).read_bytes()])
-            by = calibration.column
-            ids = None if by is None else ids_of_rows(by, columns[names.index(by)], calibration.index)
+            id_name = calibration.column
+            ids = None if id_name is None else ids_of_rows(id_name, columns[names.index(id_name)], calibration.index)
             answers[PROBABILITY] = calibration(expected[0], ids)
         if onnx:
             exported = onnx_graph.Network(
@@ -143,9 +143,9 @@ def export_model(
                 network,
                 names,
                 tuple(entry["name"] for entry in model["outputs"]),
-                blank=lambda rows: blank_inputs(seen, rows),
+                blank=lambda rows: blank_inputs(example, rows),
                 cast=trainer.builder.cast,
-                by_row=not any("_offsets" in wanted.suffixes for wanted in graph.ragged.values()),
+                by_row=not any("_offsets" in spec.suffixes for spec in graph.ragged.values()),
             )
             onnx_inputs = _onnx_inputs(names, fields, columns, sparse_tables)
             model["onnx"] = _write_onnx(files, exported, onnx_inputs, expected, _tolerance(trainer))
@@ -186,7 +186,7 @@ def _check(trainer: Trainer, onnx: bool, data: Any) -> None:
         check_publishable(trainer.features)
 
 
-def _fill(graph: ServedGraph, trainer: Trainer, sparse_tables: Sequence[ExportedTable]) -> None:
+def _fill_graph(graph: ServedGraph, trainer: Trainer, sparse_tables: Sequence[ExportedTable]) -> None:
     graph.set_weights({parameter.name: parameter.asnumpy() for parameter in parameters_of(trainer.network)})
     for rows in sparse_tables:
         table = graph.tables[rows.name]
@@ -197,36 +197,36 @@ def _fill(graph: ServedGraph, trainer: Trainer, sparse_tables: Sequence[Exported
 # -- a batch to compare answers on -----------------------------------------------------------------------------------
 
 
-def _sample(seen: InputBatch, graph: ServedGraph, fields: FieldMap) -> list[np.ndarray]:
-    """Return a batch to compare answers on, made from the rows of `seen`.
+def _sample(example: InputBatch, graph: ServedGraph, fields: FieldMap) -> list[np.ndarray]:
+    """Return a batch to compare answers on, made from the rows of `example`.
 
     Lists of ragged columns are drawn at random. The ids of the first row are replaced by ids unknown to the tables.
     """
-    blank = blank_inputs(seen, graph.batch)
+    blank = blank_inputs(example, graph.batch)
     random = np.random.default_rng(0)
     lists: dict[str, np.ndarray] = {}
-    for name, wanted in seen.ragged.items():
-        values = seen.columns[seen.names.index(name)]
-        values = values.reshape(-1, *values.shape[1 if "_offsets" in wanted.suffixes else 2 :])
-        lengths = random.integers(0, min(_RAGGED_LONGEST, wanted.length or 1) + 1, graph.batch)
+    for name, spec in example.ragged.items():
+        values = example.columns[example.names.index(name)]
+        values = values.reshape(-1, *values.shape[1 if "_offsets" in spec.suffixes else 2 :])
+        lengths = random.integers(0, min(_RAGGED_LONGEST, spec.length or 1) + 1, graph.batch)
         drawn = values[random.integers(0, len(values), lengths.sum())]
         ragged = Ragged(drawn, np.concatenate([[0], np.cumsum(lengths)]))
-        lists |= wanted.arrays(name, ragged, wanted.capacity(graph.batch))
+        lists |= spec.arrays(name, ragged, spec.capacity(graph.batch))
     columns = []
-    for index, (name, zeros) in enumerate(zip(seen.names, blank, strict=True)):
-        if base_of(name) in seen.ragged:
-            columns.append(_numbers(lists[name]).astype(zeros.dtype, copy=False))
+    for index, (name, zeros) in enumerate(zip(example.names, blank, strict=True)):
+        if base_of(name) in example.ragged:
+            columns.append(_to_numeric(lists[name]).astype(zeros.dtype, copy=False))
             continue
-        rows = _numbers(seen.columns[index])
+        rows = _to_numeric(example.columns[index])
         column = rows[np.arange(graph.batch) % len(rows)].astype(zeros.dtype)
         for part in (part for component in fields.components for part in component.parts if part.column == index):
-            elements = slice(None) if part.elements is None else part.elements
-            column[:1].reshape(-1)[elements] = _UNSEEN if column.itemsize > 4 else np.iinfo(column.dtype).max
+            elements = slice(None) if part.elements is None else part.elements  # elements that are ids
+            column[:1].reshape(-1)[elements] = _UNKNOWN_ID if column.itemsize > 4 else np.iinfo(column.dtype).max
         columns.append(column)
     return columns
 
 
-def _numbers(rows: np.ndarray) -> np.ndarray:
+def _to_numeric(rows: np.ndarray) -> np.ndarray:
     return to_ids(rows) if rows.dtype.kind in "USO" else rows
 
 
@@ -263,13 +263,13 @@ def _described_inputs(
     graph: ServedGraph, fields: FieldMap, columns: Sequence[np.ndarray], sparse_tables: Sequence[ExportedTable]
 ) -> list[dict[str, Any]]:
     described = []
-    for index, (name, column) in enumerate(zip(graph.about["columns"], columns, strict=True)):
+    for index, (name, column) in enumerate(zip(graph.description["columns"], columns, strict=True)):
         tables = table_of_each_element(fields, index, column, sparse_tables)
         entry: dict[str, Any] = {"name": name, "shape": [None, *column.shape[1:]], "tables": tables}
         entry["dtype"] = "int32" if tables is not None else column.dtype.name
         if base_of(name) in graph.ragged:
-            wanted = graph.ragged[base_of(name)]
-            entry["ragged"] = {"column": base_of(name), "padding": wanted.padding, "length": len(column)}
+            spec = graph.ragged[base_of(name)]
+            entry["ragged"] = {"column": base_of(name), "padding": spec.padding, "length": len(column)}
         described.append(entry)
     return described
 
@@ -292,7 +292,7 @@ def _write_tables(files: FolderWriter, sparse_tables: Sequence[ExportedTable]) -
 def _tolerance(trainer: Trainer) -> float:
     """Return the allowed difference between onnxruntime's answers and the network's."""
     half = any(parameter.dtype == ms.float16 for parameter in parameters_of(trainer.network)) or trainer.builder.cast
-    return _ALLOWED_HALF if half else _ALLOWED
+    return _TOLERANCE_HALF if half else _TOLERANCE
 
 
 def _write_onnx(
@@ -311,7 +311,7 @@ def _write_onnx(
 
 def _write_published(files: FolderWriter, graph_folder: Path) -> None:
     """Copy the published network and the features into the export."""
-    for file in (NETWORK, ABOUT, f"{FEATURES}.json", f"{FEATURES}.safetensors"):
+    for file in (NETWORK, GRAPH_JSON, f"{FEATURES}.json", f"{FEATURES}.safetensors"):
         if (graph_folder / file).is_file():
             files.write(file, [(graph_folder / file).read_bytes()])
 

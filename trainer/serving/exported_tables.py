@@ -62,22 +62,22 @@ def exported_tables(fields: FieldMap, tables: Sequence[SparseTable]) -> list[Exp
     """
     exported: dict[int, ExportedTable] = {}
     for component in fields.components:
-        own = [tables[index] for index in component.specs]
-        if len({table.spec.padding for table in own}) > 1:
-            paddings = ", ".join(f"{table.spec.name!r} padding={table.spec.padding}" for table in own)
+        group = [tables[index] for index in component.specs]
+        if len({table.spec.padding for table in group}) > 1:
+            paddings = ", ".join(f"{table.spec.name!r} padding={table.spec.padding}" for table in group)
             raise ConfigurationError(
                 f"export: tables that read the same column need the same padding; they have {paddings}"
             )
-        trained = [_trained(table) for table in own]
+        trained = [_trained_rows(table) for table in group]
         ids = np.unique(np.concatenate([numbers for numbers, _, _ in trained]))
-        for index, table, (numbers, vectors, default) in zip(component.specs, own, trained, strict=True):
+        for index, table, (numbers, vectors, default) in zip(component.specs, group, trained, strict=True):
             rows = np.tile(default, (len(ids), 1))
             rows[np.searchsorted(ids, numbers)] = vectors
             exported[index] = ExportedTable(table.spec.name, ids, rows, default, table.spec.padding)
     return [exported[index] for index in sorted(exported)]
 
 
-def _trained(table: SparseTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _trained_rows(table: SparseTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return a table's ids, their vectors, and the default vector of other ids."""
     with table.lock:
         ids, rows = table.map.items()
@@ -108,10 +108,10 @@ def table_of_each_element(
     return names if any(names) else None
 
 
-def file_name(name: str, taken: Collection[str]) -> str:
+def file_name(name: str, used: Collection[str]) -> str:
     """Return an unused file name for a table, of letters, digits and . _ - only."""
     plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", name)[:100]
     number = 1
-    while (file := f"table-{plain}{'' if number == 1 else f'-{number}'}.parquet") in taken:
+    while (file := f"table-{plain}{'' if number == 1 else f'-{number}'}.parquet") in used:
         number += 1
     return file

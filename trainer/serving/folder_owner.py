@@ -21,9 +21,9 @@ def owner_of(root: Path) -> Path | None:
     Raises:
         CheckpointDamagedError: ``owner.json`` is damaged.
     """
-    inside = durable.resolved(root).parent
-    if root.name == PUBLISHED and (inside / _CONFIG).is_file():
-        return inside
+    parent = durable.resolved(root).parent
+    if root.name == PUBLISHED and (parent / _CONFIG).is_file():
+        return parent
     try:
         owner = Path(json.loads((root / OWNER).read_text("utf-8"))["run"])
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def check_owner(root: Path, run_dir: Path) -> None:
         )
 
 
-def own(root: Path, run_dir: Path) -> None:
+def record_owner(root: Path, run_dir: Path) -> None:
     """Record a run as the owner of a folder; raise as `check_owner` does."""
     check_owner(root, run_dir)
     record = json.dumps({"run": str(durable.resolved(run_dir))}) + "\n"

@@ -29,8 +29,8 @@ from ..mindspore_internals.cell_structure import cells_and_names, hide
 from ..mindspore_internals.compilation import compile_lock
 from .finite import check_state
 
-_PLAIN = re.compile(r"[0-9A-Za-z@_\-./]+")
-NETWORK, ABOUT = "network.mindir", "graph.json"
+_ACCEPTED_PATH = re.compile(r"[0-9A-Za-z@_\-./]+")
+NETWORK, GRAPH_JSON = "network.mindir", "graph.json"
 
 
 def program_file(batch: int) -> str:
@@ -102,16 +102,16 @@ def exportable(
         such parameter).
     """
     fields = fields_of(tables)
-    sizes = _sizes(tables, fields, columns, stacked) if tables is not None else []
+    stacks = _describe_stacks(tables, fields, columns, stacked) if tables is not None else []
     inputs = [column.astype(np.int32) if i in fields.id_columns else column for i, column in enumerate(columns)]
     step = PredictStep(network, cast=cast)
     training, syntax = network.training, ms.get_context("jit_syntax_level")
     network.set_train(False)
     try:
-        with compile_lock, _windows_of_fixed_size(network, sizes, stacked) as windows:
+        with compile_lock, _windows_of_fixed_size(network, stacks, stacked) as windows:
             for index, window in enumerate(windows):
                 step.insert_param_to_cell(f"window_{index}", window)
-            yield step, list(map(Tensor, inputs)), sizes
+            yield step, list(map(Tensor, inputs)), stacks
     finally:
         network.set_train(training)
         ms.set_context(jit_syntax_level=syntax)  # MindSpore does not restore it if an export fails
@@ -132,7 +132,7 @@ def plain_folder(folder: Path) -> Iterator[str]:
         ConfigurationError: no such folder can be written.
     """
     folders = dict.fromkeys([str(folder.resolve()), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", os.getcwd()])
-    plain = [parent for parent in folders if _PLAIN.fullmatch(parent)]
+    plain = [parent for parent in folders if _ACCEPTED_PATH.fullmatch(parent)]
     for parent in plain:
         try:
             temporary = tempfile.TemporaryDirectory(dir=parent)
@@ -147,7 +147,7 @@ def plain_folder(folder: Path) -> Iterator[str]:
     )
 
 
-def _sizes(
+def _describe_stacks(
     tables: SparseTables, fields: FieldMap, columns: Sequence[np.ndarray], stacked: bool
 ) -> list[dict[str, Any]]:
     specs = [table.spec for table in tables.planner.tables]
@@ -176,8 +176,8 @@ def _windows_of_fixed_size(
 ) -> Iterator[list[Parameter]]:
     """Make embeddings read from parameters of fixed sizes until the context ends."""
     cells = [cell for cell in embedding_cells(network) if not cell.is_dense]
-    hidden = ("working_set", "working_reading", "working_reading_map")
-    before = [(cell, cell.reading, cell.indirect, [getattr(cell, name) for name in hidden]) for cell in cells]
+    attributes = ("working_set", "working_reading", "working_reading_map")
+    before = [(cell, cell.reading, cell.indirect, [getattr(cell, name) for name in attributes]) for cell in cells]
     windows: list[Parameter] = []
     window_of: dict[str, tuple[Parameter, Parameter | None]] = {}
     for stack in described:
@@ -204,7 +204,7 @@ def _windows_of_fixed_size(
     finally:
         for cell, reading, indirect, values in before:
             cell.reading, cell.indirect = reading, indirect
-            for name, value in zip(hidden, values, strict=True):
+            for name, value in zip(attributes, values, strict=True):
                 hide(cell, name, value)
         for group in groups:
             group.refresh()

@@ -13,7 +13,7 @@ from ..errors import CheckpointError, CheckpointNotFoundError
 from ..storage.fetch import PUBLISHED, fetch_part, scratch_folder
 from ..storage.location import Location, is_url
 from ..storage.mirror_pass import named_in, read_manifest
-from .published import CURRENT, PINS, is_proven, remove
+from .published import CURRENT, PINS, is_published_folder, remove
 
 
 class MirroredVersions:
@@ -22,7 +22,7 @@ class MirroredVersions:
     def __init__(self, url: str) -> None:
         self._source = Location(url)
         self.folder = scratch_folder("served")  # removed when the process ends
-        self._pulled: tuple[bytes, bytes | None] | None = None
+        self._pulled_pointers: tuple[bytes, bytes | None] | None = None
 
     def __str__(self) -> str:
         return self._source.shown("")
@@ -37,7 +37,7 @@ class MirroredVersions:
     def _pull(self) -> None:
         for is_last_try in (False, False, True):
             pointers = self._read_pointers()
-            if pointers == self._pulled:
+            if pointers == self._pulled_pointers:
                 return
             try:
                 needed = self._fetch(*pointers)
@@ -52,9 +52,9 @@ class MirroredVersions:
         else:
             (self.folder / PINS).unlink(missing_ok=True)
         durable.replace_file(self.folder / CURRENT, current)
-        self._pulled = pointers
+        self._pulled_pointers = pointers
         for name in os.listdir(self.folder):
-            if name not in needed and is_proven(self.folder / name):
+            if name not in needed and is_published_folder(self.folder / name):
                 remove(self.folder / name)
 
     def _read_pointers(self) -> tuple[bytes, bytes | None]:
@@ -62,10 +62,10 @@ class MirroredVersions:
         pins, current = self._read(PINS), self._read(CURRENT)
         if current is not None:
             return current, pins
-        inner = self._source.child(PUBLISHED)
-        if inner.entry(CURRENT) is None:
+        published = self._source.child(PUBLISHED)
+        if published.entry(CURRENT) is None:
             raise CheckpointNotFoundError(f"no model has been published at {self}")
-        self._source = inner
+        self._source = published
         return self._read_pointers()
 
     def _read(self, name: str) -> bytes | None:
@@ -77,26 +77,26 @@ class MirroredVersions:
     def _fetch(self, current: bytes, pins: bytes | None) -> set[str]:
         """Download the folders that the pointers need; return their names."""
         manifest.unseal(self._source.shown(CURRENT), "current", current)
-        needed, waiting = named_in(current), set()
+        needed, pending = named_in(current), set()
         if pins is not None:
             manifest.unseal(self._source.shown(PINS), "pins", pins)
-            waiting = named_in(pins)
+            pending = named_in(pins)
         for name in sorted(needed):
             fetch_part(self._source, name, self.folder)
-        while waiting:  # pinned versions, and everything that they build on
-            name = waiting.pop()
+        while pending:  # pinned versions, and everything that they build on
+            name = pending.pop()
             folder = fetch_part(self._source, name, self.folder)
             needed.add(name)
             body = read_manifest((folder / manifest.MANIFEST).read_bytes())[1]
             try:
-                builds_on = [body["graph"]["name"], *([] if body["restart"] else [body["before"]["name"]])]
+                dependencies = [body["graph"]["name"], *([] if body["restart"] else [body["before"]["name"]])]
             except (KeyError, TypeError):
                 continue  # the folder is a graph, which builds on nothing
-            waiting |= set(builds_on) - needed
+            pending |= set(dependencies) - needed
         return needed
 
 
-def root_of(source: str | os.PathLike[str]) -> tuple[Path, MirroredVersions | None]:
+def local_root(source: str | os.PathLike[str]) -> tuple[Path, MirroredVersions | None]:
     """Return a published model's local folder, and a `MirroredVersions` for a URL."""
     if not is_url(source):
         return Path(source), None

@@ -68,14 +68,14 @@ def onnx_graph(network: Network, inputs: Inputs, expected: Sequence[np.ndarray],
         ConfigurationError: MindSpore cannot export the network, onnxruntime cannot run it, or its answers differ.
     """
     rows = len(expected[0])
-    first, second = [_exported(network, size) for size in SIZES] if network.by_row else [None, None]
+    first, second = [_export(network, size) for size in SIZES] if network.by_row else [None, None]
     if first is not None and _take_any_size(first, second):
         # Test with sizes of neither export: a graph that still depends on the batch size fails for them.
         sizes = [size for size in (1, 2, rows - 1, rows) if 0 < size <= rows]
         difference = _differences(first, network, inputs, expected, sizes)
         if not isinstance(difference, Exception) and difference <= allowed:
             return OnnxGraph(first.SerializeToString(), None, difference, rows)
-    fixed = _exported(network, rows)
+    fixed = _export(network, rows)
     difference = _differences(fixed, network, inputs, expected, [rows])
     if isinstance(difference, Exception):
         raise ConfigurationError(
@@ -90,7 +90,7 @@ def onnx_graph(network: Network, inputs: Inputs, expected: Sequence[np.ndarray],
     return OnnxGraph(fixed.SerializeToString(), rows, difference, rows)
 
 
-def _exported(network: Network, size: int) -> onnx.ModelProto:
+def _export(network: Network, size: int) -> onnx.ModelProto:
     import onnx
 
     columns = network.blank(size)
@@ -110,7 +110,7 @@ def _exported(network: Network, size: int) -> onnx.ModelProto:
         ) from error
     _name_inputs(model.graph, network.names, columns)
     for table in described:
-        _make_input(model.graph, table)
+        _turn_rows_into_input(model.graph, table)
     _rename(model.graph, dict(zip([value.name for value in model.graph.output], network.outputs, strict=True)))
     _mend_last_elements(model.graph)
     _sort(model.graph)
@@ -135,7 +135,7 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         value.name = names.get(value.name, value.name)
 
 
-def _make_input(graph: onnx.GraphProto, described: Mapping[str, Any]) -> None:
+def _turn_rows_into_input(graph: onnx.GraphProto, described: Mapping[str, Any]) -> None:
     """Turn the parameter with a table's rows into an input with any number of rows."""
     from onnx import TensorProto, helper
 
@@ -173,16 +173,16 @@ def _mend_last_elements(graph: onnx.GraphProto) -> None:
 def _sort(graph: onnx.GraphProto) -> None:
     """Sort the nodes topologically; MindSpore puts some casts of constants too late."""
     nodes = list(graph.node)
-    makers = {name: number for number, node in enumerate(nodes) for name in node.output}
+    producers = {name: number for number, node in enumerate(nodes) for name in node.output}
     ordered: dict[int, None] = {}  # close to the given order, because `_take_any_size` compares graphs in order
     for last in range(len(nodes)):
-        waiting = [last]
-        while waiting:
-            before = [makers[name] for name in nodes[waiting[-1]].input if name in makers]
-            missing = [number for number in before if number not in ordered]
-            waiting += missing
+        pending = [last]
+        while pending:
+            predecessors = [producers[name] for name in nodes[pending[-1]].input if name in producers]
+            missing = [number for number in predecessors if number not in ordered]
+            pending += missing
             if not missing:
-                ordered.setdefault(waiting.pop())
+                ordered.setdefault(pending.pop())
     copies = [type(nodes[number]).FromString(nodes[number].SerializeToString()) for number in ordered]
     del graph.node[:]
     graph.node.extend(copies)
@@ -201,7 +201,7 @@ def _take_any_size(first: onnx.ModelProto, second: onnx.ModelProto) -> bool:
         for position, name in enumerate(node.input):
             users.setdefault(name, []).append((node.op_type, position))
     for (name, tensor), (_, twin) in zip(_constants(graph), _constants(other), strict=True):
-        if not _follow_size(tensor, twin, users.get(name, [])):
+        if not _remove_size(tensor, twin, users.get(name, [])):
             return False
     for value, twin in zip((*graph.input, *graph.output), (*other.input, *other.output), strict=True):
         dims, others = value.type.tensor_type.shape.dim, twin.type.tensor_type.shape.dim
@@ -217,7 +217,7 @@ def _constants(graph: onnx.GraphProto) -> list[tuple[str, onnx.TensorProto]]:
     return [(value.name, value) for value in graph.initializer] + own
 
 
-def _follow_size(tensor: onnx.TensorProto, twin: onnx.TensorProto, users: Sequence[tuple[str, int]]) -> bool:
+def _remove_size(tensor: onnx.TensorProto, twin: onnx.TensorProto, users: Sequence[tuple[str, int]]) -> bool:
     """Make a constant independent of the batch size; return whether that succeeded.
 
     `twin` is the same constant in the graph of the second size. `users` has (operator, input position) of each use.

@@ -58,18 +58,18 @@ def _pack_table(name: str, saved: Mapping[str, Any], dim: int, rows: str) -> dic
 
     @functools.cache
     def packed() -> dict[str, np.ndarray]:
-        own = np.asarray(saved["rows"]) > 0
+        has_id = np.asarray(saved["rows"]) > 0
         weights = np.asarray(saved["values"])[:, :dim]
-        # Rows ascend and only the default row has number 0, so a slice (a view, not a copy) usually suffices.
-        chosen: Any = slice(int(len(own) > 0 and not own[0]), None)
-        if not own[chosen].all():
-            chosen = own
-        columns = {"ids": np.asarray(saved["ids"])[chosen], "removed": np.asarray(saved["removed"])}
-        columns |= {"default": np.asarray(weights[~own], np.float32), **pack_rows(weights[chosen], rows)}
-        check_finite(columns, f"the table {name!r}, in whose rows")
+        # Row numbers ascend and 0 is the default row, so a slice (a view, not a copy) usually selects the id rows.
+        id_rows: Any = slice(int(len(has_id) > 0 and not has_id[0]), None)
+        if not has_id[id_rows].all():
+            id_rows = has_id
+        columns = {"ids": np.asarray(saved["ids"])[id_rows], "removed": np.asarray(saved["removed"])}
+        columns |= {"default": np.asarray(weights[~has_id], np.float32), **pack_rows(weights[id_rows], rows)}
+        check_finite(columns, f"table {name!r}:")
         return columns
 
     kinds: dict[str, Any] = {"ids": np.int64, "removed": np.int64, "default": np.float32}
     kinds |= {"weights": saved["values"].dtype} if rows == "float32" else {"weights": np.int8, "scale": np.float32}
-    # Each `Frozen` drops its function once its array is computed, so the last one frees the cached arrays.
+    # Each `Frozen` drops its function once it is read, so reading the last one frees the cache.
     return {key: Frozen(functools.partial(lambda name: packed()[name], key), kind) for key, kind in kinds.items()}

@@ -10,10 +10,10 @@ from pathlib import Path
 from ..checkpoint import catalog
 from ..checkpoint.folder_lock import claim
 from ..errors import CheckpointError, ConfigurationError, FolderInUseError
-from .folder_owner import own
-from .published import CURRENT, Current, is_proven, newest_number, remove
+from .folder_owner import record_owner
+from .published import CURRENT, Current, is_published_folder, newest_version_number, remove
 from .published_graph import check_folder
-from .version_records import VersionRecords, changing
+from .version_records import VersionRecords, version_lock
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +42,10 @@ class PublishRoot:
         self._records = VersionRecords(self.path)
         try:
             if run_dir is not None:
-                own(self.path, run_dir)
+                record_owner(self.path, run_dir)
             catalog.recover(self.path, alone=True)
             self.sweep()
-            self.newest = newest_number(self.path)
+            self.newest = newest_version_number(self.path)
             check_folder(self.path, size)
         except BaseException as error:
             self._lock.release()
@@ -60,21 +60,21 @@ class PublishRoot:
     def sweep(self) -> None:
         """Remove old versions; skipped while another process changes the pins."""
         try:
-            with contextlib.suppress(FolderInUseError), changing(self.path, wait=0):
+            with contextlib.suppress(FolderInUseError), version_lock(self.path, wait=0):
                 self._remove_old()
         except (OSError, CheckpointError) as error:
             logger.warning("no version of %s is removed: %s", self.path, error)
 
     def _remove_old(self) -> None:
-        now = None
+        current = None
         try:
-            now = Current.read(self.path)
+            current = Current.read(self.path)
         except CheckpointError:
             if os.path.lexists(self.path / CURRENT):
                 return  # the file is unreadable, but the versions that it names may still be needed
-        needed = self._records.needed(now, self._keep)
+        names_to_keep = self._records.folders_to_keep(current, self._keep)
         for name in os.listdir(self.path):
-            if name not in needed and is_proven(self.path / name):
+            if name not in names_to_keep and is_published_folder(self.path / name):
                 remove(self.path / name)
 
     def release(self) -> None:

@@ -45,14 +45,14 @@ _VERSION_IN_POINTER = re.compile(rb"(?<![\w-])v_(\d{8,18})(?!\w)")
 
 
 @dataclass(frozen=True)
-class Part:
+class FolderRef:
     """A reference to a published folder: its name and the digest of its manifest."""
 
     name: str
     digest: str
 
     @classmethod
-    def of(cls, kind: str, value: Any) -> Part:
+    def of(cls, kind: str, value: Any) -> FolderRef:
         """Return an instance from JSON, or raise ValueError, TypeError or KeyError."""
         return cls(manifest.named(_NAMES[kind], value["name"]), manifest.named(_DIGEST, value["digest"]))
 
@@ -65,8 +65,8 @@ class Current:
     step: int  # optimizer steps that the version was trained for
     time: float  # time of publication
     event_time: float | None  # time of the newest trained event
-    graph: Part  # the network
-    chain: tuple[Part, ...]  # a full version and the incremental versions after it
+    graph: FolderRef  # the network
+    chain: tuple[FolderRef, ...]  # a full version and the incremental versions after it
     full: str  # file with all rows in the first version of the chain: "rows" or "full"
 
     def write(self, root: Path) -> None:
@@ -74,13 +74,13 @@ class Current:
         durable.replace_file(root / CURRENT, manifest.seal("current", asdict(self)))
 
     @classmethod
-    def of(cls, body: Mapping[str, Any], chain: tuple[Part, ...], full: Any) -> Current:
+    def of(cls, body: Mapping[str, Any], chain: tuple[FolderRef, ...], full: Any) -> Current:
         """Return an instance from JSON, or raise ValueError, TypeError or KeyError."""
         if not chain or full not in (ROWS, FULL):
             raise ValueError(f"chain is {chain!r}, full is {full!r}")
         version, step = manifest.count(body["version"]), manifest.count(body["step"])
         event_time = None if body["event_time"] is None else _seconds(body["event_time"])
-        return cls(version, step, _seconds(body["time"]), event_time, Part.of(GRAPH, body["graph"]), chain, full)
+        return cls(version, step, _seconds(body["time"]), event_time, FolderRef.of(GRAPH, body["graph"]), chain, full)
 
     @classmethod
     def read(cls, root: Path) -> Current:
@@ -105,7 +105,7 @@ class Current:
                 f"{error} (earlier versions of this package published without checksums: publish the model again)"
             ) from None
         try:
-            return cls.of(body, tuple(Part.of(VERSION, part) for part in body["chain"]), body["full"])
+            return cls.of(body, tuple(FolderRef.of(VERSION, part) for part in body["chain"]), body["full"])
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointDamagedError(f"{path} does not describe a published model: {error!r}") from None
 
@@ -138,9 +138,9 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-def publish_folder(root: Path, folder: FolderWriter, kind: str, name: str, body: Mapping[str, Any]) -> Part:
+def publish_folder(root: Path, folder: FolderWriter, kind: str, name: str, body: Mapping[str, Any]) -> FolderRef:
     """Write a folder's manifest and rename it to its final name, or raise OSError."""
-    part = Part(name, manifest.digest(folder.seal(kind, body)))
+    part = FolderRef(name, manifest.digest(folder.seal(kind, body)))
     os.rename(folder.path, root / name)
     durable.sync_folder(root)
     return part
@@ -162,7 +162,7 @@ class Folder:
         CheckpointDamagedError: the folder is missing or damaged, or its manifest has another digest.
     """
 
-    def __init__(self, root: Path, kind: str, part: Part) -> None:
+    def __init__(self, root: Path, kind: str, part: FolderRef) -> None:
         self.path = root / part.name
         body = manifest.unseal(self.path / manifest.MANIFEST, kind)
         if manifest.digest(body) != part.digest:
@@ -171,7 +171,7 @@ class Folder:
             self._files = manifest.files_of(body)
             self._parts = manifest.parts_of(body, self._files)
             before = body.get("before")
-            self.before = None if before is None else Part.of(VERSION, before)
+            self.before = None if before is None else FolderRef.of(VERSION, before)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointDamagedError(
                 f"{self.path / manifest.MANIFEST} is not a manifest of a {kind}: {error!r}"
@@ -179,8 +179,8 @@ class Folder:
 
     def verify(self) -> None:
         """Verify every file; raise CheckpointDamagedError naming the first damaged file."""
-        for name, sums in self._files.items():
-            manifest.verified(self.path / name, *sums)
+        for name, checksum in self._files.items():
+            manifest.verified(self.path / name, *checksum)
 
     def pieces(self, name: str) -> list[tuple[str, dict[str, np.ndarray]]]:
         """Return (path, arrays) for a file, or for each of its parts in rank order.
@@ -247,18 +247,18 @@ def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where
             rows[table][part] = array
     for name, arrays in rows.items():
         count = len(arrays["ids"]) if getattr(arrays.get("ids"), "ndim", 0) else 0
-        own = getattr(arrays.get("weights"), "dtype", None)
-        weights = np.int8 if "scale" in arrays else np.float16 if own == np.float16 else np.float32
-        wanted = {"ids": (np.int64, (count,)), "removed": (np.int64, None), "weights": (weights, (count, dims[name]))}
-        wanted |= {"default": (np.float32, None)} | ({"scale": (np.float32, (count,))} if "scale" in arrays else {})
-        for key, (dtype, shape) in wanted.items():
+        stored_dtype = getattr(arrays.get("weights"), "dtype", None)
+        weights = np.int8 if "scale" in arrays else np.float16 if stored_dtype == np.float16 else np.float32
+        expected = {"ids": (np.int64, (count,)), "removed": (np.int64, None), "weights": (weights, (count, dims[name]))}
+        expected |= {"default": (np.float32, None)} | ({"scale": (np.float32, (count,))} if "scale" in arrays else {})
+        for key, (dtype, shape) in expected.items():
             array = arrays.get(key)
             if shape is None and array is not None:  # any number of removed ids, at most one default row
                 shape = (array.size,) if key == "removed" else (min(len(array), 1) if array.ndim else 0, dims[name])
             if array is None or array.dtype != dtype or array.shape != shape:
                 what = "is missing" if array is None else f"is {array.dtype} {list(array.shape)}"
                 raise CheckpointDamagedError(f"{where} does not hold rows of table {name!r}: {key} {what}")
-        check_finite({key: arrays[key] for key in wanted}, f"{where}: of table {name!r}")
+        check_finite({key: arrays[key] for key in expected}, f"{where}: table {name!r}:")
     return rows
 
 
@@ -267,7 +267,7 @@ def known_versions(root: Path) -> list[int]:
     return sorted(int(name[2:]) for name in os.listdir(root) if _NAMES[VERSION].fullmatch(name))
 
 
-def newest_number(root: Path) -> int:
+def newest_version_number(root: Path) -> int:
     """Return the highest version number that a folder has used, or 0.
 
     The numbers in ``current.json`` and ``pins.json`` count too, because the folder of a version may be missing. For
@@ -280,7 +280,7 @@ def newest_number(root: Path) -> int:
     return max(numbers, default=0)
 
 
-def is_proven(path: Path) -> bool:
+def is_published_folder(path: Path) -> bool:
     """Return whether `Publish` wrote the folder and every file in it."""
     kind = next((kind for kind, pattern in _NAMES.items() if pattern.fullmatch(path.name)), None)
     if kind is None or path.is_symlink():

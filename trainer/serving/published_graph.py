@@ -20,8 +20,8 @@ from ..errors import ConfigurationError
 from ..features.feature import Kind
 from ..features.features import Features
 from ..metrics.defaults import BINARY, meaning_of
-from .graph_export import ABOUT, NETWORK, export_network, plain_folder, program_file, write_features
-from .published import GRAPH, VERSION, Part, publish_folder
+from .graph_export import GRAPH_JSON, NETWORK, export_network, plain_folder, program_file, write_features
+from .published import GRAPH, VERSION, FolderRef, publish_folder
 
 if TYPE_CHECKING:
     from callbacks.callback import Trainer
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], seen: InputBatch) -> Part:
+def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], seen: InputBatch) -> FolderRef:
     """Write the network for servers into a new folder of `root`.
 
     Args:
@@ -61,7 +61,7 @@ def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], se
         about["features"] = trainer.features is not None
         if trainer.features is not None:
             write_features(trainer.features, folder)
-        folder.write(ABOUT, [strict_json.dumps(about).encode()])
+        folder.write(GRAPH_JSON, [strict_json.dumps(about).encode()])
         return publish_folder(root, folder, GRAPH, name, {})
 
 
@@ -92,8 +92,8 @@ def blank_inputs(seen: InputBatch, batch: int) -> list[np.ndarray]:
         dtype = np.int64 if array.dtype.kind in "USO" else array.dtype
         if name in seen.ragged:
             numbers = seen.ragged[name]._replace(padding=0)
-            within = array.shape[1 if "_offsets" in numbers.suffixes else 2 :]
-            empty = Ragged(np.zeros((0, *within), dtype), np.zeros(batch + 1, np.int64))
+            element_shape = array.shape[1 if "_offsets" in numbers.suffixes else 2 :]
+            empty = Ragged(np.zeros((0, *element_shape), dtype), np.zeros(batch + 1, np.int64))
             blank |= numbers.arrays(name, empty, numbers.capacity(batch))
         elif name not in blank:
             blank[name] = np.zeros((batch, *array.shape[1:]), dtype)
@@ -114,9 +114,8 @@ def _check_lists(seen: InputBatch) -> None:
     for name, wanted in seen.ragged.items():
         if wanted.length is None:
             raise ConfigurationError(
-                f"rows of column {name!r} may have any length, but a published or exported program needs a "
-                "maximum; give "
-                "max_length, as Column(..., shape=(None,), max_length=50) or Ragged.of(rows, max_length=50)"
+                f"rows of column {name!r} may have any length, but a published or exported program needs a maximum; "
+                "give max_length, as Column(..., shape=(None,), max_length=50) or Ragged.of(rows, max_length=50)"
             )
 
 
@@ -131,8 +130,8 @@ def check_publishable(features: Features) -> None:
         has_lists = any(output.kind is Kind.LIST for output in feature.outputs())
         if has_lists and getattr(feature, "max_length", None) is None:
             raise ConfigurationError(
-                f"lists of feature {feature.name!r} may have any length, and a published or exported program has one; "
-                "give max_length, as ListFeature(..., max_length=50)"
+                f"lists of feature {feature.name!r} may have any length, but a published or exported program needs a "
+                "maximum; give max_length, as ListFeature(..., max_length=50)"
             )
 
 

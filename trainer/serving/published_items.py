@@ -62,7 +62,7 @@ class ItemTable:
         if not is_raw(source):
             raise ConfigurationError(f"items takes raw rows or the path of a table; received {type(source).__name__}")
         if not isinstance(id_column, str):
-            raise ConfigurationError(f"item_id takes the name of the column that items are named by; got {id_column!r}")
+            raise ConfigurationError(f"item_id takes the name of the column with the items' ids; got {id_column!r}")
         self.source, self.id_column = source, id_column
         self.filters = (filters,) if isinstance(filters, str) else tuple(filters)
         self.index_above = whole("Publish(index_above=...)", index_above, 0, optional=True)
@@ -80,8 +80,8 @@ class ItemTable:
         for name, column in features.columns.items():
             if column.default is None:
                 raise ConfigurationError(
-                    f"column {name!r} is required, but rows of items lack the users' columns, and rows of users the "
-                    "items'; leave required=True out for models that recommend"
+                    f"column {name!r} is required, but rows of items lack the columns of users, and rows of users "
+                    "those of items; leave required=True out for models that recommend"
                 )
         source = local_files(self.source) if isinstance(self.source, str | Path) else self.source
         names = raw_data(source).names(features.csv)
@@ -122,9 +122,9 @@ class ItemTable:
         except ConfigurationError as error:
             raise DataError(str(error)) from error
         vectors = item_vectors(model, features.apply(columns))
-        others = set(raw_data(self.source).names(features.csv))  # columns that are not columns of a user
-        of_training = network.training_columns if isinstance(network, BPR) else ()
-        others |= set(of_training)
+        non_user_columns = set(raw_data(self.source).names(features.csv))
+        training_columns = network.training_columns if isinstance(network, BPR) else ()
+        non_user_columns |= set(training_columns)
         history, item = (isinstance(network, NextItem) and network.raw_columns) or (None, None)
         arrays, recall = {"vectors": vectors}, None
         if self.index_above is not None and len(vectors) > self.index_above:
@@ -137,9 +137,9 @@ class ItemTable:
         return {
             "json": {
                 "ids": columns[self.id_column].tolist(),
-                "filters": {name: _listed(columns[name]) for name in self.filters},
-                "user_columns": [name for name in features.columns if name not in others],
-                "training_columns": list(of_training),
+                "filters": {name: _json_values(columns[name]) for name in self.filters},
+                "user_columns": [name for name in features.columns if name not in non_user_columns],
+                "training_columns": list(training_columns),
                 "history": history if item == self.id_column else None,
                 "recall": recall,
             },
@@ -154,7 +154,7 @@ def _read_rows(data: Any, schema: Schema) -> dict[str, Any]:
     return dict(decoded.columns)
 
 
-def _listed(column: Any) -> list[Any]:
+def _json_values(column: Any) -> list[Any]:
     if isinstance(column, Ragged):
         return [column[row].tolist() for row in range(len(column))]
     return [None if value != value or value == NO_ID else value for value in column.tolist()]
@@ -180,8 +180,8 @@ class PublishedItems:
     def __init__(self, state: Mapping[str, Any]) -> None:
         body = state["json"]
         vectors, graph = state["arrays"]["vectors"], state["arrays"].get("graph")
-        of_graph = graph is not None
-        self.index = ItemIndex.of_graph(body["ids"], vectors, graph) if of_graph else ItemIndex(body["ids"], vectors)
+        has_graph = graph is not None
+        self.index = ItemIndex.of_graph(body["ids"], vectors, graph) if has_graph else ItemIndex(body["ids"], vectors)
         self.recall: float | None = body.get("recall")
         self.user_columns: tuple[str, ...] = tuple(body["user_columns"])
         self.training_columns: tuple[str, ...] = tuple(body.get("training_columns", ()))  # absent in older versions
@@ -199,7 +199,7 @@ class PublishedItems:
                 f"a user has the columns {', '.join(self.user_columns)}; received {', '.join(names) or 'none'}{near}"
             )
 
-    def of_history(
+    def users_of_histories(
         self, history: Sequence[Sequence[Any]], without: Sequence[Sequence[Any]] | None
     ) -> tuple[dict[str, Any], list[list[Any]]]:
         """Return raw rows of users with these histories, and each user's excluded ids.
@@ -217,29 +217,29 @@ class PublishedItems:
             )
         if without is not None and len(without) != len(history):
             raise ConfigurationError(f"recommend: {len(without)} lists in without=, but {len(history)} histories")
-        hidden = [
-            [*self._known(left), *self._known(chosen)]
-            for left, chosen in zip(without or [[]] * len(history), history, strict=True)
+        excluded = [
+            [*self._id_array(hidden), *self._id_array(history_ids)]
+            for hidden, history_ids in zip(without or [[]] * len(history), history, strict=True)
         ]
-        return {self.history: [list(chosen) for chosen in history]}, hidden
+        return {self.history: [list(history_ids) for history_ids in history]}, excluded
 
-    def filter_of(self, given: Sequence[str]) -> dict[str, list[Any]]:
+    def parse_filters(self, given: Sequence[str]) -> dict[str, list[Any]]:
         """Parse filters such as ``genre=comedy``; values of numeric columns become float.
 
         Raises:
             ConfigurationError: a filter has no "=", names an unknown column, or has text for a numeric column.
         """
-        found: dict[str, list[Any]] = {}
+        filters: dict[str, list[Any]] = {}
         for text in given:
-            name, is_given, value = text.partition("=")
-            if not is_given:
+            name, separator, value = text.partition("=")
+            if not separator:
                 refuse("--filter", "COLUMN=VALUE", text)
             choice("--filter: a column to filter by", name, self._filters)
             try:
-                found.setdefault(name, []).append(self._filters[name].value_of(value))
+                filters.setdefault(name, []).append(self._filters[name].value_of(value))
             except ValueError:
                 refuse(f"--filter {name}=...", "a number", value)
-        return found
+        return filters
 
     def nearest(
         self,
@@ -252,15 +252,14 @@ class PublishedItems:
 
         The arguments are those of `ServedModel.recommend`, except that `users` are vectors, float32 [U, width].
         """
-        k, chosen = whole("recommend(k=...)", k), self._chosen(filters)
-        hidden: Any = None if without is None else [self._known(ids) for ids in without]
-        ids, scores = self.index.search(users, k, hidden, among=chosen)
+        k, passing = whole("recommend(k=...)", k), self._passing_items(filters)
+        excluded: Any = None if without is None else [self._id_array(ids) for ids in without]
+        ids, scores = self.index.search(users, k, excluded, among=passing)
         counts = (scores > -np.inf).sum(axis=1)
-        return [row[:n] for row, n in zip(ids, counts, strict=True)], [
-            row[:n] for row, n in zip(scores, counts, strict=True)
-        ]
+        trimmed = [[row[:n] for row, n in zip(rows, counts, strict=True)] for rows in (ids, scores)]
+        return trimmed[0], trimmed[1]
 
-    def _known(self, ids: Any) -> np.ndarray:
+    def _id_array(self, ids: Any) -> np.ndarray:
         listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
         kind: type = str if self.index.ids.dtype.kind == "U" else int
         if isinstance(listed, str) or not isinstance(listed, Sequence):
@@ -276,19 +275,19 @@ class PublishedItems:
         # ids are int64, so a larger integer cannot be the id of an item
         return np.array([value for value in listed if kind is str or abs(value) < 1 << 63], self.index.ids.dtype.kind)
 
-    def _chosen(self, filters: Mapping[str, Any] | None) -> np.ndarray | None:
+    def _passing_items(self, filters: Mapping[str, Any] | None) -> np.ndarray | None:
         """Return the indices of the items that pass all filters; None without filters."""
         if not filters:
             return None
         passes = np.ones(len(self.index), np.bool_)
-        for name, wanted in filters.items():
+        for name, accepted in filters.items():
             if name not in self._filters:
                 known = ", ".join(self._filters) or "none; Publish(item_filters=...) names them"
                 raise DataError(
                     f"recommend(filter=...): there is no column {name!r}; columns to filter by are {known}"
                     f"{did_you_mean(name, self._filters)}"
                 )
-            passes &= self._filters[name](wanted)
+            passes &= self._filters[name](accepted)
         return np.flatnonzero(passes)
 
 
@@ -308,12 +307,12 @@ class _Filter:
         """Parse a value of the column; raise ValueError if it should be a number."""
         return text if self._is_text else float(text)
 
-    def __call__(self, wanted: Any) -> np.ndarray:
+    def __call__(self, accepted: Any) -> np.ndarray:
         """Return a mask of the items that have the value, or any of several values."""
         passes = np.zeros(self.count, np.bool_)
-        for value in wanted if isinstance(wanted, list | tuple) else [wanted]:
-            fits = isinstance(value, str) if self._is_text else isinstance(value, int | float)
-            if not fits or isinstance(value, bool):
+        for value in accepted if isinstance(accepted, list | tuple) else [accepted]:
+            is_valid = isinstance(value, str) if self._is_text else isinstance(value, int | float)
+            if not is_valid or isinstance(value, bool):
                 kind = "text" if self._is_text else "numbers"
                 raise DataError(f"recommend(filter=...): column {self.name!r} holds {kind}; received {value!r}")
             passes[self._items.get(value, [])] = True

@@ -33,7 +33,7 @@ from ..storage.fetch import PUBLISHED
 from .finite import check_finite, check_state
 from .packed_rows import ROW_TYPES
 from .publish_root import PublishRoot
-from .published import CALIBRATION, FEATURES, FULL, ITEMS, ROWS, VERSION, WEIGHTS, Current, Part, publish_folder
+from .published import CALIBRATION, FEATURES, FULL, ITEMS, ROWS, VERSION, WEIGHTS, Current, FolderRef, publish_folder
 from .published_graph import check_publishable, publish_network, trained_batch
 from .published_items import ItemTable
 from .version_parts import RowSource, VersionRows, shared_errors
@@ -83,7 +83,7 @@ class Publish(Callback):
         item_id: column of `items` with the ids to recommend.
         item_filters: columns of `items` that a request may filter by. Columns that no feature reads are text.
         index_above: number of items above which a version contains an approximate index (extra [retrieval]), whose
-            recall is measured and logged. None always compares all items, as do requests with a filter.
+            recall is measured and logged. With None, and for requests with a filter, all items are compared.
 
     Attributes:
         problem: why the newest version could not be written, or None.
@@ -133,12 +133,12 @@ class Publish(Callback):
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._folder: PublishRoot = None  # set on rank 0 by `setup`
-        self._graph: Part | None = None
+        self._graph: FolderRef | None = None
         self._consumer = CONSUMER  # name under which tables track changes
-        self._chain: list[Part] = []  # the newest full version and the versions after it; empty: write all rows next
-        self._full = ROWS  # file with all rows in the first version of the chain
+        self._chain: list[FolderRef] = []  # the newest full version and its successors; if empty, write all rows next
+        self._full_file = ROWS  # file with all rows in the first version of the chain
         self._version = 0  # number of the newest version
-        self._tried = False  # whether this run has started a version
+        self._has_started = False  # whether this run has started a version
         self.on_error = on_error
         self.problem: str | None = None
         self.refused = 0
@@ -165,16 +165,16 @@ class Publish(Callback):
                 )
             self.root = Path(trainer.run_dir) / PUBLISHED
         self._folder = None
-        trainer.group.from_main(lambda: self._take_folder(trainer.network, trainer.run_dir))
+        trainer.group.from_main(lambda: self._lock_folder(trainer.network, trainer.run_dir))
         # Each Publish of a run needs its own consumer name.
         publishers = [callback for callback in trainer.callbacks if isinstance(callback, Publish)]
         number = publishers.index(self) if self in publishers else 0
         self._consumer = f"{CONSUMER}.{number}" if number else CONSUMER
         self._source.start()
-        self._chain, self._graph, self._tried = [], None, False
+        self._chain, self._graph, self._has_started = [], None, False
         self.problem, self._failures, self._next_try = None, 0, 0.0
 
-    def _take_folder(self, network: Any, run_dir: Path | None) -> None:
+    def _lock_folder(self, network: Any, run_dir: Path | None) -> None:
         size = sum(parameter.nbytes for parameter in parameters_of(network))
         owner = None if self.published_in_run else run_dir
         self._folder = PublishRoot(self.root, owner, keep=self.keep, size=size)
@@ -182,8 +182,8 @@ class Publish(Callback):
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Publish after the first step, then when due; rank 0 decides for all processes."""
-        if _takes_part(trainer) and _decide(trainer, lambda: self._is_due(trainer)):
-            self._try(trainer, lambda: self.publish(trainer))
+        if _participates(trainer) and _decide(trainer, lambda: self._is_due(trainer)):
+            self._attempt(trainer, lambda: self.publish(trainer))
 
     def _is_due(self, trainer: Trainer) -> bool:
         if self._thread is not None and self._thread.is_alive():
@@ -192,21 +192,21 @@ class Publish(Callback):
             return True  # `publish` will raise the failure
         if trainer.calibrator is not None and not trainer.calibrator.is_learned:
             return False
-        due = (self.every.due(trainer.state.progress) or not self._tried) and time.monotonic() >= self._next_try
-        self._tried = self._tried or due
+        due = (self.every.due(trainer.state.progress) or not self._has_started) and time.monotonic() >= self._next_try
+        self._has_started = self._has_started or due
         return due
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Publish the final state and wait until it is written."""
-        if trainer.state.outputs is None or not _takes_part(trainer):
+        if trainer.state.outputs is None or not _participates(trainer):
             return
         for _ in range(2):  # retry once: no later version can replace a failed last one
-            written = self._try(trainer, lambda: self.publish(trainer))
-            written &= self._try(trainer, lambda: self._finish(trainer))
+            written = self._attempt(trainer, lambda: self.publish(trainer))
+            written &= self._attempt(trainer, lambda: self._finish(trainer))
             if _decide(trainer, partial(bool, written)):
                 return
 
-    def _try(self, trainer: Trainer, action: Callable[[], None]) -> bool:
+    def _attempt(self, trainer: Trainer, action: Callable[[], None]) -> bool:
         """Run `action`; return whether it succeeded, or raise on all processes."""
         failure: Exception | None = None
         try:
@@ -215,7 +215,7 @@ class Publish(Callback):
         except Exception as error:
             if isinstance(error, ConfigurationError) and not isinstance(error, FolderInUseError):
                 raise
-            self._note_failure(error)
+            self._record_failure(error)
             success = False
             failure = error if self.on_error == "raise" else None  # kept only if needed: its traceback holds the rows
 
@@ -228,15 +228,15 @@ class Publish(Callback):
             _decide(trainer, raise_failure)  # a failure on rank 0 is raised on all processes
         return success
 
-    def _note_failure(self, error: Exception) -> None:
-        is_first = self._failures == 0 or not isinstance(error, NonFiniteError)
+    def _record_failure(self, error: Exception) -> None:
+        is_logged = self._failures == 0 or not isinstance(error, NonFiniteError)
         self.refused += isinstance(error, NonFiniteError)
         self.problem = str(error) or repr(error)
         self._failures += 1
         if self._failures > 1:
             self._next_try = time.monotonic() + min(0.25 * 2**self._failures, _LONGEST_PAUSE)
-        if is_first:  # a model that has become NaN is logged once only
-            logger.error("%s; the next version will hold everything", self.problem)
+        if is_logged:  # consecutive versions with NaN are logged only once
+            logger.error("%s; the next version will contain all rows", self.problem)
 
     def _finish(self, trainer: Trainer) -> None:
         """Wait for the version being written, on all processes that take part."""
@@ -286,10 +286,10 @@ class Publish(Callback):
         """
         started = time.perf_counter()
         calibration = trainer.fitted_calibration()
-        begun = _decide(trainer, lambda: self._begin(trainer, seen) if trainer.group.is_main else None)
-        if begun is None:  # without tables, only rank 0 publishes
+        selection = _decide(trainer, lambda: self._prepare_version(trainer, seen) if trainer.group.is_main else None)
+        if selection is None:  # without tables, only rank 0 publishes
             return
-        full, compact = begun
+        full, compact = selection
         states: States = {} if calibration is None else {CALIBRATION: calibration.state()}
         if self.items is not None and trainer.features is not None:
             with trainer.averaged_weights():
@@ -298,66 +298,68 @@ class Publish(Callback):
             final = self.root / version_name(self._version + 1)
             rows = self._source.take(trainer, self._consumer, final, full=full, compact=compact)
             if trainer.group.is_main:
-                self._start(trainer, rows, full or compact, step, states)
+                self._start_writing(trainer, rows, full or compact, step, states)
         except BaseException:
             self._chain = []  # the tables no longer track these changes, so the next version must contain all rows
             raise
         self.hold_seconds.append(time.perf_counter() - started)
 
-    def _start(self, trainer: Trainer, rows: VersionRows, restart: bool, step: int | None, states: States) -> None:
+    def _start_writing(
+        self, trainer: Trainer, rows: VersionRows, restart: bool, step: int | None, states: States
+    ) -> None:
         """Copy the weights and start the writing thread."""
-        with contextlib.ExitStack() as undo:
-            undo.callback(rows.close)  # if the thread cannot be started
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(rows.close)  # if the thread cannot be started
             with trainer.averaged_weights():
                 weights = {p.name: np.array(p.asnumpy()) for p in parameters_of(trainer.network)}
             self._version += 1
-            extras_seen = [] if trainer.state.outputs is None else trainer.state.outputs.chunk.extras
-            times = [extras["event_time"].max() for extras in extras_seen if extras and "event_time" in extras]
+            steps = [] if trainer.state.outputs is None else trainer.state.outputs.chunk.extras
+            times = [extras["event_time"].max() for extras in steps if extras and "event_time" in extras]
             event_time = float(max(times)) if times else None
             step = trainer.state.progress.global_step if step is None else step
-            about = {"version": self._version, "step": step, "event_time": event_time}
+            record = {"version": self._version, "step": step, "event_time": event_time}
             features = trainer.features
             if features is not None and features.learns_online:
                 states = {**states, FEATURES: features.published_state()}
-            work = partial(self._publish, about, weights, rows, restart, states)
+            work = partial(self._publish_version, record, weights, rows, restart, states)
             self._thread = threading.Thread(target=work, name="publisher")
             self._thread.start()
-            undo.pop_all()
+            cleanup.pop_all()
 
-    def _begin(self, trainer: Trainer, seen: InputBatch | None) -> tuple[bool, bool]:
+    def _prepare_version(self, trainer: Trainer, seen: InputBatch | None) -> tuple[bool, bool]:
         """Wait for the previous version; return `full` and `compact` for `RowSource.take`."""
         try:
             self.wait()
         except CheckpointError as error:
             if self.on_error == "raise":
                 raise
-            self._note_failure(error)
+            self._record_failure(error)
         if self._graph is None:
-            shown = trained_batch(trainer) if seen is None else seen
+            inputs = trained_batch(trainer) if seen is None else seen
             with shared_errors(self.root):
-                self._graph = publish_network(trainer, self.root, self.batch, shown)
+                self._graph = publish_network(trainer, self.root, self.batch, inputs)
         full = not self._chain
         return full, not full and len(self._chain) > self.compact
 
     # -- the writing thread --------------------------------------------------------------------------------------
 
-    def _publish(self, about: dict, weights: dict, rows: VersionRows, restart: bool, states: States) -> None:
+    def _publish_version(self, record: dict, weights: dict, rows: VersionRows, restart: bool, states: States) -> None:
         try:
             self._folder.check()
             check_finite(weights, "the parameter")
             rows.compute()
-            about |= {"time": time.time()}
-            full = (FULL if FULL in rows.files else ROWS) if restart else self._full
-            body = {**about, "graph": vars(self._graph), "restart": restart, "full": full}
-            part = self._write(body, weights, rows, states)
+            record |= {"time": time.time()}
+            full = (FULL if FULL in rows.files else ROWS) if restart else self._full_file
+            body = {**record, "graph": vars(self._graph), "restart": restart, "full": full}
+            part = self._write_folder(body, weights, rows, states)
             chain = [part] if restart else [*self._chain, part]
-            now = Current(**about, graph=self._graph, chain=tuple(chain), full=full)
+            current = Current(**record, graph=self._graph, chain=tuple(chain), full=full)
             try:
-                now.write(self.root)
+                current.write(self.root)
             except BaseException:
                 catalog.delete(self.root / part.name)
                 raise
-            self._chain, self._full = chain, full
+            self._chain, self._full_file = chain, full
             self.problem, self._failures, self._next_try = None, 0, 0.0
             self._folder.sweep()
         except BaseException as error:
@@ -365,22 +367,22 @@ class Publish(Callback):
         finally:
             rows.close()
 
-    def _write(self, about: Mapping[str, Any], weights: dict, rows: VersionRows, states: States) -> Part:
-        name = version_name(about["version"])
+    def _write_folder(self, record: Mapping[str, Any], weights: dict, rows: VersionRows, states: States) -> FolderRef:
+        name = version_name(record["version"])
         with rows.folder(self.root / name) as folder:
             folder.write(f"{WEIGHTS}.safetensors", tensor_file.blocks(weights))
             entries = rows.write(folder)
             for kind, state in states.items():
-                check_state(state, f"of the {kind},")
+                check_state(state, f"the {kind}:")
                 write_state(state, folder, kind)
             before = vars(self._chain[-1]) if self._chain else None
-            return publish_folder(self.root, folder, VERSION, name, {**about, "before": before, **entries})
+            return publish_folder(self.root, folder, VERSION, name, {**record, "before": before, **entries})
 
 
-def _takes_part(trainer: Trainer) -> bool:
+def _participates(trainer: Trainer) -> bool:
     return trainer.group.is_main or trainer.tables is not None
 
 
-def _decide(trainer: Trainer, make: Callable[[], Any]) -> Any:
+def _decide(trainer: Trainer, decide: Callable[[], Any]) -> Any:
     """Return rank 0's decision, broadcast if every rank contributes rows."""
-    return make() if trainer.tables is None else trainer.group.from_main(make)
+    return decide() if trainer.tables is None else trainer.group.from_main(decide)

@@ -26,7 +26,7 @@ from ..metrics.predictions import activate
 from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.compilation import compile_lock
 from ..mindspore_internals.shared_memory import Mirror, overwrite
-from .graph_export import ABOUT, NETWORK, program_file
+from .graph_export import GRAPH_JSON, NETWORK, program_file
 from .published import Current
 from .published_items import PublishedItems
 
@@ -39,12 +39,12 @@ class ServedGraph:
     """
 
     def __init__(self, folder: Path) -> None:
-        about = strict_json.parse((folder / ABOUT).read_bytes())
-        self.about = about
+        about = strict_json.parse((folder / GRAPH_JSON).read_bytes())
+        self.description = about
         self.batch: int = about["batch"]  # maximum number of rows per call
         ragged = about.get("ragged", {})
         self.ragged = {name: RaggedInput(tuple(suffixes), *rest) for name, (suffixes, *rest) in ragged.items()}
-        self.given = given_names(about["columns"], self.ragged)  # names of the columns that callers pass
+        self.column_names = given_names(about["columns"], self.ragged)  # names of the columns that callers pass
         self.features = read_features(folder) if about.get("features") else None  # transforms raw rows
         self.classes: tuple[Any, ...] = () if self.features is None else self.features.label_classes
         self.activation: str | None = about.get("activation")  # name of the map from the first output to label units
@@ -84,9 +84,9 @@ class ServedGraph:
             size: one of `sizes`; None for the largest.
         """
         program = self._programs[-1 if size is None else self.sizes.index(size)]
-        changed = self._reads(columns, *program.windows())
+        changed = self._reads(columns, *program.row_buffers())
         if not self.ragged:  # pad after the lookup, so that the ids of repeated rows are not looked up
-            changed = [_filled(column, program.batch) for column in changed]
+            changed = [_pad(column, program.batch) for column in changed]
         return program.run(changed)
 
 
@@ -107,7 +107,7 @@ class _Program:
         self._rows = [mirror(stack, "rows", "size") for stack in stacks]
         self._maps = [mirror(stack, "places", "map_size") for stack in stacks]
 
-    def windows(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+    def row_buffers(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Return each stack's arrays of rows and positions, for `FixedReads` to fill."""
         rows = [mirror.array(size) for mirror, size in self._rows]
         return rows, [None if pair is None else pair[0].array(pair[1]) for pair in self._maps]
@@ -124,7 +124,7 @@ class _Program:
         return tuple(output.asnumpy() for output in outputs)
 
 
-def _filled(column: np.ndarray, rows: int) -> np.ndarray:
+def _pad(column: np.ndarray, rows: int) -> np.ndarray:
     """Pad a column to `rows` rows by repeating its last row."""
     if len(column) == rows:
         return column
@@ -153,12 +153,12 @@ class HeldVersion:
             DataError: columns are missing, differ in their number of rows, or have another shape than in training.
         """
         graph = self.graph
-        columns = _checked(graph, batch)
+        columns = _validated(graph, batch)
         count, start = len(columns[0]), 0
         parts: list[tuple[np.ndarray, ...]] = []
         while start < count:
             size = graph.size_for(count - start)
-            parts.append(graph.run(_one_call(graph, columns, start, size), size))
+            parts.append(graph.run(_slice_rows(graph, columns, start, size), size))
             start += size
         return tuple(np.concatenate(outputs)[:count] for outputs in zip(*parts, strict=True))
 
@@ -172,7 +172,7 @@ class HeldVersion:
         if self.calibration is not None:
             by, ids = self.calibration.column, None
             if by is not None:
-                column = dict(zip(self.graph.given, _checked(self.graph, batch), strict=True))[by]
+                column = dict(zip(self.graph.column_names, _validated(self.graph, batch), strict=True))[by]
                 ids = ids_of_rows(by, column, self.calibration.index)
             return self.calibration(outputs[0], ids).astype(np.float32)
         if self.graph.activation is None:
@@ -180,8 +180,8 @@ class HeldVersion:
         return activate(self.graph.activation, outputs[0]).astype(np.float32)
 
 
-def _checked(graph: ServedGraph, batch: Any) -> list[Any]:
-    names, shapes = graph.given, graph.about["shapes"]
+def _validated(graph: ServedGraph, batch: Any) -> list[Any]:
+    names, shapes = graph.column_names, graph.description["shapes"]
     if isinstance(batch, Mapping):
         missing = [name for name in names if name not in batch]
         if missing:
@@ -191,7 +191,7 @@ def _checked(graph: ServedGraph, batch: Any) -> list[Any]:
         batch = [batch]
     if len(batch) != len(names):
         raise DataError(f"predict takes {len(names)} columns ({', '.join(names)}); received {len(batch)}")
-    indices = [graph.about["columns"].index(name) for name in names]
+    indices = [graph.description["columns"].index(name) for name in names]
     columns: list[Any] = []
     for name, index, column in zip(names, indices, batch, strict=True):
         if name in graph.ragged:
@@ -203,23 +203,23 @@ def _checked(graph: ServedGraph, batch: Any) -> list[Any]:
         wrong = name not in graph.ragged and list(column.shape[1:]) != shape
         if wrong or not len(column) or len(column) != len(columns[0] if columns else column):
             raise DataError(f"column {name} must be [n{''.join(f', {s}' for s in shape)}]; received {column.shape}")
-        dtype = graph.about["dtypes"][index]
+        dtype = graph.description["dtypes"][index]
         if column.dtype.kind == "O":  # all lists are empty, so the dtype is unknown
             column = column.astype("U1" if column.padding == "" else dtype)
         columns.append(column.astype(dtype) if column.dtype.kind == "f" else column)
     return columns
 
 
-def _one_call(graph: ServedGraph, columns: Sequence[Any], start: int, size: int) -> list[np.ndarray]:
+def _slice_rows(graph: ServedGraph, columns: Sequence[Any], start: int, size: int) -> list[np.ndarray]:
     """Return the arguments of one call: `size` rows starting at `start`."""
     rows: Any = slice(start, start + size)
     if graph.ragged:
         rows = np.minimum(np.arange(start, start + size), len(columns[0]) - 1)
     arrays: dict[str, np.ndarray] = {}
-    for name, column in zip(graph.given, columns, strict=True):
+    for name, column in zip(graph.column_names, columns, strict=True):
         if name in graph.ragged:
-            wanted = graph.ragged[name]
-            arrays |= wanted.arrays(name, column[rows], wanted.capacity(size))
+            spec = graph.ragged[name]
+            arrays |= spec.arrays(name, column[rows], spec.capacity(size))
         else:
             arrays[name] = column[rows]
-    return [arrays[name] for name in graph.about["columns"]]
+    return [arrays[name] for name in graph.description["columns"]]

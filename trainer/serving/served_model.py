@@ -23,7 +23,7 @@ from ..metrics.calibration_map import CalibrationMap
 from ..metrics.predictions import named_classes
 from ..mindspore_internals.execution import check_not_forked
 from ..models.retrieval import halves
-from .mirrored_versions import root_of
+from .mirrored_versions import local_root
 from .published import CURRENT, PINS, Current, locked
 from .published_items import PublishedItems, Recommended
 from .served_graph import HeldVersion, ServedGraph
@@ -78,8 +78,8 @@ class ServedModel:
     ) -> None:
         if isinstance(version, bool) or not isinstance(version, int):
             choice("ServedModel(version=...)", version, ("served", "newest"))
-        self.root, self._mirrored = root_of(root)
-        self._which = version
+        self.root, self._mirrored = local_root(root)
+        self._target = version
         self._records = VersionRecords(self.root)
         self.version = 0
         self.step = 0
@@ -90,13 +90,13 @@ class ServedModel:
         self.current: Current = None
         self.items: PublishedItems | None = None
         self.calibration: CalibrationMap | None = None
-        self._waiting: Mapping[str, np.ndarray] | None = None  # weights that `held` sets before the next prediction
-        self._replaced: ServedGraph | None = None  # replaced graph of the last prediction, freed by `held`
-        self._run = threading.Lock()  # held while a graph runs or the version is replaced
-        self._update = threading.Lock()  # held by `refresh`
-        self._update_due = threading.Event()  # set while an update waits for `_run`
+        self._pending_weights: Mapping[str, np.ndarray] | None = None  # set by `held` before the next prediction
+        self._replaced_graph: ServedGraph | None = None  # replaced graph of the last prediction, freed by `held`
+        self._run_lock = threading.Lock()  # held while a graph runs or the version is replaced
+        self._update_lock = threading.Lock()  # held by `refresh`
+        self._update_due = threading.Event()  # set while an update waits for `_run_lock`
         self._stop = threading.Event()
-        self._mark: tuple[int, ...] | None = None  # the pointer files' times and sizes at the last refresh
+        self._pointer_state: tuple[int, ...] | None = None  # the pointer files' times and sizes at the last refresh
         self.refresh()
         self._thread: threading.Thread | None = None
         if follow:
@@ -214,7 +214,7 @@ class ServedModel:
             if (users is None) == (history is None):
                 raise ConfigurationError("recommend takes users or history=..., one of the two")
             if history is not None:
-                users, without = items.of_history(history, without)
+                users, without = items.users_of_histories(history, without)
             rows = RawTable(users)
             items.check_user(rows.names())
             outputs = version.run(features.transform(rows))
@@ -225,10 +225,10 @@ class ServedModel:
         """Keep the served version from being replaced, and other calls from running."""
         while self._update_due.is_set():  # locks are not fair, so let a waiting update go first
             time.sleep(1e-4)
-        with self._run:
-            self._replaced = None
-            if self._waiting is not None:
-                weights, self._waiting = self._waiting, None
+        with self._run_lock:
+            self._replaced_graph = None
+            if self._pending_weights is not None:
+                weights, self._pending_weights = self._pending_weights, None
                 self.graph.set_weights(weights)
             yield HeldVersion(self.graph, self.current, self.items, self.calibration)
 
@@ -246,22 +246,22 @@ class ServedModel:
             CheckpointNotFoundError: nothing has been published.
             CheckpointDamagedError: the newest version is damaged; the previous version is still served.
         """
-        with self._update:
+        with self._update_lock:
             try:
                 if self._mirrored is not None:
                     self._mirrored.pull()
                 for is_last_try in (False, False, True):
-                    self._mark = self._look()
+                    self._pointer_state = self._read_pointer_state()
                     try:
-                        now = self._records.target(self._which)
-                        changed = now != self.current
+                        target = self._records.target(self._target)
+                        changed = target != self.current
                         if changed:
-                            with locked(self.root, now):
-                                self._apply(now)
+                            with locked(self.root, target):
+                                self._apply(target)
                         break
                     except CheckpointError:
                         # Retry if the pointers have changed: the version may have been removed while it was read.
-                        if is_last_try or self._mark == self._look():
+                        if is_last_try or self._pointer_state == self._read_pointer_state():
                             raise
             except CheckpointError as error:
                 self.problem = str(error)
@@ -269,7 +269,7 @@ class ServedModel:
             self.problem = None
             return changed
 
-    def _look(self) -> tuple[int, ...]:
+    def _read_pointer_state(self) -> tuple[int, ...]:
         marks: list[int] = []
         for name in (CURRENT, PINS):
             try:
@@ -296,8 +296,8 @@ class ServedModel:
         source = self._mirrored or self.root
         while not self._stop.wait(self._poll):
             # A mirror must be asked every time. After a failure, unchanged files are read again only at `retry_at`.
-            waits = self._mirrored is None if self.problem is None else time.monotonic() < retry_at
-            if waits and self._look() == self._mark:
+            can_skip = self._mirrored is None if self.problem is None else time.monotonic() < retry_at
+            if can_skip and self._read_pointer_state() == self._pointer_state:
                 continue
             try:
                 self.refresh()
@@ -311,32 +311,32 @@ class ServedModel:
                     logger.warning("version %d of %s is still served: %s", self.version, source, self.problem)
                     reported = self.problem
 
-    def _apply(self, now: Current) -> None:
+    def _apply(self, target: Current) -> None:
         served = self.current
-        update = VersionUpdate(self.root, served, self.graph, now)
+        update = VersionUpdate(self.root, served, self.graph, target)
         if update.has_own_graph:
             update.write_tables()  # predictions continue with the old graph meanwhile
-        with self._before_predictions():
+        with self._predictions_blocked():
             if not update.has_own_graph:
                 update.write_tables()
             else:
                 # MindSpore frees a compiled graph only while no other graph runs, and it holds the GIL while it waits.
                 # That deadlocks if another thread trains with operators written in Python. So the graph of the last
                 # prediction is freed in `held`. A graph that has not predicted is not compiled and can be freed here.
-                self._replaced = self._replaced or self.graph
+                self._replaced_graph = self._replaced_graph or self.graph
             update.load_features()
-            self.graph, self.current, self.items = update.graph, now, update.items
+            self.graph, self.current, self.items = update.graph, target, update.items
             self.calibration = update.calibration
-            self._waiting = update.weights
-            self.version, self.step = now.version, now.step
-        if served is None or now.version > served.version:
-            self.delays.append(time.time() - (now.time if now.event_time is None else now.event_time))
+            self._pending_weights = update.weights
+            self.version, self.step = target.version, target.step
+        if served is None or target.version > served.version:
+            self.delays.append(time.time() - (target.time if target.event_time is None else target.event_time))
 
     @contextlib.contextmanager
-    def _before_predictions(self) -> Iterator[None]:
+    def _predictions_blocked(self) -> Iterator[None]:
         self._update_due.set()
         try:
-            with self._run:
+            with self._run_lock:
                 self._update_due.clear()
                 yield
         finally:

@@ -71,7 +71,7 @@ class VersionRows:
             self.parts.folder.close()
 
 
-def contribute(rows: VersionRows, rank: int) -> None:
+def write_own_rows(rows: VersionRows, rank: int) -> None:
     """Write the rows of a rank other than 0; report failures to rank 0."""
     assert rows.parts is not None
     with contextlib.suppress(Exception):  # `write_part` reads the rows again and reports the error
@@ -98,11 +98,11 @@ class RowSource:
     def __init__(self, rows: str) -> None:
         self._rows = rows
         self._writer = WriterThread()
-        self._is_shared = True
+        self._can_share_folder = True
 
     def start(self) -> None:
         """Start a run; assume again that all its processes can write to the folder."""
-        self._is_shared = True
+        self._can_share_folder = True
 
     def take(self, trainer: Trainer, consumer: str, final: Path, *, full: bool, compact: bool) -> VersionRows:
         """Return the rows of a version; ranks other than 0 start writing their rows.
@@ -124,16 +124,16 @@ class RowSource:
         if tables is None:
             return VersionRows({ROWS: {}})
         parts = None
-        if tables.is_divided and self._is_shared:
+        if tables.is_divided and self._can_share_folder:
             parts = open_parts(trainer.group, final, ROWS, "version")
-            self._is_shared = parts is not None  # `open_parts` has logged a warning; do not try again
+            self._can_share_folder = parts is not None  # `open_parts` has logged a warning; do not try again
         options: dict[str, Any] = {"weights_only": True, **({} if parts is None else {"own_rows": True})}
         taken = {ROWS: tables.tables.take(consumer, full=full, **options)}
         if compact:
             taken[FULL] = tables.tables.take(f"{consumer}.full", full=True, **options)
         rows = VersionRows({name: pack_tables(saved, self._rows) for name, saved in taken.items()}, parts)
         if parts is not None and not trainer.group.is_main:
-            self._writer.run(contribute, rows, trainer.group.rank)
+            self._writer.run(write_own_rows, rows, trainer.group.rank)
         return rows
 
     def wait(self) -> None:

@@ -1,8 +1,8 @@
 """Records of a published model's versions: dependencies, pins and kept versions.
 
-A version's manifest names the version to which its changes apply. So every version can be rebuilt from the last full
-version before it and the changes since then. ``pins.json``, which contains its own checksum, names the version that
-servers are pinned to and the versions to keep.
+A version's manifest names the version to which its changes apply. Every version can therefore be rebuilt from the last
+full version and the changes since then. ``pins.json`` names the version that servers are pinned to and the versions to
+keep; it contains its own checksum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from ..checkpoint import durable, manifest
 from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, FolderInUseError, did_you_mean
-from .published import CURRENT, PINS, VERSION, Current, Part, known_versions
+from .published import CURRENT, PINS, VERSION, Current, FolderRef, known_versions
 
 _LOCK_SECONDS = 30.0
 
@@ -31,7 +31,7 @@ class Pins:
         kept: numbers of the versions that must not be removed.
     """
 
-    served: Part | None = None
+    served: FolderRef | None = None
     kept: tuple[int, ...] = ()
 
     def write(self, root: Path) -> None:
@@ -52,14 +52,14 @@ class Pins:
             return cls()
         body = manifest.unseal(path, "pins")
         try:
-            served = None if body["served"] is None else Part.of(VERSION, body["served"])
+            served = None if body["served"] is None else FolderRef.of(VERSION, body["served"])
             return cls(served, tuple(manifest.count(number) for number in body["kept"]))
         except (ValueError, TypeError, KeyError) as error:
-            raise CheckpointDamagedError(f"{path} does not say what is pinned: {error!r}") from None
+            raise CheckpointDamagedError(f"{path} does not describe pins: {error!r}") from None
 
 
 @contextlib.contextmanager
-def changing(root: Path, *, wait: float = _LOCK_SECONDS) -> Iterator[None]:
+def version_lock(root: Path, *, wait: float = _LOCK_SECONDS) -> Iterator[None]:
     """Hold the lock under which versions are pinned or removed.
 
     Raises:
@@ -107,7 +107,7 @@ class VersionRecords:
             del self._bodies[name]
         return numbers
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> FolderRef:
         """Return a version by its number.
 
         Raises:
@@ -121,7 +121,7 @@ class VersionRecords:
             raise CheckpointNotFoundError(
                 f"there is no version {number} in {self.root}; it has {listed}{did_you_mean(str(number), known)}"
             )
-        return Part(name, manifest.digest(self.body(name)))
+        return FolderRef(name, manifest.digest(self.body(name)))
 
     def body(self, name: str) -> dict[str, Any]:
         """Return a version's manifest.
@@ -132,12 +132,12 @@ class VersionRecords:
         path = self.root / name / manifest.MANIFEST
         with durable.reading(path):
             status = os.stat(path)
-        mark = (status.st_mtime_ns, status.st_ino)
-        if name not in self._bodies or self._bodies[name][0] != mark:
-            self._bodies[name] = (mark, manifest.unseal(path, VERSION))
+        identity = (status.st_mtime_ns, status.st_ino)
+        if name not in self._bodies or self._bodies[name][0] != identity:
+            self._bodies[name] = (identity, manifest.unseal(path, VERSION))
         return self._bodies[name][1]
 
-    def release(self, version: int | Part) -> Current:
+    def record_of(self, version: int | FolderRef) -> Current:
         """Return the `Current` record of a version, as it was published.
 
         Raises:
@@ -152,7 +152,7 @@ class VersionRecords:
         try:
             link = body
             while not link["restart"]:
-                chain.append(Part.of(VERSION, link["before"]))
+                chain.append(FolderRef.of(VERSION, link["before"]))
                 link = self._checked(chain[-1])
             return Current.of(body, tuple(chain[::-1]), link["full"])
         except KeyError as error:
@@ -163,24 +163,24 @@ class VersionRecords:
         except (ValueError, TypeError) as error:
             raise CheckpointDamagedError(f"{self.root / part.name} does not describe a version: {error!r}") from None
 
-    def _checked(self, part: Part) -> dict[str, Any]:
+    def _checked(self, part: FolderRef) -> dict[str, Any]:
         body = self.body(part.name)
         if manifest.digest(body) != part.digest:
             raise CheckpointDamagedError(f"{self.root / part.name} is not the version that was published or pinned")
         return body
 
-    def needed(self, newest: Current | None, keep: int) -> set[str]:
+    def folders_to_keep(self, newest: Current | None, keep: int) -> set[str]:
         """Return the names of the folders that must not be removed.
 
-        These are the newest version, the `keep` versions before it, pinned and kept versions, and the folders that all
-        of these build on.
+        These are the newest version, the `keep` versions before it, pinned and kept versions, and all folders that they
+        build on.
 
         Raises:
             CheckpointError: the pins cannot be read.
         """
         pins = Pins.read(self.root)
         names: set[str] = set()
-        wanted: set[int | Part] = {*pins.kept, *([] if pins.served is None else [pins.served])}
+        wanted: set[int | FolderRef] = {*pins.kept, *([] if pins.served is None else [pins.served])}
         numbers = self.numbers()
         if newest is not None:
             names |= {newest.graph.name, *(part.name for part in newest.chain)}
@@ -188,8 +188,8 @@ class VersionRecords:
         for version in wanted:
             names.add(version_name(version) if isinstance(version, int) else version.name)
             with contextlib.suppress(CheckpointError):  # keep only the version's own folder if it cannot be served
-                release = self.release(version)
-                names |= {release.graph.name, *(part.name for part in release.chain)}
+                record = self.record_of(version)
+                names |= {record.graph.name, *(part.name for part in record.chain)}
         return names
 
     def target(self, which: int | str) -> Current:
@@ -203,9 +203,9 @@ class VersionRecords:
             CheckpointDamagedError: the version is damaged.
         """
         if isinstance(which, int):
-            return self.release(which)
+            return self.record_of(which)
         if which != "newest" and os.path.exists(self.root / CURRENT):  # else `Current.read` raises the right error
             pinned = Pins.read(self.root).served
             if pinned is not None:
-                return self.release(pinned)
+                return self.record_of(pinned)
         return Current.read(self.root)

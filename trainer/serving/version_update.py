@@ -25,7 +25,7 @@ from .published import (
     WEIGHTS,
     Current,
     Folder,
-    Part,
+    FolderRef,
     table_rows,
 )
 from .published_items import PublishedItems
@@ -47,7 +47,7 @@ class VersionUpdate:
         now: the version to serve next.
 
     Attributes:
-        graph: network and tables of `now`.
+        graph: network and tables of `target`.
         has_own_graph: whether `graph` is a new graph, which needs all rows; False if the served graph is updated.
         weights: parameters of the network outside its tables.
         items: items from `Publish(items=...)`, or None.
@@ -59,13 +59,13 @@ class VersionUpdate:
         NonFiniteError: a parameter, a table row or a feature statistic is NaN or infinite.
     """
 
-    def __init__(self, root: Path, served: Current | None, graph: ServedGraph | None, now: Current) -> None:
-        same_graph = served is not None and served.graph == now.graph
-        missing = _missing(root, served.chain[-1], now) if served is not None and same_graph else None
-        self.has_own_graph = graph is None or missing is None
-        self.graph = _open_graph(root, now.graph) if graph is None or missing is None else graph
-        folders = [Folder(root, VERSION, part) for part in missing or now.chain]
-        files = [now.full if self.has_own_graph else ROWS, *[ROWS] * (len(folders) - 1)]
+    def __init__(self, root: Path, served: Current | None, graph: ServedGraph | None, target: Current) -> None:
+        same_graph = served is not None and served.graph == target.graph
+        new_folders = _folders_to_apply(root, served.chain[-1], target) if served is not None and same_graph else None
+        self.has_own_graph = graph is None or new_folders is None
+        self.graph = _open_graph(root, target.graph) if graph is None or new_folders is None else graph
+        folders = [Folder(root, VERSION, part) for part in new_folders or target.chain]
+        files = [target.full if self.has_own_graph else ROWS, *[ROWS] * (len(folders) - 1)]
         dims = {name: table.spec.dim for name, table in self.graph.tables.items()}
         self._rows = [
             table_rows(arrays, dims, where)  # parts have no id in common, so they can be applied one by one
@@ -73,11 +73,11 @@ class VersionUpdate:
             for where, arrays in folder.pieces(file)
         ]
         self.weights = _weights_for(self.graph, folders[-1])
-        self._learned = folders[-1].state(FEATURES)
-        if self._learned is not None:
-            check_state(self._learned)
-        self.items = _read(folders[-1], ITEMS, PublishedItems)
-        self.calibration = _read(folders[-1], CALIBRATION, CalibrationMap)
+        self._feature_state = folders[-1].state(FEATURES)
+        if self._feature_state is not None:
+            check_state(self._feature_state)
+        self.items = _read_state(folders[-1], ITEMS, PublishedItems)
+        self.calibration = _read_state(folders[-1], CALIBRATION, CalibrationMap)
 
     def write_tables(self) -> None:
         """Write the version's rows to the tables of `graph`."""
@@ -93,20 +93,20 @@ class VersionUpdate:
 
     def load_features(self) -> None:
         """Load the version's feature statistics, if it has any."""
-        if self._learned is not None and self.graph.features is not None:
-            self.graph.features.load_state_dict(self._learned)
+        if self._feature_state is not None and self.graph.features is not None:
+            self.graph.features.load_state_dict(self._feature_state)
 
 
-def _missing(root: Path, served: Part, now: Current) -> tuple[Part, ...] | None:
+def _folders_to_apply(root: Path, served: FolderRef, target: Current) -> tuple[FolderRef, ...] | None:
     """Return the versions to apply to the served one; None if all rows must be read."""
-    if served in now.chain[:-1]:
-        return now.chain[now.chain.index(served) + 1 :]
+    if served in target.chain[:-1]:
+        return target.chain[target.chain.index(served) + 1 :]
     # If `now.full` is `FULL`, the chain's first version also has a file `ROWS`, with the changes since its `before`.
-    follows = now.full == FULL and Folder(root, VERSION, now.chain[0]).before == served
-    return now.chain if follows else None
+    follows = target.full == FULL and Folder(root, VERSION, target.chain[0]).before == served
+    return target.chain if follows else None
 
 
-def _open_graph(root: Path, part: Part) -> ServedGraph:
+def _open_graph(root: Path, part: FolderRef) -> ServedGraph:
     folder = Folder(root, GRAPH, part)
     folder.verify()
     try:
@@ -122,14 +122,14 @@ def _open_graph(root: Path, part: Part) -> ServedGraph:
         ) from error
 
 
-def _read(folder: Folder, kind: str, make: Callable[[Any], Any]) -> Any:
-    """Load a version's state of one kind with `make`; return None if there is none."""
+def _read_state(folder: Folder, kind: str, build: Callable[[Any], Any]) -> Any:
+    """Load a version's state of one kind with `build`; return None if there is none."""
     state = folder.state(kind)
     if state is None:
         return None
-    check_state(state, f"{folder.path}: of the {kind},")
+    check_state(state, f"{folder.path}: {kind}:")
     try:
-        return make(state)
+        return build(state)
     except MissingPackageError as error:
         raise CheckpointError(f"{folder.path} has {kind} that this environment cannot read: {error}") from error
     except (ValueError, TypeError, KeyError, AttributeError, ConfigurationError) as error:

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..checkpoint import durable
 from ..errors import CheckpointError, CheckpointNotFoundError, ConfigurationError
-from .published import VERSION, Current, Folder, Part, locked
-from .version_records import Pins, VersionRecords, changing, version_name
+from .published import VERSION, Current, Folder, FolderRef, locked
+from .version_records import Pins, VersionRecords, version_lock, version_name
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Versions:
             except FileNotFoundError:  # removed in the meantime
                 continue
             try:
-                release = self._records.release(number)
+                release = self._records.record_of(number)
                 about: tuple[Any, ...] = (release.step, release.time, release.event_time, size, marks, None)
             except CheckpointError as error:
                 about = (None, None, None, size, marks, str(error))
@@ -102,7 +102,7 @@ class Versions:
             CheckpointDamagedError: the version, or one that it builds on, is missing or damaged. The pins do not
                 change.
         """
-        with self._changing() as pins:
+        with self._edit_pins() as pins:
             return self._pin(pins, self._served(pins) if version is None else version)
 
     def roll_back(self, version: int | None = None) -> int:
@@ -119,10 +119,10 @@ class Versions:
             CheckpointNotFoundError: there is no such version, or none before the served one.
             CheckpointDamagedError: as for `pin`.
         """
-        with self._changing() as pins:
+        with self._edit_pins() as pins:
             served = self._served(pins)
             if version is None:
-                version = self._before(served)
+                version = self._intact_version_before(served)
             elif version >= served:
                 raise ConfigurationError(
                     f"cannot roll back to version {version}: servers answer with version {served}; give an older one, "
@@ -143,7 +143,7 @@ class Versions:
             ConfigurationError: the version is older than the served one.
             CheckpointNotFoundError, CheckpointDamagedError: as for `pin`.
         """
-        with self._changing() as pins:
+        with self._edit_pins() as pins:
             served = self._served(pins)
             if version is None:
                 version = self.newest()
@@ -156,14 +156,14 @@ class Versions:
 
     def follow(self) -> int:
         """Let servers follow the newest version again; return its number."""
-        with self._changing() as pins:
+        with self._edit_pins() as pins:
             pins.served = None
         return self.newest()
 
     def keep(self, version: int) -> None:
         """Protect a version and those it builds on from removal; raise as `pin` does."""
-        with self._changing() as pins:
-            self._check(version, whole=False)
+        with self._edit_pins() as pins:
+            self._check_version(version, whole=False)
             pins.kept += (version,)
 
     def release(self, version: int) -> None:
@@ -172,7 +172,7 @@ class Versions:
         Raises:
             ConfigurationError: the version is not kept.
         """
-        with self._changing() as pins:
+        with self._edit_pins() as pins:
             if version not in pins.kept:
                 listed = ", ".join(map(str, pins.kept)) or "none"
                 raise ConfigurationError(f"version {version} is not kept; kept are {listed}")
@@ -181,9 +181,9 @@ class Versions:
     # -- changing the pins ----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[Pins]:
+    def _edit_pins(self) -> Iterator[Pins]:
         """Lock and yield the pins; write them if the ``with`` block changed them."""
-        with changing(self.root):
+        with version_lock(self.root):
             pins = Pins.read(self.root)
             before = replace(pins)
             yield pins
@@ -192,17 +192,17 @@ class Versions:
                     pins.write(self.root)
 
     def _pin(self, pins: Pins, version: int) -> int:
-        pins.served = self._check(version)
+        pins.served = self._check_version(version)
         return version
 
     def _served(self, pins: Pins) -> int:
         return self.newest() if pins.served is None else int(pins.served.name[2:])
 
-    def _before(self, served: int) -> int:
+    def _intact_version_before(self, served: int) -> int:
         for number in reversed(self._records.numbers()):
             if number < served:
                 try:
-                    self._check(number)
+                    self._check_version(number)
                     return number
                 except CheckpointError:
                     continue
@@ -211,10 +211,10 @@ class Versions:
             "Publish(keep=...) says how many are kept"
         )
 
-    def _check(self, version: int, *, whole: bool = True) -> Part:
+    def _check_version(self, version: int, *, whole: bool = True) -> FolderRef:
         """Check the manifests that a version needs, and with `whole` every file too."""
         part = self._records.part(version)
-        release = self._records.release(part)
+        release = self._records.record_of(part)
         with locked(self.root, release):
             for link in release.chain:
                 folder = Folder(self.root, VERSION, link)

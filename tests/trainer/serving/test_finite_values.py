@@ -228,5 +228,5 @@ def test_rows_that_are_not_finite_are_not_read():
     assert len(table_rows({f"taste/{key}": sound[key] for key in sound}, {"taste": 3}, "a file")["taste"]["ids"]) == 2
     for wrong in ({"weights": np.full((2, 3), np.nan, np.float32)}, {"default": np.full((1, 3), np.inf, np.float32)}):
         tensors = {f"taste/{key}": array for key, array in (sound | wrong).items()}
-        with pytest.raises(NonFiniteError, match=f"a file: of table 'taste' '{next(iter(wrong))}' holds"):
+        with pytest.raises(NonFiniteError, match=f"a file: table 'taste': '{next(iter(wrong))}' holds"):
             table_rows(tensors, {"taste": 3}, "a file")

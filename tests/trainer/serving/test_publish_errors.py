@@ -120,4 +120,4 @@ def test_a_network_that_cannot_be_exported_is_named_once_in_a_while(tmp_path, ca
         trainer.fit(data, epochs=1, batch_size=8, callbacks=[publish])
         assert trainer.state.progress.global_step == 40
         assert publish.problem
-        assert 2 <= caplog.text.count("the next version will hold everything") < 40
+        assert 2 <= caplog.text.count("the next version will contain all rows") < 40

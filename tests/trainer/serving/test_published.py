@@ -266,7 +266,7 @@ def test_a_full_disk_leaves_no_litter_and_does_not_end_training(trained, tmp_pat
         trainer.online_train(clicks, max_steps=steps, callbacks=[publish])
         assert trainer.state.progress.global_step == before + steps
         assert "No space left" in caplog.text
-        assert "the next version will hold everything" in caplog.text
+        assert "the next version will contain all rows" in caplog.text
         left = {path.name.rstrip("0123456789abcdef") for path in (disk / "root").glob("*")}
         assert left <= {"v_", "graph-", "current.json"}
         for path in disk.rglob("v_*"):

@@ -24,7 +24,7 @@ from trainer.distributed.group import Group
 from trainer.errors import CheckpointDamagedError, CheckpointError
 from trainer.serving import Publish, ServedModel, Versions
 from trainer.serving.packed_rows import pack_tables
-from trainer.serving.published import FULL, ROWS, VERSION, WEIGHTS, Current, Folder, Part, publish_folder
+from trainer.serving.published import FULL, ROWS, VERSION, WEIGHTS, Current, Folder, FolderRef, publish_folder
 from trainer.serving.version_parts import VersionRows, contribute
 from trainer.serving.version_records import VersionRecords
 from trainer.storage.location import Location
@@ -188,7 +188,7 @@ def test_a_manifest_that_lists_other_parts_is_refused(divided, given):
     body = {**manifest.unseal(path, VERSION), "parts": given}
     path.write_bytes(manifest.seal(VERSION, body))
     with pytest.raises(CheckpointDamagedError, match="not a manifest of a version"):
-        Folder(divided, VERSION, Part("v_00000004", manifest.digest(body)))
+        Folder(divided, VERSION, FolderRef("v_00000004", manifest.digest(body)))
 
 
 def test_parts_that_do_not_fit_together_are_refused(tmp_path):

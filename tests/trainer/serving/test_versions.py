@@ -18,7 +18,7 @@ from trainer.embedding import Embedding
 from trainer.errors import CheckpointDamagedError, CheckpointNotFoundError, ConfigurationError
 from trainer.experiment.cli import main
 from trainer.serving import Publish, ServedModel, Versions
-from trainer.serving.version_records import changing
+from trainer.serving.version_records import version_lock
 
 QUESTION = np.arange(24).reshape(12, 2)
 
@@ -172,7 +172,7 @@ def test_nothing_is_removed_while_a_version_is_being_pinned(trained, root):
     versions = Versions(root)
     before = {version.number for version in versions.list()}
     publish = Publish(root, every=1e-6, compact=1, keep=1, batch=16)
-    with changing(root):
+    with version_lock(root):
         new_trainer(2).online_train(clicks, max_steps=3, callbacks=[publish, Wait(publish)])
         assert before <= {version.number for version in versions.list()}
     publish.setup(trained[0])

@@ -80,7 +80,7 @@ def _answers(model: ServedModel, args: argparse.Namespace) -> Iterator[dict[str,
         table.check_column(args.without)
         dtype = "str" if model.items.index.ids.dtype.kind == "U" else "int64"
         columns.setdefault(args.without, list_column(dtype))
-    options: dict[str, Any] = {"filter": model.items.filter_of(args.filter)}
+    options: dict[str, Any] = {"filter": model.items.parse_filters(args.filter)}
     history = model.items.history
     for block in table.blocks(columns, _USERS, features.max_bad_share):
         ids = block[name] if name in features.columns else block.pop(name)

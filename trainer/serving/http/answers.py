@@ -11,12 +11,12 @@ import orjson
 
 from ...metrics.predictions import named_classes
 from ..published import Current
-from .batching import Scored
+from .batching import ScoredRequest
 from .request_rows import column_and_reason
 from .service_call import Reply
 
 
-def reply_to(scored: Scored, request_id: str, *, logits: bool) -> Reply:
+def reply_to(scored: ScoredRequest, request_id: str, *, logits: bool) -> Reply:
     """Return the answer to a prediction request.
 
     Rows without an answer are null and are listed under "errors". The status is 422 if no row was answered. For a label
@@ -27,9 +27,9 @@ def reply_to(scored: Scored, request_id: str, *, logits: bool) -> Reply:
         request_id: id of the request, which the answer repeats.
         logits: whether to add the network's raw outputs to the probabilities.
     """
-    listed = {name: _with_nulls(scored, values) for name, values in named_outputs(scored, logits).items()}
+    values = {name: _with_nulls(scored, values) for name, values in named_outputs(scored, logits).items()}
     classes = {"classes": scored.classes} if scored.classes else {}
-    body = {**about(scored.current), **classes, **listed, "errors": _errors(scored)}
+    body = {**version_json(scored.current), **classes, **values, "errors": _errors(scored)}
     reply = Reply(200 if len(scored.good) else 422, orjson.dumps({**body, "request_id": request_id}))
     return with_id(reply, request_id)
 
@@ -39,7 +39,7 @@ def with_id(reply: Reply, request_id: str) -> Reply:
     return replace(reply, headers={**reply.headers, "X-Request-Id": request_id})
 
 
-def named_outputs(scored: Scored, logits: bool = True) -> dict[str, np.ndarray]:
+def named_outputs(scored: ScoredRequest, logits: bool = True) -> dict[str, np.ndarray]:
     """Return the outputs for the good rows by name."""
     columns: dict[str, np.ndarray] = {}
     if scored.probability is not None:
@@ -53,7 +53,7 @@ def named_outputs(scored: Scored, logits: bool = True) -> dict[str, np.ndarray]:
     return columns
 
 
-def about(current: Current) -> dict[str, Any]:
+def version_json(current: Current) -> dict[str, Any]:
     """Return a version's number, step and ages in seconds, for JSON."""
     now, event_time = time.time(), current.event_time
     return {
@@ -64,16 +64,13 @@ def about(current: Current) -> dict[str, Any]:
     }
 
 
-def _errors(scored: Scored) -> list[dict[str, Any]]:
+def _errors(scored: ScoredRequest) -> list[dict[str, Any]]:
     named = ((row, *column_and_reason(text)) for row, text in sorted(scored.bad.items()))
     return [{"row": row, "status": 422, "column": column, "reason": reason} for row, column, reason in named]
 
 
-def _with_nulls(scored: Scored, values: np.ndarray) -> list[Any]:
-    listed = values.tolist()
-    if not scored.bad:
-        return listed
-    spread: list[Any] = [None] * scored.request.count
-    for row, value in zip(scored.good.tolist(), listed, strict=True):
-        spread[row] = value
-    return spread
+def _with_nulls(scored: ScoredRequest, values: np.ndarray) -> list[Any]:
+    answers: list[Any] = [None] * scored.request.count
+    for row, value in zip(scored.good.tolist(), values.tolist(), strict=True):
+        answers[row] = value
+    return answers

@@ -31,7 +31,7 @@ _NOT_FINITE = "the model's answer is NaN or infinite: its weights may be too, or
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredRequest:
     """The answer to one request."""
 
     request: RequestRows
@@ -83,7 +83,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="graphs", daemon=True)
         self._thread.start()
 
-    async def score(self, parse: Callable[[], RequestRows], version: str = "") -> Scored:
+    async def score(self, parse: Callable[[], RequestRows], version: str = "") -> ScoredRequest:
         """Return the answer to one request.
 
         Args:
@@ -111,9 +111,9 @@ class Engine:
         return await job.future
 
     def _read(self, parse: Callable[[], RequestRows]) -> tuple[RequestRows, RowReader, Decoded]:
-        request, most, reader = parse(), self._options.request_rows, self.reader()
-        if request.count > most:
-            raise RefusalError(413, f"a request takes up to {most} rows; received {request.count}")
+        request, maximum, reader = parse(), self._options.request_rows, self.reader()
+        if request.count > maximum:
+            raise RefusalError(413, f"a request takes up to {maximum} rows; received {request.count}")
         try:
             return request, reader, reader.read(request)
         except Exception as error:
@@ -136,9 +136,9 @@ class Engine:
     def _run(self) -> None:
         self._warm_up()
         while jobs := self._next_batch():
-            began = time.monotonic()
+            started = time.monotonic()
             outcomes = self._outcomes(jobs)
-            self._traffic.batch(sum(job.request.count for job in jobs), time.monotonic() - began)
+            self._traffic.batch(sum(job.request.count for job in jobs), time.monotonic() - started)
             try:
                 self._loop.call_soon_threadsafe(_deliver, outcomes)
             except RuntimeError:  # the loop has been closed: no caller is left
@@ -150,8 +150,8 @@ class Engine:
             with self.model.held() as version:
                 for size in version.graph.sizes:
                     version.run(_blank_rows(version.graph, size))
-        except Exception as error:  # requests will be answered with the reason
-            logger.warning("the model could not be tried on blank rows: %s", error)
+        except Exception as error:  # requests will get the same error as their answer
+            logger.warning("the warm-up call of the model failed: %s", error)
         self.ready.set()
 
     def _next_batch(self) -> list[_Job]:
@@ -172,7 +172,7 @@ class Engine:
                     rows += job.request.count
         return jobs or self._next_batch()  # no job is left if all requests have timed out
 
-    def _outcomes(self, jobs: Sequence[_Job]) -> list[tuple[asyncio.Future, Scored | Exception]]:
+    def _outcomes(self, jobs: Sequence[_Job]) -> list[tuple[asyncio.Future, ScoredRequest | Exception]]:
         try:
             with self.model.held() as version:
                 return [(job.future, outcome) for job, outcome in self._score(version, jobs)]
@@ -181,21 +181,21 @@ class Engine:
                 return [outcome for job in jobs for outcome in self._outcomes([job])]
             return [(jobs[0].future, _refusal(error))]
 
-    def _score(self, version: HeldVersion, jobs: Sequence[_Job]) -> Iterable[tuple[_Job, Scored | Exception]]:
+    def _score(self, version: HeldVersion, jobs: Sequence[_Job]) -> Iterable[tuple[_Job, ScoredRequest | Exception]]:
         number, reader = str(version.current.version), self._reader_of(version.graph)
-        together: dict[tuple[str, ...], list[_Job]] = {}
+        jobs_by_kinds: dict[tuple[str, ...], list[_Job]] = {}
         for job in jobs:
             if job.version in ("", number):
                 if job.reader is not reader:  # the rows were decoded for another network
                     job.reader, job.rows = reader, reader.read(job.request)
-                together.setdefault(job.kinds, []).append(job)
+                jobs_by_kinds.setdefault(job.kinds, []).append(job)
             else:
                 yield job, RefusalError(404, f"version {number} is served; received {job.version!r}")
-        for alike in together.values():
-            yield from zip(alike, _scored(version, reader, alike), strict=True)
+        for compatible_jobs in jobs_by_kinds.values():
+            yield from zip(compatible_jobs, _score_jobs(version, reader, compatible_jobs), strict=True)
 
 
-def _scored(version: HeldVersion, reader: RowReader, jobs: Sequence[_Job]) -> list[Scored]:
+def _score_jobs(version: HeldVersion, reader: RowReader, jobs: Sequence[_Job]) -> list[ScoredRequest]:
     decoded = joined([job.rows for job in jobs])
     outputs: tuple[np.ndarray, ...] = ()
     probability = None if version.graph.activation is None else np.zeros(0, np.float32)
@@ -207,18 +207,18 @@ def _scored(version: HeldVersion, reader: RowReader, jobs: Sequence[_Job]) -> li
     ends = np.cumsum([len(job.rows.row) for job in jobs]).tolist()
     scored = []
     for job, start, end in zip(jobs, [0, *ends[:-1]], ends, strict=True):
-        kept, bad = start + np.flatnonzero(finite[start:end]), job.rows.reasons
-        wrong = job.rows.row[~finite[start:end]].tolist()
+        good, bad = start + np.flatnonzero(finite[start:end]), job.rows.reasons
+        not_finite = job.rows.row[~finite[start:end]].tolist()
         scored.append(
-            Scored(
+            ScoredRequest(
                 job.request,
-                job.rows.row[kept - start],
-                tuple(output[kept] for output in outputs),
-                None if probability is None else probability[kept],
-                bad | dict.fromkeys(wrong, _NOT_FINITE),
+                job.rows.row[good - start],
+                tuple(output[good] for output in outputs),
+                None if probability is None else probability[good],
+                bad | dict.fromkeys(not_finite, _NOT_FINITE),
                 version.current,
                 version.graph.classes,
-                len(wrong),
+                len(not_finite),
                 version.items,
                 reader,
             )
@@ -235,13 +235,13 @@ def _finite_rows(rows: int, outputs: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _blank_rows(graph: ServedGraph, rows: int) -> dict[str, Any]:
-    """Return input columns with zeros, and with empty lists for ragged columns."""
-    columns, shapes, dtypes = (graph.about[key] for key in ("columns", "shapes", "dtypes"))
-    blank = {name: np.zeros((rows, *shapes[i]), dtypes[i]) for i, name in enumerate(columns) if name in graph.given}
-    return {name: [[]] * rows if name in graph.ragged else blank[name] for name in graph.given}
+    """Return input columns of zeros, or of empty lists for ragged columns."""
+    columns, shapes, dtypes = (graph.description[key] for key in ("columns", "shapes", "dtypes"))
+    blank = {name: np.zeros((rows, *shapes[i]), dtypes[i]) for i, name in enumerate(columns)}
+    return {name: [[]] * rows if name in graph.ragged else blank[name] for name in graph.column_names}
 
 
-def _deliver(outcomes: Sequence[tuple[asyncio.Future, Scored | Exception]]) -> None:
+def _deliver(outcomes: Sequence[tuple[asyncio.Future, ScoredRequest | Exception]]) -> None:
     for future, outcome in outcomes:
         if not future.done():
             if isinstance(outcome, Exception):

@@ -1,6 +1,6 @@
 """The Open Inference Protocol, version 2: named tensors as JSON.
 
-See https://github.com/kserve/open-inference-protocol. One bad row causes the whole request to be refused.
+See https://github.com/kserve/open-inference-protocol. A request with a bad row is refused as a whole.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import orjson
 
 from ...checks import is_number, is_whole
 from .answers import named_outputs
-from .batching import Scored
+from .batching import ScoredRequest
 from .request_rows import RequestRows, RowReader, column_and_reason
 from .service_call import RefusalError, Reply
 
@@ -31,32 +31,32 @@ def rows_of_infer(body: bytes) -> RequestRows:
     except orjson.JSONDecodeError as error:
         raise RefusalError(400, f"the body is not JSON: {error}; tensors as binary data are not accepted") from None
     inputs = request.get("inputs") if isinstance(request, dict) else None
-    if not isinstance(inputs, list) or not inputs or not all(isinstance(one, dict) for one in inputs):
+    if not isinstance(inputs, list) or not inputs or not all(isinstance(tensor, dict) for tensor in inputs):
         raise RefusalError(400, '"inputs" takes a list of tensors {"name", "shape", "datatype", "data"}')
-    names = [one.get("name") for one in inputs]
+    names = [tensor.get("name") for tensor in inputs]
     if any(names.count(name) > 1 or not isinstance(name, str) for name in names):
         raise RefusalError(400, f"each input needs a different name, a string; received {names}")
     outputs = request.get("outputs") or []
     if not isinstance(outputs, list) or not all(
-        isinstance(one, dict) and isinstance(one.get("name"), str) for one in outputs
+        isinstance(tensor, dict) and isinstance(tensor.get("name"), str) for tensor in outputs
     ):
         raise RefusalError(400, f'"outputs" takes a list of {{"name": string}}; received {outputs!r}')
-    columns = {one["name"]: _tensor(one) for one in inputs}
+    columns = {tensor["name"]: _tensor(tensor) for tensor in inputs}
     counts = {name: len(values) for name, values in columns.items()}
     if len(set(counts.values())) > 1 or 0 in counts.values():
         raise RefusalError(400, f"inputs need the same first dimension, at least 1; received {counts}")
-    wanted = tuple(one["name"] for one in outputs)
-    return RequestRows(next(iter(counts.values())), table=columns, outputs=wanted, id=request.get("id"))
+    output_names = tuple(tensor["name"] for tensor in outputs)
+    return RequestRows(next(iter(counts.values())), table=columns, outputs=output_names, id=request.get("id"))
 
 
-def _tensor(one: dict[str, Any]) -> Any:
-    name, shape, kind = one["name"], one.get("shape"), one.get("datatype")
+def _tensor(tensor: dict[str, Any]) -> Any:
+    name, shape, kind = tensor["name"], tensor.get("shape"), tensor.get("datatype")
     if not isinstance(shape, list) or not shape or not all(is_whole(n) and n >= 0 for n in shape):
         raise RefusalError(400, f"input {name!r}: shape takes a list of whole numbers; received {shape!r}")
     if not isinstance(kind, str) or (kind != "BYTES" and kind not in _TYPES):
         raise RefusalError(400, f"input {name!r}: datatype takes BYTES, {', '.join(_TYPES)}; received {kind!r}")
     try:
-        values = _values(one.get("data"), kind).reshape(shape)
+        values = _values(tensor.get("data"), kind).reshape(shape)
     except (ValueError, TypeError, OverflowError):
         raise RefusalError(400, f"input {name!r}: data are not {kind} values of shape {shape}") from None
     return _columns_of_one(values.tolist() if kind == "BYTES" else values)
@@ -72,14 +72,14 @@ def _values(data: Any, kind: str) -> np.ndarray:
             raise TypeError("BYTES hold strings")
         return texts
     plain = np.array(data)
-    wanted = np.dtype(_TYPES[kind])
-    if plain.dtype.kind == "O" and wanted.kind == "f" and all(n is None or is_number(n) for n in plain.ravel()):
+    target = np.dtype(_TYPES[kind])
+    if plain.dtype.kind == "O" and target.kind == "f" and all(n is None or is_number(n) for n in plain.ravel()):
         plain = plain.astype(np.float64)
-    if plain.dtype.kind not in {"b": "b", "i": "iuf", "u": "iuf", "f": "iuf"}[wanted.kind]:  # accepted kinds of numbers
+    if plain.dtype.kind not in {"b": "b", "i": "iuf", "u": "iuf", "f": "iuf"}[target.kind]:  # accepted kinds of numbers
         raise TypeError(f"{kind} does not hold {plain.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
-        values = plain.astype(wanted)
-    exact = not np.isinf(values).any() if wanted.kind == "f" else np.array_equal(values, plain)
+        values = plain.astype(target)
+    exact = not np.isinf(values).any() if target.kind == "f" else np.array_equal(values, plain)
     if not exact:
         raise OverflowError(f"{kind} does not hold all of the values")
     return values
@@ -92,7 +92,7 @@ def _columns_of_one(values: Any) -> Any:
     return [row[0] for row in values] if all(isinstance(row, list) and len(row) == 1 for row in values) else values
 
 
-def infer_reply(scored: Scored, name: str) -> Reply:
+def infer_reply(scored: ScoredRequest, name: str) -> Reply:
     """Return the answer to an inference request.
 
     Raises:
@@ -102,8 +102,8 @@ def infer_reply(scored: Scored, name: str) -> Reply:
         row, text = min(scored.bad.items())
         raise RefusalError(422, f"row {row}: {text}", column=column_and_reason(text)[0])
     outputs = named_outputs(scored)
-    wanted = scored.request.outputs or tuple(outputs)
-    for output in wanted:
+    requested = scored.request.outputs or tuple(outputs)
+    for output in requested:
         if output not in outputs:
             raise RefusalError(400, f"outputs are {', '.join(outputs)}; received {output!r}")
     tensors = [
@@ -113,7 +113,7 @@ def infer_reply(scored: Scored, name: str) -> Reply:
             "shape": list(outputs[output].shape),
             "data": outputs[output].ravel().tolist(),
         }
-        for output in wanted
+        for output in requested
     ]
     body: dict[str, Any] = {"model_name": name, "model_version": str(scored.current.version), "outputs": tensors}
     if scored.classes:

@@ -72,11 +72,11 @@ def description(
     return document
 
 
-def _recommend(user: Mapping[str, Any], of_history: bool) -> dict[str, Any]:
+def _recommend(user: Mapping[str, Any], takes_history: bool) -> dict[str, Any]:
     history = {"type": "array", "items": _ID, "description": "alternative to user; these items are not recommended"}
     form = {
         "user": _object(user),
-        **({"history": history} if of_history else {}),
+        **({"history": history} if takes_history else {}),
         "k": {"type": "integer", "minimum": 1, "default": 10},
         "without": {"type": "array", "items": _ID, "description": "ids to leave out"},
         "filter": {
@@ -85,7 +85,7 @@ def _recommend(user: Mapping[str, Any], of_history: bool) -> dict[str, Any]:
         },
     }
     needed: dict[str, Any] = {"required": ["user"]}
-    if of_history:
+    if takes_history:
         needed = {"oneOf": [{"required": ["user"]}, {"required": ["history"]}]}
     item = _object({"id": _ID, "score": {"type": "number"}})
     answer = _object({"version": {"type": "integer"}, "items": {"type": "array", "items": item}})

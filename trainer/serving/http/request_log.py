@@ -24,7 +24,7 @@ from ...streams.retry import Retry
 from ...streams.sinks import Sink, sink_for
 from ...streams.sources.pending import keep_share
 from ...streams.sources.served import LOG_COLUMNS, SERVED_AT
-from .batching import Scored
+from .batching import ScoredRequest
 from .request_rows import RowReader
 from .service_call import RefusalError, ServeOptions
 from .traffic import Traffic
@@ -36,17 +36,17 @@ _LONGEST_ID = 200
 _LONGEST_WAIT = 5.0  # maximum seconds between attempts to write
 
 
-def request_id(given: Any) -> str:
-    """Return the id of a request: the caller's, or a random one if `given` is None.
+def request_id(caller_id: Any) -> str:
+    """Return the id of a request: the caller's, or a random one if that is None.
 
     Raises:
         RefusalError: the caller's id is empty, too long or not printable (status 400).
     """
-    if given is None:
+    if caller_id is None:
         return uuid.uuid4().hex
-    text = str(given)
-    is_text = isinstance(given, str | int) and not isinstance(given, bool) and text.isascii() and text.isprintable()
-    if not is_text or not 0 < len(text) <= _LONGEST_ID:
+    text = str(caller_id)
+    has_type = isinstance(caller_id, str | int) and not isinstance(caller_id, bool)
+    if not (has_type and text.isascii() and text.isprintable() and 0 < len(text) <= _LONGEST_ID):
         accepts = f"1 to {_LONGEST_ID} printable ASCII characters"
         raise RefusalError(400, f"the id of a request takes {accepts}; received {text[:80]!r}")
     return text
@@ -58,12 +58,12 @@ def row_ids(request: str, rows: int) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Answered:
+class _LogEntry:
     """The answer to one request, queued for writing."""
 
     id: str
     time: float  # seconds since the epoch
-    scored: Scored
+    scored: ScoredRequest
     written: asyncio.Future | None  # completes when the answer has been written durably
     recommended: Mapping[str, Any] | None  # the request and the items, logged instead of raw row and score
 
@@ -90,7 +90,7 @@ class RequestLog:
         self._sink: Sink = sink_for(target)
         self._options, self._count = options, functools.partial(traffic.logged, name)
         self._retry = Retry(f"the log of served rows ({self._sink.label})", cap=_LONGEST_WAIT)
-        self._answered: deque[_Answered] = deque()
+        self._entries: deque[_LogEntry] = deque()
         self._queued = 0  # number of rows that are not written yet
         self._wake = threading.Condition()
         self._stop_by: float | None = None  # time at which `close` gives up writing; None before `close`
@@ -112,7 +112,9 @@ class RequestLog:
                 f"{taken[0]!r} of its own; rename that column"
             )
 
-    def add(self, request: str, scored: Scored, recommended: Mapping[str, Any] | None = None) -> asyncio.Future | None:
+    def add(
+        self, request: str, scored: ScoredRequest, recommended: Mapping[str, Any] | None = None
+    ) -> asyncio.Future | None:
         """Queue an answer; return a future for its durable write, or None.
 
         The future exists only if `options.log_wait` is set and the answer is logged.
@@ -128,7 +130,7 @@ class RequestLog:
                 self._count("queue_full", rows)
                 return None
             written = asyncio.get_running_loop().create_future() if options.log_wait else None
-            self._answered.append(_Answered(request, time.time(), scored, written, recommended))
+            self._entries.append(_LogEntry(request, time.time(), scored, written, recommended))
             self._queued += rows
             self._wake.notify()
         return written
@@ -148,29 +150,29 @@ class RequestLog:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            lines = [line for answered in batch for line in self._lines(answered)]
-            refused = self._written(lines)
+            lines = [line for entry in batch for line in self._lines(entry)]
+            refused = self._write_with_retries(lines)
             if refused is None:
                 return
             self._count("written", len(lines) - refused)
             self._count("refused", refused)
             with self._wake:
-                self._queued -= sum(len(answered.scored.good) for answered in batch)
-            for answered in batch:
-                if answered.written is not None:
-                    answered.written.get_loop().call_soon_threadsafe(_set, answered.written)
+                self._queued -= sum(len(entry.scored.good) for entry in batch)
+            for entry in batch:
+                if entry.written is not None:
+                    entry.written.get_loop().call_soon_threadsafe(_complete, entry.written)
 
-    def _next_batch(self) -> list[_Answered]:
-        batch: list[_Answered] = []
+    def _next_batch(self) -> list[_LogEntry]:
+        batch: list[_LogEntry] = []
         with self._wake:
-            self._wake.wait_for(lambda: self._answered or self._stop_by is not None)
+            self._wake.wait_for(lambda: self._entries or self._stop_by is not None)
             rows = 0
-            while self._answered and rows < _BATCH_ROWS:
-                batch.append(self._answered.popleft())
+            while self._entries and rows < _BATCH_ROWS:
+                batch.append(self._entries.popleft())
                 rows += len(batch[-1].scored.good)
         return batch
 
-    def _written(self, lines: Sequence[bytes]) -> int | None:
+    def _write_with_retries(self, lines: Sequence[bytes]) -> int | None:
         """Write lines, with retries; return the number refused, or None on shutdown."""
         while True:
             if not self._retry.wait(_LONGEST_WAIT):
@@ -185,28 +187,28 @@ class RequestLog:
             self._retry.succeeded()
             return refused
 
-    def _lines(self, answered: _Answered) -> list[bytes]:
+    def _lines(self, entry: _LogEntry) -> list[bytes]:
         """Return an answer's rows as JSON lines; skip and count unusable rows."""
-        scored, ids = answered.scored, row_ids(answered.id, answered.scored.request.count)
+        scored, ids = entry.scored, row_ids(entry.id, entry.scored.request.count)
         scores = (scored.outputs[0] if scored.probability is None else scored.probability).tolist()
         reader, lines = scored.reader, []
-        at = datetime.datetime.fromtimestamp(answered.time, datetime.timezone.utc).isoformat()
-        own = {SERVED_AT: at, "version": scored.current.version, "share": self._options.log_share}
-        if answered.recommended is not None:
-            return [_json({**own, "request_id": answered.id, **answered.recommended})]
-        asked = reader.asked(scored.request, scored.good.tolist())
-        for row, values, score in zip(scored.good.tolist(), asked, scores, strict=True):
+        timestamp = datetime.datetime.fromtimestamp(entry.time, datetime.timezone.utc).isoformat()
+        log_columns = {SERVED_AT: timestamp, "version": scored.current.version, "share": self._options.log_share}
+        if entry.recommended is not None:
+            return [_json({**log_columns, "request_id": entry.id, **entry.recommended})]
+        raw_rows = reader.raw_rows(scored.request, scored.good.tolist())
+        for row, values, score in zip(scored.good.tolist(), raw_rows, scores, strict=True):
             if reader.event_time is not None and values.get(reader.event_time) is None:
-                values[reader.event_time] = at  # ISO text, because a number would be read in the declared time unit
+                values[reader.event_time] = timestamp  # ISO text: a number would be read in the declared time unit
             try:
-                lines.append(_json({**values, **own, "request_id": ids[row], "score": score}))
+                lines.append(_json({**values, **log_columns, "request_id": ids[row], "score": score}))
             except (TypeError, ValueError) as error:
                 self._count("unusable", 1)
-                logger.warning("a row of request %s cannot be logged: %s", answered.id, error)
+                logger.warning("a row of request %s cannot be logged: %s", entry.id, error)
         return lines
 
 
-def _set(future: asyncio.Future) -> None:
+def _complete(future: asyncio.Future) -> None:
     if not future.done():
         future.set_result(None)
 

@@ -38,7 +38,7 @@ class RequestRows:
     id: Any = None  # the request's id, which the answer repeats
 
 
-def json_of(body: bytes, media: str) -> Any:
+def parse_json(body: bytes, media: str) -> Any:
     """Parse a request's JSON body.
 
     Raises:
@@ -57,9 +57,9 @@ def rows_of_body(body: bytes, media: str) -> RequestRows:
     """Return the rows of a request's body.
 
     Raises:
-        RefusalError: `json_of` raised it, or the body has another form (status 400).
+        RefusalError: `parse_json` raised it, or the body has another form (status 400).
     """
-    value, logits = json_of(body, media), False
+    value, logits = parse_json(body, media), False
     if isinstance(value, dict) and ("rows" in value or "columns" in value):
         logits = value.get("logits", False)
         unknown = [f"key {key!r}" for key in value if key not in ("rows", "columns", "logits")]
@@ -108,7 +108,7 @@ class RowReader:
         features = graph.features
         self.event_time = None if features is None else features.event_time
         roles = () if features is None else (features.event_time, features.group)
-        # columns that the log of served rows keeps
+        # columns to log
         self.logged = (*self.fields, *(name for name in roles if name is not None and name not in self.fields))
 
     def read(self, request: RequestRows) -> Decoded:
@@ -119,29 +119,30 @@ class RowReader:
         """Return the network's inputs for the good rows."""
         return decoded.columns if self._features is None else self._features.apply(decoded.columns)
 
-    def asked(self, request: RequestRows, rows: Sequence[int]) -> list[dict[str, Any]]:
+    def raw_rows(self, request: RequestRows, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return rows as the client sent them: raw columns, event time and group."""
         if request.rows is not None:
-            return [{n: given[n] for n in self.logged if n in given} for given in map(request.rows.__getitem__, rows)]
+            rows = [request.rows[index] for index in indices]
+            return [{name: row[name] for name in self.logged if name in row} for row in rows]
         table = {name: request.table[name] for name in self.logged if name in request.table}
         columns = {
             name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in table.items()
         }
-        return [{name: values[row] for name, values in columns.items()} for row in rows]
+        return [{name: values[index] for name, values in columns.items()} for index in indices]
 
     def _from_rows(self, rows: Sequence[Any]) -> Decoded:
         known = self.fields.keys()
-        odd = {
-            number: self._oddity(row)
-            for number, row in enumerate(rows)
+        malformed = {
+            index: self._problem_of(row)
+            for index, row in enumerate(rows)
             if not isinstance(row, dict) or known.isdisjoint(row)
         }
-        if odd:
-            rows = [{} if number in odd else row for number, row in enumerate(rows)]
+        if malformed:
+            rows = [{} if index in malformed else row for index, row in enumerate(rows)]
         decoded = self._convert({name: [row.get(name, MISSING) for row in rows] for name in known}, len(rows))
-        return _with_reasons(decoded, odd) if odd else decoded
+        return _with_reasons(decoded, malformed) if malformed else decoded
 
-    def _oddity(self, row: Any) -> str:
+    def _problem_of(self, row: Any) -> str:
         if not isinstance(row, dict):
             return f"is {type(row).__name__}; a row is an object {{column: value}}"
         near = next((hint for name in row if (hint := did_you_mean(name, self.fields))), "")
@@ -165,29 +166,28 @@ class RowReader:
         return schema.convert(values, count, refuse_bools=True)
 
 
-def _with_reasons(decoded: Decoded, odd: Mapping[int, str]) -> Decoded:
+def _with_reasons(decoded: Decoded, malformed: Mapping[int, str]) -> Decoded:
     """Remove malformed rows and record the reason for each."""
-    kept = decoded.where(~np.isin(decoded.row, list(odd)))
-    bad = {b.row: b for b in kept.bad} | {number: BadRow(0, number, reason, None) for number, reason in odd.items()}
-    return replace(kept, bad=[bad[number] for number in sorted(bad)])
+    kept = decoded.where(~np.isin(decoded.row, list(malformed)))
+    bad = {row.row: row for row in kept.bad} | {i: BadRow(0, i, reason, None) for i, reason in malformed.items()}
+    return replace(kept, bad=[bad[index] for index in sorted(bad)])
 
 
 def _plain_schema(graph: ServedGraph) -> Schema:
     columns: dict[str, Column] = {}
-    for name in graph.given:
-        index, wanted = graph.about["columns"].index(name), graph.ragged.get(name)
-        lists: dict[str, Any] = {} if wanted is None else {"padding": wanted.padding, "max_length": wanted.length}
-        shape = tuple(graph.about["shapes"][index]) if wanted is None else (None,)
-        columns[name] = Column(np.dtype(graph.about["dtypes"][index]), shape, **lists)
+    for name in graph.column_names:
+        index, spec = graph.description["columns"].index(name), graph.ragged.get(name)
+        lists: dict[str, Any] = {} if spec is None else {"padding": spec.padding, "max_length": spec.length}
+        shape = tuple(graph.description["shapes"][index]) if spec is None else (None,)
+        columns[name] = Column(np.dtype(graph.description["dtypes"][index]), shape, **lists)
     return Schema(columns)
 
 
 def _id_columns(graph: ServedGraph) -> tuple[str, ...]:
-    """Return the names of the columns that hold ids of tables."""
-    numbers = {column for component in graph.about["fields"] for column, _ in component["parts"]}
-    return tuple(
-        name for number, name in enumerate(graph.about["columns"]) if number in numbers and name in graph.given
-    )
+    """Return the names of the columns with table ids."""
+    indices = {column for component in graph.description["fields"] for column, _ in component["parts"]}
+    names = [name for index, name in enumerate(graph.description["columns"]) if index in indices]
+    return tuple(name for name in names if name in graph.column_names)
 
 
 def _is_text(values: Any) -> bool:

@@ -18,8 +18,8 @@ from ...errors import CheckpointError, CheckpointNotFoundError, ConfigurationErr
 from ...streams.sinks import address_of
 from ..published import Current
 from ..served_model import ServedModel
-from .answers import about, reply_to, with_id
-from .batching import Engine, Scored
+from .answers import reply_to, version_json, with_id
+from .batching import Engine, ScoredRequest
 from .open_inference import infer_reply, model_metadata, rows_of_infer
 from .openapi import description
 from .recommendation import Recommendation
@@ -39,18 +39,20 @@ class Service:
     def __init__(self, root: Path | str, options: ServeOptions) -> None:
         self._root, self._options = root, options
         self._traffic = Traffic()
-        to = options.log_recommended
-        if None not in (options.log, to) and address_of(options.log) == address_of(to):
+        log, log_recommended = options.log, options.log_recommended
+        if None not in (log, log_recommended) and address_of(log) == address_of(log_recommended):
             raise ConfigurationError(
                 "serve: log_recommended needs a different target than log: training reads the rows of log"
             )
-        self._log = None if options.log is None else RequestLog(options.log, options, self._traffic)
-        self._recommended = None if to is None else RequestLog(to, options, self._traffic, "recommended_log")
+        self._log = None if log is None else RequestLog(log, options, self._traffic)
+        self._recommended = (
+            None if log_recommended is None else RequestLog(log_recommended, options, self._traffic, "recommended_log")
+        )
         self._engine: Engine | None = None
         self._problem = f"no model has been published at {root} yet"  # why there is no engine
-        self._answered = (0, 0, 0)  # version, number of rows it computed, number of these that were not finite
+        self._answer_counts = (0, 0, 0)  # version, rows that it computed, rows among them that were not finite
         self._opening: asyncio.Task | None = None
-        self._answers = {  # handler of each operation
+        self._handlers = {  # handler of each operation
             "predict": self._predict,
             "recommend": self._recommend,
             "infer": self._infer,
@@ -106,20 +108,20 @@ class Service:
 
     async def handle(self, call: Call) -> Reply:
         """Answer a call within `options.timeout`; errors become replies too."""
-        began, longest = time.monotonic(), self._options.timeout
+        started, timeout = time.monotonic(), self._options.timeout
         try:
-            reply = await asyncio.wait_for(self._answers[call.operation](call), longest)
+            reply = await asyncio.wait_for(self._handlers[call.operation](call), timeout)
         except RefusalError as error:
             reply = refused(error)
         except asyncio.TimeoutError:
-            reply = refused(RefusalError(504, f"no answer within {longest:g} s", retry_after=1))
+            reply = refused(RefusalError(504, f"no answer within {timeout:g} s", retry_after=1))
         except Exception as error:
             logger.exception("%s failed", call.operation)
             reply = refused(RefusalError(500, f"{call.operation} failed: {type(error).__name__}"))
-        self._traffic.request(call.operation, reply.status, time.monotonic() - began)
+        self._traffic.request(call.operation, reply.status, time.monotonic() - started)
         return reply
 
-    def _opened(self, call: Call) -> Engine:
+    def _require_engine(self, call: Call) -> Engine:
         engine, name = self._engine, self._options.name
         if engine is None:
             raise RefusalError(503, self._problem, retry_after=1)
@@ -129,66 +131,66 @@ class Service:
 
     def _current(self, call: Call) -> Current:
         """Return the served version's record; refuse calls that name another version."""
-        current = self._opened(call).model.current
+        current = self._require_engine(call).model.current
         if call.version and call.version != str(current.version):
             raise RefusalError(404, f"version {current.version} is served; received {call.version!r}")
         return current
 
     async def _predict(self, call: Call) -> Reply:
         name = request_id(call.request_id)
-        scored = await self._scored(call, functools.partial(rows_of_body, call.body, call.media))
-        await self._written(self._log, name, scored)
+        scored = await self._score(call, functools.partial(rows_of_body, call.body, call.media))
+        await self._log_answer(self._log, name, scored)
         return reply_to(scored, name, logits=call.logits or scored.request.logits)
 
     async def _recommend(self, call: Call) -> Reply:
         name = request_id(call.request_id)
-        asked, items = Recommendation.of_body(call.body, call.media), self._opened(call).model.items
-        scored = await self._scored(call, functools.partial(asked.rows, items))
+        recommendation, items = Recommendation.of_body(call.body, call.media), self._require_engine(call).model.items
+        scored = await self._score(call, functools.partial(recommendation.rows, items))
         if self._log is not None:
             self._traffic.logged("log", "recommend", 1)
-        listed = await asyncio.to_thread(asked.items, scored)
-        given = {key: value for key, value in vars(asked).items() if value is not None}  # has a user or a history
-        await self._written(self._recommended, name, scored, {**given, "items": listed})
-        return with_id(Reply(200, orjson.dumps({**about(scored.current), "items": listed})), name)
+        listed = await asyncio.to_thread(recommendation.items, scored)
+        request = {key: value for key, value in vars(recommendation).items() if value is not None}
+        await self._log_answer(self._recommended, name, scored, {**request, "items": listed})
+        return with_id(Reply(200, orjson.dumps({**version_json(scored.current), "items": listed})), name)
 
     async def _infer(self, call: Call) -> Reply:
-        scored = await self._scored(call, functools.partial(rows_of_infer, call.body))
+        scored = await self._score(call, functools.partial(rows_of_infer, call.body))
         name = request_id(call.request_id if scored.request.id is None else scored.request.id)
         reply = infer_reply(scored, self._options.name)
-        await self._written(self._log, name, scored)
+        await self._log_answer(self._log, name, scored)
         return with_id(reply, name)
 
-    async def _written(
-        self, log: RequestLog | None, name: str, scored: Scored, recommended: dict[str, Any] | None = None
+    async def _log_answer(
+        self, log: RequestLog | None, name: str, scored: ScoredRequest, recommended: dict[str, Any] | None = None
     ) -> None:
         """Pass answered rows to a log, if there is one; wait for it if configured."""
         written = None if log is None else log.add(name, scored, recommended)
         if written is not None:
             await asyncio.wait([written], timeout=self._options.log_wait)
 
-    async def _scored(self, call: Call, parse: Callable[[], RequestRows]) -> Scored:
-        scored = await self._opened(call).score(parse, call.version)
+    async def _score(self, call: Call, parse: Callable[[], RequestRows]) -> ScoredRequest:
+        scored = await self._require_engine(call).score(parse, call.version)
         self._traffic.rows(len(scored.good), len(scored.bad))
-        version, wrong = scored.current.version, scored.not_finite
-        before = self._answered[1:] if self._answered[0] == version else (0, 0)
-        self._answered = version, before[0] + len(scored.good) + wrong, before[1] + wrong
+        version, rows, not_finite = scored.current.version, len(scored.good), scored.not_finite
+        earlier = self._answer_counts[1:] if self._answer_counts[0] == version else (0, 0)
+        self._answer_counts = version, earlier[0] + rows + not_finite, earlier[1] + not_finite
         return scored
 
     async def _ready(self, call: Call) -> Reply:
         current = self._current(call)
-        problem, oldest = self._opened(call).model.problem, self._options.max_age
+        problem, max_age = self._require_engine(call).model.problem, self._options.max_age
         age = time.time() - current.time
-        version, rows, wrong = self._answered if self._answered[0] == current.version else (0, 0, 0)
-        is_recent = oldest is None or age <= oldest
-        is_sound = 2 * wrong <= rows  # unready only if more than half of the answers are NaN or infinite
+        version, rows, not_finite = self._answer_counts if self._answer_counts[0] == current.version else (0, 0, 0)
+        is_recent = max_age is None or age <= max_age
+        is_sound = 2 * not_finite <= rows  # at most half of the answers are NaN or infinite
         ready = is_recent and is_sound
         if not is_recent:
-            problem = problem or f"no new version for {age:.0f} s; the limit is {oldest:g} s"
-        if wrong:
-            problem = f"{wrong} of {rows} answers of version {version} were NaN or infinite" + (
+            problem = problem or f"no new version for {age:.0f} s; the limit is {max_age:g} s"
+        if not_finite:
+            problem = f"{not_finite} of {rows} answers of version {version} were NaN or infinite" + (
                 f"; {problem}" if problem else ""
             )
-        body = {"ready": ready, "name": self._options.name, **about(current), "problem": problem}
+        body = {"ready": ready, "name": self._options.name, **version_json(current), "problem": problem}
         return Reply(200 if ready else 503, orjson.dumps(body))
 
     async def _metrics(self, call: Call) -> Reply:
@@ -204,7 +206,7 @@ class Service:
         return Reply(200, orjson.dumps(body))
 
     async def _model(self, call: Call) -> Reply:
-        current, engine = self._current(call), self._opened(call)
+        current, engine = self._current(call), self._require_engine(call)
         graph, number = engine.model.graph, np.dtype(np.float32)
         outputs = dict.fromkeys(["probability", "logits"] if graph.activation else ["prediction"], number)
         if graph.activation and graph.classes:

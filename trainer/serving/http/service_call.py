@@ -100,10 +100,10 @@ class ServeOptions:
             )
         number("serve: max_age", self.max_age, above=0, optional=True, what="seconds")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
-            raise ConfigurationError("serve: the token takes visible ASCII characters; received others, or none")
+            raise ConfigurationError("serve: the token must consist of visible ASCII characters")
         if self.host not in LOOPBACK and self.token is None and not self.insecure:
             raise ConfigurationError(
-                f"serve: host {self.host!r} accepts requests of other machines; set a token in the variable "
+                f"serve: host {self.host!r} accepts requests from other machines; set a token in the variable "
                 f"{TOKEN_VARIABLE}, or give --insecure if a proxy checks requests"
             )
         remember_secret(self.token)

@@ -26,7 +26,7 @@ OPEN = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")  # paths w
 def web_app(service: Service, options: ServeOptions) -> Starlette:
     """Return the web application of a service that the caller starts and stops."""
 
-    def on(operation: str) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint_for(operation: str) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
                 _check_token(request, options)
@@ -52,28 +52,28 @@ def web_app(service: Service, options: ServeOptions) -> Starlette:
 
     model = "/v2/models/{model}"
     routes = [
-        Route("/predict", on("predict"), methods=["POST"]),
-        Route("/recommend", on("recommend"), methods=["POST"]),
+        Route("/predict", endpoint_for("predict"), methods=["POST"]),
+        Route("/recommend", endpoint_for("recommend"), methods=["POST"]),
         Route("/healthz", alive),
-        Route("/readyz", on("ready")),
-        Route("/metrics", on("metrics")),
-        Route("/openapi.json", on("openapi")),
-        Route("/v2", on("server")),
+        Route("/readyz", endpoint_for("ready")),
+        Route("/metrics", endpoint_for("metrics")),
+        Route("/openapi.json", endpoint_for("openapi")),
+        Route("/v2", endpoint_for("server")),
         Route("/v2/health/live", alive),
-        Route("/v2/health/ready", on("ready")),
+        Route("/v2/health/ready", endpoint_for("ready")),
     ]
     for path in (model, model + "/versions/{version}"):
         routes += [
-            Route(path, on("model")),
-            Route(path + "/ready", on("ready")),
-            Route(path + "/infer", on("infer"), methods=["POST"]),
+            Route(path, endpoint_for("model")),
+            Route(path + "/ready", endpoint_for("ready")),
+            Route(path + "/infer", endpoint_for("infer"), methods=["POST"]),
         ]
     handlers = {HTTPException: failed, Exception: failed}
     longest = 3 * options.timeout  # one timeout each to receive the body, to compute the answer and to send it
-    return Starlette(routes=routes, middleware=[Middleware(_Bounded, longest)], exception_handlers=handlers)
+    return Starlette(routes=routes, middleware=[Middleware(_AnswerDeadline, longest)], exception_handlers=handlers)
 
 
-class _Bounded:
+class _AnswerDeadline:
     """Middleware that closes the connection of a client that does not read its answer."""
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:
@@ -89,8 +89,8 @@ class _Bounded:
 def _check_token(request: Request, options: ServeOptions) -> None:
     if options.token is None or request.url.path in OPEN:
         return
-    given = request.headers.get("authorization", "")
-    kind, _, token = given.partition(" ")
+    header = request.headers.get("authorization", "")
+    kind, _, token = header.partition(" ")
     if kind.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), options.token.encode()):
         raise RefusalError(401, "the header Authorization takes Bearer and the server's token")
 
@@ -111,24 +111,24 @@ async def _call(request: Request, operation: str, options: ServeOptions) -> Call
 
 async def _body(request: Request, options: ServeOptions) -> bytes:
     """Return the body, or raise RefusalError: 413 if too long, 408 if too slow."""
-    most = options.body_bytes
+    maximum = options.body_bytes
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > most:
-        raise RefusalError(413, f"a body has up to {most} bytes; received {length}")
+    if length.isdecimal() and int(length) > maximum:
+        raise RefusalError(413, f"a body has up to {maximum} bytes; received {length}")
     try:
-        return await asyncio.wait_for(_read(request, most), options.timeout)
+        return await asyncio.wait_for(_read(request, maximum), options.timeout)
     except asyncio.TimeoutError:
         raise RefusalError(408, f"the body did not come within {options.timeout:g} s") from None
     except ClientDisconnect:
         raise RefusalError(400, "the client left before its body was complete") from None
 
 
-async def _read(request: Request, most: int) -> bytes:
+async def _read(request: Request, maximum: int) -> bytes:
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
-        if size > most:
-            raise RefusalError(413, f"a body has up to {most} bytes; received more")
+        if size > maximum:
+            raise RefusalError(413, f"a body has up to {maximum} bytes; received more")
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 

@@ -20,14 +20,14 @@ from .service_call import ServeOptions
 logger = logging.getLogger(__name__)
 
 _GRACE = 5.0  # seconds to close the model after the last request
-_NEEDED = ("uvicorn", "starlette", "orjson", "prometheus_client")
+_PACKAGES = ("uvicorn", "starlette", "orjson", "prometheus_client")
 
 
 def check_installed() -> None:
     """Raise ConfigurationError if a package of the extra [serve] is missing."""
     import importlib.util
 
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(f"trainer serve needs {', '.join(missing)}: pip install 'mindspore-trainer[serve]'")
 
@@ -49,7 +49,7 @@ def _address_errors(options: ServeOptions) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigurationError(
-            f"serve: {options.host} port {options.port} cannot be listened on: {error.strerror or error}; "
+            f"serve: cannot listen on {options.host} port {options.port}: {error.strerror or error}; "
             "port 0 selects a free port"
         ) from None
 
@@ -121,12 +121,12 @@ async def _serve(
     received: list[int] = []
     loop = asyncio.get_running_loop()
 
-    def leave() -> None:
+    def force_exit() -> None:
         logger.error("the server has not stopped %g s after signal %d; the process ends now", longest, received[0])
         os._exit(128 + received[0])
 
     longest = options.drain + _GRACE
-    last_resort = threading.Timer(longest, leave)
+    last_resort = threading.Timer(longest, force_exit)
     last_resort.daemon = True
 
     def stop(number: int) -> None:
