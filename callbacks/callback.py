@@ -58,8 +58,8 @@ class Callback:
         end_order: position in `on_train_end`; None for the same as `order`.
         monitor: name of the metric this callback reads, or None; checked before training starts.
         drift_features: names of declared features whose drift is measured in every online window, as "drift_<name>".
-        non_finite: how the training step handles a non-finite loss or gradient. "skip" skips the update; "terminate"
-            skips this update and all later ones; None makes no request.
+        non_finite: how the training step handles a non-finite loss or gradient: "skip" skips the update, "terminate"
+            skips it and all later ones; None makes no request.
         main_only: whether the callback runs only on rank 0, because it shows or writes values that all ranks have.
         reports_only: whether the run can continue without this callback. If so, a hook that raises one of
             `report_errors` is logged once and training continues. Errors in `setup` still end the run.
@@ -173,7 +173,7 @@ class Callback:
         """Restore what `state_dict` returned."""
 
 
-class _Timed:
+class _TimedHook:
     """A bound hook that reports the duration of each call."""
 
     def __init__(self, observer: Callable[[str, float, float], None], callback: Callback, hook: str) -> None:
@@ -182,11 +182,11 @@ class _Timed:
         self._name = f"{type(callback).__name__}.{hook}"
 
     def __call__(self, trainer: Any) -> None:
-        began = time.perf_counter()
+        started = time.perf_counter()
         try:
             self._method(trainer)
         finally:
-            self._observer(self._name, began, time.perf_counter())
+            self._observer(self._name, started, time.perf_counter())
 
 
 _UNUSED_HOOKS = {
@@ -208,7 +208,7 @@ class CallbackList:
 
         `observer` receives "<callback>.<hook>" and the start and end by `time.perf_counter()`.
         """
-        bind = getattr if observer is None else functools.partial(_Timed, observer)
+        bind = getattr if observer is None else functools.partial(_TimedHook, observer)
         self._hooks: dict[str, list[Any]] = {
             hook: [
                 bind(callback, hook)
@@ -232,11 +232,11 @@ class CallbackList:
             try:
                 method(trainer)
             except BaseException as error:
-                if not self._is_of_a_report(error, method, hook):
+                if not self._is_report_failure(error, method, hook):
                     _annotate_error(error, method, hook)
                     raise
 
-    def _is_of_a_report(self, error: BaseException, method: Any, hook: str) -> bool:
+    def _is_report_failure(self, error: BaseException, method: Any, hook: str) -> bool:
         """Return whether the error only affects a report; warn once per callback."""
         callback = getattr(method, "__self__", None)
         reports_only = hook != "setup" and getattr(callback, "reports_only", False)
@@ -254,29 +254,29 @@ class CallbackList:
             try:
                 method(trainer)
             except Exception as error:
-                if not self._is_of_a_report(error, method, hook):
+                if not self._is_report_failure(error, method, hook):
                     _annotate_error(error, method, hook)
                     raised.append(error)
         return raised
 
     def state_dict(self) -> dict[str, Any]:
         """Return the callbacks' states by "<class name>:<index among that class>"."""
-        states = ((key, callback.state_dict()) for key, callback in self._keyed())
+        states = ((key, callback.state_dict()) for key, callback in self._by_key())
         return {key: state for key, state in states if state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restore callbacks by key; return the keys of `state` that match no callback."""
-        known = dict(self._keyed())
+        known = dict(self._by_key())
         for key, value in state.items():
             if key in known:
                 known[key].load_state_dict(value)
         return [key for key in state if key not in known]
 
-    def _keyed(self) -> Iterator[tuple[str, Callback]]:
-        seen: dict[str, int] = {}
+    def _by_key(self) -> Iterator[tuple[str, Callback]]:
+        last_index: dict[str, int] = {}
         for callback in self._callbacks:
             name = type(callback).__name__
-            index = seen[name] = seen.get(name, -1) + 1
+            index = last_index[name] = last_index.get(name, -1) + 1
             yield f"{name}:{index}", callback
 
     def __iter__(self) -> Iterator[Callback]:

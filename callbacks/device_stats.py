@@ -29,7 +29,7 @@ class DeviceStats(Callback):
 
     main_only = True
     reports_only = True
-    most_records = 10_000
+    max_records = 10_000
 
     def __init__(self, every: Every | int | None = None) -> None:
         self.every = cadence("DeviceStats", every, Every(seconds=5.0))
@@ -41,14 +41,14 @@ class DeviceStats(Callback):
 
     def on_train_begin(self, trainer: Trainer) -> None:
         self.records = []
-        self._mark = self._totals()
+        self._previous = self._totals()
         self._psutil.cpu_percent()  # the first call of a process returns 0
         self.every.start(trainer.state.progress)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         if self.every.due(trainer.state.progress):
             self.records.append({"step": trainer.state.progress.global_step, **self._measure()})
-            del self.records[: -self.most_records]
+            del self.records[: -self.max_records]
 
     def _totals(self) -> tuple[float, float, float, float]:
         """Return time, CPU seconds of the process, and bytes read and written."""
@@ -59,8 +59,8 @@ class DeviceStats(Callback):
         return time.monotonic(), used.user + used.system, read, written
 
     def _measure(self) -> dict[str, float]:
-        before, self._mark = self._mark, self._totals()
-        seconds, used, read, written = (now - then for now, then in zip(self._mark, before, strict=True))
+        previous, self._previous = self._previous, self._totals()
+        seconds, used, read, written = (now - then for now, then in zip(self._previous, previous, strict=True))
         seconds = max(seconds, 1e-9)
         return {
             "process_cpu": used / seconds,

@@ -1,4 +1,4 @@
-"""`EarlyStopping`: ends the run when a metric does not improve any more."""
+"""`EarlyStopping`: ends the run when a metric stops improving."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class EarlyStopping(Patience):
     """
 
     order = 50
-    least_patience = 0
+    minimum_patience = 0
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class EarlyStopping(Patience):
 
     def _clear(self) -> None:
         super()._clear()
-        self._fired = False
+        self._has_stopped_run = False
         self._weights: dict[str, np.ndarray] | None = None
         self._calibration: dict[str, Any] | None = None
 
@@ -100,34 +100,34 @@ class EarlyStopping(Patience):
                 f"ModelCheckpoint(folder, monitor={self.monitor!r}, restore_best=True), which restores both"
             )
 
-    def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
+    def handle_measurement(self, trainer: Trainer, value: float, improved: bool) -> None:
         if improved and self.restore_best:
-            validated = self.watched.hook(trainer) == "on_eval_end"  # uses averaged weights, if any
-            with trainer.averaged_weights() if validated else contextlib.nullcontext():
+            is_validation = self.watched.hook(trainer) == "on_eval_end"  # a validation uses averaged weights, if any
+            with trainer.averaged_weights() if is_validation else contextlib.nullcontext():
                 self._weights = {p.name: p.asnumpy().copy() for p in _parameters(trainer)}
             self._calibration = None if trainer.calibrator is None else trainer.calibrator.state_dict()
-        spent = self.out_of_patience(improved and (self.baseline is None or self.watched.better(value, self.baseline)))
+        beats_baseline = self.baseline is None or self.watched.better(value, self.baseline)
+        is_exhausted = self.out_of_patience(improved and beats_baseline)
         best = "no value" if self.best is None else f"best {self.best:.6g} at step {self.best_step}"
-        label, minimal = self.watched.name, self.watched.mode == "min"
-        aim, bound = self.stopping_threshold, self.divergence_threshold
+        label, lower_is_better = self.watched.name, self.watched.mode == "min"
+        target, limit = self.stopping_threshold, self.divergence_threshold
         reason = ""
         if self.check_finite and not math.isfinite(value):
             reason = f"{label} is {value} ({best})"
-        elif aim is not None and (value < aim if minimal else value > aim):
-            reason = f"{label} is {value:.6g}, better than stopping_threshold={aim:g}"
-        elif bound is not None and (value > bound if minimal else value < bound):
-            reason = f"{label} is {value:.6g}, worse than divergence_threshold={bound:g} ({best})"
-        elif spent and not improved:
+        elif target is not None and (value < target if lower_is_better else value > target):
+            reason = f"{label} is {value:.6g}, better than stopping_threshold={target:g}"
+        elif limit is not None and (value > limit if lower_is_better else value < limit):
+            reason = f"{label} is {value:.6g}, worse than divergence_threshold={limit:g} ({best})"
+        elif is_exhausted and not improved:
             reason = f"{label} has not improved in {self.wait} measurements ({best}, now {value:.6g})"
         if reason:
-            self._fired = True
+            self._has_stopped_run = True
             trainer.stop(reason, kind="callback")
 
     def _measure(self, hook: str, trainer: Trainer) -> None:
         progress = trainer.state.progress
-        epoch = (
-            progress.epoch if progress.step_in_epoch else progress.epoch - 1
-        )  # counted from 0; after the last step of an epoch, `progress.epoch` already includes it
+        # The epoch is counted from 0. After its last step, `progress.epoch` already counts it as finished.
+        epoch = progress.epoch if progress.step_in_epoch else progress.epoch - 1
         if not self.start_from_epoch or epoch >= self.start_from_epoch:
             super()._measure(hook, trainer)
 
@@ -138,10 +138,10 @@ class EarlyStopping(Patience):
         is restored.
         """
         reason = trainer.state.stop_reason
-        if not self.restore_best or not (self._fired or (reason is not None and reason.kind == "limit")):
+        if not self.restore_best or not (self._has_stopped_run or (reason is not None and reason.kind == "limit")):
             return
         if self._weights is None:
-            logger.warning("EarlyStopping: the weights of the best %s are not in memory; none restored", self.monitor)
+            logger.warning("EarlyStopping: no weights restored: those of the best %s are not in memory", self.monitor)
             return
         if self.best_step != trainer.state.progress.global_step:
             from mindspore import Tensor, ops

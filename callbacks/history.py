@@ -31,7 +31,7 @@ class Curve:
         self._offered = 0
 
     def add(self, step: int, value: float) -> None:
-        """Append a point, unless it is one of those that are skipped."""
+        """Append the point if it is one in `_stride`."""
         self._offered += 1
         if (self._offered - 1) % self._stride:
             return
@@ -177,7 +177,8 @@ class History(Callback):
         path = trainer.state.snapshot
         step = None if path is None else snapshot_step(path)
         if path is not None and step is not None:
-            self._snapshots = {known: at for known, at in self._snapshots.items() if at.is_dir()} | {step: path}
+            existing = {number: folder for number, folder in self._snapshots.items() if folder.is_dir()}
+            self._snapshots = existing | {step: path}
 
     on_load_checkpoint = on_save_checkpoint
 

@@ -1,7 +1,7 @@
 """`Trainer`: the part of the trainer that callbacks may use in their hooks.
 
-Attributes and methods that are not in this class may change without notice. `trainer.state` has the counters, the
-latest outputs and metrics, the current validation, windows, snapshots and the stop reason (`trainer.state.State`).
+Anything that is not in this class may change without notice. `trainer.state` (`trainer.state.State`) has the counters,
+the latest outputs and metrics, the current validation, windows, snapshots and the stop reason.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 # Names that earlier versions exported -> how to replace them (see docs/upgrading.md).
-GONE = {
+REMOVED_NAMES = {
     "BatchSizeFinder": "measure sizes with fit(..., batch_size=..., max_steps=...)",
     "HealthFile": "JSONLinesLogger(every=...) writes the run's numbers to a file, PrometheusMonitor serves them",
     "PredictionWriter": "write what trainer.predict(data) returns, or use `trainer predict --output FILE`",
@@ -58,47 +58,50 @@ def declared_imports(file: str) -> dict[str, str]:
 def hint(name: str, names: Iterable[str]) -> str:
     """Return a hint for a missing name: its replacement, or a similar name."""
     did_you_mean = importlib.import_module("trainer.errors").did_you_mean
-    return f"; it was removed: {GONE[name]}" if name in GONE else did_you_mean(name, names)
+    return f"; it was removed: {REMOVED_NAMES[name]}" if name in REMOVED_NAMES else did_you_mean(name, names)
 
 
 def _is_import(frame: types.FrameType) -> bool:
     """Return whether a frame is executing ``from package import name``.
 
-    In this case, Python replaces the text of an AttributeError by its own text, which would lose the hint.
+    There, Python would replace the text of an AttributeError and lose the hint.
     """
     return frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str], before: Callable[[], None] | None = None, rest: str | None = None
+    package: str,
+    modules: Mapping[str, str],
+    before_import: Callable[[], None] | None = None,
+    fallback: str | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's `__getattr__` and `__dir__` (PEP 562).
 
     Args:
         package: `__name__` of the package.
-        homes: public name -> module that defines it, relative (".module") or absolute.
-        before: called before a name is imported for the first time.
-        rest: module whose `__all__` has further public names; imported when a name is not in `homes`.
+        modules: public name -> module that defines it, relative (".module") or absolute.
+        before_import: called before a name is imported for the first time.
+        fallback: module whose `__all__` has further public names; imported when a name is not in `modules`.
     """
 
     def getattribute(name: str) -> Any:
-        home = homes.get(name)
-        if home is None and rest is not None and name[0] != "_":
-            home = rest if name in importlib.import_module(rest, package).__all__ else None
-        if home is None:
+        module = modules.get(name)
+        if module is None and fallback is not None and name[0] != "_":
+            module = fallback if name in importlib.import_module(fallback, package).__all__ else None
+        if module is None:
             frame = inspect.currentframe()
-            asking = None if frame is None else frame.f_back
-            kind = ImportError if asking is not None and _is_import(asking) else AttributeError
+            caller = None if frame is None else frame.f_back
+            kind = ImportError if caller is not None and _is_import(caller) else AttributeError
             # Passing `name` keeps Python from adding its own suggestion.
-            raise kind(f"module {package!r} has no attribute {name!r}{hint(name, homes)}", name=name)
-        if before is not None:
-            before()
+            raise kind(f"module {package!r} has no attribute {name!r}{hint(name, modules)}", name=name)
+        if before_import is not None:
+            before_import()
         with _collector_paused():
-            value = getattr(importlib.import_module(home, package), name)
+            value = getattr(importlib.import_module(module, package), name)
         setattr(sys.modules[package], name, value)
         return value
 
     def directory() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        return sorted({*vars(sys.modules[package]), *modules})
 
     return getattribute, directory

@@ -113,7 +113,7 @@ class ReduceLROnPlateau(Patience):
         super().setup(trainer)
         require_settable_rate("ReduceLROnPlateau", trainer)
 
-    def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
+    def handle_measurement(self, trainer: Trainer, value: float, improved: bool) -> None:
         if not self.out_of_patience(improved or self.cooling > 0):
             self.cooling = max(0, self.cooling - 1)
             return

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 SMOOTHING = 0.9
-DIVERGED = 4.0
-LEFT_OUT = 3  # points ignored at each end of the curve
+DIVERGENCE_RATIO = 4.0
+IGNORED_POINTS = 3  # points ignored at each end of the curve
 
 
 class LRFinder(Callback):
@@ -63,7 +63,7 @@ class LRFinder(Callback):
 
         cells = [trainer.network, trainer.optimizer]
         parameters = {id(p): p for cell in cells if cell is not None for p in nn.Cell.get_parameters(cell)}
-        self._kept: list[tuple[Parameter, np.ndarray]] = [(p, p.asnumpy().copy()) for p in parameters.values()]
+        self._initial: list[tuple[Parameter, np.ndarray]] = [(p, p.asnumpy().copy()) for p in parameters.values()]
         self._rate = trainer.learning_rate
         self.rates, self.losses, self.suggestion = [], [], None
         self._mean = 0.0
@@ -75,8 +75,10 @@ class LRFinder(Callback):
         self._mean = SMOOTHING * self._mean + (1 - SMOOTHING) * trainer.state.outputs.loss
         self.losses.append(self._mean / (1 - SMOOTHING**done))
         if done >= self.steps:
-            trainer.stop("LRFinder has seen all learning rates", kind="callback")
-        elif not math.isfinite(self.losses[-1]) or (done > LEFT_OUT and self.losses[-1] > DIVERGED * min(self.losses)):
+            trainer.stop("LRFinder has tried all learning rates", kind="callback")
+            return
+        loss, limit = self.losses[-1], DIVERGENCE_RATIO * min(self.losses)
+        if not math.isfinite(loss) or (done > IGNORED_POINTS and loss > limit):
             trainer.stop(f"LRFinder: the loss diverges at a learning rate of {self.rates[-1]:.3g}", kind="callback")
         else:
             trainer.learning_rate = self.least * (self.most / self.least) ** (done / (self.steps - 1))
@@ -85,13 +87,13 @@ class LRFinder(Callback):
         import numpy as np
         from mindspore import Tensor, ops
 
-        inner = slice(LEFT_OUT, -LEFT_OUT)
-        if len(self.losses) > 2 * LEFT_OUT + 1:
-            slopes = np.gradient(np.array(self.losses), np.log(self.rates))[inner]
+        used = slice(IGNORED_POINTS, -IGNORED_POINTS)
+        if len(self.losses) > 2 * IGNORED_POINTS + 1:
+            slopes = np.gradient(np.array(self.losses), np.log(self.rates))[used]
             best = int(np.nanargmin(slopes)) if np.isfinite(slopes).any() else 0
-            self.suggestion = self.rates[LEFT_OUT + best] if slopes[best] < 0 else None
-        for parameter, value in self._kept:
+            self.suggestion = self.rates[IGNORED_POINTS + best] if slopes[best] < 0 else None
+        for parameter, value in self._initial:
             ops.assign(parameter, Tensor(value, parameter.dtype))
-        self._kept = []
+        self._initial = []
         if self._rate is not None:
             trainer.learning_rate = self._rate

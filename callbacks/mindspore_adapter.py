@@ -8,8 +8,8 @@ The adapter calls a callback as MindSpore's own loop does:
   epoch, the trainer does not begin an epoch; the adapter then begins one at the first step and ends it with the run.
 - A call of K steps triggers one `on_train_step_begin` and one `on_train_step_end`, as with MindSpore's data sink.
   `on_train_step_end` receives the results of the last step.
-- During the validation of a `fit`, only `on_eval_*` hooks that the callback's class defines are called. The older names
-  stand for training hooks. In this evaluation MindSpore, too, skips its own callbacks except `TimeMonitor`.
+- During the validation of a `fit`, only `on_eval_*` hooks that the callback's class defines are called, because the
+  older names are training hooks. Like MindSpore, it skips MindSpore's own callbacks here, except `TimeMonitor`.
 - Epochs and steps are counted from the start of the call, as in `mindspore.Model`, and continue after a resume.
 - `request_stop()` ends the run after the current step.
 """
@@ -25,17 +25,17 @@ from mindspore import Tensor, nn
 from mindspore import dtype as mstype
 from mindspore.train import Callback as MindSporeCallback
 from mindspore.train import RunContext, TimeMonitor
-from mindspore.train.callback import __all__ as _own_names
+from mindspore.train.callback import __all__ as _mindspore_callbacks
 
 from trainer.errors import ConfigurationError
 
 from .callback import Callback, Trainer
 
 # Batches per epoch for data without a size. MindSpore's callbacks divide by this number, so it cannot be 0 or None.
-UNSIZED = 2**31 - 1
+UNKNOWN_SIZE = 2**31 - 1
 
 # Callback parameters that are absent in a call of `evaluate`.
-_OF_TRAINING = ("cur_epoch_num", "epoch_num", "initial_step", "train_dataset", "train_dataset_element")
+_TRAINING_PARAMS = ("cur_epoch_num", "epoch_num", "initial_step", "train_dataset", "train_dataset_element")
 
 
 class CallbackParams(dict):
@@ -43,21 +43,21 @@ class CallbackParams(dict):
 
     def __init__(self) -> None:
         super().__init__()
-        object.__setattr__(self, "_makers", {})
+        object.__setattr__(self, "_factories", {})
 
-    def on_demand(self, key: str, make: Callable[[], Any]) -> None:
-        """Compute the value of `key` with `make` when it is first read, and cache it."""
+    def set_lazy(self, key: str, compute: Callable[[], Any]) -> None:
+        """Compute the value of `key` with `compute` when it is first read, and cache it."""
         self.pop(key, None)
-        self._makers[key] = make
+        self._factories[key] = compute
 
     def __missing__(self, key: str) -> Any:
-        if key not in self._makers:
+        if key not in self._factories:
             raise KeyError(key)
-        self[key] = self._makers[key]()
+        self[key] = self._factories[key]()
         return self[key]
 
     def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or key in self._makers
+        return super().__contains__(key) or key in self._factories
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of `key`, or `default`."""
@@ -78,7 +78,7 @@ class CallbackParams(dict):
         self[key] = value
 
 
-class _WithGraph:
+class _GraphAccess:
     """Lets callbacks read the graph of the training program."""
 
     def get_func_graph_proto(self) -> Any:
@@ -88,7 +88,7 @@ class _WithGraph:
         return None if program is None else nn.Cell.get_func_graph_proto(program)
 
 
-class TrainNetwork(_WithGraph, nn.TrainOneStepCell):
+class TrainNetwork(_GraphAccess, nn.TrainOneStepCell):
     """A training cell like that of `mindspore.Model`; callbacks may save or export it."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -97,7 +97,7 @@ class TrainNetwork(_WithGraph, nn.TrainOneStepCell):
         self.__dict__["_trainer"] = trainer
 
 
-class _OwnTrainNetwork(_WithGraph, nn.Cell):
+class _UserTrainNetwork(_GraphAccess, nn.Cell):
     """Wraps the user's training cell and forwards to its attributes."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -116,7 +116,7 @@ class _OwnTrainNetwork(_WithGraph, nn.Cell):
             return getattr(super().__getattr__("training_cell"), name)
 
 
-class _LossScale:
+class _LossScaleManager:
     """Gives the loss scale the interface of MindSpore's loss scale managers."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -141,10 +141,10 @@ class AdaptedCallback(Callback):
         self.monitor = monitored_name(monitor) if isinstance(monitor, str) else None
         self._params = CallbackParams()
         self.run_context = RunContext(self._params)
-        self._target: MindSporeCallback | None = None
+        self._entered: MindSporeCallback | None = None
         self._in_epoch = False
         if not (self._defines("on_train_step_begin") or self._defines("on_train_step_end")):
-            # Call nothing per step if the callback has no step hooks, except to begin an epoch.
+            # Without step hooks, a step only has to begin the epoch.
             self.on_train_step_begin = self._first_step_begin  # type: ignore[method-assign]
             self.on_train_step_end = Callback.on_train_step_end.__get__(self)  # type: ignore[method-assign]
 
@@ -157,29 +157,29 @@ class AdaptedCallback(Callback):
         )
 
     def _enter(self) -> None:
-        if self._target is None:
+        if self._entered is None:
             target = self.callback.__enter__()
-            self._target = target if isinstance(target, MindSporeCallback) else self.callback
+            self._entered = target if isinstance(target, MindSporeCallback) else self.callback
 
     def teardown(self, trainer: Trainer) -> None:
         """Leave the callback's context with the exception that ended the run, if any."""
-        if self._target is not None:
-            self._target = None
+        if self._entered is not None:
+            self._entered = None
             error = trainer.state.exception
             kind = None if error is None else type(error)
             self.callback.__exit__(kind, error, getattr(error, "__traceback__", None))
 
     def _call(self, hook: str, trainer: Trainer) -> None:
-        getattr(self._target, hook)(self.run_context)
+        getattr(self._entered, hook)(self.run_context)
         if self.run_context.get_stop_requested() and trainer.state.stop_reason is None:
             trainer.stop(f"{type(self.callback).__name__} requested a stop in {hook}", kind="callback")
 
-    def _counted(self, trainer: Trainer) -> tuple[int, int]:
+    def _epoch_and_step(self, trainer: Trainer) -> tuple[int, int]:
         """Return the epoch number (from 1) and the steps done, counted within the call."""
         progress, base = trainer.state.progress, trainer.base
         return progress.epoch - base["epoch"] + trainer.state.first_epoch + 1, progress.global_step - base["step"]
 
-    def _fill(self, trainer: Trainer) -> None:
+    def _fill_params(self, trainer: Trainer) -> None:
         params, state = self._params, trainer.state
         params.clear()
         # A new context, because the old one would still request a stop.
@@ -191,8 +191,8 @@ class AdaptedCallback(Callback):
             optimizer=trainer.optimizer,
             loss_fn=trainer.loss_fn,
             epoch_num=1 if limit is None else limit - trainer.base["epoch"],
-            cur_step_num=self._counted(trainer)[1],
-            batch_num=state.total_steps or UNSIZED,
+            cur_step_num=self._epoch_and_step(trainer)[1],
+            batch_num=state.total_steps or UNKNOWN_SIZE,
             dataset_sink_mode=False,
             train_dataset=trainer.train_dataset,
             parallel_mode="stand_alone" if trainer.group.size == 1 else "data_parallel",
@@ -203,28 +203,27 @@ class AdaptedCallback(Callback):
             train_dataset_element=None,
             initial_step=None,
         )
-        params["loss_scale_mananger"] = (
-            None if trainer.loss_scale is None else _LossScale(trainer)
-        )  # MindSpore's spelling
-        own = trainer.optimizer is None
-        params.on_demand("train_network", lambda: _OwnTrainNetwork(trainer) if own else trainer.train_network)
-        params.on_demand("eval_network", trainer.builder.inference.evaluate_cell)
+        # The key has MindSpore's spelling.
+        params["loss_scale_mananger"] = None if trainer.loss_scale is None else _LossScaleManager(trainer)
+        is_user_cell = trainer.optimizer is None
+        params.set_lazy("train_network", lambda: _UserTrainNetwork(trainer) if is_user_cell else trainer.train_network)
+        params.set_lazy("eval_network", trainer.builder.inference.evaluate_cell)
 
     def _set_outputs(self, trainer: Trainer) -> None:
         outputs = trainer.state.outputs
-        self._params["cur_step_num"] = self._counted(trainer)[1]
-        self._params.on_demand("net_outputs", lambda: _net_outputs(trainer, outputs))
-        self._params.on_demand("train_dataset_element", lambda: _last_batch(outputs.chunk))
+        self._params["cur_step_num"] = self._epoch_and_step(trainer)[1]
+        self._params.set_lazy("net_outputs", lambda: _net_outputs(trainer, outputs))
+        self._params.set_lazy("train_dataset_element", lambda: _last_batch(outputs.chunk))
 
     def on_train_begin(self, trainer: Trainer) -> None:
         self._in_epoch = False
-        self._fill(trainer)
+        self._fill_params(trainer)
         self._enter()
         self._call("on_train_begin", trainer)
 
     def on_train_epoch_begin(self, trainer: Trainer) -> None:
-        self._params["cur_epoch_num"] = self._counted(trainer)[0]
-        if trainer.state.total_steps is not None:  # the size of any data is known after its first epoch
+        self._params["cur_epoch_num"] = self._epoch_and_step(trainer)[0]
+        if trainer.state.total_steps is not None:  # known after the first epoch, even for data without a size
             self._params["batch_num"] = trainer.state.total_steps
         self._in_epoch = True
         self._first_step = trainer.state.progress.global_step - trainer.state.progress.step_in_epoch
@@ -236,9 +235,9 @@ class AdaptedCallback(Callback):
 
     def on_train_step_begin(self, trainer: Trainer) -> None:
         self._first_step_begin(trainer)
-        self._params["cur_step_num"] = self._counted(trainer)[1] + 1
+        self._params["cur_step_num"] = self._epoch_and_step(trainer)[1] + 1
         chunk = trainer.state.chunk
-        self._params.on_demand("train_dataset_element", lambda: _last_batch(chunk))
+        self._params.set_lazy("train_dataset_element", lambda: _last_batch(chunk))
         self._call("on_train_step_begin", trainer)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
@@ -263,23 +262,23 @@ class AdaptedCallback(Callback):
         self._call("on_train_end", trainer)
 
     def _call_eval(self, hook: str, trainer: Trainer) -> None:
-        own = self._defines(hook, alias=False) and type(self.callback).__name__ not in _own_names
-        if trainer.state.phase == "evaluate" or isinstance(self.callback, TimeMonitor) or own:
+        is_overridden = self._defines(hook, alias=False) and type(self.callback).__name__ not in _mindspore_callbacks
+        if trainer.state.phase == "evaluate" or isinstance(self.callback, TimeMonitor) or is_overridden:
             self._call(hook, trainer)
 
     def on_eval_begin(self, trainer: Trainer) -> None:
         if trainer.state.phase == "evaluate":
-            self._fill(trainer)
-            for key in _OF_TRAINING:
+            self._fill_params(trainer)
+            for key in _TRAINING_PARAMS:
                 self._params.pop(key, None)
             self._enter()
-        kept = ("mode", "cur_step_num", "batch_num", "net_outputs")
-        self._train_values = {key: dict.get(self._params, key) for key in kept if dict.__contains__(self._params, key)}
+        keys = ("mode", "cur_step_num", "batch_num", "net_outputs")
+        self._train_values = {key: dict.get(self._params, key) for key in keys if dict.__contains__(self._params, key)}
         evaluation = trainer.state.evaluation
         self._params.update(
             mode="eval",
             cur_step_num=0,
-            batch_num=evaluation.num_batches or UNSIZED,
+            batch_num=evaluation.num_batches or UNKNOWN_SIZE,
             valid_dataset=evaluation.dataset,
         )
         self._call_eval("on_eval_begin", trainer)
@@ -288,7 +287,7 @@ class AdaptedCallback(Callback):
     def on_eval_step_begin(self, trainer: Trainer) -> None:
         self._params["cur_step_num"] += 1
         chunk = trainer.state.evaluation.chunk
-        self._params.on_demand("eval_dataset_element", lambda: _last_batch(chunk))
+        self._params.set_lazy("eval_dataset_element", lambda: _last_batch(chunk))
         self._call_eval("on_eval_step_begin", trainer)
 
     def on_eval_step_end(self, trainer: Trainer) -> None:
@@ -296,12 +295,12 @@ class AdaptedCallback(Callback):
         self._call_eval("on_eval_step_end", trainer)
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        if self._params["batch_num"] == UNSIZED:
+        if self._params["batch_num"] == UNKNOWN_SIZE:
             self._params["batch_num"] = max(1, self._params["cur_step_num"])
         self._call_eval("on_eval_epoch_end", trainer)
         prefix = "" if trainer.state.phase == "evaluate" else "val_"
         metrics = {
-            name: _unreduced(value, trainer.state.metrics.get(prefix + name))
+            name: _reported_value(value, trainer.state.metrics.get(prefix + name))
             for name, value in trainer.state.evaluation.values.items()
         }
         self._params["metrics"] = metrics
@@ -324,7 +323,7 @@ class AdaptedCallback(Callback):
             load(state)
 
 
-def _unreduced(value: Any, number: float | None) -> Any:
+def _reported_value(value: Any, number: float | None) -> Any:
     """Return `number`, or a metric's own `value` if it is an array, mapping or tuple."""
     return value if number is None or np.ndim(value) or isinstance(value, Mapping | tuple) else number
 

@@ -85,7 +85,7 @@ class ModelCheckpoint(Callback):
         self.best_name: str | None = None
         self._records: list[dict[str, Any]] = []
         self._due = False
-        self._measured: float | None = None
+        self._latest_value: float | None = None
 
     @property
     def snapshot_root(self) -> Path | None:  # type: ignore[override]
@@ -113,7 +113,7 @@ class ModelCheckpoint(Callback):
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Start the cadence; save the initial state only if its value is among the best."""
-        self._due, self._measured = False, None
+        self._due, self._latest_value = False, None
         self._saved_step = trainer.state.progress.global_step
         if isinstance(self.every, Every):
             self.every.start(trainer.state.progress)
@@ -136,12 +136,12 @@ class ModelCheckpoint(Callback):
             due = self.every.due(trainer.state.progress)
             # All processes take part in a snapshot, but their clocks differ, so they decide together.
             self._due |= trainer.group.any(due) if self.every.unit == "seconds" else due
-        if self._due or self._measured is not None:
-            self._save_if_wanted(trainer, self.background)
+        if self._due or self._latest_value is not None:
+            self._save_if_due(trainer, self.background)
 
     def on_train_end(self, trainer: Trainer) -> None:
         self._due = self._due or self.save_on_exit or self.restore_best
-        self._save_if_wanted(trainer, background=False)
+        self._save_if_due(trainer, background=False)
         reason = trainer.state.stop_reason
         if self.restore_best and reason is not None and reason.kind in ("limit", "callback"):
             self._restore_best(trainer)
@@ -151,7 +151,7 @@ class ModelCheckpoint(Callback):
         best = [record for record in self._ranked() if record["durable"]]
         if not best:
             logger.warning("ModelCheckpoint: %s was never measured; no best weights restored", self.watched.name)
-        elif best[0]["name"] != _name_of(trainer.state.progress.global_step):
+        elif best[0]["name"] != _snapshot_name(trainer.state.progress.global_step):
             trainer.load(self.root / best[0]["name"], weights_only=True, averaged=True)
             value = f"{self.watched.name} {best[0]['value']:.6g}"
             logger.info("ModelCheckpoint: restored the weights of the best snapshot, %s (%s)", best[0]["name"], value)
@@ -159,20 +159,20 @@ class ModelCheckpoint(Callback):
     def _measure(self, hook: str, trainer: Trainer) -> None:
         if self.watched is not None and self.watched.hook(trainer) == hook:
             value = self.watched.read(trainer)
-            self._measured = value if value is not None and math.isfinite(value) else None
+            self._latest_value = value if value is not None and math.isfinite(value) else None
 
-    def _save_if_wanted(self, trainer: Trainer, background: bool) -> None:
-        step, value = trainer.state.progress.global_step, self._measured
-        ranked = value is not None and self._among_best(value)
-        wanted = self._due or ranked
-        self._due, self._measured = False, None
-        first = ranked and all(record["name"] != _name_of(step) for record in self._records)
-        if wanted and (first or step != self._saved_step):
+    def _save_if_due(self, trainer: Trainer, background: bool) -> None:
+        step, value = trainer.state.progress.global_step, self._latest_value
+        is_among_best = value is not None and self._among_best(value)
+        is_due = self._due or is_among_best
+        self._due, self._latest_value = False, None
+        is_unrecorded = is_among_best and all(record["name"] != _snapshot_name(step) for record in self._records)
+        if is_due and (is_unrecorded or step != self._saved_step):
             self._save(trainer, step, value, background)
 
     def _save(self, trainer: Trainer, step: int, value: float | None, background: bool) -> None:
         # The record is saved in the snapshot that it describes, so it is created first.
-        name = _name_of(step)
+        name = _snapshot_name(step)
         self._records = [record for record in self._records if record["name"] != name]
         record = {"name": name, "value": value, "durable": False}
         self._records.append(record)
@@ -241,21 +241,21 @@ class ModelCheckpoint(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         records = [
             {
-                "name": _name(record["name"]),
+                "name": _checked_name(record["name"]),
                 "value": None if record["value"] is None else any_number("value", record["value"]),
                 "durable": record["durable"] is True,
             }
             for record in state["records"]
         ]
-        self.best_name = None if state["best_name"] is None else _name(state["best_name"])
+        self.best_name = None if state["best_name"] is None else _checked_name(state["best_name"])
         self._records = records
 
 
-def _name_of(step: int) -> str:
+def _snapshot_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-def _name(value: Any) -> str:
+def _checked_name(value: Any) -> str:
     # The name comes from a snapshot and becomes part of a path, which must not leave the folder.
     if not isinstance(value, str) or not re.fullmatch(r"step_\d{8,18}", value):
         raise ValueError(f"{value!r} is not the name of a snapshot")

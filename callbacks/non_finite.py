@@ -19,11 +19,11 @@ from .callback import Callback, Trainer
 
 logger = logging.getLogger(__name__)
 
-_RECORDS = 100  # maximum length of `SkipNonFinite.skipped`
-_CALLS = 1024  # maximum number of calls that are remembered between two readings
+_MAX_RECORDS = 100  # maximum length of `SkipNonFinite.skipped`
+_MAX_CALLS = 1024  # maximum number of calls remembered between two readings
 # Consecutive overflows that the loss scaler may handle. A dynamic loss scale of 2**24 reaches 1 after 24 halvings, so
 # later overflows are not caused by scaling.
-_SCALING = 32
+_MAX_SCALING_OVERFLOWS = 32
 
 
 class _NonFinite(Callback):
@@ -52,11 +52,11 @@ class _NonFinite(Callback):
 
     def _check_losses(self, trainer: Trainer) -> None:
         counters = trainer.read_counters()
-        new, self._skipped = counters["skipped"] - self._skipped, counters["skipped"]
-        if new > 0:
-            self._handle(trainer, new, counters)
+        new_skips, self._skipped = counters["skipped"] - self._skipped, counters["skipped"]
+        if new_skips > 0:
+            self._handle(trainer, new_skips, counters)
 
-    def _handle(self, trainer: Trainer, new: int, counters: Mapping[str, int]) -> None:
+    def _handle(self, trainer: Trainer, new_skips: int, counters: Mapping[str, int]) -> None:
         raise NotImplementedError
 
 
@@ -76,8 +76,8 @@ class TerminateOnNaN(_NonFinite):
 
     non_finite = "terminate"
 
-    def _handle(self, trainer: Trainer, new: int, counters: Mapping[str, int]) -> None:
-        if not counters["fatal"] and counters["consecutive"] < _SCALING:
+    def _handle(self, trainer: Trainer, new_skips: int, counters: Mapping[str, int]) -> None:
+        if not counters["fatal"] and counters["consecutive"] < _MAX_SCALING_OVERFLOWS:
             return
         step = trainer.state.progress.global_step
         reason = f"loss or gradient became NaN or infinite at or before step {step}; the update was not applied"
@@ -121,7 +121,7 @@ class SkipNonFinite(_NonFinite):
         self.max_rollbacks = whole("SkipNonFinite(max_rollbacks=...)", max_rollbacks, 0)
         self.skipped: list[dict[str, Any]] = []
         # (first step, last step, position before, position after) of each call since the last reading.
-        self._calls: deque[tuple[int, int, Any, Any]] = deque(maxlen=_CALLS)
+        self._calls: deque[tuple[int, int, Any, Any]] = deque(maxlen=_MAX_CALLS)
         self._rollbacks = 0
         self._longest_run = 0
 
@@ -145,27 +145,28 @@ class SkipNonFinite(_NonFinite):
         super()._check_losses(trainer)
         self._calls.clear()
 
-    def _handle(self, trainer: Trainer, new: int, counters: Mapping[str, int]) -> None:
+    def _handle(self, trainer: Trainer, new_skips: int, counters: Mapping[str, int]) -> None:
         for step in trainer.read_bad_steps():
             call = next((call for call in self._calls if call[0] <= step <= call[1]), None)
             if call is not None:
                 between = [position.to_json() for position in call[2:]]
-                self.skipped = [*self.skipped[1 - _RECORDS :], {"step": step, "between": between}]
+                self.skipped = [*self.skipped[1 - _MAX_RECORDS :], {"step": step, "between": between}]
                 logger.warning("SkipNonFinite: skipped step %d, its data lies between %s and %s", step, *between)
-        logger.warning("SkipNonFinite: %d updates skipped since the last check, %d in total", new, counters["skipped"])
-        run = counters["consecutive"]
+        total = counters["skipped"]
+        logger.warning("SkipNonFinite: %d updates skipped since the last check, %d in total", new_skips, total)
+        run_length = counters["consecutive"]
         if counters["longest_run"] > self._longest_run:
             self._longest_run = counters["longest_run"]
-            run = max(run, self._longest_run)
-        if run >= self.max_consecutive:
-            self._give_up(trainer, run)
+            run_length = max(run_length, self._longest_run)
+        if run_length >= self.max_consecutive:
+            self._respond(trainer, run_length)
 
-    def _give_up(self, trainer: Trainer, run: int) -> None:
-        reason = f"{run} non-finite steps in a row (max_consecutive={self.max_consecutive})"
+    def _respond(self, trainer: Trainer, run_length: int) -> None:
+        reason = f"{run_length} non-finite steps in a row (max_consecutive={self.max_consecutive})"
         if trainer.state.stop_reason is not None:
             logger.warning("SkipNonFinite: %s; the run is ending anyway", reason)
         elif not self.rollback:
-            trainer.stop(f"{reason}; none of them changed the weights, the log names their rows", kind="non_finite")
+            trainer.stop(f"{reason}; none of them changed the weights; the log names their rows", kind="non_finite")
         elif trainer.state.snapshot is None:
             trainer.stop(f"{reason}, and there is no snapshot to roll back to", kind="non_finite")
         elif self._rollbacks >= self.max_rollbacks:

@@ -19,7 +19,7 @@ from trainer.errors import ConfigurationError
 from .callback import Trainer
 
 SEPARATOR = ", "
-_TOLERANCE = 1e-4  # relative; more than the difference between float32 and float64 sums of the same loss
+_TOLERANCE = 1e-4  # relative; larger than the difference between float32 and float64 sums of the same loss
 
 
 def say(text: str, file: TextIO | None = None) -> None:
@@ -38,10 +38,10 @@ def format_metrics(metrics: dict[str, float]) -> str:
     return SEPARATOR.join(f"{name} {four_digits(value)}" for name, value in metrics.items())
 
 
-def shown_once(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def without_equal_losses(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Remove each "...loss" that equals its "...log_loss".
 
-    A value of None (null in a run's files) stands for a value that is not finite.
+    A value that is not finite may be None, as in a run's files.
     """
     finite = {name: value for name, value in metrics.items() if value is not None}
     return {

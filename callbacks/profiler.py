@@ -47,7 +47,7 @@ class Profiler(Callback):
         ConfigurationError: an argument is invalid; at `setup`, the folder cannot be written.
     """
 
-    order = -2000  # runs before all other callbacks, because its hooks mark the limits of the steps
+    order = -2000  # before all other callbacks, because its hooks mark where steps begin and end
     main_only = True
     reports_only = True
     leaves_files = True
@@ -68,17 +68,17 @@ class Profiler(Callback):
         self.rows = whole("Profiler(rows=...)", rows)
         self.verbose = bool(verbose)
         self.profile: StepProfile | None = None
-        self._measured: StepProfile | None = None
+        self._unfinished: StepProfile | None = None
         self._operators: Any = None
         self._state = "done"
 
     def setup(self, trainer: Trainer) -> None:
-        self._target = self.folder or in_run_folder(trainer, "profile")
-        if self._target is not None:
-            require_writable("Profiler(folder=...)", self._target)
+        self._output_folder = self.folder or in_run_folder(trainer, "profile")
+        if self._output_folder is not None:
+            require_writable("Profiler(folder=...)", self._output_folder)
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        self.profile = self._measured = None
+        self.profile = self._unfinished = None
         self._state, self._calls = "skipping", 0
         self._first_step = trainer.state.progress.global_step
 
@@ -90,36 +90,36 @@ class Profiler(Callback):
         step = trainer.state.progress.global_step
         if self._state == "skipping":
             if step - self._first_step >= self.skip and self._calls >= MIN_CALLS:
-                self._measured = StepProfile(training_thread=threading.get_ident())
-                self._validation: float | None = None
-                self._validated = 0.0  # end of the latest validation
+                self._unfinished = StepProfile(training_thread=threading.get_ident())
+                self._validation_start: float | None = None
+                self._validation_end = 0.0  # end of the latest validation
                 self._state = "steps"
-                self._measured.phase.began = time.perf_counter()
+                self._unfinished.phase.began = time.perf_counter()
                 trainer.run.observe(self._record)
             return
-        assert self._measured is not None
-        measured = self._measured.operators_phase if self._state == "operators" else self._measured.phase
+        assert self._unfinished is not None
+        measured = self._unfinished.operators_phase if self._state == "operators" else self._unfinished.phase
         measured.calls += 1
         measured.steps += trainer.state.outputs.chunk.num_steps
         measured.rows += trainer.state.outputs.num_samples
         if measured.steps >= self.steps:
-            self._next(trainer)
+            self._end_measurement(trainer)
 
-    def _next(self, trainer: Trainer) -> None:
+    def _end_measurement(self, trainer: Trainer) -> None:
         """End the current measurement; begin the next one, if any."""
-        assert self._measured is not None
+        assert self._unfinished is not None
         if self._state == "steps":
-            self._measured.phase.ended = time.perf_counter()
+            self._unfinished.phase.ended = time.perf_counter()
             if self.operators and self._begin_operators(trainer.run):
                 self._state = "operators"
-                self._measured.operators_phase.began = time.perf_counter()
+                self._unfinished.operators_phase.began = time.perf_counter()
                 return
         self._finish(trainer)
 
     def _begin_operators(self, run: Any) -> bool:
         try:
             self._operators = run.profile_operators()
-        except Exception as error:  # MindSpore's profiler raises many types, and none should end the training
+        except Exception as error:  # MindSpore's profiler raises many types; none of them should end the training
             logger.warning("Profiler: operators are not timed: %s: %s", type(error).__name__, error)
             return False
         if self._operators is None:
@@ -129,7 +129,7 @@ class Profiler(Callback):
     def _finish(self, trainer: Trainer) -> None:
         """End the measurement; the profile holds the steps measured so far."""
         state, self._state = self._state, "done"
-        measured, run = self._measured, trainer.run
+        measured, run = self._unfinished, trainer.run
         if state in ("done", "skipping") or measured is None:
             return
         if run is not None:
@@ -147,39 +147,39 @@ class Profiler(Callback):
             self.profile = measured
 
     def _record(self, part: str, began: float, ended: float) -> None:
-        # Ignore work inside a validation, and the hook that ends it: its span would overlap the validation's end.
-        if self._validation is None and self._measured is not None and began >= self._validated:
-            self._measured.spans.append(Span(part, began, ended, threading.get_ident()))
+        # Ignore work inside a validation, and the hook that ends it, because its span overlaps the validation.
+        if self._validation_start is None and self._unfinished is not None and began >= self._validation_end:
+            self._unfinished.spans.append(Span(part, began, ended, threading.get_ident()))
 
     def on_eval_begin(self, trainer: Trainer) -> None:
-        if self._state in ("steps", "operators") and self._validation is None:  # start of the first validation set
-            self._validation = time.perf_counter()
+        if self._state in ("steps", "operators") and self._validation_start is None:  # the first validation set starts
+            self._validation_start = time.perf_counter()
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        if self._state in ("steps", "operators") and self._validation is not None:
-            assert self._measured is not None
-            began, self._validation = self._validation, None
+        if self._state in ("steps", "operators") and self._validation_start is not None:
+            assert self._unfinished is not None
+            began, self._validation_start = self._validation_start, None
             self._record("validation", began, ended := time.perf_counter())
-            self._validated = ended
+            self._validation_end = ended
 
     def on_train_end(self, trainer: Trainer) -> None:
         skipping = self._state == "skipping"
         self._finish(trainer)
         if self.profile is None:
-            if skipping or self._measured is not None:
+            if skipping or self._unfinished is not None:
                 text = "Profiler: the run ended after %d calls, before its measurement; lower Profiler(skip=%d)"
                 logger.warning(text, self._calls, self.skip)
             return
         text = self.profile.table(self.rows)
         if self.verbose:
             say(text)
-        if self._target is not None:
-            self._target.mkdir(parents=True, exist_ok=True)
-            replace_text(self._target / "profile.txt", text + "\n")
-            replace_text(self._target / "profile.json", json.dumps(self.profile.as_dict()))
-            replace_text(self._target / "trace.json", json.dumps(self.profile.trace()))
+        if self._output_folder is not None:
+            self._output_folder.mkdir(parents=True, exist_ok=True)
+            replace_text(self._output_folder / "profile.txt", text + "\n")
+            replace_text(self._output_folder / "profile.json", json.dumps(self.profile.as_dict()))
+            replace_text(self._output_folder / "trace.json", json.dumps(self.profile.trace()))
             if self.verbose:
-                say(f"a trace for https://ui.perfetto.dev: {self._target / 'trace.json'}")
+                say(f"a trace for https://ui.perfetto.dev: {self._output_folder / 'trace.json'}")
 
     def teardown(self, trainer: Trainer) -> None:
         self._finish(trainer)

@@ -20,8 +20,8 @@ from .output import (
     in_notebook,
     monitored_metric,
     say,
-    shown_once,
     terminal_columns,
+    without_equal_losses,
 )
 
 MIN_SHOWN_WAIT = 0.1  # smallest share of time waiting for data that is shown
@@ -80,8 +80,8 @@ class ProgressBar(Callback):
         """Choose the output, and start the bar at the current step of the epoch."""
         # Look up the stream now, because it may have been redirected since the import.
         self._stream = self.file or sys.stderr
-        # tqdm.auto is not used for notebooks: without ipywidgets it warns and draws in the red box of standard error;
-        # with ipywidgets it leaves one bar per epoch. `Panel` redraws a single display.
+        # In notebooks, use `Panel` instead of tqdm.auto. Without ipywidgets, tqdm.auto warns and draws in the red box
+        # of standard error; with ipywidgets, it leaves one bar per epoch.
         self._panel = Panel() if self.file is None and self.terminal is None and in_notebook() else None
         self._on_terminal = self._stream.isatty() if self.terminal is None else bool(self.terminal)
         self._online = trainer.state.phase == "online"
@@ -116,21 +116,21 @@ class ProgressBar(Callback):
         self._eval_start = time.monotonic()
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        """Exclude validation from the speed, and show its results from now on."""
+        """Exclude the validation from the speed; show its results from now on."""
         if self._running:
             self._times.add("evaluation")
             self._validated = True
             self._start_time += time.monotonic() - self._eval_start
 
     def on_window_end(self, trainer: Trainer) -> None:
-        """Print a line if the output is no terminal and the last line is old enough."""
+        """Print a line when due, if the output is not a terminal."""
         now = time.monotonic()
         if not self._on_terminal and self._panel is None and now >= self._next_line:
             self._next_line = now + self.line_seconds
-            self._line(trainer)
+            self._print_line(trainer)
 
     def on_checkpoint(self, trainer: Trainer) -> None:
-        """Start timing a save; a save that ends after the next step begins is not timed."""
+        """Start timing a save, which is counted only if it ends before the next step."""
         self._times.skip()
         self._saving = True
 
@@ -139,12 +139,12 @@ class ProgressBar(Callback):
             self._times.add("saving")
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        self._close(trainer)
+        self._end_epoch(trainer)
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Close the bar of an unfinished epoch or a stream."""
         if self._bar is not None or trainer.state.progress.global_step > self._steps:
-            self._close(trainer)
+            self._end_epoch(trainer)
         reason = trainer.state.stop_reason
         if reason is not None and reason.kind != "limit" and (self.results or self._panel is not None):
             text = f"stopped: {reason}"
@@ -170,9 +170,9 @@ class ProgressBar(Callback):
             for line in lines:
                 say(line, self._stream)
 
-    def _close(self, trainer: Trainer) -> None:
+    def _end_epoch(self, trainer: Trainer) -> None:
         if not self._on_terminal and self._panel is None:
-            self._line(trainer)
+            self._print_line(trainer)
         else:
             loss, outputs = trainer.state.train_loss, trainer.state.outputs
             if loss is None and outputs is not None:
@@ -190,17 +190,17 @@ class ProgressBar(Callback):
         """Return (rank, text) of the parts to show; rank 0 is shown at any width."""
         rate = (trainer.state.progress.samples_seen - self._samples) / max(time.monotonic() - self._start_time, 1e-9)
         # Before the first validation of this run, the state has the metrics of an earlier run or of `evaluate`.
-        values = shown_once(trainer.state.metrics) if self._validated else {}
+        values = without_equal_losses(trainer.state.metrics) if self._validated else {}
         if self._online:
             window = trainer.state.window or {}
-            rate = window.get("rows_per_second", rate)  # the latest window's rate, since a long-term mean hides a stall
+            rate = window.get("rows_per_second", rate)  # of the latest window: a long-term mean would hide a stall
             values = {name: window[name] for name in _SHOWN if name in window and not math.isnan(window[name])}
         parts = [(1, format_metrics(loss)), (2, f"{rate:,.0f} samples/s")]
         waited = trainer.state.data_wait or 0.0
         if waited >= MIN_SHOWN_WAIT:
             parts.append((4, f"{waited:.0%} waiting for data"))
-        main = _main_metric(monitored_metric(trainer), values)
-        parts += [(0 if name == main else 3, format_metrics({name: value})) for name, value in values.items()]
+        main_metric = _main_metric(monitored_metric(trainer), values)
+        parts += [(0 if name == main_metric else 3, format_metrics({name: value})) for name, value in values.items()]
         return [(rank, text) for rank, text in parts if text]
 
     def _title(self, trainer: Trainer) -> str:
@@ -244,24 +244,24 @@ class ProgressBar(Callback):
         """Return the remaining time of the epoch at the mean rate so far."""
         from tqdm import tqdm
 
-        done_here = done - (self._steps - self._first_step)
-        if done_here <= 0 or done >= total:
+        done_in_run = done - (self._steps - self._first_step)
+        if done_in_run <= 0 or done >= total:
             return ""
-        return f"{tqdm.format_interval((time.monotonic() - self._start_time) / done_here * (total - done))} left"
+        return f"{tqdm.format_interval((time.monotonic() - self._start_time) / done_in_run * (total - done))} left"
 
-    def _line(self, trainer: Trainer) -> None:
+    def _print_line(self, trainer: Trainer) -> None:
         loss, steps = trainer.state.train_loss, trainer.state.progress.global_step - self._first_step
         title = f"{self._title(trainer)}: "
         parts = [(4, f"{steps} steps"), *self._parts(trainer, {} if loss is None or self._online else {"loss": loss})]
         parts = [(0 if rank in (1, 3) else rank, text) for rank, text in parts]  # always log the loss and all metrics
-        least = len(SEPARATOR.join(text for rank, text in parts if rank == 0))
-        say(title + fit_parts(parts, max(LINE_COLUMNS - len(title), least)), self._stream)
+        minimum = len(SEPARATOR.join(text for rank, text in parts if rank == 0))
+        say(title + fit_parts(parts, max(LINE_COLUMNS - len(title), minimum)), self._stream)
 
 
 def _main_metric(monitored: str | None, values: Mapping[str, float]) -> str | None:
     """Return the metric shown at any width: the monitored metric, else the first."""
-    measured = [name for name in values if not name.endswith("loss")]
-    return next((name for name in (monitored, f"window_{monitored}", *measured, *values) if name in values), None)
+    non_losses = [name for name in values if not name.endswith("loss")]
+    return next((name for name in (monitored, f"window_{monitored}", *non_losses, *values) if name in values), None)
 
 
 def _escaped(text: str) -> str:

@@ -52,8 +52,8 @@ class PrometheusMonitor(Callback):
             refuse("PrometheusMonitor(namespace=...)", "letters, digits and _", namespace)
         self.addr, self.namespace = addr, namespace
         self.every = cadence("PrometheusMonitor", every, Every(seconds=5))
-        self._asked_port = port
-        self._mark = (0.0, 0)  # time and number of rows when the rate was last computed
+        self._requested_port = port
+        self._rate_start = (0.0, 0)  # time and number of rows when the rate was last computed
         self._server: Any = None
 
     def setup(self, trainer: Trainer) -> None:
@@ -61,7 +61,7 @@ class PrometheusMonitor(Callback):
         import threading
         from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-        class Quiet(WSGIRequestHandler):
+        class QuietHandler(WSGIRequestHandler):
             def log_message(self, *args: Any) -> None:
                 """Do not print scrapes to the terminal."""
 
@@ -69,8 +69,8 @@ class PrometheusMonitor(Callback):
         self._registry = client.CollectorRegistry()
         self._gauges: dict[str, Any] = {}
         app = client.make_wsgi_app(self._registry)
-        kind = client.exposition.ThreadingWSGIServer
-        self._server = make_server(self.addr, self._asked_port, app, kind, handler_class=Quiet)
+        server_class = client.exposition.ThreadingWSGIServer
+        self._server = make_server(self.addr, self._requested_port, app, server_class, handler_class=QuietHandler)
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True)
         self._thread.start()
@@ -79,12 +79,12 @@ class PrometheusMonitor(Callback):
         if name not in self._gauges:
             from prometheus_client import Gauge
 
-            clean = "".join(letter if letter.isalnum() else "_" for letter in name)
+            metric_name = "".join(letter if letter.isalnum() else "_" for letter in name)
             text = _HELP.get(name, name.replace("_", " "))
-            self._gauges[name] = Gauge(clean, text, namespace=self.namespace, registry=self._registry)
+            self._gauges[name] = Gauge(metric_name, text, namespace=self.namespace, registry=self._registry)
         self._gauges[name].set(value)
 
-    def _renew(self, trainer: Trainer) -> None:
+    def _update_gauges(self, trainer: Trainer) -> None:
         state, now = trainer.state, time.monotonic()
         values = {name: getattr(state.progress, name) for name in ("epoch", "global_step", "samples_seen")}
         values["skipped_steps"] = state.skipped_steps
@@ -93,27 +93,28 @@ class PrometheusMonitor(Callback):
         values |= {name: value for name, value in state.metrics.items() if name.startswith("val_")}
         for name, value in {**values, **state.task_losses, **window_numbers(trainer)}.items():
             self._set(name, value)
-        if values["samples_seen"] != self._mark[1]:
-            self._set("samples_per_second", (values["samples_seen"] - self._mark[1]) / max(now - self._mark[0], 1e-9))
-            self._mark = now, values["samples_seen"]
+        if values["samples_seen"] != self._rate_start[1]:
+            then, rows = self._rate_start
+            self._set("samples_per_second", (values["samples_seen"] - rows) / max(now - then, 1e-9))
+            self._rate_start = now, values["samples_seen"]
         self._set("last_update_timestamp_seconds", time.time())
 
     def on_train_begin(self, trainer: Trainer) -> None:
         self.every.start(trainer.state.progress)
-        self._mark = time.monotonic(), trainer.state.progress.samples_seen
+        self._rate_start = time.monotonic(), trainer.state.progress.samples_seen
         self._set("samples_per_second", 0.0)
-        self._renew(trainer)
+        self._update_gauges(trainer)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         if self.every.due(trainer.state.progress):
-            self._renew(trainer)
+            self._update_gauges(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
         if self._server is not None and trainer.state.snapshot is not None:
             self._set("last_snapshot_timestamp_seconds", Path(trainer.state.snapshot).stat().st_mtime)
 
     def on_train_end(self, trainer: Trainer) -> None:
-        self._renew(trainer)
+        self._update_gauges(trainer)
 
     def teardown(self, trainer: Trainer) -> None:
         if self._server is not None:

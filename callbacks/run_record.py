@@ -62,7 +62,7 @@ class RunRecord(JSONLinesLogger):
             self._epoch_start = time.perf_counter()
         super().on_train_step_end(trainer)
 
-    def _count_waiting(self, trainer: Trainer) -> None:
+    def _add_waiting(self, trainer: Trainer) -> None:
         now = time.perf_counter()
         if trainer.state.data_wait is not None:
             self._seconds["waiting for data"] += trainer.state.data_wait * (now - self._epoch_start)
@@ -71,7 +71,7 @@ class RunRecord(JSONLinesLogger):
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         super().on_train_epoch_end(trainer)
         if self._is_open:
-            self._count_waiting(trainer)
+            self._add_waiting(trainer)
             self._write_tables(trainer)
 
     def on_window_end(self, trainer: Trainer) -> None:
@@ -82,7 +82,7 @@ class RunRecord(JSONLinesLogger):
         staleness = window.get("staleness", float("nan"))
         if not math.isnan(staleness):
             self._write(step, {"event_time": time.time() - staleness})
-        self._count_waiting(trainer)
+        self._add_waiting(trainer)
         self._write_tables(trainer)
         self._write_scores(trainer)
 
@@ -110,7 +110,7 @@ class RunRecord(JSONLinesLogger):
         if self._is_open:
             self._write_tables(trainer)
 
-    def _take_preparing(self, trainer: Trainer) -> None:
+    def _write_data_times(self, trainer: Trainer) -> None:
         """Move the time of preparing data out of the waiting time.
 
         Also writes the times of the reading thread and the report of rows that were set aside.
@@ -132,8 +132,8 @@ class RunRecord(JSONLinesLogger):
             self._seconds["snapshots"] = sum(trainer.saver.hold_seconds)
             total = time.perf_counter() - self._start_time
             if self._has_stepped and trainer.state.phase == "online":
-                self._count_waiting(trainer)
-            self._take_preparing(trainer)
+                self._add_waiting(trainer)
+            self._write_data_times(trainer)
             rest = {"training and the rest": max(0.0, total - sum(self._seconds.values()))}
             step = trainer.state.progress.global_step
             self._write(step, {"seconds": {**self._seconds, **rest}})

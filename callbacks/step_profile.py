@@ -12,7 +12,7 @@ from .summary import table_html
 
 PREPARING = ("reading", "preparing")
 Table = tuple[str, tuple[str, ...], list[list[str]]]  # title, column headers, rows of text
-MAX_PARTS = 8  # number of parts with their own row; the others, which are callbacks, share one
+MAX_PARTS = 8  # number of parts with their own row; all others, which are callbacks, share one row
 
 
 class Span(NamedTuple):
@@ -66,7 +66,7 @@ class StepProfile:
             times: `trainer.mindspore_internals.operator_times.OperatorTimes` of each operator.
             clock: `time.time()` minus `time.perf_counter()`.
         """
-        calls = [span for span in self._of(self.operators_phase) if span.part == "program"]
+        calls = [span for span in self._spans_in(self.operators_phase) if span.part == "program"]
         begins = [span.began for span in calls]
         for operator in times:
             for epoch_time, seconds in operator.runs:
@@ -82,10 +82,10 @@ class StepProfile:
         "waiting for data".
         """
         phase = phase or self.phase
-        own = [span for span in self._of(phase) if span.thread == self.training_thread]
         seconds: dict[str, float] = defaultdict(float)
-        for span in own:
-            seconds[span.part.partition(".")[0]] += span.ended - span.began
+        for span in self._spans_in(phase):
+            if span.thread == self.training_thread:
+                seconds[span.part.partition(".")[0]] += span.ended - span.began
         inline = sum(seconds.get(part, 0.0) for part in PREPARING)
         if "waiting for data" in seconds:
             seconds["waiting for data"] = max(0.0, seconds["waiting for data"] - inline)
@@ -96,29 +96,30 @@ class StepProfile:
     def parts_ahead(self) -> dict[str, float]:
         """Return milliseconds per step by part for work on the reading thread."""
         seconds: dict[str, float] = defaultdict(float)
-        for span in self._of(self.phase):
+        for span in self._spans_in(self.phase):
             if span.thread != self.training_thread:
                 seconds[span.part] += span.ended - span.began
         return {part: 1000 * value / max(self.phase.steps, 1) for part, value in seconds.items()}
 
-    def _of(self, phase: Phase) -> list[Span]:
+    def _spans_in(self, phase: Phase) -> list[Span]:
         return [span for span in self.spans if phase.began <= span.began and span.ended <= phase.ended]
 
     def by_kind(self) -> list[tuple[str, float, float]]:
         """Return (operator, runs per step, ms per step) rows, the slowest first."""
-        taken: dict[str, list[float]] = defaultdict(list)
+        times_by_kind: dict[str, list[float]] = defaultdict(list)
         for kind, _, _, _, seconds in self.operators:
-            taken[kind].append(seconds)
+            times_by_kind[kind].append(seconds)
         steps = max(self.operators_phase.steps, 1)
-        rows = [(kind, len(times) / steps, 1000 * sum(times) / steps) for kind, times in taken.items()]
+        rows = [(kind, len(times) / steps, 1000 * sum(times) / steps) for kind, times in times_by_kind.items()]
         return sorted(rows, key=lambda row: -row[2])
 
     def by_layer(self) -> list[tuple[str, float, float]]:
         """Return (layer, ms per step forward, ms per step backward), the slowest first."""
-        seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for _, layer, backward, _, taken in self.operators:
-            seconds[layer][backward] += 1000 * taken / max(self.operators_phase.steps, 1)
-        return sorted(((layer, both[0], both[1]) for layer, both in seconds.items()), key=lambda row: -row[1] - row[2])
+        times: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])  # layer -> [forward, backward]
+        for _, layer, is_backward, _, seconds in self.operators:
+            times[layer][is_backward] += 1000 * seconds / max(self.operators_phase.steps, 1)
+        rows = [(layer, forward, backward) for layer, (forward, backward) in times.items()]
+        return sorted(rows, key=lambda row: -row[1] - row[2])
 
     def milliseconds(self, phase: Phase | None = None) -> float:
         """Return the time of one step in milliseconds, without validations."""
@@ -168,10 +169,10 @@ class StepProfile:
         if rest := kinds[most:]:
             runs, ms = sum(row[1] for row in rest), sum(row[2] for row in rest)
             rows.append([f"{len(rest)} others", f"{runs:,.4g}", f"{ms:.3f}", f"{ms / total:.0%}"])
-        of_layers = [[layer, f"{forward:.3f}", f"{backward:.3f}"] for layer, forward, backward in layers[:most]]
+        layer_rows = [[layer, f"{forward:.3f}", f"{backward:.3f}"] for layer, forward, backward in layers[:most]]
         return [
             (title, ("operator", "runs per step", "ms per step", "share"), rows),
-            ("layers", ("layer", "ms forward", "ms backward"), of_layers),
+            ("layers", ("layer", "ms forward", "ms backward"), layer_rows),
         ]
 
     def table(self, most: int = 12) -> str:
@@ -179,7 +180,7 @@ class StepProfile:
         return "\n\n".join(_as_text(*table) for table in self._tables(most))
 
     def _repr_html_(self) -> str:
-        return "".join(f"<p>{title}</p>{table_html(heads, rows)}" for title, heads, rows in self._tables(12))
+        return "".join(f"<p>{title}</p>{table_html(headers, rows)}" for title, headers, rows in self._tables(12))
 
     def trace(self) -> dict[str, Any]:
         """Return spans and operators in the trace event format, for Perfetto."""
@@ -188,9 +189,9 @@ class StepProfile:
         names = {1: "training thread", 3: "operators"}
         events: list[dict[str, Any]] = []
 
-        def add(name: str, category: str, thread: int, began: float, seconds: float, **facts: Any) -> None:
+        def add(name: str, category: str, thread: int, began: float, seconds: float, **args: Any) -> None:
             times = {"ts": round(1e6 * (began - start), 3), "dur": round(1e6 * seconds, 3)}
-            events.append({"ph": "X", "name": name, "cat": category, "pid": 1, "tid": thread, **times, "args": facts})
+            events.append({"ph": "X", "name": name, "cat": category, "pid": 1, "tid": thread, **times, "args": args})
 
         for span in self.spans:
             if span.began >= start:
@@ -210,10 +211,10 @@ class StepProfile:
         return {"traceEvents": [process, *named, *sorted(events, key=lambda e: e["ts"])], "displayTimeUnit": "ms"}
 
 
-def _as_text(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+def _as_text(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
     lines = []
-    for name, *numbers in [heads, *rows]:
+    for name, *numbers in [headers, *rows]:
         cells = [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True)]
         lines.append("  ".join([name.ljust(widths[0]), *cells]).rstrip())
     return "\n".join([title, *lines])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainer.checks import four_digits
 
-from .output import shown_once
+from .output import without_equal_losses
 
 if TYPE_CHECKING:
     from .history import History
@@ -23,7 +23,7 @@ PARTS = ("setting up", "waiting for data", "preparing data", "training", "evalua
 class Times:
     """Seconds of a run by part; the remaining time, mostly of callbacks, is "other".
 
-    Preparing data on a background thread takes no time of the run and is counted separately, in `ahead`.
+    Data prepared on a background thread takes no time of the run; its time is counted separately, in `ahead`.
     """
 
     def __init__(self) -> None:
@@ -50,12 +50,12 @@ class Times:
 
     def describe(self) -> str:
         """Return the total time, and the share of each part of at least 1 %, as text."""
-        whole = max(time.perf_counter() - self.start_time, 1e-9)
-        shares = {**self.seconds, "other": whole - sum(self.seconds.values())}
-        text = f"{whole:,.1f} s: " + ", ".join(
-            f"{s / whole:.0%} {part}" for part, s in shares.items() if s >= whole / 100
+        total = max(time.perf_counter() - self.start_time, 1e-9)
+        shares = {**self.seconds, "other": total - sum(self.seconds.values())}
+        text = f"{total:,.1f} s: " + ", ".join(
+            f"{s / total:.0%} {part}" for part, s in shares.items() if s >= total / 100
         )
-        return text + (f"; {self.ahead:,.1f} s of preparing data in parallel" if self.ahead >= whole / 100 else "")
+        return text + (f"; {self.ahead:,.1f} s of preparing data in parallel" if self.ahead >= total / 100 else "")
 
 
 def results(history: History) -> list[tuple[str, float, float | None, int | None, str | None]]:
@@ -69,7 +69,7 @@ def results(history: History) -> list[tuple[str, float, float | None, int | None
 def lines(history: History, columns: int) -> list[str]:
     """Return last and best values as lines, wrapped between words to `columns`."""
     ranked = results(history)
-    shown = shown_once({name: last for name, last, *_ in ranked})
+    shown = without_equal_losses({name: last for name, last, *_ in ranked})
     ranked = [row for row in ranked if row[0] in shown][:SHOWN_METRICS]
     width = max((len(name) for name, *_ in ranked), default=0)
     text_lines: list[str] = []
@@ -135,6 +135,6 @@ def history_html(history: History) -> str:
     epochs = history.epoch
     description = f"epochs {epochs[0]} to {epochs[-1]}" if epochs else "no finished epoch"
     if epochs and epochs[0] > 1:
-        description += f" (a second fit counts on: {epochs[0] - 1} were trained before)"
+        description += f" (a second fit continues the count: {epochs[0] - 1} were trained before)"
     ended = f"; ended by {history.stop_reason}" if history.stop_reason else ""
     return f"<div><b>History</b>: {html.escape(description + ended)}" + table_html(header, rows) + "</div>"

@@ -1,4 +1,4 @@
-"""`Watched`: a monitored metric; `Patience`: counts those without improvement."""
+"""`Watched`: a monitored metric; `Patience`: counts values without improvement."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trainer.errors import ConfigurationError
 
 from .callback import Callback, Trainer
 
-_STREAM = ("lag", "staleness", "rows_per_second", "queue_depth", "late_rows")
+_STREAM_VALUES = ("lag", "staleness", "rows_per_second", "queue_depth", "late_rows")
 
 
 def is_window_name(name: str) -> bool:
     """Return whether `name` is the full name of a window value: "lag", but not "auc"."""
-    return name in _STREAM or name.startswith(("window_", "decayed_", "lifetime_", "drift_", "stream_"))
+    return name in _STREAM_VALUES or name.startswith(("window_", "decayed_", "lifetime_", "drift_", "stream_"))
 
 
 def window_value(window: Mapping[str, float] | None, name: str) -> float | None:
@@ -65,14 +65,14 @@ class Watched:
 
     def hook(self, trainer: Trainer) -> str:
         """Return the hook in which a new value of this metric is available."""
-        if self.name == "loss" or _of_task(trainer, self.name):
+        if self.name == "loss" or _is_task_loss(trainer, self.name):
             return "on_train_epoch_end"
         return "on_eval_end" if self.name.startswith("val_") else "on_window_end"
 
     def read(self, trainer: Trainer) -> float | None:
         """Return the latest value of the metric, or None."""
         state = trainer.state
-        if _of_task(trainer, self.name):
+        if _is_task_loss(trainer, self.name):
             return float(state.task_losses[self.name])
         if self.hook(trainer) == "on_window_end":
             return window_value(state.window, self.name)
@@ -89,7 +89,7 @@ class Watched:
         return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
 
 
-def _of_task(trainer: Trainer, name: str) -> bool:
+def _is_task_loss(trainer: Trainer, name: str) -> bool:
     return trainer.state.phase == "fit" and name in trainer.state.task_losses
 
 
@@ -97,7 +97,7 @@ class Patience(Callback):
     """Tracks a metric's best value and the measurements without improvement.
 
     A measurement is a validation ("val_*"), a closed online window ("window_*") or an epoch's mean loss ("loss").
-    Subclasses respond to it in `measured`.
+    Subclasses respond to it in `handle_measurement`.
 
     Args:
         monitor: name of the metric; see `Watched`.
@@ -110,13 +110,13 @@ class Patience(Callback):
         wait: measurements since the last improvement.
     """
 
-    least_patience = 1
+    minimum_patience = 1
 
     def __init__(self, monitor: str, patience: int, min_delta: float, mode: str) -> None:
         owner = type(self).__name__
         self.watched = Watched(owner, monitor, mode, min_delta)
         self.monitor = monitor
-        self.patience = whole(f"{owner}(patience=...)", patience, self.least_patience)
+        self.patience = whole(f"{owner}(patience=...)", patience, self.minimum_patience)
         self._clear()
 
     def _clear(self) -> None:
@@ -124,7 +124,7 @@ class Patience(Callback):
         self.best_step: int | None = None
         self.wait = 0
 
-    def measured(self, trainer: Trainer, value: float, improved: bool) -> None:
+    def handle_measurement(self, trainer: Trainer, value: float, improved: bool) -> None:
         """Respond to a measurement; `improved` says whether `value` is the new best."""
         raise NotImplementedError
 
@@ -149,7 +149,7 @@ class Patience(Callback):
         improved = self.watched.better(value, self.best)
         if improved:
             self.best, self.best_step = value, trainer.state.progress.global_step
-        self.measured(trainer, value, improved)
+        self.handle_measurement(trainer, value, improved)
 
     def on_eval_end(self, trainer: Trainer) -> None:
         self._measure("on_eval_end", trainer)

@@ -67,7 +67,7 @@ def callback_entries() -> str:
 def metric_entries() -> str:
     """Return an entry for each of our metrics, and the names of MindSpore's metrics."""
     named = registry.named_metrics()
-    shown = {registry.shown_name(name, kind): kind for name, kind in sorted(named.items()) if name != "acc"}
+    shown = {registry.display_name(name, kind): kind for name, kind in sorted(named.items()) if name != "acc"}
     others = sorted(set(registry.metric_names()) - set(shown) - {"acc"})
     own = "".join(_entry("###", f"`{name}`", kind) for name, kind in shown.items())
     listed = ", ".join(f"`{name}`" for name in others)

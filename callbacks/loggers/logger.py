@@ -1,4 +1,4 @@
-"""`Logger`: base of the loggers; decides what to log and when, but not where."""
+"""`Logger`: base class of the loggers; decides what to log and when."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Logger(Callback):
         if not isinstance(hparams, Mapping | None):
             refuse(f"{name}(hparams=...)", "a mapping of names to values or None", hparams)
         self.hparams = hparams
-        self._is_open = self._described = False
+        self._is_open = self._has_logged_hparams = False
 
     def open(self, trainer: Trainer, step: int) -> None:
         """Start logging; after a resume, drop earlier points after `step`."""
@@ -79,23 +79,23 @@ class Logger(Callback):
 
     def on_train_begin(self, trainer: Trainer) -> None:
         progress = trainer.state.progress
-        self._described = progress.global_step > 0  # a resumed run has already logged its hyperparameters
+        self._has_logged_hparams = progress.global_step > 0  # a resumed run has already logged its hyperparameters
         self.open(trainer, progress.global_step)
         self._is_open = True
         if self.every is not None:
             self.every.start(progress)
         total, limits = trainer.state.total_steps, trainer.state.limits
-        ends = () if limits is None else (limits.steps, total and limits.epochs and total * limits.epochs)
-        self._stride = max(1, min(filter(None, ends), default=0) // MIN_POINTS)
-        self._strided_from = progress.global_step
-        self._mark = (time.perf_counter(), progress.samples_seen)
+        step_limits = () if limits is None else (limits.steps, total and limits.epochs and total * limits.epochs)
+        self._stride = max(1, min(filter(None, step_limits), default=0) // MIN_POINTS)
+        self._stride_start = progress.global_step
+        self._rate_start = (time.perf_counter(), progress.samples_seen)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Log the losses that are due, and the hyperparameters once."""
         if not self._is_open:  # `open` failed, and the run continues without this logger
             return
-        if not self._described:
-            self._described = True
+        if not self._has_logged_hparams:
+            self._has_logged_hparams = True
             values = self.hparams if self.hparams is not None else hyperparameters(trainer)
             self.log_hyperparameters(mask_value(dict(values)), tuple(trainer.metric_directions))
         due = self._due(trainer)
@@ -116,9 +116,9 @@ class Logger(Callback):
             return [last] if self.every.unit != "epochs" and self.every.due(progress) else []
         stride = self._stride if self.every is None else int(self.every.n)
         due = [step for step in range(last - steps + 1, last + 1) if step % stride == 0]
-        if self.every is None and last - self._strided_from >= 2 * MIN_POINTS * stride:
+        if self.every is None and last - self._stride_start >= 2 * MIN_POINTS * stride:
             self._stride *= 2  # log less and less often in a run of unknown length
-            self._strided_from = last
+            self._stride_start = last
         return due
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
@@ -139,16 +139,16 @@ class Logger(Callback):
             "loss": loss,
             "learning_rate": trainer.learning_rate,
             "loss_scale": trainer.loss_scale,
-            "samples_per_second": (samples - self._mark[1]) / max(now - self._mark[0], 1e-9),
+            "samples_per_second": (samples - self._rate_start[1]) / max(now - self._rate_start[0], 1e-9),
             "data_wait": trainer.state.data_wait,
         }
         if values["loss_scale"] is not None:
             values["skipped_steps"] = trainer.read_counters()["skipped"]
-        self._mark = (now, samples)
+        self._rate_start = (now, samples)
         if trainer.tasks is not None:  # task means of the current epoch or window, or of the epoch that just ended
-            so_far = trainer.tasks.read_losses(keep=True)
+            task_means = trainer.tasks.read_losses(keep=True)
             ended = trainer.state.task_losses
-            values |= {name: ended.get(name) if math.isnan(mean) else mean for name, mean in so_far.items()}
+            values |= {name: ended.get(name) if math.isnan(mean) else mean for name, mean in task_means.items()}
         points = {f"train/{name}": float(value) for name, value in values.items() if value is not None}
         for callback in trainer.callbacks:
             points |= callback.logged_values()

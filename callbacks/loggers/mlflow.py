@@ -19,7 +19,7 @@ FLUSH_SECONDS = 5.0
 CLOSE_SECONDS = 60.0
 
 
-def _passes(error: Exception) -> bool:
+def _is_temporary(error: Exception) -> bool:
     """Return whether a failed request may succeed later (the server is unavailable)."""
     from requests import exceptions
 
@@ -86,7 +86,7 @@ class MLflowLogger(Logger):
 
     def open(self, trainer: Trainer, step: int) -> None:
         self._failed = False
-        self._sender = Sender("MLflowLogger", _passes)
+        self._sender = Sender("MLflowLogger", _is_temporary)
         if not step:
             self.run_id = None
         self._sender.send(self._open)

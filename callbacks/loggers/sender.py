@@ -18,14 +18,14 @@ class Sender:
 
     Args:
         name: name of the logger, for warnings.
-        passes: returns whether an exception is temporary (the server is down); after other exceptions, the request is
-            dropped.
-        most: capacity of the queue; when it is full, the oldest requests are dropped.
+        is_temporary: returns whether an exception is temporary (the server is down); after any other exception, the
+            request is dropped.
+        capacity: maximum length of the queue; when it is full, the oldest request is dropped.
     """
 
-    def __init__(self, name: str, passes: Callable[[Exception], bool], *, most: int = 10_000) -> None:
-        self._name, self._passes = name, passes
-        self._waiting: deque[Callable[[], None]] = deque(maxlen=most)
+    def __init__(self, name: str, is_temporary: Callable[[Exception], bool], *, capacity: int = 10_000) -> None:
+        self._name, self._is_temporary = name, is_temporary
+        self._queue: deque[Callable[[], None]] = deque(maxlen=capacity)
         self._changed = threading.Condition()
         self._busy = self._failing = self._closing = self._warned = False
         self._dropped = 0
@@ -35,8 +35,8 @@ class Sender:
     def send(self, request: Callable[[], None]) -> None:
         """Queue a request without waiting."""
         with self._changed:
-            self._dropped += len(self._waiting) == self._waiting.maxlen
-            self._waiting.append(request)
+            self._dropped += len(self._queue) == self._queue.maxlen
+            self._queue.append(request)
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
@@ -45,8 +45,8 @@ class Sender:
         Returns whether all requests were handled.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._failing or not (self._waiting or self._busy), seconds)
-            return not (self._waiting or self._busy)
+            self._changed.wait_for(lambda: self._failing or not (self._queue or self._busy), seconds)
+            return not (self._queue or self._busy)
 
     def close(self, seconds: float) -> None:
         """Wait up to `seconds` until all requests are sent, then end the thread."""
@@ -55,34 +55,34 @@ class Sender:
             self._changed.notify_all()
         self._thread.join(seconds)
         with self._changed:
-            left = len(self._waiting) + self._busy + self._dropped
-            self._waiting.clear()
-        if left:
-            logger.warning("%s: %d requests were not sent", self._name, left)
+            unsent = len(self._queue) + self._busy + self._dropped
+            self._queue.clear()
+        if unsent:
+            logger.warning("%s: %d requests were not sent", self._name, unsent)
 
     def _run(self) -> None:
         pause = FIRST_PAUSE
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                if not self._queue:
                     return
-                request, self._busy = self._waiting.popleft(), True
-                last = self._closing
+                request, self._busy = self._queue.popleft(), True
+                is_last_attempt = self._closing
             error = self._attempt(request)
-            again = error is not None and self._passes(error)
+            retry = error is not None and self._is_temporary(error)
             with self._changed:
-                self._busy, self._failing = False, again
-                if again and not last:
-                    self._waiting.appendleft(request)
+                self._busy, self._failing = False, retry
+                if retry and not is_last_attempt:
+                    self._queue.appendleft(request)
                 elif error is not None:
                     self._dropped += 1
                 self._changed.notify_all()
-                if again and last:  # the server is still down at the end of the run
+                if retry and is_last_attempt:  # the server is still down at the end of the run
                     return
-                if again:
+                if retry:
                     self._changed.wait_for(lambda: self._closing, pause)
-            pause = min(2 * pause, LONGEST_PAUSE) if again else FIRST_PAUSE
+            pause = min(2 * pause, LONGEST_PAUSE) if retry else FIRST_PAUSE
 
     def _attempt(self, request: Callable[[], None]) -> Exception | None:
         try:

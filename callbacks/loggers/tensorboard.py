@@ -1,7 +1,7 @@
 """`TensorBoard`: writes event files from the calling thread.
 
-Only the protobuf messages and checksums of tensorboardX are used, not its writer. That writer passes events to a thread
-through a queue of ten. A failed write ends the thread, and then the eleventh event blocks the caller forever.
+It uses the protobuf messages and checksums of tensorboardX, but not its writer, which passes events to a thread through
+a queue of length 10. A failed write ends that thread, and then the eleventh event blocks the caller forever.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class TensorBoard(Logger):
         every, hparams: see `Logger`.
         histograms: cadence of histograms and norms of the weights; each time, all dense weights are copied to the host.
             None: never.
-        curves: whether to log precision-recall curves of binary targets, after each evaluation and for windows at most
-            twice a minute. This needs a metric with a histogram of scores, such as "auc".
+        curves: whether to log precision-recall curves of binary targets: after each evaluation, and after windows at
+            most every 30 seconds. This needs a metric with a histogram of scores, such as "auc".
 
     Raises:
         ConfigurationError: an argument is invalid; at `setup`, tensorboardX is not installed or the
@@ -106,7 +106,7 @@ class TensorBoard(Logger):
             self._add_curves(trainer, "val")
 
     def on_window_end(self, trainer: Trainer) -> None:
-        """Log the window over steps and event time, and its curves at most every 30 s."""
+        """Log the window over steps and over event time, and curves when due."""
         super().on_window_end(trainer)
         if not self._is_open:
             return
@@ -171,11 +171,12 @@ def _precision_recall(tag: str, table: Mapping[str, Any]) -> Any:
     import numpy as np
     from tensorboardX.summary import pr_curve_raw
 
-    hits, false_alarms = (np.array(table["above"][kind]) for kind in ("positives", "negatives"))
-    misses, correct = hits[0] - hits, false_alarms[0] - false_alarms
-    precision = hits / np.maximum(hits + false_alarms, 1e-7)
-    recall = hits / max(hits[0], 1e-7)
-    return pr_curve_raw(tag, hits, false_alarms, correct, misses, precision, recall, len(hits))
+    true_positives, false_positives = (np.array(table["above"][kind]) for kind in ("positives", "negatives"))
+    false_negatives, true_negatives = true_positives[0] - true_positives, false_positives[0] - false_positives
+    precision = true_positives / np.maximum(true_positives + false_positives, 1e-7)
+    recall = true_positives / max(true_positives[0], 1e-7)
+    counts = (true_positives, false_positives, true_negatives, false_negatives)
+    return pr_curve_raw(tag, *counts, precision, recall, len(true_positives))
 
 
 class EventFile:
@@ -195,7 +196,7 @@ class EventFile:
         self.folder = folder
         self._file: Any = None
         self._events = bytearray()
-        self._written = time.monotonic()
+        self._last_write = time.monotonic()
         self._header = _record(Event(file_version="brain.Event:2"))
         if purge_step is not None:
             self._header += _record(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
@@ -214,12 +215,12 @@ class EventFile:
         from tensorboardX.proto.event_pb2 import Event
 
         self._events += _record(Event(step=step, summary=summary), wall_time)
-        if len(self._events) >= FLUSH_BYTES or time.monotonic() - self._written >= FLUSH_SECONDS:
+        if len(self._events) >= FLUSH_BYTES or time.monotonic() - self._last_write >= FLUSH_SECONDS:
             self.write()
 
     def write(self) -> None:
         """Write the added events to the file; after an OSError they are lost."""
-        events, self._events, self._written = self._events, bytearray(), time.monotonic()
+        events, self._events, self._last_write = self._events, bytearray(), time.monotonic()
         if not events:
             return
         if self._file is None:

@@ -44,7 +44,7 @@ class _FileLogger(Logger):
     def open(self, trainer: Trainer, step: int) -> None:
         """Open an empty file, or after a resume keep the lines up to `step`."""
         assert self.path is not None
-        self._replace(self._kept(step) if step and self.path.is_file() else "")
+        self._replace(self._lines_up_to(step) if step and self.path.is_file() else "")
 
     def _replace(self, text: str) -> None:
         """Replace the file's text and open the file for appending."""
@@ -52,13 +52,13 @@ class _FileLogger(Logger):
         self._failed = False
         self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
 
-    def _kept(self, step: int) -> str:
+    def _lines_up_to(self, step: int) -> str:
         raise NotImplementedError
 
     def _append(self, lines: str) -> None:
         """Append complete lines; after a failed write, first end its partial line."""
-        start, self._failed = "\n" if self._failed else "", True
-        self._file.write(start + lines)
+        separator, self._failed = "\n" if self._failed else "", True
+        self._file.write(separator + lines)
         self._failed = False
 
     def flush(self) -> None:
@@ -83,7 +83,7 @@ class JSONLinesLogger(_FileLogger):
 
     default_name = "log.jsonl"
 
-    def _kept(self, step: int) -> str:
+    def _lines_up_to(self, step: int) -> str:
         assert self.path is not None
         kept = []
         for line in self.path.read_text("utf-8").splitlines():
@@ -127,7 +127,7 @@ class CSVLogger(_FileLogger):
         self._row: dict[str, Any] = {}
         super().open(trainer, step)
 
-    def _kept(self, step: int) -> str:
+    def _lines_up_to(self, step: int) -> str:
         assert self.path is not None
         with open(self.path, encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
@@ -158,9 +158,9 @@ class CSVLogger(_FileLogger):
             with open(self.path, encoding="utf-8", newline="") as file:
                 rows: list[Mapping[str, Any]] = list(csv.DictReader(file))
             self._names += new
-            before = self._file
+            old_file = self._file
             self._replace(self._text([*rows, row], header=True))
-            before.close()
+            old_file.close()
         else:
             self._append(self._text([row], header=False))
 

@@ -93,7 +93,7 @@ def test_a_server_that_stays_away_is_waited_for_a_while_only(caplog):
     def away():
         raise ConnectionError("no answer")
 
-    sender = Sender("Logger", lambda error: True, most=4)
+    sender = Sender("Logger", lambda error: True, capacity=4)
     for _ in range(6):
         sender.send(away)
     assert not sender.wait(5)

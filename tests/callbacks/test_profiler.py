@@ -117,7 +117,7 @@ def test_nothing_is_observed_outside_of_the_measurement(fit):
 
     def look(trainer):
         hooks = trainer.callbacks.bound("on_train_step_end")
-        seen.append((trainer.run.feed.observer is not None, any(type(hook).__name__ == "_Timed" for hook in hooks)))
+        seen.append((trainer.run.feed.observer is not None, any(type(hook).__name__ == "_TimedHook" for hook in hooks)))
 
     fit(Profiler(steps=2, skip=3, operators=False, verbose=False), LambdaCallback(on_train_step_end=look), epochs=1)
     assert seen == [(on, on) for on in (False, False, True, True, False, False, False, False)]

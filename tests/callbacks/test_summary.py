@@ -47,7 +47,7 @@ def test_epochs_of_a_second_fit_are_explained(fit):
     fit(epochs=2)
     again = fit(fresh=False, epochs=2)
     text = "".join(parsed(again.history._repr_html_()).itertext())
-    assert "epochs 3 to 4 (a second fit counts on: 2 were trained before)" in text
+    assert "epochs 3 to 4 (a second fit continues the count: 2 were trained before)" in text
 
 
 def test_a_trainer_shows_layers_parameters_precision_and_sink(fit):

@@ -23,4 +23,4 @@ if TYPE_CHECKING:
 _HOMES = declared_imports(__file__)
 __all__ = sorted(_HOMES)
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES, rest=".layers.row_optimizers")
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, fallback=".layers.row_optimizers")

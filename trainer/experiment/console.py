@@ -102,13 +102,13 @@ def logging_to(handler: logging.Handler, verbose: bool = False) -> Iterator[None
 
 def print_results(finished: Run) -> None:
     """Print the last and best metrics of a finished run, and where its files are."""
-    from callbacks.output import shown_once
+    from callbacks.output import without_equal_losses
 
     from ..storage.fetch import PUBLISHED
     from .runs.compare import duration, number, table
 
     metrics = finished.metrics
-    results = {**shown_once(metrics["results"]), "steps": metrics["progress"]["global_step"]}
+    results = {**without_equal_losses(metrics["results"]), "steps": metrics["progress"]["global_step"]}
     best = {("train_loss" if name == "loss" else name): values for name, values in metrics["best"].items()}
     rows = [["result", "last", "best", "at step", "in snapshot"]]
     for name, value in results.items():

@@ -15,11 +15,11 @@ from .predictions import CountsByName, Meaning, group_column, row_weights, to_nu
 from .window_metric import Direction, RowMetric, WindowMetric
 
 OTHER = "other"
-_HIGHER = (
+_HIGHER_IS_BETTER = (
     *(ms_train.Accuracy, ms_train.Precision, ms_train.Recall, ms_train.Fbeta, ms_train.TopKCategoricalAccuracy),
     *(ms_train.Dice, ms_train.BleuScore, ms_train.CosineSimilarity),
 )
-_LOWER = (
+_LOWER_IS_BETTER = (
     *(ms_train.MAE, ms_train.MSE, ms_train.Loss, ms_train.Perplexity),
     *(ms_train.HausdorffDistance, ms_train.MeanSurfaceDistance, ms_train.RootMeanSquareDistance),
 )
@@ -28,10 +28,10 @@ _LOWER = (
 def direction_of(metric: Any) -> Direction | Mapping[str, Direction]:
     """Return ``higher_is_better`` of a metric; None if unknown.
 
-    For MindSpore's metric classes, which do not define it, the direction is taken from a list.
+    MindSpore's metric classes do not define it, so their direction is taken from a list.
     """
-    known = True if isinstance(metric, _HIGHER) else False if isinstance(metric, _LOWER) else None
-    return getattr(metric, "higher_is_better", known)
+    listed = True if isinstance(metric, _HIGHER_IS_BETTER) else False if isinstance(metric, _LOWER_IS_BETTER) else None
+    return getattr(metric, "higher_is_better", listed)
 
 
 def directions_of(metric: Any) -> dict[str, Direction]:
@@ -66,14 +66,14 @@ class BySlice(RowMetric):
 
         nonempty_text("BySlice(column=...)", column, "the name of a column")
         metrics = get_metrics([metric] if isinstance(metric, str) else metric)
-        name, empty = next(iter(metrics.items()), ("", None))
-        if len(metrics) != 1 or not isinstance(empty, WindowMetric) or empty.parts or empty.group:
+        name, template = next(iter(metrics.items()), ("", None))
+        if len(metrics) != 1 or not isinstance(template, WindowMetric) or template.parts or template.group:
             refuse("BySlice(metric=...)", "one metric of trainer.metrics such as 'auc' or 'rmse'", metric)
         self.name: str = f"{name}/{column}"
         self.group = column
-        self.higher_is_better = direction_of(empty)
+        self.higher_is_better = direction_of(template)
         self.max_slices = whole("BySlice(max_slices=...)", max_slices)
-        self._empty = empty
+        self._template = template
         self.clear()
 
     def clear(self) -> None:
@@ -83,21 +83,21 @@ class BySlice(RowMetric):
     def restart(self) -> None:
         self._slices = CountsByName()
 
-    def expect(self, meaning: Meaning) -> None:
-        """Pass `meaning` to the metric of each slice, which applies the activation."""
-        for metric in (self._empty, *self._slices.values()):
+    def set_meaning(self, meaning: Meaning) -> None:
+        """Set how the metric of each slice interprets predictions."""
+        for metric in (self._template, *self._slices.values()):
             if isinstance(metric, RowMetric):
-                metric.expect(meaning)
+                metric.set_meaning(meaning)
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:
         predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
         weights = row_weights(weights, len(labels))
         column = group_column(groups, len(labels))
         values, codes = np.unique(column, return_inverse=True)
-        rows_of = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
-        for value, rows in zip(values.tolist(), rows_of, strict=True):
-            part = None if weights is None else weights[rows]
-            self._slice(str(value)).update(predictions[rows], labels[rows], weights=part)
+        row_groups = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
+        for value, rows in zip(values.tolist(), row_groups, strict=True):
+            slice_weights = None if weights is None else weights[rows]
+            self._slice(str(value)).update(predictions[rows], labels[rows], weights=slice_weights)
 
     def _slice(self, name: str) -> Any:
         if len(self._known) < self.max_slices:
@@ -105,7 +105,7 @@ class BySlice(RowMetric):
         if name not in self._known:
             name = OTHER
         if name not in self._slices:
-            self._slices[name] = copy.deepcopy(self._empty)
+            self._slices[name] = copy.deepcopy(self._template)
         return self._slices[name]
 
     def value(self) -> dict[str, float]:
@@ -120,7 +120,7 @@ class BySlice(RowMetric):
     def merge(self, other: BySlice) -> None:
         for name, metric in other._slices.items():
             if name == OTHER:
-                self._slices.setdefault(OTHER, copy.deepcopy(self._empty)).merge(metric)
+                self._slices.setdefault(OTHER, copy.deepcopy(self._template)).merge(metric)
             else:
                 self._slice(name).merge(metric)
 
@@ -134,7 +134,7 @@ class BySlice(RowMetric):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._known = dict.fromkeys(state["json"]["known"])
         names = [name for name, _ in state["json"]["slices"]]
-        self._slices = CountsByName({name: copy.deepcopy(self._empty) for name in names})
+        self._slices = CountsByName({name: copy.deepcopy(self._template) for name in names})
         self._slices.load_state_dict({"json": state["json"]["slices"], "arrays": state["arrays"]})
 
 
@@ -164,8 +164,8 @@ class WindowOnly:
 
     def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
         """Add rows; pass weights on only if the metric's `update` accepts them."""
-        takes = weights is not None and "weights" in inspect.signature(self.metric.update).parameters
-        self.metric.update(predictions, labels, **({"weights": weights} if takes else {}))
+        accepts_weights = weights is not None and "weights" in inspect.signature(self.metric.update).parameters
+        self.metric.update(predictions, labels, **({"weights": weights} if accepts_weights else {}))
 
     def value(self) -> Any:
         return self.metric.eval()

@@ -71,7 +71,7 @@ class BinaryMetric(RowMetric):
     def clear(self) -> None:
         self._counts = CountsByName()
 
-    def of_first_label(self) -> Any:
+    def counts_of_first_label(self) -> Any:
         """Return the counts of the first label, or None without rows.
 
         The caller must not modify them.
@@ -94,22 +94,22 @@ class BinaryMetric(RowMetric):
             DataError: incompatible shapes, or labels or probabilities outside [0, 1].
         """
         predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
-        several = labels.ndim == 2 and labels.shape[1] > 1 and predictions.shape == labels.shape
-        columns = labels.shape[1] if several else 1
+        is_multi_label = labels.ndim == 2 and labels.shape[1] > 1 and predictions.shape == labels.shape
+        columns = labels.shape[1] if is_multi_label else 1
         link = self.link
-        if several and link == "softmax":
+        if is_multi_label and link == "softmax":
             predictions, link = activate(link, predictions), "identity"
         self._counts = self._counts or self._counts_of(columns)
         if len(self._counts) != columns:
             raise DataError(f"{type(self).__name__} has counted {len(self._counts)} labels; received {columns}")
         weights = row_weights(weights, len(labels))
         for column, counts in enumerate(self._counts.values()):
-            chosen = (slice(None), column) if several else slice(None)
-            scores, of_label, logits = binary_scores(predictions[chosen], labels[chosen], link)
+            index = (slice(None), column) if is_multi_label else slice(None)
+            scores, label_column, are_logits = binary_scores(predictions[index], labels[index], link)
             if len(scores):
-                self._add_label(counts, scores, of_label, weights, logits)
+                self._add_label(counts, scores, label_column, weights, are_logits)
 
-    def _add_label(self, counts: Any, scores: np.ndarray, labels: np.ndarray, weights: Any, logits: bool) -> None:
+    def _add_label(self, counts: Any, scores: np.ndarray, labels: np.ndarray, weights: Any, are_logits: bool) -> None:
         counts.add(scores, hard_labels(labels), weights)
 
     def value(self) -> float | dict[str, float]:
@@ -118,7 +118,7 @@ class BinaryMetric(RowMetric):
         Its key "" holds the mean over labels, and the keys "0", "1", ... hold the labels' own values.
         """
         if len(self._counts) < 2:
-            return self.read(self.of_first_label() or self.make_counts(1))
+            return self.read(self.counts_of_first_label() or self.make_counts(1))
         read = [self.read(counts) for counts in self._counts.values()]
         each = [values if isinstance(values, dict) else {"": values} for values in read]
         results = {}
@@ -190,11 +190,11 @@ class BinarySumMetric(BinaryMetric):
     def make_counts(self, labels: int) -> Any:
         return BinarySums(self.link, *self._sampling)
 
-    def _add_label(self, counts: Any, scores: np.ndarray, labels: np.ndarray, weights: Any, logits: bool) -> None:
+    def _add_label(self, counts: Any, scores: np.ndarray, labels: np.ndarray, weights: Any, are_logits: bool) -> None:
         low, high = labels.min(), labels.max()
         if not (low >= 0 and high <= 1):
             raise DataError(f"{type(self).__name__} takes labels in [0, 1]; received values in [{low}, {high}]")
-        counts.logits_seen = counts.logits_seen or logits
+        counts.logits_seen = counts.logits_seen or are_logits
         counts.add(scores, labels, weights)
 
 
@@ -260,9 +260,9 @@ class BinaryMetrics(BinarySumMetric):
     def make_counts(self, labels: int) -> CountsByName:
         return CountsByName(sums=super().make_counts(labels), auc=AucCounts(self._buckets, 0))
 
-    def _add_label(self, counts: Any, scores: np.ndarray, labels: np.ndarray, weights: Any, logits: bool) -> None:
+    def _add_label(self, counts: Any, scores: np.ndarray, labels: np.ndarray, weights: Any, are_logits: bool) -> None:
         positive = hard_labels(labels)
-        super()._add_label(counts["sums"], scores, positive, weights, logits)
+        super()._add_label(counts["sums"], scores, positive, weights, are_logits)
         counts["auc"].add(scores, positive, weights)
 
     def read(self, counts: CountsByName) -> dict[str, float]:
@@ -283,7 +283,7 @@ def score_table(metrics: Iterable[Any]) -> dict[str, Any] | None:
         - "above": weight of the positives and of the negatives predicted at or above each threshold 0, 0.01, ..., 1.
     """
     for metric in metrics:
-        counts = metric.of_first_label() if isinstance(metric, BinaryMetric) else None
+        counts = metric.counts_of_first_label() if isinstance(metric, BinaryMetric) else None
         counts = counts.get("auc") if isinstance(counts, CountsByName) else counts
         if not isinstance(counts, AucCounts) or not len(counts.histogram.scores):
             continue
@@ -299,19 +299,22 @@ def _table(scores: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> 
     weights = positives + negatives
     share = (np.cumsum(weights) - 0.5 * weights) / max(weights.sum(), np.finfo(np.float64).tiny)
     group = np.minimum((share * CALIBRATION_GROUPS).astype(np.int64), CALIBRATION_GROUPS - 1)
-    in_group = np.bincount(group, weights, CALIBRATION_GROUPS)
-    kept = in_group > 0
+    group_weights = np.bincount(group, weights, CALIBRATION_GROUPS)
+    has_rows = group_weights > 0
     edges = np.linspace(scores[0], max(scores[-1], np.nextafter(scores[0], 2.0)), SCORE_BINS + 1)
     first = np.searchsorted(scores, np.linspace(0.0, 1.0, THRESHOLDS))
 
-    def above(of_class: np.ndarray) -> list[float]:
-        return (of_class.sum() - np.concatenate(([0.0], np.cumsum(of_class)))[first]).tolist()
+    def group_means(sums: np.ndarray) -> list[float]:
+        return (np.bincount(group, sums, CALIBRATION_GROUPS)[has_rows] / group_weights[has_rows]).tolist()
+
+    def above(class_weights: np.ndarray) -> list[float]:
+        return (class_weights.sum() - np.concatenate(([0.0], np.cumsum(class_weights)))[first]).tolist()
 
     return {
         "above": {"positives": above(positives), "negatives": above(negatives)},
-        "predicted": (np.bincount(group, weights * scores, CALIBRATION_GROUPS)[kept] / in_group[kept]).tolist(),
-        "observed": (np.bincount(group, positives, CALIBRATION_GROUPS)[kept] / in_group[kept]).tolist(),
-        "weight": in_group[kept].tolist(),
+        "predicted": group_means(weights * scores),
+        "observed": group_means(positives),
+        "weight": group_weights[has_rows].tolist(),
         "edges": edges.tolist(),
         "positives": np.histogram(scores, edges, weights=positives)[0].tolist(),
         "negatives": np.histogram(scores, edges, weights=negatives)[0].tolist(),

@@ -20,9 +20,9 @@ from .predictions import Sums, check_link, joined_states, outside_unit, split_st
 class BinarySums(Sums):
     """Sums for log loss, normalized entropy and calibration.
 
-    With link "auto" and one column, predictions may be probabilities or logits. Both sums are kept until a prediction
-    outside [0, 1] shows that they are logits, so the result does not depend on how rows are batched. See `LogLoss` for
-    the arguments.
+    With link "auto" and one column, predictions may be probabilities or logits. The sums of both readings are kept
+    until a prediction outside [0, 1] shows that they are logits, so the result does not depend on batch sizes. See
+    `LogLoss` for the arguments.
     """
 
     sums = ("weight", "positives", "loss_identity", "predicted_identity", "loss_sigmoid", "predicted_sigmoid")
@@ -138,35 +138,35 @@ class AucCounts:
         """Add rows: float scores [N], bool `positive` [N], and weights [N] or None."""
         self._nan_seen = self._nan_seen or bool(np.isnan(scores).any())
         if self._buffer is None:
-            self._histogram.fold(scores, positive, weights)
+            self._histogram.add(scores, positive, weights)
             return
         for block in self._buffer.push(scores, positive, np.ones(len(scores)) if weights is None else weights):
-            self._histogram.fold(*block)
+            self._histogram.add(*block)
 
     def auc(self) -> float:
         """Return the AUC; NaN if a score was NaN or a class is missing."""
-        self._fold()
+        self._flush()
         return float("nan") if self._nan_seen else self._histogram.auc()
 
     @property
     def histogram(self) -> ScoreHistogram:
         """Score histogram of all rows. The caller must not modify it."""
-        self._fold()
+        self._flush()
         return self._histogram
 
     def merge(self, other: AucCounts) -> None:
-        self._fold()
-        other._fold()
+        self._flush()
+        other._flush()
         self._histogram.merge(other._histogram)
         self._nan_seen = self._nan_seen or other._nan_seen
 
     def decay(self, factor: float) -> None:
-        self._fold()
+        self._flush()
         self._histogram.decay(factor)
 
-    def _fold(self) -> None:
+    def _flush(self) -> None:
         if self._buffer is not None and self._buffer.rows:
-            self._histogram.fold(*self._buffer.drain())
+            self._histogram.add(*self._buffer.drain())
 
     def state_dict(self) -> dict[str, Any]:
         states = {"histogram": {"json": {"nan_seen": self._nan_seen}, "arrays": self._histogram.arrays()}}

@@ -19,7 +19,7 @@ class CalibrationMap:
     """A calibration of a binary score, overall and per value of a column.
 
     Slice 0 is the overall calibration; slice s belongs to the value ``values[s - 1]``. The parameters of slice s are
-    the entries ``offsets[s]`` to ``offsets[s + 1]`` of `first` and `second`. With "platt" they are one slope and one
+    ``first[offsets[s]:offsets[s + 1]]`` and the same part of `second`. With "platt" they are one slope and one
     intercept of the logit (J. Platt, 1999). With "isotonic" they are the logits and probabilities of knots, with linear
     interpolation in between (B. Zadrozny, C. Elkan, 2002).
 
@@ -35,16 +35,16 @@ class CalibrationMap:
     """
 
     def __init__(self, state: Mapping[str, Any]) -> None:
-        about, arrays = state["json"], {name: np.asarray(state["arrays"][name]) for name in NAMES}
-        self.method, self.activation = str(about["method"]), str(about["activation"])
-        self.column: str | None = about["column"]
-        self.index: int | None = about["index"]
+        metadata, arrays = state["json"], {name: np.asarray(state["arrays"][name]) for name in NAMES}
+        self.method, self.activation = str(metadata["method"]), str(metadata["activation"])
+        self.column: str | None = metadata["column"]
+        self.index: int | None = metadata["index"]
         self.values, self.offsets, self.first, self.second = arrays.values()
         slices = np.diff(self.offsets)
-        sound = self.method in METHODS and self.activation in ("sigmoid", "softmax", "identity")
-        sound = sound and len(self.offsets) == len(self.values) + 2 and bool((np.diff(self.values) > 0).all())
-        sound = sound and self.offsets[0] == 0 and len(self.first) == len(self.second) == self.offsets[-1]
-        if not (sound and slices.min() >= 1 and (self.method != "platt" or slices.max() == 1)):
+        is_valid = self.method in METHODS and self.activation in ("sigmoid", "softmax", "identity")
+        is_valid = is_valid and len(self.offsets) == len(self.values) + 2 and bool((np.diff(self.values) > 0).all())
+        is_valid = is_valid and self.offsets[0] == 0 and len(self.first) == len(self.second) == self.offsets[-1]
+        if not (is_valid and slices.min() >= 1 and (self.method != "platt" or slices.max() == 1)):
             raise ValueError("the state is not that of a calibration")
 
     def state(self) -> dict[str, Any]:
@@ -55,15 +55,15 @@ class CalibrationMap:
             "arrays": {name: getattr(self, name) for name in NAMES},
         }
 
-    def described(self) -> dict[str, Any]:
-        """Return the state as one JSON object, for `of`."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as one JSON object, for `from_json`."""
         state = self.state()
         return {**state["json"], **{name: array.tolist() for name, array in state["arrays"].items()}}
 
     @classmethod
-    def of(cls, described: Mapping[str, Any]) -> CalibrationMap:
-        """Return a calibration from the result of `described`."""
-        return cls({"json": described, "arrays": described})
+    def from_json(cls, body: Mapping[str, Any]) -> CalibrationMap:
+        """Return a calibration from the result of `to_json`."""
+        return cls({"json": body, "arrays": body})
 
     def __call__(self, outputs: np.ndarray, ids: np.ndarray | None = None) -> np.ndarray:
         """Return calibrated probabilities, float64, in the shape of `outputs`.
@@ -77,8 +77,8 @@ class CalibrationMap:
         if len(self.values):
             if ids is None:
                 raise ValueError(f"the calibration reads the column {self.column!r}")
-            at = np.minimum(np.searchsorted(self.values, ids), len(self.values) - 1)
-            slices = np.where(self.values[at] == ids, at + 1, 0)
+            indices = np.minimum(np.searchsorted(self.values, ids), len(self.values) - 1)
+            slices = np.where(self.values[indices] == ids, indices + 1, 0)
         if self.method == "platt":
             probabilities = sigmoid(self.first[slices] * logits + self.second[slices])
         else:

@@ -16,7 +16,7 @@ from .histogram import RowBuffer
 from .predictions import Meaning, row_weights, to_numpy
 
 BLOCK_ROWS = 8192  # rows processed at once; a fixed size makes the result independent of batch sizes
-_BINS, _PER_UNIT = 320, 10  # bins of width 0.1 for logits from -16 to 16; values beyond go into the outer bins
+_BINS, _BINS_PER_UNIT = 320, 10  # bins of width 0.1 for logits from -16 to 16; values beyond go into the outer bins
 _SUMS = ("positives", "negatives", "logits")  # per bin: weight of each class, sum of weighted logits
 _STEPS = 50
 
@@ -34,11 +34,11 @@ class Calibrator(Stateful):
             with integers or strings. None: one calibration for all rows.
         negative_sampling_rate: share of negatives that was kept, 0 < rate <= 1; probabilities are corrected to the full
             traffic. None if no negatives were dropped, or if row weights already correct for it.
-        half_life: number of stream rows after which a row counts half. Early in a stream the half-life is half of the
-            rows seen so far, if that is less.
+        half_life: number of stream rows after which the weight of a row has halved. It is at most half of the rows seen
+            so far.
         least: minimum number of rows of each class. Values of `by` with fewer rows, and unknown values, use the overall
             calibration.
-        max_values: maximum number of values of `by` with their own calibration; the first ones seen get one.
+        max_values: maximum number of values of `by` with their own calibration, in the order of their first rows.
 
     Raises:
         ConfigurationError: an invalid argument, or scikit-learn is missing.
@@ -76,7 +76,7 @@ class Calibrator(Stateful):
         self.index: int | None = None
         self._activation = "sigmoid"
         self._forgets = True
-        self.catch_up: Callable[[], None] = lambda: None  # adds rows still queued by the run, before the state is read
+        self.catch_up: Callable[[], None] = lambda: None  # set by the run: adds its queued rows before a read
         self.restart()
 
     @classmethod
@@ -112,7 +112,7 @@ class Calibrator(Stateful):
         kind = meaning.activation or ("identity" if meaning.target == BINARY else None)
         if meaning.target not in (BINARY, CLASSES, None) or kind not in ("sigmoid", "softmax", "identity"):
             raise ConfigurationError(
-                "calibration takes one binary label, whose probability the loss defines (BCEWithLogitsLoss, BCELoss, "
+                "calibration takes one binary label whose probability the loss defines (BCEWithLogitsLoss, BCELoss, "
                 "CrossEntropyLoss of two classes, or prediction_activation 'sigmoid', 'softmax' or 'identity')"
             )
         self._activation = kind
@@ -129,7 +129,7 @@ class Calibrator(Stateful):
         """Forget all rows; with `forgets`, later rows count more than earlier ones."""
         self._forgets = forgets
         self._buffer = RowBuffer(BLOCK_ROWS)
-        self._rows_of: dict[int, int] = {}  # value of `by` -> its index in the sums; index 0 is for all rows
+        self._slice_of: dict[int, int] = {}  # value of `by` -> its index in the sums; index 0 is for all rows
         self._sums = {name: np.zeros((1, _BINS)) for name in _SUMS}
         self._counts = np.zeros((1, 2))  # number of negative and positive rows
         self._seen = 0
@@ -156,11 +156,11 @@ class Calibrator(Stateful):
         known = labels[~np.isnan(labels)]
         if len(logits) != len(labels) or not np.isin(known, (0, 1)).all():
             raise DataError(f"calibration takes a label of 0 or 1 for each of {len(logits)} rows")
-        good = ~(np.isnan(logits) | np.isnan(labels))
+        is_known = ~(np.isnan(logits) | np.isnan(labels))
         weights = row_weights(weights, len(labels))
         rows = [logits, labels, np.ones(len(labels)) if weights is None else weights]
         rows.append(np.zeros(len(labels), np.int64) if ids is None else ids)
-        for block in self._buffer.push(*(column[good] for column in rows)):
+        for block in self._buffer.push(*(column[is_known] for column in rows)):
             self._learn(*block)
             self._is_current = False
 
@@ -172,40 +172,40 @@ class Calibrator(Stateful):
             self._counts *= factor
             for sums in self._sums.values():
                 sums *= factor
-        bounded = np.clip(logits, -_BINS / _PER_UNIT / 2, _BINS / _PER_UNIT / 2)
-        bins = np.minimum((bounded * _PER_UNIT + _BINS // 2).astype(np.int64), _BINS - 1)
+        bounded = np.clip(logits, -_BINS / _BINS_PER_UNIT / 2, _BINS / _BINS_PER_UNIT / 2)
+        bins = np.minimum((bounded * _BINS_PER_UNIT + _BINS // 2).astype(np.int64), _BINS - 1)
         positives = weights * labels
         negatives = weights * (1.0 - labels) / (self.negative_sampling_rate or 1.0)
-        of_rows = dict(zip(_SUMS, (positives, negatives, (positives + negatives) * bounded), strict=True))
+        amounts = dict(zip(_SUMS, (positives, negatives, (positives + negatives) * bounded), strict=True))
         parts: list[tuple[np.ndarray, Any]] = [(np.zeros(len(bins), np.int64), slice(None))]
         if self.column is not None:
-            rows = self._known_rows(ids)
+            rows = self._slices_of(ids)
             parts.append((rows[rows > 0], rows > 0))
-        for rows, chosen in parts:
-            size, at = len(self._counts), rows * _BINS + bins[chosen]
-            for name, values in of_rows.items():
-                self._sums[name] += np.bincount(at, values[chosen], size * _BINS).reshape(size, _BINS)
-            of_class = 2 * rows + labels[chosen].astype(np.int64)
-            self._counts += np.bincount(of_class, minlength=2 * size).reshape(size, 2)
+        for rows, selected in parts:
+            size, bin_index = len(self._counts), rows * _BINS + bins[selected]
+            for name, values in amounts.items():
+                self._sums[name] += np.bincount(bin_index, values[selected], size * _BINS).reshape(size, _BINS)
+            class_index = 2 * rows + labels[selected].astype(np.int64)
+            self._counts += np.bincount(class_index, minlength=2 * size).reshape(size, 2)
 
-    def _known_rows(self, ids: np.ndarray) -> np.ndarray:
+    def _slices_of(self, ids: np.ndarray) -> np.ndarray:
         values, inverse = np.unique(ids, return_inverse=True)
         for value in values.tolist():
-            if value not in self._rows_of and len(self._rows_of) < self.max_values:
-                self._rows_of[value] = len(self._rows_of) + 1
-        more = len(self._rows_of) + 1 - len(self._counts)
-        if more:
-            self._counts = np.concatenate([self._counts, np.zeros((more, 2))])
-            self._sums = {name: np.concatenate([s, np.zeros((more, _BINS))]) for name, s in self._sums.items()}
-        return np.array([self._rows_of.get(value, 0) for value in values.tolist()], np.int64)[inverse]
+            if value not in self._slice_of and len(self._slice_of) < self.max_values:
+                self._slice_of[value] = len(self._slice_of) + 1
+        missing = len(self._slice_of) + 1 - len(self._counts)
+        if missing:
+            self._counts = np.concatenate([self._counts, np.zeros((missing, 2))])
+            self._sums = {name: np.concatenate([s, np.zeros((missing, _BINS))]) for name, s in self._sums.items()}
+        return np.array([self._slice_of.get(value, 0) for value in values.tolist()], np.int64)[inverse]
 
     # -- the result ----------------------------------------------------------------------------------------------
 
     @property
     def is_learned(self) -> bool:
         """Whether enough rows of both classes have been added."""
-        waiting = self._buffer.peek()
-        positives = float(waiting[1].sum()) if waiting else 0.0
+        buffered = self._buffer.peek()
+        positives = float(buffered[1].sum()) if buffered else 0.0
         return bool((self._counts[0] + (self._buffer.rows - positives, positives) >= self.least).all())
 
     def current(self) -> CalibrationMap | None:
@@ -239,15 +239,15 @@ class Calibrator(Stateful):
         return copy._fit()
 
     def _fit(self) -> CalibrationMap:
-        thick = np.flatnonzero((self._counts >= self.least).all(axis=1))
-        values = np.array(list(self._rows_of), np.int64)[thick[thick > 0] - 1]
+        fitted_slices = np.flatnonzero((self._counts >= self.least).all(axis=1))
+        values = np.array(list(self._slice_of), np.int64)[fitted_slices[fitted_slices > 0] - 1]
         order = np.argsort(values)
-        rows = np.concatenate([[0], thick[thick > 0][order]]).astype(np.int64)
+        rows = np.concatenate([[0], fitted_slices[fitted_slices > 0][order]]).astype(np.int64)
         positives, negatives, logits = (self._sums[name][rows] for name in _SUMS)
         weights = positives + negatives
-        seen = weights.any(axis=0)
-        positives, negatives, weights = positives[:, seen], negatives[:, seen], weights[:, seen]
-        means = logits[:, seen] / np.where(weights > 0, weights, 1.0)
+        has_rows = weights.any(axis=0)
+        positives, negatives, weights = positives[:, has_rows], negatives[:, has_rows], weights[:, has_rows]
+        means = logits[:, has_rows] / np.where(weights > 0, weights, 1.0)
         if self.method == "platt":
             first, second = platt(means, positives, negatives)
             sizes = [1] * len(rows)
@@ -256,8 +256,8 @@ class Calibrator(Stateful):
             first, second = (np.concatenate(part) for part in zip(*knots, strict=True))
             sizes = [len(part[0]) for part in knots]
         arrays = {"values": values[order], "offsets": np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)}
-        about = {"method": self.method, "activation": self._activation, "column": self.column, "index": self.index}
-        return CalibrationMap({"json": about, "arrays": {**arrays, "first": first, "second": second}})
+        metadata = {"method": self.method, "activation": self._activation, "column": self.column, "index": self.index}
+        return CalibrationMap({"json": metadata, "arrays": {**arrays, "first": first, "second": second}})
 
     # -- snapshots -----------------------------------------------------------------------------------------------
 
@@ -266,9 +266,9 @@ class Calibrator(Stateful):
 
     def state_dict(self) -> dict[str, Any]:
         self.catch_up()
-        waiting = self._buffer.state_dict()["arrays"]
-        arrays = {"counts": self._counts, **self._sums, **{f"waiting.{key}": array for key, array in waiting.items()}}
-        json = {**self._options(), "values": list(self._rows_of), "forgets": self._forgets, "seen": self._seen}
+        buffered = self._buffer.state_dict()["arrays"]
+        arrays = {"counts": self._counts, **self._sums, **{f"waiting.{key}": array for key, array in buffered.items()}}
+        json = {**self._options(), "values": list(self._slice_of), "forgets": self._forgets, "seen": self._seen}
         return {"json": json, "arrays": {name: array.copy() for name, array in arrays.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -285,11 +285,11 @@ class Calibrator(Stateful):
                 )
         self.restart(forgets=bool(saved["forgets"]))
         self._seen = int(saved["seen"])
-        self._rows_of = {int(value): row for row, value in enumerate(saved["values"], 1)}
+        self._slice_of = {int(value): row for row, value in enumerate(saved["values"], 1)}
         self._counts = np.array(arrays["counts"], np.float64)
         self._sums = {name: np.array(arrays[name], np.float64) for name in _SUMS}
-        waiting = {key.removeprefix("waiting."): a for key, a in arrays.items() if key.startswith("waiting.")}
-        self._buffer.load_state_dict({"arrays": waiting})
+        buffered = {key.removeprefix("waiting."): a for key, a in arrays.items() if key.startswith("waiting.")}
+        self._buffer.load_state_dict({"arrays": buffered})
 
 
 def platt(logits: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -305,17 +305,18 @@ def platt(logits: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> t
     Returns:
         Slopes and intercepts, float64 [slices].
     """
-    plus, minus = (weights.sum(axis=1, keepdims=True) for weights in (positives, negatives))
-    target, weights = positives * (plus + 1) / (plus + 2) + negatives / (minus + 2), positives + negatives
+    positive_total, negative_total = (weights.sum(axis=1, keepdims=True) for weights in (positives, negatives))
+    target = positives * (positive_total + 1) / (positive_total + 2) + negatives / (negative_total + 2)
+    weights = positives + negatives
 
-    def loss(line: np.ndarray) -> np.ndarray:
-        z = line[:, :1] * logits + line[:, 1:]
+    def loss(parameters: np.ndarray) -> np.ndarray:
+        z = parameters[:, :1] * logits + parameters[:, 1:]
         return (weights * (np.maximum(z, 0) + np.log1p(np.exp(-np.abs(z)))) - target * z).sum(axis=1)
 
-    line = np.tile([1.0, 0.0], (len(logits), 1))
-    least = loss(line)
+    parameters = np.tile([1.0, 0.0], (len(logits), 1))
+    best_loss = loss(parameters)
     for _ in range(_STEPS):
-        p = sigmoid(line[:, :1] * logits + line[:, 1:])
+        p = sigmoid(parameters[:, :1] * logits + parameters[:, 1:])
         error, curvature = weights * p - target, weights * p * (1 - p)
         gradient = np.stack([(error * logits).sum(axis=1), error.sum(axis=1)], 1)
         moments = [(curvature * logits**power).sum(axis=1) for power in (0, 1, 2)]
@@ -323,32 +324,32 @@ def platt(logits: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> t
         rows = [np.stack(pair, 1) for pair in ((moments[2] + ridge, moments[1]), (moments[1], moments[0] + ridge))]
         step = np.linalg.solve(np.stack(rows, 1), gradient[:, :, None])[:, :, 0]
         for _ in range(_STEPS):
-            tried = loss(line - step)
-            worse = tried > least + 1e-9 * np.abs(least)
-            if not worse.any():
+            new_loss = loss(parameters - step)
+            is_worse = new_loss > best_loss + 1e-9 * np.abs(best_loss)
+            if not is_worse.any():
                 break
-            step[worse] /= 2
-        line, least = line - step, np.minimum(tried, least)
+            step[is_worse] /= 2
+        parameters, best_loss = parameters - step, np.minimum(new_loss, best_loss)
         if np.abs(step).max() < 1e-10:
             break
-    slopes, intercepts = line.T.copy()
+    slopes, intercepts = parameters.T.copy()
     return slopes, intercepts
 
 
 def isotonic(logits: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Fit a non-decreasing function to one slice and return its knots.
 
-    The knots are returned as their logits and their probabilities. Probabilities are clipped to [e, 1 - e], where e is
-    0.5 / (total weight + 1), so that none is exactly 0 or 1.
+    Knots are returned as logits and probabilities. Probabilities are clipped to [e, 1 - e] with e = 0.5 / (total weight
+    + 1), so that none is exactly 0 or 1.
     """
     from sklearn.isotonic import isotonic_regression
 
     weights = positives + negatives
-    seen = weights > 0
-    weights = weights[seen]
-    rising = isotonic_regression(positives[seen] / weights, sample_weight=weights)
-    edge = 0.5 / (weights.sum() + 1)
-    rising, knots = np.clip(rising, edge, 1 - edge), logits[seen]
-    ends = np.ones(len(rising), np.bool_)
-    ends[1:-1] = (rising[1:-1] != rising[:-2]) | (rising[1:-1] != rising[2:])
-    return knots[ends], rising[ends]
+    has_rows = weights > 0
+    weights = weights[has_rows]
+    probabilities = isotonic_regression(positives[has_rows] / weights, sample_weight=weights)
+    margin = 0.5 / (weights.sum() + 1)
+    probabilities, knots = np.clip(probabilities, margin, 1 - margin), logits[has_rows]
+    is_knot = np.ones(len(probabilities), np.bool_)
+    is_knot[1:-1] = (probabilities[1:-1] != probabilities[:-2]) | (probabilities[1:-1] != probabilities[2:])
+    return knots[is_knot], probabilities[is_knot]

@@ -92,16 +92,16 @@ class Accuracy(SumMetric):
         """
         predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
         if are_classes(predictions, labels, self.meaning.target):
-            right = predictions.argmax(axis=1) == class_labels(predictions, labels, "Accuracy")
-            self._count(right, right, weights)
+            correct = predictions.argmax(axis=1) == class_labels(predictions, labels, "Accuracy")
+            self._count(correct, correct, weights)
             return
-        several = labels.ndim == 2 and labels.shape[1] > 1 and labels.shape == predictions.shape
-        shape = labels.shape if several else (len(labels),)
-        columns = (predictions.reshape(-1), labels.reshape(-1)) if several else (predictions, labels)
-        scores, flat, _ = binary_scores(*columns, "auto" if several else self._link)
+        is_multi_label = labels.ndim == 2 and labels.shape[1] > 1 and labels.shape == predictions.shape
+        shape = labels.shape if is_multi_label else (len(labels),)
+        columns = (predictions.reshape(-1), labels.reshape(-1)) if is_multi_label else (predictions, labels)
+        scores, flat, _ = binary_scores(*columns, "auto" if is_multi_label else self._link)
         positive = hard_labels(flat)
-        right = (((scores > bound) == positive).reshape(shape) for bound in (0.5, 0.0))
-        identity, logits = (rows.all(axis=1) if several else rows for rows in right)
+        correct = (((scores > bound) == positive).reshape(shape) for bound in (0.5, 0.0))
+        identity, logits = (rows.all(axis=1) if is_multi_label else rows for rows in correct)
         self._count(identity, logits, weights)
         if len(scores) and (scores.min() < 0 or scores.max() > 1):
             self.total["outside_unit"] += 1.0
@@ -115,8 +115,8 @@ class Accuracy(SumMetric):
         rows = len(identity)
         weights = row_weights(weights, rows)
         entries = identity.size // rows if rows else 0
-        for name, right in (("right_identity", identity), ("right_logits", logits)):
-            counts = right.reshape(rows, entries).sum(axis=1) if rows else np.zeros(0)
+        for name, correct in (("right_identity", identity), ("right_logits", logits)):
+            counts = correct.reshape(rows, entries).sum(axis=1) if rows else np.zeros(0)
             self.total[name] += float(counts.sum() if weights is None else weighted_sum(weights, counts))
         self.total["weight"] += float(entries * (rows if weights is None else weights.sum()))
 

@@ -39,14 +39,14 @@ def meaning_of(loss_fn: Any, activation: Activation | None = None) -> Meaning:
     return Meaning(meaning.target, activation or declared or meaning.activation)
 
 
-def expect(metrics: Mapping[str, Any], meaning: Meaning) -> None:
-    """Tell every `RowMetric` how to interpret predictions."""
+def set_meanings(metrics: Mapping[str, Any], meaning: Meaning) -> None:
+    """Set how every `RowMetric` interprets predictions."""
     for metric in metrics.values():
         if isinstance(metric, RowMetric):
-            metric.expect(meaning)
+            metric.set_meaning(meaning)
 
 
-def metrics_of(target: str, window: Window) -> dict[str, Any]:
+def default_metrics(target: str, window: Window) -> dict[str, Any]:
     """Return the default metrics for a kind of target; empty if it is unknown."""
     sampling = ("auto", window.negative_sampling_rate, window.correct_probability)
     if target == BINARY:
@@ -82,17 +82,17 @@ def target_of(loss_fn: Any, predictions: np.ndarray, labels: np.ndarray) -> str:
         return target if scores.size == labels.size else ""
     one_label = labels.shape[1] == 1
     known = labels[~np.isnan(labels)] if labels.dtype.kind == "f" else labels
-    hard = bool(np.isin(known, (0, 1)).all())
-    if columns <= 2 and one_label and hard and predictions.ndim <= 2:
+    is_binary = bool(np.isin(known, (0, 1)).all())
+    if columns <= 2 and one_label and is_binary and predictions.ndim <= 2:
         return BINARY
-    same = predictions.ndim == 2 and columns > 1 and labels.shape == scores.shape
-    one_hot = same and hard and is_one_hot(labels)
-    if same and hard and (target == BINARY or (target is None and not one_hot)):
+    same_shape = predictions.ndim == 2 and columns > 1 and labels.shape == scores.shape
+    one_hot = same_shape and is_binary and is_one_hot(labels)
+    if same_shape and is_binary and (target == BINARY or (target is None and not one_hot)):
         return LABELS
     if target == BINARY:
         return ""
-    whole = known.dtype.kind in "biu" or (target == CLASSES and bool((known == np.floor(known)).all()))
+    is_whole = known.dtype.kind in "biu" or (target == CLASSES and bool((known == np.floor(known)).all()))
     if columns > 1:
-        numbered = one_label and whole and (not known.size or 0 <= known.min() <= known.max() < columns)
-        return CLASSES if predictions.ndim == 2 and (numbered or one_hot) else ""
+        are_indices = one_label and is_whole and (not known.size or 0 <= known.min() <= known.max() < columns)
+        return CLASSES if predictions.ndim == 2 and (are_indices or one_hot) else ""
     return REAL if one_label and target is None else ""

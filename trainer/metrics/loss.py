@@ -59,8 +59,8 @@ class Loss(WeightedMean, Metric):
         """Add a batch.
 
         Args:
-            inputs: the loss, as a scalar (batch mean) or one value per row; then, for a scalar, optionally the number
-                of rows (default 1).
+            inputs: the loss, as a scalar (batch mean) or one value per row. A scalar may be followed by the number of
+                rows (default 1).
         """
         loss = to_numpy(inputs[0], "loss")
         self.add(loss, int(inputs[1]) if len(inputs) > 1 else max(loss.size, 1))

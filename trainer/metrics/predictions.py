@@ -77,7 +77,7 @@ def named_values(name: str, value: Any) -> dict[str, float]:
     except (TypeError, ValueError):
         array = None
     if array is None or array.ndim > 1 or not array.size:
-        raise ConfigurationError(f"metric {name!r} must give a number or one number a class; it gave {value!r}")
+        raise ConfigurationError(f"metric {name!r} must return a number or one number per class; it returned {value!r}")
     each = {f"{name}_{index}".lstrip("_"): float(item) for index, item in enumerate(array)} if array.ndim else {}
     return {name: float(array.mean()), **each}
 
@@ -91,12 +91,12 @@ def joined_states(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def split_states(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Split a state created by `joined_states`."""
     return {
-        name: {"json": json, "arrays": below(f"{index}.", state["arrays"])}
+        name: {"json": json, "arrays": strip_prefix(f"{index}.", state["arrays"])}
         for index, (name, json) in enumerate(state["json"])
     }
 
 
-def below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def strip_prefix(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays whose names begin with `prefix`, with the prefix removed."""
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 

@@ -19,7 +19,7 @@ from ..errors import ConfigurationError, DataError
 from .adapters import BySlice, WindowOnly, directions_of
 from .binary import score_table
 from .histogram import RowBuffer
-from .predictions import CountsByName, below, group_column, named_values, row_weights, split_states, to_numpy
+from .predictions import CountsByName, group_column, named_values, row_weights, split_states, strip_prefix, to_numpy
 from .window_metric import Direction, WindowMetric
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,8 @@ class PrequentialMetrics:
         for name, horizons in self._metrics.items():
             for horizon, metric in horizons.items():
                 if not isinstance(metric, BySlice):
-                    names |= {self._name(horizon, name, part): of for part, of in directions_of(metric).items()}
+                    directions = directions_of(metric)
+                    names |= {self._name(horizon, name, part): higher for part, higher in directions.items()}
         return {**names, **{self._name(*count.split("_", 1)): None for count in self._counts}}
 
     def _name(self, horizon: str, name: str, part: str = "") -> str:
@@ -256,7 +257,7 @@ class PrequentialMetrics:
                     metric.load_state_dict(known[horizon])
         self._counts = {name: int(values["counts"][name]) for name in self._counts}
         self._buffer = None
-        buffered = below("buffer.", arrays)
+        buffered = strip_prefix("buffer.", arrays)
         if buffered and values["groups"] == list(self.groups):
             columns = {key: _codes_to_text(array, int(key) > 2) for key, array in buffered.items()}
             ordered = [columns[str(index)] for index in range(len(columns))]

@@ -22,11 +22,11 @@ from .window_metric import RowMetric
 logger = logging.getLogger(__name__)
 
 DEFAULT_CAPACITY = 1_000_000
-EVERY_GROUP = (1 << 63) - 1
+ALL_GROUPS = (1 << 63) - 1
 _COLUMNS = ("keys", "scores", "labels", "weights")
 
 
-class Ranked(NamedTuple):
+class RankedRows(NamedTuple):
     """Rows sorted by group and, within a group, by descending score."""
 
     labels: np.ndarray  # float64 [N]
@@ -58,7 +58,7 @@ class GroupMetric(RowMetric):
 
     higher_is_better = True
     takes_raw = True
-    samples_rows = False  # whether a sample of a group's rows estimates the group's value
+    samples_rows = False  # whether a group's value can be estimated from a sample of its rows
 
     def __init__(self, group: str, capacity: int = DEFAULT_CAPACITY) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class GroupMetric(RowMetric):
     def _forget_rows(self) -> None:
         self._blocks: list[tuple[np.ndarray, ...]] = []
         self._rows = 0
-        self._bound = EVERY_GROUP
+        self._bound = ALL_GROUPS
         self._every = 1
         self._seen = 0
 
@@ -107,15 +107,15 @@ class GroupMetric(RowMetric):
         return hard_labels(labels).astype(np.float32)
 
     def _keep(self, *columns: np.ndarray) -> None:
-        if self._bound < EVERY_GROUP:
+        if self._bound < ALL_GROUPS:
             kept = columns[0] < self._bound
             columns = tuple(column[kept] for column in columns)
         self._blocks.append(tuple(np.array(column) for column in columns))
         self._rows += len(columns[0])
         if self._rows > self.capacity:
-            self._thin()
+            self._drop_rows()
 
-    def _thin(self) -> None:
+    def _drop_rows(self) -> None:
         """Drop groups until at most three quarters of the capacity are used."""
         columns = self._columns()
         keys = columns[0]
@@ -128,7 +128,7 @@ class GroupMetric(RowMetric):
             columns = tuple(column[np.sort(order[:end])] for column in columns)
             self._warn("the value is that of a random sample of groups")
         elif self.samples_rows:  # a single group fills the buffer: keep half of the rows and double their weights
-            kept = _random_rows(self._every, len(keys), 2)  # the seed differs each time
+            kept = _random_rows(self._every, len(keys), 2)  # `_every` serves as a seed that differs each time
             columns = tuple(column[kept] for column in columns)
             columns = (*columns[:3], columns[3] * 2)
             self._every *= 2
@@ -139,11 +139,11 @@ class GroupMetric(RowMetric):
             self._warn("a single group exceeds the capacity, so the value is NaN")
         self._blocks, self._rows = [columns], len(columns[0])
 
-    def _warn(self, what: str) -> None:
+    def _warn(self, consequence: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            held = f"received more rows in a window or evaluation than its capacity of {self.capacity:,}"
-            logger.warning("%s by %r %s: %s", self.name, self.group, held, what)
+            cause = f"received more rows in a window or evaluation than its capacity of {self.capacity:,}"
+            logger.warning("%s by %r %s: %s", self.name, self.group, cause, consequence)
 
     def _columns(self) -> tuple[np.ndarray, ...]:
         if not self._blocks:
@@ -162,12 +162,12 @@ class GroupMetric(RowMetric):
         first = np.flatnonzero(new_group)
         group, tie = np.cumsum(new_group) - 1, np.cumsum(new_tie) - 1
         rank, labels = np.arange(len(keys)) - first[group], labels[order].astype(np.float64)
-        rows = Ranked(labels, weights[order], group, tie, rank, first, np.flatnonzero(new_tie))
-        values, weight = self.of_groups(rows)
+        rows = RankedRows(labels, weights[order], group, tie, rank, first, np.flatnonzero(new_tie))
+        values, weight = self.group_values(rows)
         counted = weight > 0
         return float(weighted_sum(weight[counted], values[counted])), float(weight.sum())
 
-    def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
+    def group_values(self, rows: RankedRows) -> tuple[np.ndarray, np.ndarray]:
         """Return each group's value and weight, float64 [G]; weight 0 if undefined."""
         raise NotImplementedError
 
@@ -206,7 +206,7 @@ class GroupMetric(RowMetric):
         saved, arrays = state["json"], state["arrays"]
         self._total, self._weight = float(saved["total"]), float(saved["weight"])
         self._bound, self._every, self._seen = (int(saved[name]) for name in ("bound", "every", "seen"))
-        # after the bound is set: `_keep` lowers it further if this metric's capacity is smaller
+        # The bound is set before, because `_keep` lowers it further if this metric's capacity is smaller.
         self._keep(*(arrays[name] for name in _COLUMNS))
 
 
@@ -221,19 +221,19 @@ class Gauc(GroupMetric):
     name = "gauc"
     samples_rows = True
 
-    def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
+    def group_values(self, rows: RankedRows) -> tuple[np.ndarray, np.ndarray]:
         positive, negative = rows.weights * rows.labels, rows.weights * (1.0 - rows.labels)
         positives, negatives = np.bincount(rows.group, positive), np.bincount(rows.group, negative)
-        tied = np.bincount(rows.tie, negative)  # weight of negatives in each tie
-        above = np.cumsum(tied) - tied
+        tied_negatives = np.bincount(rows.tie, negative)  # weight of negatives in each tie
+        above = np.cumsum(tied_negatives) - tied_negatives
         above -= above[rows.tie[rows.first]][rows.group[rows.tie_first]]
-        below = negatives[rows.group] - above[rows.tie] - 0.5 * tied[rows.tie]
+        below = negatives[rows.group] - above[rows.tie] - 0.5 * tied_negatives[rows.tie]
         pairs = positives * negatives
         area = np.bincount(rows.group, positive * below)
         return np.divide(area, pairs, out=np.zeros_like(area), where=pairs > 0), (positives + negatives) * (pairs > 0)
 
 
-class FirstK(GroupMetric):
+class TopKMetric(GroupMetric):
     """Base of the metrics at k. Groups without a positive are skipped.
 
     Args:
@@ -249,31 +249,31 @@ class FirstK(GroupMetric):
         self.name = f"{type(self).name}@{k}"
         super().__init__(group, capacity)
 
-    def _group_weights(self, rows: Ranked, defined: np.ndarray) -> np.ndarray:
+    def _group_weights(self, rows: RankedRows, defined: np.ndarray) -> np.ndarray:
         """Return the mean weight of each group's rows; 0 where the group has no value."""
         return np.bincount(rows.group, rows.weights) / np.bincount(rows.group) * defined
 
-    def _in_first_k(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _tie_counts(self, rows: RankedRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the size of each tie, its positions in the top k and its positives."""
         size = np.bincount(rows.tie)
         positions = np.clip(self.k - rows.rank[rows.tie_first], 0, size)
         return size, positions, np.bincount(rows.tie, rows.labels)
 
 
-class RecallAtK(FirstK):
+class RecallAtK(TopKMetric):
     """Share of a group's positives that are in its top k, averaged over groups."""
 
     name = "recall"
 
-    def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
-        size, positions, positives = self._in_first_k(rows)
+    def group_values(self, rows: RankedRows) -> tuple[np.ndarray, np.ndarray]:
+        size, positions, positives = self._tie_counts(rows)
         group_of_tie = rows.group[rows.tie_first]
         total = np.bincount(rows.group, rows.labels)
         hits = np.bincount(group_of_tie, positives * positions / size)
         return hits / np.maximum(total, 1.0), self._group_weights(rows, total > 0)
 
 
-class HitRateAtK(FirstK):
+class HitRateAtK(TopKMetric):
     """Share of groups with at least one positive in their top k.
 
     If a tie straddles position k, the group counts the probability of a hit. For n tied rows with p positives and m
@@ -282,20 +282,20 @@ class HitRateAtK(FirstK):
 
     name = "hit_rate"
 
-    def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
-        size, positions, positives = self._in_first_k(rows)
+    def group_values(self, rows: RankedRows) -> tuple[np.ndarray, np.ndarray]:
+        size, positions, positives = self._tie_counts(rows)
         missed = np.ones(len(size))
         for draw in range(min(self.k, int(positions.max()))):
             drawn = draw < positions
-            left = np.maximum(size[drawn] - positives[drawn] - draw, 0.0)
-            missed[drawn] *= left / (size[drawn] - draw)
+            remaining_negatives = np.maximum(size[drawn] - positives[drawn] - draw, 0.0)
+            missed[drawn] *= remaining_negatives / (size[drawn] - draw)
         total = np.bincount(rows.group, rows.labels)
         log_missed = np.log(np.maximum(missed, np.finfo(np.float64).tiny))
         no_hit = np.bincount(rows.group[rows.tie_first], log_missed)
         return 1.0 - np.where(no_hit < -700, 0.0, np.exp(no_hit)), self._group_weights(rows, total > 0)
 
 
-class Ndcg(FirstK):
+class Ndcg(TopKMetric):
     """Normalized discounted cumulative gain at k, averaged over groups.
 
     The definition is that of K. Järvelin and J. Kekäläinen, 2002. The gain of a row is its label, discounted by 1 /
@@ -311,7 +311,7 @@ class Ndcg(FirstK):
             raise DataError(f"Ndcg takes labels not below 0; received {labels.min()}")
         return labels.astype(np.float32)
 
-    def of_groups(self, rows: Ranked) -> tuple[np.ndarray, np.ndarray]:
+    def group_values(self, rows: RankedRows) -> tuple[np.ndarray, np.ndarray]:
         discount = np.where(rows.rank < self.k, 1.0 / np.log2(rows.rank + 2.0), 0.0)
         size = np.bincount(rows.tie)
         shared = (np.bincount(rows.tie, discount) / size)[rows.tie]

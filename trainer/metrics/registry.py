@@ -25,11 +25,11 @@ from ..errors import ConfigurationError, DataError, did_you_mean
 from .adapters import BySlice, directions_of
 from .loss import Loss
 from .predictions import Activation, check_activation, named_values
-from .ranking import FirstK, GroupMetric
+from .ranking import GroupMetric, TopKMetric
 from .window_metric import Direction, RowMetric, WindowMetric
 
 _KNOWN_CLASSES = {"Top1CategoricalAccuracy": "top_1_accuracy", "Top5CategoricalAccuracy": "top_5_accuracy"}
-_REFUSED = {
+_UNSUPPORTED = {
     "roc": "keeps only the last batch and returns curves; 'auc' gives the area under the ROC curve over all rows",
 }
 
@@ -47,13 +47,13 @@ def named_metrics() -> dict[str, type[Any]]:
 def metric_names() -> list[str]:
     """Return all names that `get_metrics` accepts, sorted."""
     names = {_canonical(name) for name in ms_train.names()}
-    names |= {shown_name(name, kind) for name, kind in named_metrics().items()}
-    return sorted(names - set(_REFUSED))
+    names |= {display_name(name, kind) for name, kind in named_metrics().items()}
+    return sorted(names - set(_UNSUPPORTED))
 
 
-def shown_name(name: str, kind: type[Any]) -> str:
+def display_name(name: str, kind: type[Any]) -> str:
     """Return a metric's name with placeholders for its arguments."""
-    k = "@<k>" if issubclass(kind, FirstK) else ""
+    k = "@<k>" if issubclass(kind, TopKMetric) else ""
     return f"{name}{k}/<column>" if issubclass(kind, GroupMetric) else name
 
 
@@ -80,14 +80,14 @@ def get_metrics(metrics: Any) -> dict[str, Any]:
             raise ConfigurationError(f"a dict of metrics takes names as keys; received {wrong[0]!r}")
         return {key: _metric(value)[1] for key, value in metrics.items()}
     by_name: dict[str, Any] = {}
-    for name, metric in map(_metric, _listed(metrics)):
+    for name, metric in map(_metric, _as_list(metrics)):
         if name in by_name:
             raise ConfigurationError(f"metric {name!r} is given twice; a dict of metrics gives each its own name")
         by_name[name] = metric
     return by_name
 
 
-def _listed(metrics: Any) -> Sequence[Any]:
+def _as_list(metrics: Any) -> Sequence[Any]:
     if isinstance(metrics, set | frozenset):
         return sorted(metrics, key=str)  # the iteration order of a set of strings differs between processes
     return metrics if isinstance(metrics, list | tuple) else [] if metrics is None else [metrics]
@@ -158,7 +158,7 @@ def clear_metrics(metrics: Mapping[str, Any]) -> None:
 
 def group_of(metric: Any) -> str | None:
     """Return the name of the metric's group column, or None."""
-    # test RowMetric first: an isinstance check against the protocol takes 20 us
+    # RowMetric comes first, because an isinstance check of the protocol takes 20 us.
     return metric.group if isinstance(metric, RowMetric | WindowMetric) else None
 
 
@@ -176,10 +176,10 @@ def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return as_numbers({name: read_metric(metric) for name, metric in metrics.items()})
 
 
-def as_numbers(own_values: Mapping[str, Any]) -> dict[str, Any]:
+def as_numbers(results: Mapping[str, Any]) -> dict[str, Any]:
     """Convert results of metrics to floats, as in `read_metrics`."""
     values: dict[str, Any] = {}
-    for name, value in own_values.items():
+    for name, value in results.items():
         try:
             values |= named_values(name, value)
         except (TypeError, ValueError):
@@ -188,7 +188,7 @@ def as_numbers(own_values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def directions(metrics: Mapping[str, Any]) -> dict[str, Direction]:
-    """Return whether higher is better (None if unknown) by the name of each value.
+    """Return whether higher is better, by name of each value; None if unknown.
 
     Values of single classes, labels and slices are omitted; they share the metric's direction.
     """
@@ -200,7 +200,7 @@ def directions(metrics: Mapping[str, Any]) -> dict[str, Direction]:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return only the numeric `values`; callbacks monitor and log these."""
+    """Return only the numeric values, which callbacks can monitor and log."""
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
@@ -229,8 +229,8 @@ def _by_name(name: str) -> tuple[str, Any]:
     base, slash, column = name.strip().partition("/")
     if slash or "@" in name:
         return _with_column(name, _canonical(base), column)
-    if canonical in _REFUSED:
-        raise ConfigurationError(f"metric {name!r} {_REFUSED[canonical]}")
+    if canonical in _UNSUPPORTED:
+        raise ConfigurationError(f"metric {name!r} {_UNSUPPORTED[canonical]}")
     theirs = {_canonical(known): known for known in ms_train.names()}
     kind = named_metrics().get(canonical)
     if kind is not None and not issubclass(kind, GroupMetric):
@@ -238,7 +238,7 @@ def _by_name(name: str) -> tuple[str, Any]:
     if canonical in theirs:  # for example "recall": without a column it means MindSpore's recall per class
         return name, _construct(name, functools.partial(ms_train.get_metric_fn, theirs[canonical]))
     if kind is not None:
-        form = f"{canonical}@10/user" if issubclass(kind, FirstK) else f"{canonical}/user"
+        form = f"{canonical}@10/user" if issubclass(kind, TopKMetric) else f"{canonical}/user"
         raise ConfigurationError(f"metric {name!r} needs the name of a group column, as in {form!r}")
     known = metric_names()
     raise ConfigurationError(f"unknown metric {name!r}{did_you_mean(canonical, known)}; known: {', '.join(known)}")
@@ -248,11 +248,11 @@ def _with_column(name: str, base: str, column: str) -> tuple[str, Any]:
     measure, at, k = base.partition("@")
     kind = named_metrics().get(measure)
     if at:
-        if kind is not None and issubclass(kind, FirstK) and k.isdigit() and column:
+        if kind is not None and issubclass(kind, TopKMetric) and k.isdigit() and column:
             return base, kind(int(k), column)
-        known = ", ".join(f"{known}@10/user" for known, kind in named_metrics().items() if issubclass(kind, FirstK))
+        known = ", ".join(f"{known}@10/user" for known, kind in named_metrics().items() if issubclass(kind, TopKMetric))
         raise ConfigurationError(f"unknown metric {name!r}; metrics of the first k rows of a group look like {known}")
-    if kind is not None and issubclass(kind, GroupMetric) and not issubclass(kind, FirstK):
+    if kind is not None and issubclass(kind, GroupMetric) and not issubclass(kind, TopKMetric):
         return base, kind(column)
     sliced = BySlice(base, column)
     return sliced.name, sliced
@@ -280,8 +280,8 @@ def split_task(name: str, tasks: Sequence[str]) -> tuple[str, str]:
 
     If several tasks match, the longest is used.
     """
-    fitting = [task for task in tasks if task and name.startswith(f"{task}_") and len(name) > len(task) + 1]
-    task = max(fitting, key=len, default="")
+    matching = [task for task in tasks if task and name.startswith(f"{task}_") and len(name) > len(task) + 1]
+    task = max(matching, key=len, default="")
     return task, name[len(task) + 1 :] if task else name
 
 
@@ -304,7 +304,7 @@ def task_metrics(metrics: Any, tasks: Sequence[str]) -> dict[str, Any]:
             else:
                 _add_metric(by_name, *split_task(key, tasks), get_metrics({key: value})[key], tasks)
         return by_name
-    for value in _listed(metrics):
+    for value in _as_list(metrics):
         task, rest = split_task(value, tasks) if isinstance(value, str) else ("", value)
         for name, metric in get_metrics([rest]).items():
             _add_metric(by_name, task, name, metric, tasks)
@@ -317,22 +317,22 @@ def _add_metric(by_name: dict[str, Any], task: str, name: str, metric: Any, task
     elif task:
         by_name[f"{task}_{name}"] = metric
     else:
-        by_name |= {f"{of_task}_{name}": copy.deepcopy(metric) for of_task in tasks}
+        by_name |= {f"{each}_{name}": copy.deepcopy(metric) for each in tasks}
 
 
 def task_activations(activation: Any, tasks: Sequence[str]) -> dict[str, Activation]:
     """Return the declared activations by task; a single task has the name ""."""
     argument = "Trainer(prediction_activation=...)"
-    given = activation if isinstance(activation, Mapping) else dict.fromkeys(tasks or ("",), activation)
-    for task in given:
+    by_task = activation if isinstance(activation, Mapping) else dict.fromkeys(tasks or ("",), activation)
+    for task in by_task:
         if task not in (tasks or ("",)):
             names = f"a dict with the tasks {', '.join(tasks)}" if tasks else "a name or a function for the only task"
             refuse(argument, names, task, did_you_mean(task, tasks))
-    checked = {task: check_activation(argument, value) for task, value in given.items()}
+    checked = {task: check_activation(argument, value) for task, value in by_task.items()}
     return {task: value for task, value in checked.items() if value is not None}
 
 
-def of_task(metrics: Mapping[str, Any], task: str, tasks: Sequence[str]) -> dict[str, Any]:
+def metrics_of_task(metrics: Mapping[str, Any], task: str, tasks: Sequence[str]) -> dict[str, Any]:
     """Return the metrics of one task, without the task's prefix in their names.
 
     The only task of a single-task network is "".

@@ -2,8 +2,8 @@
 
 Predictions and labels have the same shape, up to axes of length 1. Each column of labels [B, K] (or entry of [B, ...])
 is an output. A metric is computed for every output and averaged over outputs, like scikit-learn's "uniform_average"; in
-contrast, `mindspore.train.MAE` sums over the columns. In the formulas, p is the prediction, y the label, and w the
-weight of the row.
+contrast, `mindspore.train.MAE` sums over the columns. In the formulas, p is the prediction, y the label, and w the row
+weight.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ class R2(OutputMetric):
 
     The formula is 1 - sum of w (p - y)^2 / sum of w (y - mean y)^2. A value of 1 is perfect; 0 is as good as always
     predicting the mean label of these rows. Outputs whose labels are all equal have no R2 and are skipped; the value is
-    NaN if no output has one. To keep precision, the sum of squared deviations from the mean label is updated directly,
-    as in T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
-    Variances", 1979. Computing it as the difference of two large sums would lose precision.
+    NaN if no output has one. The sum of squared deviations from the mean label is updated directly, because computing
+    it as the difference of two large sums would lose precision; see T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating
+    Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
     """
 
     name = "r2"
@@ -133,21 +133,21 @@ class R2(OutputMetric):
         if weight:
             mean = weighted_sum(weights, labels) / weight
             squared = weighted_sum(weights, (predictions - labels) ** 2)
-            self._join(weight, squared, mean, weighted_sum(weights, (labels - mean) ** 2))
+            self._combine(weight, squared, mean, weighted_sum(weights, (labels - mean) ** 2))
 
     def merge(self, other: R2) -> None:
-        self._join(*(other.total[name] for name in self.sums))
+        self._combine(*(other.total[name] for name in self.sums))
 
-    def _join(self, weight: float, squared: Any, mean: Any, spread: Any) -> None:
+    def _combine(self, weight: float, squared: Any, mean: Any, spread: Any) -> None:
         total = self.total
-        both = total["weight"] + weight
-        if both:
-            apart = mean - total["label_mean"]
+        weight_sum = total["weight"] + weight
+        if weight_sum:
+            difference = mean - total["label_mean"]
             self.total = {
-                "weight": both,
+                "weight": weight_sum,
                 "squared": total["squared"] + squared,
-                "label_mean": total["label_mean"] + apart * weight / both,
-                "label_spread": total["label_spread"] + spread + apart**2 * total["weight"] * weight / both,
+                "label_mean": total["label_mean"] + difference * weight / weight_sum,
+                "label_spread": total["label_spread"] + spread + difference**2 * total["weight"] * weight / weight_sum,
             }
 
     def decay(self, factor: float) -> None:
@@ -158,5 +158,5 @@ class R2(OutputMetric):
 
     def value(self) -> float:
         squared, spread = np.atleast_1d(self.total["squared"], self.total["label_spread"])
-        known = spread > 0
-        return float(np.mean(1.0 - squared[known] / spread[known])) if known.any() else float("nan")
+        has_spread = spread > 0
+        return float(np.mean(1.0 - squared[has_spread] / spread[has_spread])) if has_spread.any() else float("nan")

@@ -43,11 +43,11 @@ class Window:
 
     def __post_init__(self) -> None:
         spans = {name: getattr(self, name) for name in ("rows", "seconds", "event_time")}
-        given = {name: value for name, value in spans.items() if value is not None}
-        if len(given) != 1:
-            shown = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "none of them"
+        specified = {name: value for name, value in spans.items() if value is not None}
+        if len(specified) != 1:
+            shown = ", ".join(f"{name}={value!r}" for name, value in specified.items()) or "none of them"
             raise ConfigurationError(f"Window takes exactly one of rows, seconds, event_time; received {shown}")
-        name, value = next(iter(given.items()))
+        name, value = next(iter(specified.items()))
         if name == "rows":
             whole("Window(rows=...)", value)
         else:
@@ -62,7 +62,7 @@ class Window:
 
 
 class WindowClock:
-    """Decides after each training call whether the window closes."""
+    """Decides after each training call whether the open window closes."""
 
     def __init__(self, window: Window) -> None:
         self.unit, self.n = window.span
@@ -116,8 +116,8 @@ class WindowClock:
     def load_state_dict(self, state: Mapping[str, Any], wall: float | None) -> None:
         """Restore a state from `state_dict`.
 
-        If the state has another kind or length of window, an empty window starts. If `wall` is None, a window of
-        seconds continues from the first call of `closed`.
+        If the state has another kind or length of window, an empty window starts. If `wall` is None, the time of a
+        window in seconds continues at the first call of `closed`.
         """
         if state.get("unit") != self.unit or state.get("n") != self.n:
             return

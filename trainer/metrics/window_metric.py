@@ -123,7 +123,7 @@ class RowMetric(Metric):
         """Forget all rows; keep any inferred interpretation of predictions."""
         self.clear()
 
-    def expect(self, meaning: Meaning) -> None:
+    def set_meaning(self, meaning: Meaning) -> None:
         """Set how to interpret predictions."""
         self.meaning = meaning
 

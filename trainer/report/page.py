@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
-from callbacks.output import shown_once
+from callbacks.output import without_equal_losses
 
 from ..checks import require
 from . import figures, headline
@@ -221,7 +221,9 @@ def _repeats_loss(series: Mapping[str, Series], name: str) -> bool:
         return name not in series
     own, loss = series[name], series.get(name.removesuffix("log_loss") + "loss", Series())
     pairs = [(a, b) for a, b in zip(own.values, loss.values, strict=False) if a is not None and b is not None]
-    return own.steps == loss.steps and all("loss" not in shown_once({"log_loss": a, "loss": b}) for a, b in pairs)
+    return own.steps == loss.steps and all(
+        "loss" not in without_equal_losses({"log_loss": a, "loss": b}) for a, b in pairs
+    )
 
 
 def _windows(runs: Sequence[RunData]) -> list[Any]:

@@ -16,11 +16,11 @@ from ..distributed.packing import gather_states
 from ..errors import ConfigurationError, DataError
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.calibrator import Calibrator
-from ..metrics.defaults import expect, meaning_of, metrics_of, possible_targets, target_of
+from ..metrics.defaults import default_metrics, meaning_of, possible_targets, set_meanings, target_of
 from ..metrics.loss import Loss
 from ..metrics.predictions import Activation, activate
 from ..metrics.prequential import PrequentialMetrics
-from ..metrics.registry import clear_metrics, group_of, of_task
+from ..metrics.registry import clear_metrics, group_of, metrics_of_task
 from ..metrics.window import Window
 from ..metrics.window_metric import Direction, WindowMetric
 from ..state import StepOutputs
@@ -68,7 +68,7 @@ class Scoring:
             )
         self._meanings = {task: meaning_of(self._loss_of(task), activations.get(task)) for task in self._tasks}
         for task, meaning in self._meanings.items():
-            expect(of_task(self._chosen, task, self._tasks), meaning)
+            set_meanings(metrics_of_task(self._chosen, task, self._tasks), meaning)
         groups = map(group_of, self._chosen.values())
         self.groups = tuple(dict.fromkeys(filter(None, groups)))  # names of the columns that metrics read as groups
         self._windows: dict[str, PrequentialMetrics] = {}
@@ -104,9 +104,9 @@ class Scoring:
         return self._loss_fn if self._multi is None else self._multi.losses[self._tasks.index(task)]
 
     def _make(self, task: str, target: str) -> PrequentialMetrics:
-        defaults, chosen = metrics_of(target, self.window), of_task(self._chosen, task, self._tasks)
+        defaults, chosen = default_metrics(target, self.window), metrics_of_task(self._chosen, task, self._tasks)
         metrics = defaults | chosen
-        expect(metrics, self._meanings[task])
+        set_meanings(metrics, self._meanings[task])
         lenient = [name for name in metrics if name not in chosen]
         return PrequentialMetrics(metrics, self.window.decay, task=task, lenient=lenient)
 
@@ -158,7 +158,7 @@ class Scoring:
         target = target_of(self._loss_of(task), shaped, label)
         of = f" of task {task!r}" if task else ""
         described = f"predictions {list(prediction.shape)} and labels {list(label.shape)} ({label.dtype})"
-        chosen = of_task(self._chosen, task, self._tasks)
+        chosen = metrics_of_task(self._chosen, task, self._tasks)
         if target:
             logger.info("windows count the metrics of a %s target%s", target, of)
         elif not chosen:

@@ -12,10 +12,10 @@ import numpy as np
 from ..data.chunk import Chunk
 from ..graph.denominators import COUNTED
 from ..graph.multi_task import MultiTaskLoss
-from ..metrics.defaults import expect, meaning_of
+from ..metrics.defaults import meaning_of, set_meanings
 from ..metrics.loss import Loss, WeightedMean
 from ..metrics.predictions import Activation
-from ..metrics.registry import as_numbers, clear_metrics, group_of, of_task, read_metric, update_metrics
+from ..metrics.registry import as_numbers, clear_metrics, group_of, metrics_of_task, read_metric, update_metrics
 from ..mindspore_internals import device
 from ..state import NUMPY_DTYPES, StepOutputs, host_copy
 from .calibrating import CalibratedRows
@@ -58,12 +58,12 @@ class Tally:
         self.own_values: dict[str, Any] = {}  # the latest value of each metric
         names = () if self._tasks is None else self._tasks.tasks
         self._task_sums = {task: np.zeros(2) for task in names}
-        self._of_task = {task: of_task(metrics, task, names) for task in ("", *names)}
+        self._of_task = {task: metrics_of_task(metrics, task, names) for task in ("", *names)}
         groups = [*map(group_of, metrics.values()), weights.column]
         self.groups = tuple(dict.fromkeys(filter(None, groups)))
         losses = [loss_fn] if self._tasks is None else [None, *self._tasks.losses]
         for loss, (task, of_this) in zip(losses, self._of_task.items(), strict=True):
-            expect(of_this, meaning_of(loss, activations.get(task)))
+            set_meanings(of_this, meaning_of(loss, activations.get(task)))
         clear_metrics(metrics)
 
     def columns_of(self, chunk: Chunk) -> dict[str, np.ndarray]:

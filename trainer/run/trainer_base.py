@@ -16,7 +16,7 @@ from ..data.position import Position
 from ..errors import CheckpointError
 from ..metrics.binary import score_table
 from ..metrics.calibration_map import CalibrationMap
-from ..metrics.registry import of_task
+from ..metrics.registry import metrics_of_task
 from ..mindspore_internals.cell_structure import children_of, parameters_of
 from ..state import StopReason
 from ..storage.fetch import fetched_snapshot
@@ -79,7 +79,7 @@ class TrainerBase(TrainedNetwork):
         if self.run is not None and self.run.online is not None:
             return {} if self.run.online.scoring is None else self.run.online.scoring.score_tables()
         tasks = ("",) if self.tasks is None else self.tasks.tasks
-        tables = {task: score_table(of_task(self.metrics, task, tasks).values()) for task in tasks}
+        tables = {task: score_table(metrics_of_task(self.metrics, task, tasks).values()) for task in tasks}
         return {task: table for task, table in tables.items() if table is not None}
 
     def fitted_calibration(self) -> CalibrationMap | None:

@@ -23,7 +23,7 @@ class ExportedModel:
 
         self.about = json.loads((folder / "model.json").read_text())
         if "calibration" in self.about:
-            self._calibration = runpy.run_path(str(folder / "calibration_map.py"))["CalibrationMap"].of
+            self._calibration = runpy.run_path(str(folder / "calibration_map.py"))["CalibrationMap"].from_json
         self.session = onnxruntime.InferenceSession(folder / "network.onnx")
         self._rows: dict[str, np.ndarray] = {}  # per table: row 0 for padding, row 1 for unknown ids, rows of all ids
         self._row_numbers: dict[str, dict[int | None, int]] = {}  # per table: id -> row number

@@ -126,7 +126,7 @@ def export_model(
             "inputs": _described_inputs(graph, fields, columns, sparse_tables),
             "outputs": [{"name": name, "shape": [None, *answer.shape[1:]]} for name, answer in answers.items()],
             "activation": graph.activation,
-            **({} if calibration is None else {"calibration": calibration.described()}),
+            **({} if calibration is None else {"calibration": calibration.to_json()}),
             **({"classes": list(graph.classes)} if graph.classes else {}),
             "tables": _write_tables(files, sparse_tables),
             "onnx": None,

@@ -108,9 +108,9 @@ def exportable(
     training, syntax = network.training, ms.get_context("jit_syntax_level")
     network.set_train(False)
     try:
-        with compile_lock, _windows_of_fixed_size(network, stacks, stacked) as windows:
-            for index, window in enumerate(windows):
-                step.insert_param_to_cell(f"window_{index}", window)
+        with compile_lock, _fixed_size_parameters(network, stacks, stacked) as parameters:
+            for index, parameter in enumerate(parameters):
+                step.insert_param_to_cell(f"window_{index}", parameter)
             yield step, list(map(Tensor, inputs)), stacks
     finally:
         network.set_train(training)
@@ -152,14 +152,14 @@ def _describe_stacks(
 ) -> list[dict[str, Any]]:
     specs = [table.spec for table in tables.planner.tables]
     layout = read_layout(fields.components, specs) if stacked else separate_tables(fields.components)
-    described = []
+    stacks = []
     for stack in layout.stacks:
         bundle = layout.bundles[stack.bundle]
         size = 1 + sum(_ids_read(fields.components[index], columns) for index in bundle.components)  # row 0 is padding
         first, names = specs[stack.tables[0]], [specs[table].name for table in stack.tables]
         sizes = {"size": size, "map_size": size if bundle.indirect else 0}
-        described.append({"name": first.name, "dim": first.dim, "tables": names, **sizes})
-    return described
+        stacks.append({"name": first.name, "dim": first.dim, "tables": names, **sizes})
+    return stacks
 
 
 def _ids_read(component: Component, columns: Sequence[np.ndarray]) -> int:
@@ -171,27 +171,27 @@ def _ids_read(component: Component, columns: Sequence[np.ndarray]) -> int:
 
 
 @contextlib.contextmanager
-def _windows_of_fixed_size(
-    network: nn.Cell, described: Sequence[dict[str, Any]], stacked: bool
+def _fixed_size_parameters(
+    network: nn.Cell, stacks: Sequence[dict[str, Any]], stacked: bool
 ) -> Iterator[list[Parameter]]:
     """Make embeddings read from parameters of fixed sizes until the context ends."""
     cells = [cell for cell in embedding_cells(network) if not cell.is_dense]
     attributes = ("working_set", "working_reading", "working_reading_map")
-    before = [(cell, cell.reading, cell.indirect, [getattr(cell, name) for name in attributes]) for cell in cells]
-    windows: list[Parameter] = []
-    window_of: dict[str, tuple[Parameter, Parameter | None]] = {}
-    for stack in described:
+    saved = [(cell, cell.reading, cell.indirect, [getattr(cell, name) for name in attributes]) for cell in cells]
+    parameters: list[Parameter] = []
+    parameters_of_table: dict[str, tuple[Parameter, Parameter | None]] = {}
+    for stack in stacks:
         zeros = Tensor(np.zeros((stack["size"], stack["dim"]), np.float32))
         rows, row_map = Parameter(zeros, name=f"embedding.{stack['name']}.rows"), None
         if stack["map_size"]:
             blank = Tensor(np.zeros(stack["map_size"]), mstype.int32)
             row_map = Parameter(blank, name=f"embedding.{stack['name']}.places", requires_grad=False)
-        windows += [rows] if row_map is None else [rows, row_map]
-        window_of |= dict.fromkeys(stack["tables"], (rows, row_map))
+        parameters += [rows] if row_map is None else [rows, row_map]
+        parameters_of_table |= dict.fromkeys(stack["tables"], (rows, row_map))
     groups = [cell for _, cell in cells_and_names(network) if isinstance(cell, EmbeddingGroup)]
     try:
         for cell in cells:
-            rows, row_map = window_of[cell.spec.name]
+            rows, row_map = parameters_of_table[cell.spec.name]
             cell.reading, cell.indirect = True, row_map is not None
             hide(cell, "working_set", rows)  # `EmbeddingGroup.refresh` compares this attribute
             hide(cell, "working_reading", rows)
@@ -200,9 +200,9 @@ def _windows_of_fixed_size(
         for group in groups:
             group.refresh()
             group.is_shared = group.is_shared and stacked
-        yield windows
+        yield parameters
     finally:
-        for cell, reading, indirect, values in before:
+        for cell, reading, indirect, values in saved:
             cell.reading, cell.indirect = reading, indirect
             for name, value in zip(attributes, values, strict=True):
                 hide(cell, name, value)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], seen: InputBatch) -> FolderRef:
+def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], example: InputBatch) -> FolderRef:
     """Write the network for servers into a new folder of `root`.
 
     Args:
@@ -39,29 +39,30 @@ def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], se
         seen: a batch with the network's inputs.
 
     Raises:
-        ConfigurationError: `seen` has a ragged column without a maximum length.
+        ConfigurationError: `example` has a ragged column without a maximum length.
     """
     tables = trainer.tables.tables if trainer.tables is not None else None
-    _check_lists(seen)
+    _check_lists(example)
     *smaller, largest = sorted({batch} if isinstance(batch, int) else set(batch))
     name = f"graph-{uuid.uuid4().hex[:12]}"
     with FolderWriter(root / name) as folder:
 
         def export(rows: int, file: str) -> dict[str, Any]:
-            columns, cast = blank_inputs(seen, rows), trainer.builder.cast
+            columns, cast = blank_inputs(example, rows), trainer.builder.cast
             return export_network(trainer.network, tables, columns, folder.path, batch=rows, cast=cast, file=file)
 
-        about = export(largest, NETWORK)
-        about["smaller"] = [{"batch": rows, "stacks": export(rows, program_file(rows))["stacks"]} for rows in smaller]
-        about["columns"] = list(seen.names)
-        about["ragged"] = {name: [list(suffixes), *rest] for name, (suffixes, *rest) in seen.ragged.items()}
+        description = export(largest, NETWORK)
+        smaller_stacks = {rows: export(rows, program_file(rows))["stacks"] for rows in smaller}
+        description["smaller"] = [{"batch": rows, "stacks": stacks} for rows, stacks in smaller_stacks.items()]
+        description["columns"] = list(example.names)
+        description["ragged"] = {name: [list(suffixes), *rest] for name, (suffixes, *rest) in example.ragged.items()}
         for file in os.listdir(folder.path):
             folder.adopt(file)
-        about["activation"] = _activation_name(trainer)
-        about["features"] = trainer.features is not None
+        description["activation"] = _activation_name(trainer)
+        description["features"] = trainer.features is not None
         if trainer.features is not None:
             write_features(trainer.features, folder)
-        folder.write(GRAPH_JSON, [strict_json.dumps(about).encode()])
+        folder.write(GRAPH_JSON, [strict_json.dumps(description).encode()])
         return publish_folder(root, folder, GRAPH, name, {})
 
 
@@ -85,19 +86,19 @@ def check_folder(root: Path, size: int) -> None:
         logger.warning("%s has %s bytes free; a version takes %s at least", root, f"{free:,}", f"{size:,}")
 
 
-def blank_inputs(seen: InputBatch, batch: int) -> list[np.ndarray]:
+def blank_inputs(example: InputBatch, batch: int) -> list[np.ndarray]:
     """Return a batch of zeros for each input of the network, [batch, ...]."""
     blank: dict[str, np.ndarray] = {}
-    for name, array in zip(seen.names, seen.columns, strict=True):
+    for name, array in zip(example.names, example.columns, strict=True):
         dtype = np.int64 if array.dtype.kind in "USO" else array.dtype
-        if name in seen.ragged:
-            numbers = seen.ragged[name]._replace(padding=0)
-            element_shape = array.shape[1 if "_offsets" in numbers.suffixes else 2 :]
+        if name in example.ragged:
+            spec = example.ragged[name]._replace(padding=0)
+            element_shape = array.shape[1 if "_offsets" in spec.suffixes else 2 :]
             empty = Ragged(np.zeros((0, *element_shape), dtype), np.zeros(batch + 1, np.int64))
-            blank |= numbers.arrays(name, empty, numbers.capacity(batch))
+            blank |= spec.arrays(name, empty, spec.capacity(batch))
         elif name not in blank:
             blank[name] = np.zeros((batch, *array.shape[1:]), dtype)
-    return [blank[name] for name in seen.names]
+    return [blank[name] for name in example.names]
 
 
 def trained_batch(trainer: Trainer) -> InputBatch:
@@ -110,9 +111,9 @@ def trained_batch(trainer: Trainer) -> InputBatch:
     return InputBatch(names, columns, trainer.run.feed.ragged_inputs)
 
 
-def _check_lists(seen: InputBatch) -> None:
-    for name, wanted in seen.ragged.items():
-        if wanted.length is None:
+def _check_lists(example: InputBatch) -> None:
+    for name, spec in example.ragged.items():
+        if spec.length is None:
             raise ConfigurationError(
                 f"rows of column {name!r} may have any length, but a published or exported program needs a maximum; "
                 "give max_length, as Column(..., shape=(None,), max_length=50) or Ragged.of(rows, max_length=50)"

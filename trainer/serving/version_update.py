@@ -44,11 +44,11 @@ class VersionUpdate:
         root: folder of the published model.
         served: the version being served, or None.
         graph: network and tables of the served version, or None.
-        now: the version to serve next.
+        target: the version to serve next.
 
     Attributes:
         graph: network and tables of `target`.
-        has_own_graph: whether `graph` is a new graph, which needs all rows; False if the served graph is updated.
+        has_own_graph: whether `graph` is a new graph, which needs all rows; False if it is the served graph.
         weights: parameters of the network outside its tables.
         items: items from `Publish(items=...)`, or None.
         calibration: calibration from `Trainer(calibration=...)`, or None.
@@ -68,7 +68,7 @@ class VersionUpdate:
         files = [target.full if self.has_own_graph else ROWS, *[ROWS] * (len(folders) - 1)]
         dims = {name: table.spec.dim for name, table in self.graph.tables.items()}
         self._rows = [
-            table_rows(arrays, dims, where)  # parts have no id in common, so they can be applied one by one
+            table_rows(arrays, dims, where)  # parts have no id in common, so they can be applied one after another
             for folder, file in zip(folders, files, strict=True)
             for where, arrays in folder.pieces(file)
         ]
@@ -101,7 +101,7 @@ def _folders_to_apply(root: Path, served: FolderRef, target: Current) -> tuple[F
     """Return the versions to apply to the served one; None if all rows must be read."""
     if served in target.chain[:-1]:
         return target.chain[target.chain.index(served) + 1 :]
-    # If `now.full` is `FULL`, the chain's first version also has a file `ROWS`, with the changes since its `before`.
+    # If `target.full` is `FULL`, the chain's first version also has a file `ROWS` with the changes since its `before`.
     follows = target.full == FULL and Folder(root, VERSION, target.chain[0]).before == served
     return target.chain if follows else None
 

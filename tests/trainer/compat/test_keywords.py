@@ -10,7 +10,7 @@ from mindspore import nn
 
 import callbacks
 import trainer as trainer_package
-from callbacks.lazy_names import GONE
+from callbacks.lazy_names import REMOVED_NAMES
 from trainer import Trainer
 from trainer.compat.keywords import HINTS, SAME_MEANING, VERBS
 from trainer.errors import ConfigurationError
@@ -76,14 +76,14 @@ def test_a_mistyped_verb_names_the_nearest(trainer):
 @pytest.mark.parametrize("package", [callbacks, trainer_package])
 def test_an_import_says_what_to_write(package):
     name = package.__name__
-    for wrong, said in {"EarlyStoping": "did you mean 'EarlyStopping'", **GONE}.items():
+    for wrong, said in {"EarlyStoping": "did you mean 'EarlyStopping'", **REMOVED_NAMES}.items():
         for code, kind in ((f"from {name} import {wrong}", ImportError), (f"{name}.{wrong}", AttributeError)):
             with pytest.raises(kind, match=re.escape(said)):
                 exec(code, {name: package})
         assert not hasattr(package, wrong)
         with pytest.raises(UnresolvedError, match=re.escape(said)):
             resolve(f"{name}.{wrong}")
-        if wrong in GONE:
+        if wrong in REMOVED_NAMES:
             assert f"`{wrong}`" in UPGRADING or f"`{wrong}`" in CHANGES
 
 

@@ -83,9 +83,9 @@ def test_what_is_learned_depends_neither_on_batches_nor_on_a_restore():
         if start == 777 * 20:
             state, parts = parts.state_dict(), calibrator(by="site")
             parts.load_state_dict(state)
-    one, other = whole.fitted().described(), parts.fitted().described()
+    one, other = whole.fitted().to_json(), parts.fitted().to_json()
     assert one == other
-    assert CalibrationMap.of(one).described() == one
+    assert CalibrationMap.from_json(one).to_json() == one
     with pytest.raises(CheckpointMismatchError, match="learned with by='site'; here it is None"):
         calibrator().load_state_dict(state)
 

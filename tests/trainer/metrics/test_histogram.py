@@ -35,7 +35,7 @@ def test_a_million_scores_give_the_exact_auc_within_a_thousandth(rows, name):
     x, labels = rows
     scores = SCORES[name](x).astype(np.float32)
     histogram = ScoreHistogram()
-    histogram.fold(scores, labels)
+    histogram.add(scores, labels)
     assert histogram.auc() == pytest.approx(roc_auc_score(labels, scores), abs=1e-4)
     assert len(histogram.scores) <= histogram.buckets
 
@@ -46,7 +46,7 @@ def test_rare_positives_sorted_labels_and_double_precision(rows):
     by_label = np.argsort(labels, kind="stable")
     for scores, positive in [(x, rare), (x[by_label], labels[by_label]), (0.5 + 1e-12 * x, labels)]:
         histogram = ScoreHistogram()
-        histogram.fold(scores, positive)
+        histogram.add(scores, positive)
         assert histogram.auc() == pytest.approx(roc_auc_score(positive, scores), abs=1e-3)
 
 
@@ -56,7 +56,7 @@ batches = st.lists(st.tuples(st.one_of(floats, st.sampled_from([-0.0, 0.0, 1.0])
 
 def counted(rows, buckets=64):
     histogram = ScoreHistogram(buckets)
-    histogram.fold(np.array([score for score, _ in rows], np.float32), np.array([label for _, label in rows]))
+    histogram.add(np.array([score for score, _ in rows], np.float32), np.array([label for _, label in rows]))
     return histogram
 
 
@@ -117,12 +117,12 @@ def test_scaling_weights_the_past_down(rows):
     x, labels = rows
     x, labels = x[:4000].astype(np.float32), labels[:4000]
     histogram = ScoreHistogram()
-    histogram.fold(x[:2000], labels[:2000])
+    histogram.add(x[:2000], labels[:2000])
     histogram.decay(0.25)
-    histogram.fold(x[2000:], labels[2000:])
+    histogram.add(x[2000:], labels[2000:])
     weights = np.repeat([0.25, 1.0], 2000)
     assert histogram.auc() == pytest.approx(roc_auc_score(labels, x, sample_weight=weights), abs=1e-12)
     for _ in range(30):
         histogram.decay(0.1)
-        histogram.fold(x[:3], np.array([True, False, True]))
+        histogram.add(x[:3], np.array([True, False, True]))
     assert len(histogram.scores) == 3

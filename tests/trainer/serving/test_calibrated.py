@@ -142,10 +142,10 @@ def test_the_same_rows_and_a_resumed_run_give_the_same_bits(tmp_path):
         saver = ModelCheckpoint(tmp_path / "b", every=Every(steps=25))
         limit = {} if resume else {"max_steps": 25}
         part.online_train(rows, window=WINDOW, callbacks=[saver], resume=resume and tmp_path / "b", **limit)
-    assert part.fitted_calibration().described() == plain.fitted_calibration().described()
+    assert part.fitted_calibration().to_json() == plain.fitted_calibration().to_json()
     other = make_trainer()
     other.load(tmp_path / "b", weights_only=True)  # as `trainer predict` and `trainer export` do
-    assert other.fitted_calibration().described() == plain.fitted_calibration().described()
+    assert other.fitted_calibration().to_json() == plain.fitted_calibration().to_json()
 
 
 def test_fit_learns_from_the_validation_of_the_weights_it_keeps(tmp_path):
@@ -156,13 +156,13 @@ def test_fit_learns_from_the_validation_of_the_weights_it_keeps(tmp_path):
 
     class Keep(Callback):
         def on_eval_end(self, trainer):
-            found.append(trainer.fitted_calibration().described())
+            found.append(trainer.fitted_calibration().to_json())
 
     stopping = EarlyStopping("val_loss", patience=1, min_delta=10.0, restore_best=True)
     made.fit(train, epochs=3, valid_dataset=valid, batch_size=512, callbacks=[Keep(), stopping])
     assert len(found) == 2
     assert found[0] != found[1]
-    assert made.fitted_calibration().described() == found[0]
+    assert made.fitted_calibration().to_json() == found[0]
     answers = made.predict(rows, output="probability", batch_size=4096)
     assert answers.sum() / truth.sum() == pytest.approx(1, abs=0.05)
     assert made.evaluate(valid, batch_size=4096)["calibrated_calibration"] == pytest.approx(1, abs=0.01)

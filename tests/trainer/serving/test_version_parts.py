@@ -25,7 +25,7 @@ from trainer.errors import CheckpointDamagedError, CheckpointError
 from trainer.serving import Publish, ServedModel, Versions
 from trainer.serving.packed_rows import pack_tables
 from trainer.serving.published import FULL, ROWS, VERSION, WEIGHTS, Current, Folder, FolderRef, publish_folder
-from trainer.serving.version_parts import VersionRows, contribute
+from trainer.serving.version_parts import VersionRows, write_own_rows
 from trainer.serving.version_records import VersionRecords
 from trainer.storage.location import Location
 from trainer.storage.mirror_pass import MirrorPass
@@ -85,7 +85,7 @@ def write_in_parts(source, target, number, size, before):
     files = {name: folder.tensors(name) for name in (ROWS, FULL) if f"{name}.safetensors" in names(folder.path)}
     shared = begin(target, number, *[os.getpid()] * (size - 1))
     for rank in range(1, size):
-        contribute(VersionRows({name: owned(a, rank, size) for name, a in files.items()}, shared), rank)
+        write_own_rows(VersionRows({name: owned(a, rank, size) for name, a in files.items()}, shared), rank)
     rows = VersionRows({name: owned(arrays, 0, size) for name, arrays in files.items()}, shared)
     body = manifest.unseal(folder.path / manifest.MANIFEST, VERSION)
     kept = {key: body[key] for key in ("version", "step", "event_time", "time", "graph", "restart", "full")}
@@ -108,7 +108,7 @@ def divided(whole, tmp_path):
     for number, size in RANKS.items():
         last = write_in_parts(source, target, number, size, None if last is None else vars(last))
         chain = [last] if number in (1, 3) else [*chain, last]
-        now = dataclasses.replace(VersionRecords(source).release(number), chain=tuple(chain))
+        now = dataclasses.replace(VersionRecords(source).record_of(number), chain=tuple(chain))
         now.write(target)
     return target
 
@@ -133,10 +133,10 @@ def test_every_version_answers_as_that_of_one_process(whole, divided, version):
 def test_a_chain_of_parts_of_different_numbers_is_followed(whole, divided):
     newest = Current.read(divided)
     records = VersionRecords(divided)
-    records.release(1).write(divided)
+    records.record_of(1).write(divided)
     with ServedModel(divided, follow=False) as model:
         for version in (2, 3, 4):
-            records.release(version).write(divided)
+            records.record_of(version).write(divided)
             assert model.refresh()
             np.testing.assert_array_equal(model.predict(QUESTION), answer(whole[1], version))
     assert Current.read(divided) == newest
@@ -173,7 +173,7 @@ def test_a_training_begins_with_them(whole, divided):
 @pytest.mark.parametrize("rank", range(4))
 def test_a_server_meets_a_damaged_part(whole, divided, rank, damage):
     newest = Current.read(divided)
-    VersionRecords(divided).release(3).write(divided)
+    VersionRecords(divided).record_of(3).write(divided)
     with ServedModel(divided, follow=False) as model:
         damage(divided / "v_00000004" / f"{ROWS}.{rank}.safetensors")
         newest.write(divided)
@@ -193,7 +193,7 @@ def test_a_manifest_that_lists_other_parts_is_refused(divided, given):
 
 def test_parts_that_do_not_fit_together_are_refused(tmp_path):
     shared = begin(tmp_path, 1, os.getpid())
-    contribute(VersionRows({ROWS: {"t/weights": np.ones((2, 3), np.float32)}}, shared), 1)
+    write_own_rows(VersionRows({ROWS: {"t/weights": np.ones((2, 3), np.float32)}}, shared), 1)
     rows = VersionRows({ROWS: {"t/weights": np.ones((2, 4), np.float32)}}, shared)
     with rows.folder(tmp_path / "v_00000001") as folder:
         part = publish_folder(tmp_path, folder, VERSION, "v_00000001", rows.write(folder))
@@ -253,7 +253,7 @@ def test_rank_0_waits_for_a_part_that_is_still_computed(tmp_path):
         return np.arange(9)
 
     rows = VersionRows({name: {"t/ids": Frozen(late, np.int64)} for name in (ROWS, FULL)}, shared)
-    other = threading.Thread(target=contribute, args=(rows, 1))
+    other = threading.Thread(target=write_own_rows, args=(rows, 1))
     other.start()
     closing = threading.Thread(target=close, args=(tmp_path, 1, shared))
     closing.start()
@@ -271,7 +271,7 @@ def test_rank_0_waits_for_a_part_that_is_still_computed(tmp_path):
 def test_a_rank_that_ended_before_or_while_it_wrote_leaves_no_version(tmp_path):
     for written in ([], [ROWS]):
         shared = begin(tmp_path, 2, os.getpid(), ended_process())
-        contribute(VersionRows(some_rows(1), shared), 1)
+        write_own_rows(VersionRows(some_rows(1), shared), 1)
         for name in written:
             parts.write_part(dataclasses.replace(shared, group=name), 2, some_rows(2)[name])
         shared.path.joinpath(f"{FULL}.2.safetensors").write_bytes(b"half")
@@ -287,7 +287,7 @@ def test_a_rank_that_ended_before_or_while_it_wrote_leaves_no_version(tmp_path):
 @pytest.mark.process
 def test_a_rank_that_ended_after_its_part_does_no_harm(tmp_path):
     shared = begin(tmp_path, 2, ended_process())
-    contribute(VersionRows(some_rows(1), shared), 1)
+    write_own_rows(VersionRows(some_rows(1), shared), 1)
     part = close(tmp_path, 2, shared)
     assert Folder(tmp_path, VERSION, part).tensors(FULL)["t/ids"].tolist() == [*range(5), *range(6)]
 
@@ -300,7 +300,7 @@ def test_a_full_disk_of_one_rank_is_the_error_of_the_version(tmp_path, failing, 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     rows = some_rows(1) | {failing: {"t/ids": Frozen(refuse, np.int64)}}
-    contribute(VersionRows(rows, shared), 1)
+    write_own_rows(VersionRows(rows, shared), 1)
     with pytest.raises(CheckpointError, match=rf"rank 1: cannot write part of a version .*{failing}\.1.*No space left"):
         close(tmp_path, 2, shared)
     assert names(tmp_path) == []
@@ -313,7 +313,7 @@ from pathlib import Path
 from tests.trainer.serving.test_version_parts import *
 root, number = Path(sys.argv[1]), int(sys.argv[2])
 shared = begin(root, number, os.getpid())
-contribute(VersionRows(some_rows(1), shared), 1)
+write_own_rows(VersionRows(some_rows(1), shared), 1)
 close(root, number + 1, begin(root, number + 1))
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -135,9 +135,9 @@ def evaluate(args: argparse.Namespace) -> None:
         from ..runs.compare import table
 
         split, metrics = training_run.evaluate(config, checkpoint, args.split)
-        from callbacks.output import shown_once
+        from callbacks.output import without_equal_losses
 
-    shown = shown_once(metrics)
+    shown = without_equal_losses(metrics)
     rows = [[f"{split} ({checkpoint})", "value"], *([name, f"{value:.6g}"] for name, value in shown.items())]
     print("\n".join(table(rows)))
 

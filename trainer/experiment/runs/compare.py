@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from callbacks.output import shown_once
+from callbacks.output import without_equal_losses
 
 from ...checkpoint.folder_lock import claim
 from ...checks import four_digits, is_number
@@ -146,10 +146,10 @@ def _results(metrics: list[Mapping[str, Any]]) -> list[list[str]]:
 def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's results for a table, with each value only once."""
     shown = {name: value for name, value in metrics.items() if name not in ("best", "baseline")}
-    shown["results"] = shown_once(metrics.get("results", {}))
+    shown["results"] = without_equal_losses(metrics.get("results", {}))
     shown["stop_reason"] = _STATES.get(kind := str(metrics.get("stop_reason")).partition(":")[0], kind)
     best = {name: best["value"] for name, best in metrics.get("best", {}).items()}
-    shown |= {f"best {name}": value for name, value in shown_once(best).items()}
+    shown |= {f"best {name}": value for name, value in without_equal_losses(best).items()}
     baseline = metrics.get("baseline", {})  # the key "model" repeats the results on the test rows
     shown |= {
         f"{name}, {metric}": value for name, of in baseline.get("plain", {}).items() for metric, value in of.items()

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from callbacks.output import shown_once
+from callbacks.output import without_equal_losses
 
 from ...errors import ConfigurationError
 from ...report.page import page
@@ -68,7 +68,7 @@ def run_data(run: Run, name: str) -> RunData:
         name=name,
         state=f"{state} ({reason})" if reason else state,
         record=record,
-        results=shown_once(metrics.get("results", {})),
+        results=without_equal_losses(metrics.get("results", {})),
         best=metrics.get("best", {}),
         facts=list(_facts(run, record)),
         config=run_folder.flatten(run.config),
