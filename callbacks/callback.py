@@ -239,8 +239,9 @@ class CallbackList:
     def _is_report_failure(self, error: BaseException, method: Any, hook: str) -> bool:
         """Return whether the error only affects a report; warn once per callback."""
         callback = getattr(method, "__self__", None)
-        reports_only = hook != "setup" and getattr(callback, "reports_only", False)
-        if not reports_only or not isinstance(error, callback.report_errors):
+        if hook == "setup" or not isinstance(callback, Callback) or not callback.reports_only:
+            return False
+        if not isinstance(error, callback.report_errors):
             return False
         if id(callback) not in self._warned:
             self._warned.add(id(callback))

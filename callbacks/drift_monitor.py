@@ -85,7 +85,7 @@ class DriftMonitor(Callback):
             key = f"drift_{feature}"
             detector = RisesAbove() if detector is None else detector
         key = "window_log_loss" if key is None else key
-        if not callable(getattr(detector, "update", None)):
+        if detector is None or not callable(getattr(detector, "update", None)):
             refuse("DriftMonitor(detector=...)", "an object with update(value) -> bool", detector)
         self.detector, self.key = detector, nonempty_text("DriftMonitor(key=...)", key, "the name of a window metric")
         self.monitor = key if is_window_name(key) else f"window_{key}"

@@ -70,8 +70,9 @@ class LRFinder(Callback):
         trainer.learning_rate = self.least
 
     def on_train_step_end(self, trainer: Trainer) -> None:
-        done = len(self.rates) + 1
-        self.rates.append(trainer.learning_rate)
+        done, rate = len(self.rates) + 1, trainer.learning_rate
+        assert rate is not None  # `setup` has checked it
+        self.rates.append(rate)
         self._mean = SMOOTHING * self._mean + (1 - SMOOTHING) * trainer.state.outputs.loss
         self.losses.append(self._mean / (1 - SMOOTHING**done))
         if done >= self.steps:
@@ -79,7 +80,7 @@ class LRFinder(Callback):
             return
         loss, limit = self.losses[-1], DIVERGENCE_RATIO * min(self.losses)
         if not math.isfinite(loss) or (done > IGNORED_POINTS and loss > limit):
-            trainer.stop(f"LRFinder: the loss diverges at a learning rate of {self.rates[-1]:.3g}", kind="callback")
+            trainer.stop(f"LRFinder: the loss diverges at a learning rate of {rate:.3g}", kind="callback")
         else:
             trainer.learning_rate = self.least * (self.most / self.least) ** (done / (self.steps - 1))
 

@@ -102,7 +102,8 @@ class ModelCheckpoint(Callback):
         self.root = root
 
     def use_direction(self, higher_is_better: bool | None) -> None:
-        self.watched.use_direction(higher_is_better)
+        if self.watched is not None:
+            self.watched.use_direction(higher_is_better)
 
     def without_monitor(self) -> ModelCheckpoint:
         """Return a copy that takes the same snapshots without ranking them."""
@@ -150,10 +151,10 @@ class ModelCheckpoint(Callback):
         trainer.saver.wait()  # the snapshot being written in the background may be the best
         best = [record for record in self._ranked() if record["durable"]]
         if not best:
-            logger.warning("ModelCheckpoint: %s was never measured; no best weights restored", self.watched.name)
+            logger.warning("ModelCheckpoint: %s was never measured; no best weights restored", self.monitor)
         elif best[0]["name"] != _snapshot_name(trainer.state.progress.global_step):
             trainer.load(self.root / best[0]["name"], weights_only=True, averaged=True)
-            value = f"{self.watched.name} {best[0]['value']:.6g}"
+            value = f"{self.monitor} {best[0]['value']:.6g}"
             logger.info("ModelCheckpoint: restored the weights of the best snapshot, %s (%s)", best[0]["name"], value)
 
     def _measure(self, hook: str, trainer: Trainer) -> None:
@@ -171,6 +172,7 @@ class ModelCheckpoint(Callback):
             self._save(trainer, step, value, background)
 
     def _save(self, trainer: Trainer, step: int, value: float | None, background: bool) -> None:
+        assert self.root is not None  # `setup` has set it
         # The record is saved in the snapshot that it describes, so it is created first.
         name = _snapshot_name(step)
         self._records = [record for record in self._records if record["name"] != name]
@@ -184,6 +186,8 @@ class ModelCheckpoint(Callback):
         self._saved_step = step
 
     def _ranked(self) -> list[dict[str, Any]]:
+        if self.watched is None:
+            return []
         ranked = [record for record in self._records if record["value"] is not None]
         return sorted(ranked, key=lambda record: record["value"], reverse=self.watched.mode == "max")
 
@@ -195,15 +199,17 @@ class ModelCheckpoint(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
         """Update the file ``best`` and remove old snapshots: the new one is durable."""
-        path = trainer.state.snapshot
-        written = [record for record in self._records if path is not None and Path(path) == self.root / record["name"]]
+        path, root = trainer.state.snapshot, self.root
+        if path is None or root is None:
+            return
+        written = [record for record in self._records if Path(path) == root / record["name"]]
         if not written:
             return
         written[0]["durable"] = True
         durable = [record for record in self._records if record["durable"]]
-        best = [record for record in self._ranked() if record["durable"]] if self.watched else []
+        best = [record for record in self._ranked() if record["durable"]]
         if best and best[0]["name"] != self.best_name:
-            trainer.set_pointer(self.root, "best", best[0]["name"])
+            trainer.set_pointer(root, "best", best[0]["name"])
             self.best_name = best[0]["name"]
         if self.keep_last is None:
             return
@@ -211,9 +217,9 @@ class ModelCheckpoint(Callback):
         dropped = [record for record in durable if record not in kept]
         if dropped and trainer.group.is_main:
             names = {record["name"] for record in dropped}
-            others = [entry.name for entry in self.root.iterdir() if entry.is_dir() and entry.name not in names]
+            others = [entry.name for entry in root.iterdir() if entry.is_dir() and entry.name not in names]
             try:
-                trainer.saver.prune(self.root, sorted(others))
+                trainer.saver.prune(root, sorted(others))
             except OSError as error:
                 logger.warning("ModelCheckpoint: %s could not be removed: %s", ", ".join(sorted(names)), error)
         self._records = [record for record in self._records if record not in dropped]

@@ -27,12 +27,14 @@ class TimeMonitor(Callback):
     def __init__(self, verbose: bool = True) -> None:
         self.verbose = bool(verbose)
         self.records: list[dict[str, float]] = []
-        self._started: float | None = None
+        self._started = 0.0
+        self._is_timing = False
 
     def on_train_epoch_begin(self, trainer: Trainer) -> None:
         progress = trainer.state.progress
         self._epoch, self._steps, self._samples = progress.epoch + 1, progress.global_step, progress.samples_seen
         self._started = self._waiting_since = time.perf_counter()
+        self._is_timing = True
         self._waited = self._evaluated = 0.0
 
     def on_train_begin(self, trainer: Trainer) -> None:
@@ -51,7 +53,7 @@ class TimeMonitor(Callback):
         self._eval_start = time.perf_counter()
 
     def on_eval_end(self, trainer: Trainer) -> None:
-        if self._started is not None:
+        if self._is_timing:
             self._waiting_since = time.perf_counter()
             self._evaluated += self._waiting_since - self._eval_start
 
@@ -59,7 +61,7 @@ class TimeMonitor(Callback):
         progress = trainer.state.progress
         steps, samples = progress.global_step - self._steps, progress.samples_seen - self._samples
         seconds = max(time.perf_counter() - self._started - self._evaluated, 1e-9)
-        self._started = None
+        self._is_timing = False
         record = {
             "epoch": self._epoch,
             "seconds": seconds,
@@ -78,6 +80,6 @@ class TimeMonitor(Callback):
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Record the time of the last, unfinished epoch or of the whole stream."""
-        if self._started is not None and trainer.state.progress.global_step > self._steps:
+        if self._is_timing and trainer.state.progress.global_step > self._steps:
             TimeMonitor.on_train_epoch_end(self, trainer)
-        self._started = None
+        self._is_timing = False

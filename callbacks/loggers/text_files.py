@@ -43,14 +43,18 @@ class _FileLogger(Logger):
 
     def open(self, trainer: Trainer, step: int) -> None:
         """Open an empty file, or after a resume keep the lines up to `step`."""
-        assert self.path is not None
-        self._replace(self._lines_up_to(step) if step and self.path.is_file() else "")
+        self._replace(self._lines_up_to(step) if step and self._known_path.is_file() else "")
+
+    @property
+    def _known_path(self) -> Path:
+        assert self.path is not None  # `setup` has set it
+        return self.path
 
     def _replace(self, text: str) -> None:
         """Replace the file's text and open the file for appending."""
-        replace_text(self.path, text)
+        replace_text(self._known_path, text)
         self._failed = False
-        self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
+        self._file = open(self._known_path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
 
     def _lines_up_to(self, step: int) -> str:
         raise NotImplementedError
@@ -84,9 +88,8 @@ class JSONLinesLogger(_FileLogger):
     default_name = "log.jsonl"
 
     def _lines_up_to(self, step: int) -> str:
-        assert self.path is not None
         kept = []
-        for line in self.path.read_text("utf-8").splitlines():
+        for line in self._known_path.read_text("utf-8").splitlines():
             try:
                 if json.loads(line)["step"] <= step:
                     kept.append(line + "\n")
@@ -128,8 +131,7 @@ class CSVLogger(_FileLogger):
         super().open(trainer, step)
 
     def _lines_up_to(self, step: int) -> str:
-        assert self.path is not None
-        with open(self.path, encoding="utf-8", newline="") as file:
+        with open(self._known_path, encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             self._names = list(reader.fieldnames or ["step"])
             rows = [row for row in reader if (row["step"] or "").isdecimal() and int(row["step"]) <= step]
@@ -154,8 +156,7 @@ class CSVLogger(_FileLogger):
         new = [name for name in row if name not in self._names]
         if new or self._file.tell() == 0:
             self._file.flush()
-            assert self.path is not None
-            with open(self.path, encoding="utf-8", newline="") as file:
+            with open(self._known_path, encoding="utf-8", newline="") as file:
                 rows: list[Mapping[str, Any]] = list(csv.DictReader(file))
             self._names += new
             old_file = self._file

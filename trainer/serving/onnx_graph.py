@@ -68,13 +68,13 @@ def onnx_graph(network: Network, inputs: Inputs, expected: Sequence[np.ndarray],
         ConfigurationError: MindSpore cannot export the network, onnxruntime cannot run it, or its answers differ.
     """
     rows = len(expected[0])
-    first, second = [_export(network, size) for size in SIZES] if network.by_row else [None, None]
-    if first is not None and _take_any_size(first, second):
-        # Test with sizes of neither export: a graph that still depends on the batch size fails for them.
+    exported = [_export(network, size) for size in SIZES] if network.by_row else []
+    if exported and _take_any_size(exported[0], exported[1]):
+        # Test with other sizes than those of the exports, because a graph that depends on the batch size fails there.
         sizes = [size for size in (1, 2, rows - 1, rows) if 0 < size <= rows]
-        difference = _differences(first, network, inputs, expected, sizes)
+        difference = _differences(exported[0], network, inputs, expected, sizes)
         if not isinstance(difference, Exception) and difference <= allowed:
-            return OnnxGraph(first.SerializeToString(), None, difference, rows)
+            return OnnxGraph(exported[0].SerializeToString(), None, difference, rows)
     fixed = _export(network, rows)
     difference = _differences(fixed, network, inputs, expected, [rows])
     if isinstance(difference, Exception):

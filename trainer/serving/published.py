@@ -241,10 +241,10 @@ def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where
         NonFiniteError: a value of a row is NaN or infinite.
     """
     rows: dict[str, dict[str, np.ndarray]] = {name: {} for name in dims}
-    for key, array in tensors.items():
-        table, _, part = key.rpartition("/")
+    for name, tensor in tensors.items():
+        table, _, key = name.rpartition("/")
         if table in rows:
-            rows[table][part] = array
+            rows[table][key] = tensor
     for name, arrays in rows.items():
         count = len(arrays["ids"]) if getattr(arrays.get("ids"), "ndim", 0) else 0
         stored_dtype = getattr(arrays.get("weights"), "dtype", None)

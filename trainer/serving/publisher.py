@@ -125,14 +125,14 @@ class Publish(Callback):
         whole("Publish(compact=...)", compact)
         choice("Publish(on_error=...)", on_error, ("warn", "raise"))
         self.published_in_run = root is None
-        self.root: Path = None if root is None else Path(root)
+        self.root: Path | None = None if root is None else Path(root)
         self.every = every if isinstance(every, Every) else Every(seconds=every)
         self.rows, self.batch, self.compact = rows, batch, compact
         self.keep = compact if keep is None else whole("Publish(keep=...)", keep)
         self._source = RowSource(rows)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._folder: PublishRoot = None  # set on rank 0 by `setup`
+        self._folder: PublishRoot | None = None  # set on rank 0 by `setup`
         self._graph: FolderRef | None = None
         self._consumer = CONSUMER  # name under which tables track changes
         self._chain: list[FolderRef] = []  # the newest full version and its successors; if empty, write all rows next
@@ -148,6 +148,11 @@ class Publish(Callback):
     @property
     def published_root(self) -> Path | None:  # type: ignore[override]
         """The folder that servers follow."""
+        return self.root
+
+    @property
+    def _known_root(self) -> Path:
+        assert self.root is not None  # `setup` has set it
         return self.root
 
     def setup(self, trainer: Trainer) -> None:
@@ -177,7 +182,7 @@ class Publish(Callback):
     def _lock_folder(self, network: Any, run_dir: Path | None) -> None:
         size = sum(parameter.nbytes for parameter in parameters_of(network))
         owner = None if self.published_in_run else run_dir
-        self._folder = PublishRoot(self.root, owner, keep=self.keep, size=size)
+        self._folder = PublishRoot(self._known_root, owner, keep=self.keep, size=size)
         self.root, self._version = self._folder.path, self._folder.newest
 
     def on_train_step_end(self, trainer: Trainer) -> None:
@@ -221,7 +226,7 @@ class Publish(Callback):
 
         def raise_failure() -> None:
             if failure is not None:
-                with shared_errors(self.root):
+                with shared_errors(self._known_root):
                     raise failure
 
         if self.on_error == "raise":
@@ -295,7 +300,7 @@ class Publish(Callback):
             with trainer.averaged_weights():
                 states[ITEMS] = self.items.state(trainer, trainer.features, trainer.network)
         try:
-            final = self.root / version_name(self._version + 1)
+            final = self._known_root / version_name(self._version + 1)
             rows = self._source.take(trainer, self._consumer, final, full=full, compact=compact)
             if trainer.group.is_main:
                 self._start_writing(trainer, rows, full or compact, step, states)
@@ -336,8 +341,8 @@ class Publish(Callback):
             self._record_failure(error)
         if self._graph is None:
             inputs = trained_batch(trainer) if seen is None else seen
-            with shared_errors(self.root):
-                self._graph = publish_network(trainer, self.root, self.batch, inputs)
+            with shared_errors(self._known_root):
+                self._graph = publish_network(trainer, self._known_root, self.batch, inputs)
         full = not self._chain
         return full, not full and len(self._chain) > self.compact
 
@@ -345,6 +350,8 @@ class Publish(Callback):
 
     def _publish_version(self, record: dict, weights: dict, rows: VersionRows, restart: bool, states: States) -> None:
         try:
+            assert self._folder is not None  # both are set before the thread starts
+            assert self._graph is not None
             self._folder.check()
             check_finite(weights, "the parameter")
             rows.compute()
@@ -355,9 +362,9 @@ class Publish(Callback):
             chain = [part] if restart else [*self._chain, part]
             current = Current(**record, graph=self._graph, chain=tuple(chain), full=full)
             try:
-                current.write(self.root)
+                current.write(self._known_root)
             except BaseException:
-                catalog.delete(self.root / part.name)
+                catalog.delete(self._known_root / part.name)
                 raise
             self._chain, self._full_file = chain, full
             self.problem, self._failures, self._next_try = None, 0, 0.0
@@ -369,14 +376,15 @@ class Publish(Callback):
 
     def _write_folder(self, record: Mapping[str, Any], weights: dict, rows: VersionRows, states: States) -> FolderRef:
         name = version_name(record["version"])
-        with rows.folder(self.root / name) as folder:
+        root = self._known_root
+        with rows.folder(root / name) as folder:
             folder.write(f"{WEIGHTS}.safetensors", tensor_file.blocks(weights))
             entries = rows.write(folder)
             for kind, state in states.items():
                 check_state(state, f"the {kind}:")
                 write_state(state, folder, kind)
             before = vars(self._chain[-1]) if self._chain else None
-            return publish_folder(self.root, folder, VERSION, name, {**record, "before": before, **entries})
+            return publish_folder(root, folder, VERSION, name, {**record, "before": before, **entries})
 
 
 def _participates(trainer: Trainer) -> bool:

@@ -86,8 +86,9 @@ class ServedModel:
         self.delays: deque[float] = deque(maxlen=10_000)
         self._poll = poll if self._mirrored is None else max(poll, 1.0)
         self.problem: str | None = None
-        self.graph: ServedGraph = None
-        self.current: Current = None
+        self.graph: ServedGraph  # set by the first `refresh`, as is `current`
+        self.current: Current
+        self._has_version = False
         self.items: PublishedItems | None = None
         self.calibration: CalibrationMap | None = None
         self._pending_weights: Mapping[str, np.ndarray] | None = None  # set by `held` before the next prediction
@@ -254,7 +255,7 @@ class ServedModel:
                     self._pointer_state = self._read_pointer_state()
                     try:
                         target = self._records.target(self._target)
-                        changed = target != self.current
+                        changed = not self._has_version or target != self.current
                         if changed:
                             with locked(self.root, target):
                                 self._apply(target)
@@ -312,8 +313,8 @@ class ServedModel:
                     reported = self.problem
 
     def _apply(self, target: Current) -> None:
-        served = self.current
-        update = VersionUpdate(self.root, served, self.graph, target)
+        served, graph = (self.current, self.graph) if self._has_version else (None, None)
+        update = VersionUpdate(self.root, served, graph, target)
         if update.has_own_graph:
             update.write_tables()  # predictions continue with the old graph meanwhile
         with self._predictions_blocked():
@@ -323,12 +324,12 @@ class ServedModel:
                 # MindSpore frees a compiled graph only while no other graph runs, and it holds the GIL while it waits.
                 # That deadlocks if another thread trains with operators written in Python. So the graph of the last
                 # prediction is freed in `held`. A graph that has not predicted is not compiled and can be freed here.
-                self._replaced_graph = self._replaced_graph or self.graph
+                self._replaced_graph = self._replaced_graph or graph
             update.load_features()
             self.graph, self.current, self.items = update.graph, target, update.items
             self.calibration = update.calibration
             self._pending_weights = update.weights
-            self.version, self.step = target.version, target.step
+            self.version, self.step, self._has_version = target.version, target.step, True
         if served is None or target.version > served.version:
             self.delays.append(time.time() - (target.time if target.event_time is None else target.event_time))
 

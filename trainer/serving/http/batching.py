@@ -40,10 +40,10 @@ class ScoredRequest:
     probability: np.ndarray | None  # in the unit of the label, [g, ...]; None if the loss does not define it
     bad: dict[int, str]  # index of each row without an answer -> reason
     current: Current  # the version that answered
-    classes: tuple[Any, ...] = ()  # class names in the order of the network's outputs
-    not_finite: int = 0  # number of bad rows for which the model computed NaN or an infinite value
-    items: PublishedItems | None = None  # items of the version
-    reader: RowReader | None = None  # the reader of the request's rows
+    classes: tuple[Any, ...]  # class names in the order of the network's outputs
+    not_finite: int  # number of bad rows for which the model computed NaN or an infinite value
+    items: PublishedItems | None  # items of the version
+    reader: RowReader  # the reader of the request's rows
 
 
 @dataclass(eq=False)

@@ -40,7 +40,7 @@ class Service:
         self._root, self._options = root, options
         self._traffic = Traffic()
         log, log_recommended = options.log, options.log_recommended
-        if None not in (log, log_recommended) and address_of(log) == address_of(log_recommended):
+        if log is not None and log_recommended is not None and address_of(log) == address_of(log_recommended):
             raise ConfigurationError(
                 "serve: log_recommended needs a different target than log: training reads the rows of log"
             )
