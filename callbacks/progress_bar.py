@@ -154,7 +154,7 @@ class ProgressBar(Callback):
                 self._panel.draw(self._title(trainer), text, None)
         self._times.skip()
         if trainer.run is not None:
-            self._times.divide(trainer.run.seconds_preparing)
+            self._times.separate_preparing(trainer.run.seconds_preparing)
             self._set_aside = trainer.run.set_aside()
         self._ended = self._saving = True
 

@@ -41,7 +41,7 @@ class Times:
         """Count the time since the last mark as "other"."""
         self._mark = time.perf_counter()
 
-    def divide(self, preparing: Mapping[str, float]) -> None:
+    def separate_preparing(self, preparing: Mapping[str, float]) -> None:
         """Move the time of preparing data on the training thread out of the waiting time."""
         inline = min(preparing["preparing"], self.seconds["waiting for data"])
         self.seconds["waiting for data"] -= inline

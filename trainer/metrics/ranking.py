@@ -75,8 +75,8 @@ class GroupMetric(RowMetric):
     def _forget_rows(self) -> None:
         self._blocks: list[tuple[np.ndarray, ...]] = []
         self._rows = 0
-        self._bound = ALL_GROUPS
-        self._every = 1
+        self._bound = ALL_GROUPS  # only groups whose hash is below it are kept
+        self._every = 1  # about one row in this many is kept
         self._seen = 0
 
     def add(self, predictions: Any, labels: Any, weights: Any, groups: Any = None) -> None:

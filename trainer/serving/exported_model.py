@@ -116,7 +116,7 @@ def export_model(
         graph = ServedGraph(graph_folder)
         _fill_graph(graph, trainer, sparse_tables)
         names = tuple(graph.description["columns"])
-        columns = _sample(example, graph, fields)
+        columns = _comparison_batch(example, graph, fields)
         expected = graph.run(columns)
         answers = dict(zip(_output_names(trainer, len(expected)), expected, strict=True))
         model: dict[str, Any] = {
@@ -197,7 +197,7 @@ def _fill_graph(graph: ServedGraph, trainer: Trainer, sparse_tables: Sequence[Ex
 # -- a batch to compare answers on -----------------------------------------------------------------------------------
 
 
-def _sample(example: InputBatch, graph: ServedGraph, fields: FieldMap) -> list[np.ndarray]:
+def _comparison_batch(example: InputBatch, graph: ServedGraph, fields: FieldMap) -> list[np.ndarray]:
     """Return a batch to compare answers on, made from the rows of `example`.
 
     Lists of ragged columns are drawn at random. The ids of the first row are replaced by ids unknown to the tables.

@@ -72,11 +72,11 @@ def onnx_graph(network: Network, inputs: Inputs, expected: Sequence[np.ndarray],
     if exported and _take_any_size(exported[0], exported[1]):
         # Test with other sizes than those of the exports, because a graph that depends on the batch size fails there.
         sizes = [size for size in (1, 2, rows - 1, rows) if 0 < size <= rows]
-        difference = _differences(exported[0], network, inputs, expected, sizes)
+        difference = _largest_difference(exported[0], network, inputs, expected, sizes)
         if not isinstance(difference, Exception) and difference <= allowed:
             return OnnxGraph(exported[0].SerializeToString(), None, difference, rows)
     fixed = _export(network, rows)
-    difference = _differences(fixed, network, inputs, expected, [rows])
+    difference = _largest_difference(fixed, network, inputs, expected, [rows])
     if isinstance(difference, Exception):
         raise ConfigurationError(
             f"export to ONNX: onnxruntime cannot run what MindSpore exported: {gist(str(difference))}; leave ONNX out "
@@ -112,7 +112,7 @@ def _export(network: Network, size: int) -> onnx.ModelProto:
     for table in described:
         _turn_rows_into_input(model.graph, table)
     _rename(model.graph, dict(zip([value.name for value in model.graph.output], network.outputs, strict=True)))
-    _mend_last_elements(model.graph)
+    _fix_last_element_slices(model.graph)
     _sort(model.graph)
     del model.graph.value_info[:]
     return model
@@ -135,28 +135,28 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         value.name = names.get(value.name, value.name)
 
 
-def _turn_rows_into_input(graph: onnx.GraphProto, described: Mapping[str, Any]) -> None:
+def _turn_rows_into_input(graph: onnx.GraphProto, stack: Mapping[str, Any]) -> None:
     """Turn the parameter with a table's rows into an input with any number of rows."""
     from onnx import TensorProto, helper
 
-    rows, places = f"embedding.{described['name']}.rows", f"embedding.{described['name']}.places"
-    kept = [value for value in graph.initializer if value.name not in (rows, places)]
-    if len(kept) == len(graph.initializer):
+    rows, places = f"embedding.{stack['name']}.rows", f"embedding.{stack['name']}.places"
+    others = [value for value in graph.initializer if value.name not in (rows, places)]
+    if len(others) == len(graph.initializer):
         return  # the network does not use the rows of this table
     del graph.initializer[:]
-    graph.initializer.extend(kept)
+    graph.initializer.extend(others)
     for node in graph.node:  # tables that share ids are exported with one row order, so the position map is an identity
         if places in node.input:
             inputs = [name for name in node.input if name != places]
             node.CopyFrom(helper.make_node("Identity", inputs, list(node.output), name=node.name))
-    name = f"rows.{described['name']}"
+    name = f"rows.{stack['name']}"
     graph.input.append(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [f"rows of {described['name']}", described["dim"]])
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [f"rows of {stack['name']}", stack["dim"]])
     )
     _rename(graph, {rows: name})
 
 
-def _mend_last_elements(graph: onnx.GraphProto) -> None:
+def _fix_last_element_slices(graph: onnx.GraphProto) -> None:
     """Fix `x[:, -1]`, which MindSpore exports as an empty slice."""
     from onnx import numpy_helper
 
@@ -196,12 +196,12 @@ def _take_any_size(first: onnx.ModelProto, second: onnx.ModelProto) -> bool:
     graph, other = first.graph, second.graph
     if [node.op_type for node in graph.node] != [node.op_type for node in other.node]:
         return False
-    users: dict[str, list[tuple[str, int]]] = {}
+    uses: dict[str, list[tuple[str, int]]] = {}
     for node in graph.node:
         for position, name in enumerate(node.input):
-            users.setdefault(name, []).append((node.op_type, position))
+            uses.setdefault(name, []).append((node.op_type, position))
     for (name, tensor), (_, twin) in zip(_constants(graph), _constants(other), strict=True):
-        if not _remove_size(tensor, twin, users.get(name, [])):
+        if not _remove_size(tensor, twin, uses.get(name, [])):
             return False
     for value, twin in zip((*graph.input, *graph.output), (*other.input, *other.output), strict=True):
         dims, others = value.type.tensor_type.shape.dim, twin.type.tensor_type.shape.dim
@@ -212,15 +212,15 @@ def _take_any_size(first: onnx.ModelProto, second: onnx.ModelProto) -> bool:
 
 
 def _constants(graph: onnx.GraphProto) -> list[tuple[str, onnx.TensorProto]]:
-    constants = [node for node in graph.node if node.op_type == "Constant"]
-    own = [(node.output[0], value.t) for node in constants for value in node.attribute if value.name == "value"]
-    return [(value.name, value) for value in graph.initializer] + own
+    nodes = [node for node in graph.node if node.op_type == "Constant"]
+    constants = [(node.output[0], value.t) for node in nodes for value in node.attribute if value.name == "value"]
+    return [(value.name, value) for value in graph.initializer] + constants
 
 
-def _remove_size(tensor: onnx.TensorProto, twin: onnx.TensorProto, users: Sequence[tuple[str, int]]) -> bool:
+def _remove_size(tensor: onnx.TensorProto, twin: onnx.TensorProto, uses: Sequence[tuple[str, int]]) -> bool:
     """Make a constant independent of the batch size; return whether that succeeded.
 
-    `twin` is the same constant in the graph of the second size. `users` has (operator, input position) of each use.
+    `twin` is the same constant in the graph of the second size. `uses` has (operator, input position) of each use.
     """
     from onnx import numpy_helper
 
@@ -230,16 +230,16 @@ def _remove_size(tensor: onnx.TensorProto, twin: onnx.TensorProto, users: Sequen
     if array.shape == other.shape and array.ndim == 1 and array.dtype.kind == "i":
         differs = array != other
         follows = array[differs] * SIZES[1] == other[differs] * SIZES[0]
-        if set(users) == {("Reshape", 1)} and differs.sum() == 1 and follows.all():
+        if set(uses) == {("Reshape", 1)} and differs.sum() == 1 and follows.all():
             value = 0 if (array == -1).any() else -1  # in Reshape, 0 keeps the length of the axis
-        elif set(users) == {("Slice", 2)} and follows.all():
+        elif set(uses) == {("Slice", 2)} and follows.all():
             value = _TO_THE_END
-        elif set(users) == {("Expand", 1)} and follows.all():
+        elif set(uses) == {("Expand", 1)} and follows.all():
             value = 1  # in Expand, 1 keeps the length of the axis
         else:
             return False
         changed = np.where(differs, value, array)
-    elif array.ndim == other.ndim and {operator for operator, _ in users} <= _ELEMENTWISE:
+    elif array.ndim == other.ndim and {operator for operator, _ in uses} <= _ELEMENTWISE:
         # A constant that repeats one number along the batch: keep one element and let the operators broadcast it.
         if array.size == 0 or other.size == 0 or (array != array.flat[0]).any() or (other != array.flat[0]).any():
             return False
@@ -254,7 +254,7 @@ def _remove_size(tensor: onnx.TensorProto, twin: onnx.TensorProto, users: Sequen
 # -- checking --------------------------------------------------------------------------------------------------------
 
 
-def _differences(
+def _largest_difference(
     model: onnx.ModelProto, network: Network, inputs: Inputs, expected: Sequence[np.ndarray], sizes: Sequence[int]
 ) -> float | Exception:
     """Return the largest relative difference over `sizes`, or the exception raised."""

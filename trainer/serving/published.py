@@ -105,7 +105,7 @@ class Current:
                 f"{error} (earlier versions of this package published without checksums: publish the model again)"
             ) from None
         try:
-            return cls.of(body, tuple(FolderRef.of(VERSION, part) for part in body["chain"]), body["full"])
+            return cls.of(body, tuple(FolderRef.of(VERSION, reference) for reference in body["chain"]), body["full"])
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointDamagedError(f"{path} does not describe a published model: {error!r}") from None
 
@@ -114,7 +114,7 @@ class Current:
 def locked(root: Path, current: Current) -> Iterator[None]:
     """Keep `Publish` from removing the folders of a model while they are read."""
     with contextlib.ExitStack() as locks:
-        for name in (current.graph.name, *(part.name for part in current.chain)):
+        for name in (current.graph.name, *(reference.name for reference in current.chain)):
             with contextlib.suppress(OSError):  # already removed, so reading the folder will raise
                 locks.callback(os.close, durable.lock_folder(root / name, shared=True))
         yield
@@ -140,10 +140,10 @@ def _seconds(value: Any) -> float:
 
 def publish_folder(root: Path, folder: FolderWriter, kind: str, name: str, body: Mapping[str, Any]) -> FolderRef:
     """Write a folder's manifest and rename it to its final name, or raise OSError."""
-    part = FolderRef(name, manifest.digest(folder.seal(kind, body)))
+    reference = FolderRef(name, manifest.digest(folder.seal(kind, body)))
     os.rename(folder.path, root / name)
     durable.sync_folder(root)
-    return part
+    return reference
 
 
 class Folder:
@@ -162,10 +162,10 @@ class Folder:
         CheckpointDamagedError: the folder is missing or damaged, or its manifest has another digest.
     """
 
-    def __init__(self, root: Path, kind: str, part: FolderRef) -> None:
-        self.path = root / part.name
+    def __init__(self, root: Path, kind: str, reference: FolderRef) -> None:
+        self.path = root / reference.name
         body = manifest.unseal(self.path / manifest.MANIFEST, kind)
-        if manifest.digest(body) != part.digest:
+        if manifest.digest(body) != reference.digest:
             raise CheckpointDamagedError(f"{self.path} is not the {kind} that {root / CURRENT} names")
         try:
             self._files = manifest.files_of(body)

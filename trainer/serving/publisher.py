@@ -358,13 +358,13 @@ class Publish(Callback):
             record |= {"time": time.time()}
             full = (FULL if FULL in rows.files else ROWS) if restart else self._full_file
             body = {**record, "graph": vars(self._graph), "restart": restart, "full": full}
-            part = self._write_folder(body, weights, rows, states)
-            chain = [part] if restart else [*self._chain, part]
+            reference = self._write_folder(body, weights, rows, states)
+            chain = [reference] if restart else [*self._chain, reference]
             current = Current(**record, graph=self._graph, chain=tuple(chain), full=full)
             try:
                 current.write(self._known_root)
             except BaseException:
-                catalog.delete(self._known_root / part.name)
+                catalog.delete(self._known_root / reference.name)
                 raise
             self._chain, self._full_file = chain, full
             self.problem, self._failures, self._next_try = None, 0, 0.0

@@ -39,26 +39,27 @@ class ServedGraph:
     """
 
     def __init__(self, folder: Path) -> None:
-        about = strict_json.parse((folder / GRAPH_JSON).read_bytes())
-        self.description = about
-        self.batch: int = about["batch"]  # maximum number of rows per call
-        ragged = about.get("ragged", {})
+        description = strict_json.parse((folder / GRAPH_JSON).read_bytes())
+        self.description = description
+        self.batch: int = description["batch"]  # maximum number of rows per call
+        ragged = description.get("ragged", {})
         self.ragged = {name: RaggedInput(tuple(suffixes), *rest) for name, (suffixes, *rest) in ragged.items()}
-        self.column_names = given_names(about["columns"], self.ragged)  # names of the columns that callers pass
-        self.features = read_features(folder) if about.get("features") else None  # transforms raw rows
+        self.column_names = given_names(description["columns"], self.ragged)  # names of the columns that callers pass
+        self.features = read_features(folder) if description.get("features") else None  # transforms raw rows
         self.classes: tuple[Any, ...] = () if self.features is None else self.features.label_classes
-        self.activation: str | None = about.get("activation")  # name of the map from the first output to label units
+        self.activation: str | None = description.get("activation")  # maps the first output to label units
         specs = [
             TableSpec(table["name"], table["dim"], initializer="zeros", padding=table["padding"])
-            for table in about["tables"]
+            for table in description["tables"]
         ]
         self.tables = {spec.name: SparseTable(spec, np.zeros(0, np.float32)) for spec in specs}
-        programs = [*((program_file(entry["batch"]), entry) for entry in about.get("smaller", ())), (NETWORK, about)]
-        self._programs = [_Program(folder / file, entry["batch"], entry["stacks"]) for file, entry in programs]
+        files = [*((program_file(entry["batch"]), entry) for entry in description.get("smaller", ()))]
+        files.append((NETWORK, description))
+        self._programs = [_Program(folder / file, entry["batch"], entry["stacks"]) for file, entry in files]
         self.sizes = tuple(program.batch for program in self._programs)  # batch sizes, ascending
         self.weights = self._programs[-1].weights
-        fields = FieldMap.from_json(about["fields"])
-        fields.names = tuple(about["columns"])
+        fields = FieldMap.from_json(description["fields"])
+        fields.names = tuple(description["columns"])
         self._reads = FixedReads(list(self.tables.values()), fields, read_layout(fields.components, specs))
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
@@ -84,14 +85,14 @@ class ServedGraph:
             size: one of `sizes`; None for the largest.
         """
         program = self._programs[-1 if size is None else self.sizes.index(size)]
-        changed = self._reads(columns, *program.row_buffers())
+        inputs = self._reads(columns, *program.row_buffers())
         if not self.ragged:  # pad after the lookup, so that the ids of repeated rows are not looked up
-            changed = [_pad(column, program.batch) for column in changed]
-        return program.run(changed)
+            inputs = [_pad(column, program.batch) for column in inputs]
+        return program.run(inputs)
 
 
 class _Program:
-    """The network for one batch size; `export_network` describes `stacks`."""
+    """The network for one batch size; for `stacks`, see `exportable`."""
 
     def __init__(self, file: Path, batch: int, stacks: Sequence[Mapping[str, Any]]) -> None:
         self.batch = batch
@@ -100,12 +101,12 @@ class _Program:
         self._compiled = False
         self.weights = {parameter.name: parameter for parameter in parameters_of(self._cell)}
 
-        def mirror(stack: Mapping[str, Any], kind: str, size: str) -> Any:
+        def mirror_and_size(stack: Mapping[str, Any], kind: str, size: str) -> Any:
             return (Mirror(self.weights.pop(f"embedding.{stack['name']}.{kind}")), stack[size]) if stack[size] else None
 
-        # For each stack the parameter's mirror and its size; in `_maps` None for stacks without a map.
-        self._rows = [mirror(stack, "rows", "size") for stack in stacks]
-        self._maps = [mirror(stack, "places", "map_size") for stack in stacks]
+        # One pair for each stack; in `_maps`, None for a stack without a map.
+        self._rows = [mirror_and_size(stack, "rows", "size") for stack in stacks]
+        self._maps = [mirror_and_size(stack, "places", "map_size") for stack in stacks]
 
     def row_buffers(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Return each stack's arrays of rows and positions, for `FixedReads` to fill."""
@@ -113,7 +114,7 @@ class _Program:
         return rows, [None if pair is None else pair[0].array(pair[1]) for pair in self._maps]
 
     def run(self, columns: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Return the outputs for `batch` rows; the windows contain their table rows."""
+        """Return the outputs for `batch` rows, whose table rows are in `row_buffers`."""
         for pair in (*self._rows, *self._maps):
             if pair is not None:
                 pair[0].push()

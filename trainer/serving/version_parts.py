@@ -72,7 +72,7 @@ class VersionRows:
 
 
 def write_own_rows(rows: VersionRows, rank: int) -> None:
-    """Write the rows of a rank other than 0; report failures to rank 0."""
+    """Write the rows of a rank other than 0; failures are reported to rank 0."""
     assert rows.parts is not None
     with contextlib.suppress(Exception):  # `write_part` reads the rows again and reports the error
         rows.compute()
@@ -101,7 +101,7 @@ class RowSource:
         self._can_share_folder = True
 
     def start(self) -> None:
-        """Start a run; assume again that all its processes can write to the folder."""
+        """Start a run, whose processes may be able to write to the same folder again."""
         self._can_share_folder = True
 
     def take(self, trainer: Trainer, consumer: str, final: Path, *, full: bool, compact: bool) -> VersionRows:

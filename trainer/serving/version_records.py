@@ -107,8 +107,8 @@ class VersionRecords:
             del self._bodies[name]
         return numbers
 
-    def part(self, number: int) -> FolderRef:
-        """Return a version by its number.
+    def reference(self, number: int) -> FolderRef:
+        """Return the reference to a version's folder.
 
         Raises:
             CheckpointNotFoundError: there is no such version; the message lists the existing versions.
@@ -146,9 +146,9 @@ class VersionRecords:
             CheckpointError: the version was published by an earlier version of this package, which did not record the
                 files it needs.
         """
-        part = self.part(version) if isinstance(version, int) else version
-        body = self._checked(part)
-        chain = [part]
+        reference = self.reference(version) if isinstance(version, int) else version
+        body = self._checked(reference)
+        chain = [reference]
         try:
             link = body
             while not link["restart"]:
@@ -157,16 +157,18 @@ class VersionRecords:
             return Current.of(body, tuple(chain[::-1]), link["full"])
         except KeyError as error:
             raise CheckpointError(
-                f"cannot go back to version {part.name} of {self.root}: an earlier version of this package published "
-                f"it, and its manifests lack {error}"
+                f"cannot go back to version {reference.name} of {self.root}: an earlier version of this package "
+                f"published it, and its manifests lack {error}"
             ) from None
         except (ValueError, TypeError) as error:
-            raise CheckpointDamagedError(f"{self.root / part.name} does not describe a version: {error!r}") from None
+            path = self.root / reference.name
+            raise CheckpointDamagedError(f"{path} does not describe a version: {error!r}") from None
 
-    def _checked(self, part: FolderRef) -> dict[str, Any]:
-        body = self.body(part.name)
-        if manifest.digest(body) != part.digest:
-            raise CheckpointDamagedError(f"{self.root / part.name} is not the version that was published or pinned")
+    def _checked(self, reference: FolderRef) -> dict[str, Any]:
+        body = self.body(reference.name)
+        if manifest.digest(body) != reference.digest:
+            path = self.root / reference.name
+            raise CheckpointDamagedError(f"{path} is not the version that was published or pinned")
         return body
 
     def folders_to_keep(self, newest: Current | None, keep: int) -> set[str]:
@@ -183,13 +185,13 @@ class VersionRecords:
         wanted: set[int | FolderRef] = {*pins.kept, *([] if pins.served is None else [pins.served])}
         numbers = self.numbers()
         if newest is not None:
-            names |= {newest.graph.name, *(part.name for part in newest.chain)}
+            names |= {newest.graph.name, *(reference.name for reference in newest.chain)}
             wanted |= {number for number in numbers if newest.version - keep <= number}
         for version in wanted:
             names.add(version_name(version) if isinstance(version, int) else version.name)
             with contextlib.suppress(CheckpointError):  # keep only the version's own folder if it cannot be served
                 record = self.record_of(version)
-                names |= {record.graph.name, *(part.name for part in record.chain)}
+                names |= {record.graph.name, *(reference.name for reference in record.chain)}
         return names
 
     def target(self, which: int | str) -> Current:

@@ -64,7 +64,7 @@ class VersionUpdate:
         new_folders = _folders_to_apply(root, served.chain[-1], target) if served is not None and same_graph else None
         self.has_own_graph = graph is None or new_folders is None
         self.graph = _open_graph(root, target.graph) if graph is None or new_folders is None else graph
-        folders = [Folder(root, VERSION, part) for part in new_folders or target.chain]
+        folders = [Folder(root, VERSION, reference) for reference in new_folders or target.chain]
         files = [target.full if self.has_own_graph else ROWS, *[ROWS] * (len(folders) - 1)]
         dims = {name: table.spec.dim for name, table in self.graph.tables.items()}
         self._rows = [
@@ -106,8 +106,8 @@ def _folders_to_apply(root: Path, served: FolderRef, target: Current) -> tuple[F
     return target.chain if follows else None
 
 
-def _open_graph(root: Path, part: FolderRef) -> ServedGraph:
-    folder = Folder(root, GRAPH, part)
+def _open_graph(root: Path, reference: FolderRef) -> ServedGraph:
+    folder = Folder(root, GRAPH, reference)
     folder.verify()
     try:
         graph = ServedGraph(folder.path)

@@ -75,17 +75,17 @@ class Versions:
                 "pinned": pins.served is not None and version_name(number) == served,
                 "kept": number in pins.kept,
             }
-            marks = tuple(name for name, holds in states.items() if holds)
+            marks = tuple(name for name, applies in states.items() if applies)
             try:
                 size = sum(path.stat().st_size for path in (self.root / version_name(number)).iterdir())
             except FileNotFoundError:  # removed in the meantime
                 continue
             try:
-                release = self._records.record_of(number)
-                about: tuple[Any, ...] = (release.step, release.time, release.event_time, size, marks, None)
+                record = self._records.record_of(number)
+                details: tuple[Any, ...] = (record.step, record.time, record.event_time, size, marks, None)
             except CheckpointError as error:
-                about = (None, None, None, size, marks, str(error))
-            versions.append(Version(number, *about))
+                details = (None, None, None, size, marks, str(error))
+            versions.append(Version(number, *details))
         return versions
 
     def pin(self, version: int | None = None) -> int:
@@ -213,11 +213,11 @@ class Versions:
 
     def _check_version(self, version: int, *, whole: bool = True) -> FolderRef:
         """Check the manifests that a version needs, and with `whole` every file too."""
-        part = self._records.part(version)
-        release = self._records.record_of(part)
-        with locked(self.root, release):
-            for link in release.chain:
+        reference = self._records.reference(version)
+        record = self._records.record_of(reference)
+        with locked(self.root, record):
+            for link in record.chain:
                 folder = Folder(self.root, VERSION, link)
                 if whole:
                     folder.verify()
-        return part
+        return reference

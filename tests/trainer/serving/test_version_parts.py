@@ -81,7 +81,7 @@ def owned(arrays, rank, size):
 
 def write_in_parts(source, target, number, size, before):
     """Write a version as `size` processes do; return its name and digest."""
-    folder = Folder(source, VERSION, VersionRecords(source).part(number))
+    folder = Folder(source, VERSION, VersionRecords(source).reference(number))
     files = {name: folder.tensors(name) for name in (ROWS, FULL) if f"{name}.safetensors" in names(folder.path)}
     shared = begin(target, number, *[os.getpid()] * (size - 1))
     for rank in range(1, size):

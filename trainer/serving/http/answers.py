@@ -16,7 +16,7 @@ from .request_rows import column_and_reason
 from .service_call import Reply
 
 
-def reply_to(scored: ScoredRequest, request_id: str, *, logits: bool) -> Reply:
+def predict_reply(scored: ScoredRequest, request_id: str, *, logits: bool) -> Reply:
     """Return the answer to a prediction request.
 
     Rows without an answer are null and are listed under "errors". The status is 422 if no row was answered. For a label

@@ -138,7 +138,7 @@ class Engine:
         while jobs := self._next_batch():
             started = time.monotonic()
             outcomes = self._outcomes(jobs)
-            self._traffic.batch(sum(job.request.count for job in jobs), time.monotonic() - started)
+            self._traffic.record_batch(sum(job.request.count for job in jobs), time.monotonic() - started)
             try:
                 self._loop.call_soon_threadsafe(_deliver, outcomes)
             except RuntimeError:  # the loop has been closed: no caller is left

@@ -56,13 +56,13 @@ def _tensor(tensor: dict[str, Any]) -> Any:
     if not isinstance(kind, str) or (kind != "BYTES" and kind not in _TYPES):
         raise RefusalError(400, f"input {name!r}: datatype takes BYTES, {', '.join(_TYPES)}; received {kind!r}")
     try:
-        values = _values(tensor.get("data"), kind).reshape(shape)
+        values = _to_array(tensor.get("data"), kind).reshape(shape)
     except (ValueError, TypeError, OverflowError):
         raise RefusalError(400, f"input {name!r}: data are not {kind} values of shape {shape}") from None
-    return _columns_of_one(values.tolist() if kind == "BYTES" else values)
+    return _squeezed(values.tolist() if kind == "BYTES" else values)
 
 
-def _values(data: Any, kind: str) -> np.ndarray:
+def _to_array(data: Any, kind: str) -> np.ndarray:
     """Return a tensor's data as an array; null in text and floats means missing."""
     if not isinstance(data, list):
         raise TypeError("data take a list")
@@ -71,21 +71,21 @@ def _values(data: Any, kind: str) -> np.ndarray:
         if not all(isinstance(value, str | None) for value in texts.ravel()):
             raise TypeError("BYTES hold strings")
         return texts
-    plain = np.array(data)
+    array = np.array(data)
     target = np.dtype(_TYPES[kind])
-    if plain.dtype.kind == "O" and target.kind == "f" and all(n is None or is_number(n) for n in plain.ravel()):
-        plain = plain.astype(np.float64)
-    if plain.dtype.kind not in {"b": "b", "i": "iuf", "u": "iuf", "f": "iuf"}[target.kind]:  # accepted kinds of numbers
-        raise TypeError(f"{kind} does not hold {plain.dtype}")
+    if array.dtype.kind == "O" and target.kind == "f" and all(n is None or is_number(n) for n in array.ravel()):
+        array = array.astype(np.float64)
+    if array.dtype.kind not in {"b": "b", "i": "iuf", "u": "iuf", "f": "iuf"}[target.kind]:  # accepted kinds of numbers
+        raise TypeError(f"{kind} does not hold {array.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
-        values = plain.astype(target)
-    exact = not np.isinf(values).any() if target.kind == "f" else np.array_equal(values, plain)
+        values = array.astype(target)
+    exact = not np.isinf(values).any() if target.kind == "f" else np.array_equal(values, array)
     if not exact:
         raise OverflowError(f"{kind} does not hold all of the values")
     return values
 
 
-def _columns_of_one(values: Any) -> Any:
+def _squeezed(values: Any) -> Any:
     """Return [n, 1] tensors, which clients send for single values, as [n]."""
     if isinstance(values, np.ndarray):
         return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values

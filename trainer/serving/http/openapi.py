@@ -13,7 +13,7 @@ _NUMBER = {"type": ["number", "null"]}
 _TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "U": "string"}
 
 
-def description(
+def openapi_document(
     options: ServeOptions, fields: Mapping[str, Column], items: PublishedItems | None = None
 ) -> dict[str, Any]:
     """Return the OpenAPI document of a server.

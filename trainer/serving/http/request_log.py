@@ -88,13 +88,13 @@ class RequestLog:
 
     def __init__(self, target: str | Path, options: ServeOptions, traffic: Traffic, name: str = "log") -> None:
         self._sink: Sink = sink_for(target)
-        self._options, self._count = options, functools.partial(traffic.logged, name)
+        self._options, self._count = options, functools.partial(traffic.count_logged, name)
         self._retry = Retry(f"the log of served rows ({self._sink.label})", cap=_LONGEST_WAIT)
         self._entries: deque[_LogEntry] = deque()
         self._queued = 0  # number of rows that are not written yet
         self._wake = threading.Condition()
         self._stop_by: float | None = None  # time at which `close` gives up writing; None before `close`
-        traffic.watch_log(name, lambda: self._queued, lambda: self._retry.failures > 0)
+        traffic.add_log_metrics(name, lambda: self._queued, lambda: self._retry.failures > 0)
         self._thread = threading.Thread(target=self._run, name="served-rows", daemon=True)
         self._thread.start()
 

@@ -18,19 +18,19 @@ from ...errors import CheckpointError, CheckpointNotFoundError, ConfigurationErr
 from ...streams.sinks import address_of
 from ..published import Current
 from ..served_model import ServedModel
-from .answers import reply_to, version_json, with_id
+from .answers import predict_reply, version_json, with_id
 from .batching import Engine, ScoredRequest
 from .open_inference import infer_reply, model_metadata, rows_of_infer
-from .openapi import description
+from .openapi import openapi_document
 from .recommendation import Recommendation
 from .request_log import RequestLog, request_id
 from .request_rows import RequestRows, RowReader, rows_of_body
-from .service_call import TEXT, Call, RefusalError, Reply, ServeOptions, refused
+from .service_call import TEXT, Call, RefusalError, Reply, ServeOptions, refusal_reply
 from .traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
-_POLL = 0.2
+_RETRY_SECONDS = 0.2
 
 
 class Service:
@@ -82,7 +82,7 @@ class Service:
         if self._log is not None:
             self._log.check(RowReader(model.graph))
         engine = Engine(model, self._options, self._traffic, asyncio.get_running_loop())
-        self._traffic.watch(model, lambda: engine.queued)
+        self._traffic.add_model_gauges(model, lambda: engine.queued)
         await asyncio.to_thread(engine.ready.wait)
         self._engine = engine
 
@@ -92,7 +92,7 @@ class Service:
                 await self._open()
             except (CheckpointError, ConfigurationError) as error:
                 self._problem = str(error)
-                await asyncio.sleep(_POLL)
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def stop(self) -> None:
         """Answer the queued requests, then close the model and the logs."""
@@ -112,13 +112,13 @@ class Service:
         try:
             reply = await asyncio.wait_for(self._handlers[call.operation](call), timeout)
         except RefusalError as error:
-            reply = refused(error)
+            reply = refusal_reply(error)
         except asyncio.TimeoutError:
-            reply = refused(RefusalError(504, f"no answer within {timeout:g} s", retry_after=1))
+            reply = refusal_reply(RefusalError(504, f"no answer within {timeout:g} s", retry_after=1))
         except Exception as error:
             logger.exception("%s failed", call.operation)
-            reply = refused(RefusalError(500, f"{call.operation} failed: {type(error).__name__}"))
-        self._traffic.request(call.operation, reply.status, time.monotonic() - started)
+            reply = refusal_reply(RefusalError(500, f"{call.operation} failed: {type(error).__name__}"))
+        self._traffic.count_request(call.operation, reply.status, time.monotonic() - started)
         return reply
 
     def _require_engine(self, call: Call) -> Engine:
@@ -140,14 +140,14 @@ class Service:
         name = request_id(call.request_id)
         scored = await self._score(call, functools.partial(rows_of_body, call.body, call.media))
         await self._log_answer(self._log, name, scored)
-        return reply_to(scored, name, logits=call.logits or scored.request.logits)
+        return predict_reply(scored, name, logits=call.logits or scored.request.logits)
 
     async def _recommend(self, call: Call) -> Reply:
         name = request_id(call.request_id)
         recommendation, items = Recommendation.of_body(call.body, call.media), self._require_engine(call).model.items
         scored = await self._score(call, functools.partial(recommendation.rows, items))
         if self._log is not None:
-            self._traffic.logged("log", "recommend", 1)
+            self._traffic.count_logged("log", "recommend", 1)
         listed = await asyncio.to_thread(recommendation.items, scored)
         request = {key: value for key, value in vars(recommendation).items() if value is not None}
         await self._log_answer(self._recommended, name, scored, {**request, "items": listed})
@@ -170,7 +170,7 @@ class Service:
 
     async def _score(self, call: Call, parse: Callable[[], RequestRows]) -> ScoredRequest:
         scored = await self._require_engine(call).score(parse, call.version)
-        self._traffic.rows(len(scored.good), len(scored.bad))
+        self._traffic.count_rows(len(scored.good), len(scored.bad))
         version, rows, not_finite = scored.current.version, len(scored.good), scored.not_finite
         earlier = self._answer_counts[1:] if self._answer_counts[0] == version else (0, 0)
         self._answer_counts = version, earlier[0] + rows + not_finite, earlier[1] + not_finite
@@ -199,7 +199,7 @@ class Service:
     async def _openapi(self, call: Call) -> Reply:
         fields = self._engine.reader().fields if self._engine is not None else {}
         items = self._engine.model.items if self._engine is not None else None
-        return Reply(200, orjson.dumps(description(self._options, fields, items)))
+        return Reply(200, orjson.dumps(openapi_document(self._options, fields, items)))
 
     async def _server(self, call: Call) -> Reply:
         body = {"name": "mindspore-trainer", "version": version("mindspore-trainer"), "extensions": []}

@@ -109,7 +109,7 @@ class ServeOptions:
         remember_secret(self.token)
 
 
-def refused(error: RefusalError) -> Reply:
+def refusal_reply(error: RefusalError) -> Reply:
     """Return the reply to a refused request: {"error": reason, "column": ...}."""
     import orjson
 

@@ -41,7 +41,7 @@ class Traffic:
         self._log_rows: dict[str, Counter] = {}
         self._child = functools.cache(lambda metric, *labels: metric.labels(*labels))
 
-    def watch(self, model: ServedModel, queued: Callable[[], int]) -> None:
+    def add_model_gauges(self, model: ServedModel, queued: Callable[[], int]) -> None:
         """Add gauges for a model's version and the number of queued rows."""
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
@@ -49,7 +49,7 @@ class Traffic:
 
         gauge("queued_rows", "Rows that wait", queued)
         gauge("model_version", "Version being served", lambda: model.version)
-        gauge("model_step", "Optimizer steps it has seen", lambda: model.step)
+        gauge("model_step", "Optimizer steps that it was trained for", lambda: model.step)
         gauge("model_age_seconds", "Seconds since the version was published", lambda: time.time() - model.current.time)
         gauge("model_behind", "1 while a newer version cannot be served", lambda: float(model.problem is not None))
         gauge(
@@ -58,7 +58,7 @@ class Traffic:
             lambda: model.delays[-1] if model.delays else 0.0,
         )
 
-    def watch_log(self, log: str, queued: Callable[[], int], is_failing: Callable[[], bool]) -> None:
+    def add_log_metrics(self, log: str, queued: Callable[[], int], is_failing: Callable[[], bool]) -> None:
         """Add the metrics of a log, which is "log" or "recommended_log"."""
         text = "Rows that wait to be logged"
         Gauge(f"{PREFIX}_{log}_queued_rows", text, registry=self.registry).set_function(queued)
@@ -69,22 +69,22 @@ class Traffic:
         for outcome in LOG_OUTCOMES:
             self._log_rows[log].labels(outcome)
 
-    def logged(self, log: str, outcome: str, rows: int) -> None:
+    def count_logged(self, log: str, outcome: str, rows: int) -> None:
         """Count rows of a log by outcome, one of `LOG_OUTCOMES`."""
         self._log_rows[log].labels(outcome).inc(rows)
 
-    def request(self, operation: str, status: int, seconds: float) -> None:
+    def count_request(self, operation: str, status: int, seconds: float) -> None:
         """Count a request and its duration."""
         self._child(self._requests, operation, str(status)).inc()
         self._child(self._seconds, operation).observe(seconds)
 
-    def rows(self, answered: int, bad: int) -> None:
+    def count_rows(self, answered: int, bad: int) -> None:
         """Count answered and bad rows."""
         self._child(self._rows, "answered").inc(answered)
         if bad:
             self._child(self._rows, "bad").inc(bad)
 
-    def batch(self, rows: int, seconds: float) -> None:
+    def record_batch(self, rows: int, seconds: float) -> None:
         """Record the size and duration of a batch."""
         self._batch_rows.observe(rows)
         self._batch_seconds.observe(seconds)

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .service import Service
-from .service_call import JSON, Call, RefusalError, Reply, ServeOptions, refused
+from .service_call import JSON, Call, RefusalError, Reply, ServeOptions, refusal_reply
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def web_app(service: Service, options: ServeOptions) -> Starlette:
                 _check_token(request, options)
                 call = await _call(request, operation, options)
             except RefusalError as error:
-                return _response(refused(error))
+                return _response(refusal_reply(error))
             return _response(await service.handle(call))
 
         return endpoint
@@ -48,7 +48,7 @@ def web_app(service: Service, options: ServeOptions) -> Starlette:
         if status == 405:
             allowed = (getattr(error, "headers", None) or {}).get("Allow", "another method")
             reason = f"{request.url.path} takes {allowed}; received {request.method}; see GET /openapi.json"
-        return _response(refused(RefusalError(status, reason)))
+        return _response(refusal_reply(RefusalError(status, reason)))
 
     model = "/v2/models/{model}"
     routes = [

@@ -19,7 +19,7 @@ from .service_call import ServeOptions
 
 logger = logging.getLogger(__name__)
 
-_GRACE = 5.0  # seconds to close the model after the last request
+_GRACE = 5.0  # seconds for closing the model after the last request
 _PACKAGES = ("uvicorn", "starlette", "orjson", "prometheus_client")
 
 
@@ -122,18 +122,18 @@ async def _serve(
     loop = asyncio.get_running_loop()
 
     def force_exit() -> None:
-        logger.error("the server has not stopped %g s after signal %d; the process ends now", longest, received[0])
+        logger.error("the server has not stopped %g s after signal %d; the process ends now", stop_seconds, received[0])
         os._exit(128 + received[0])
 
-    longest = options.drain + _GRACE
-    last_resort = threading.Timer(longest, force_exit)
-    last_resort.daemon = True
+    stop_seconds = options.drain + _GRACE
+    exit_timer = threading.Timer(stop_seconds, force_exit)
+    exit_timer.daemon = True
 
     def stop(number: int) -> None:
         if received:  # a second signal: do not wait for open requests
             server.force_exit = True
         else:
-            last_resort.start()
+            exit_timer.start()
         received.append(number)
         server.should_exit = True
 
@@ -149,7 +149,7 @@ async def _serve(
             await server.serve(sockets=[bound])
     finally:
         await service.stop()
-        last_resort.cancel()
+        exit_timer.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
     return received[0] if received else signal.SIGTERM
