@@ -52,18 +52,18 @@ class DeviceStats(Callback):
 
     def _totals(self) -> tuple[float, float, float, float]:
         """Return time, CPU seconds of the process, and bytes read and written."""
-        used, read, written = self._process.cpu_times(), 0, 0
+        cpu, read, written = self._process.cpu_times(), 0, 0
         if hasattr(self._process, "io_counters"):  # missing on kernels without /proc/PID/io
             counters = self._process.io_counters()
             read, written = counters.read_bytes, counters.write_bytes
-        return time.monotonic(), used.user + used.system, read, written
+        return time.monotonic(), cpu.user + cpu.system, read, written
 
     def _measure(self) -> dict[str, float]:
         previous, self._previous = self._previous, self._totals()
-        seconds, used, read, written = (now - then for now, then in zip(self._previous, previous, strict=True))
+        seconds, cpu, read, written = (now - then for now, then in zip(self._previous, previous, strict=True))
         seconds = max(seconds, 1e-9)
         return {
-            "process_cpu": used / seconds,
+            "process_cpu": cpu / seconds,
             "process_memory_mb": self._process.memory_info().rss / 1e6,
             "threads": float(self._process.num_threads()),
             "machine_cpu": self._psutil.cpu_percent() / 100,

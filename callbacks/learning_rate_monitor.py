@@ -120,10 +120,10 @@ class ReduceLROnPlateau(Patience):
         rate = trainer.learning_rate
         self.wait, self.cooling = 0, self.cooldown
         if rate > self.min_lr:
-            trainer.learning_rate = lower = max(rate * self.factor, self.min_lr)
+            trainer.learning_rate = new_rate = max(rate * self.factor, self.min_lr)
             logger.info(
                 "ReduceLROnPlateau: %s has not improved in %d measurements; learning rate %.6g -> %.6g",
-                *(self.watched.name, self.patience, rate, lower),
+                *(self.watched.name, self.patience, rate, new_rate),
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -41,5 +41,5 @@ class LossMonitor(Callback):
         progress = trainer.state.progress
         if self.every.unit == "epochs" and self.every.due(progress) and trainer.state.train_loss is not None:
             tasks = trainer.state.task_losses
-            of_tasks = f", {format_metrics(tasks)}" if tasks else ""
-            say(f"epoch {progress.epoch}: mean loss {trainer.state.train_loss:.6g}{of_tasks}")
+            task_text = f", {format_metrics(tasks)}" if tasks else ""
+            say(f"epoch {progress.epoch}: mean loss {trainer.state.train_loss:.6g}{task_text}")

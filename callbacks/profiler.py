@@ -98,11 +98,11 @@ class Profiler(Callback):
                 trainer.run.observe(self._record)
             return
         assert self._unfinished is not None
-        measured = self._unfinished.operators_phase if self._state == "operators" else self._unfinished.phase
-        measured.calls += 1
-        measured.steps += trainer.state.outputs.chunk.num_steps
-        measured.rows += trainer.state.outputs.num_samples
-        if measured.steps >= self.steps:
+        phase = self._unfinished.operators_phase if self._state == "operators" else self._unfinished.phase
+        phase.calls += 1
+        phase.steps += trainer.state.outputs.chunk.num_steps
+        phase.rows += trainer.state.outputs.num_samples
+        if phase.steps >= self.steps:
             self._end_measurement(trainer)
 
     def _end_measurement(self, trainer: Trainer) -> None:

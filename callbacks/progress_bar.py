@@ -160,9 +160,9 @@ class ProgressBar(Callback):
 
     def teardown(self, trainer: Trainer) -> None:
         """Close the bar; print the results of a run that ended without an error."""
-        ended, self._running, self._ended = self._ended, False, False
+        has_ended, self._running, self._ended = self._ended, False, False
         self._close_bar()
-        if ended and self._on_terminal and self._panel is None and trainer.history is not None:
+        if has_ended and self._on_terminal and self._panel is None and trainer.history is not None:
             columns = terminal_columns(self._stream)
             lines = summary.lines(trainer.history, columns) if self.results else []
             for text in filter(None, (self._set_aside, self._times.describe())):
@@ -196,9 +196,9 @@ class ProgressBar(Callback):
             rate = window.get("rows_per_second", rate)  # of the latest window: a long-term mean would hide a stall
             values = {name: window[name] for name in _SHOWN if name in window and not math.isnan(window[name])}
         parts = [(1, format_metrics(loss)), (2, f"{rate:,.0f} samples/s")]
-        waited = trainer.state.data_wait or 0.0
-        if waited >= MIN_SHOWN_WAIT:
-            parts.append((4, f"{waited:.0%} waiting for data"))
+        wait_share = trainer.state.data_wait or 0.0
+        if wait_share >= MIN_SHOWN_WAIT:
+            parts.append((4, f"{wait_share:.0%} waiting for data"))
         main_metric = _main_metric(monitored_metric(trainer), values)
         parts += [(0 if name == main_metric else 3, format_metrics({name: value})) for name, value in values.items()]
         return [(rank, text) for rank, text in parts if text]

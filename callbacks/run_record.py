@@ -134,7 +134,7 @@ class RunRecord(JSONLinesLogger):
             if self._has_stepped and trainer.state.phase == "online":
                 self._add_waiting(trainer)
             self._write_data_times(trainer)
-            rest = {"training and the rest": max(0.0, total - sum(self._seconds.values()))}
+            remainder = {"training and the rest": max(0.0, total - sum(self._seconds.values()))}
             step = trainer.state.progress.global_step
-            self._write(step, {"seconds": {**self._seconds, **rest}})
+            self._write(step, {"seconds": {**self._seconds, **remainder}})
         super().teardown(trainer)

@@ -35,7 +35,7 @@ class TimeMonitor(Callback):
         self._epoch, self._steps, self._samples = progress.epoch + 1, progress.global_step, progress.samples_seen
         self._started = self._waiting_since = time.perf_counter()
         self._is_timing = True
-        self._waited = self._evaluated = 0.0
+        self._wait_seconds = self._eval_seconds = 0.0
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Start the clock here, because a run may begin in the middle of an epoch."""
@@ -44,7 +44,7 @@ class TimeMonitor(Callback):
         TimeMonitor.on_train_epoch_begin(self, trainer)
 
     def on_train_step_begin(self, trainer: Trainer) -> None:
-        self._waited += time.perf_counter() - self._waiting_since
+        self._wait_seconds += time.perf_counter() - self._waiting_since
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         self._waiting_since = time.perf_counter()
@@ -55,12 +55,12 @@ class TimeMonitor(Callback):
     def on_eval_end(self, trainer: Trainer) -> None:
         if self._is_timing:
             self._waiting_since = time.perf_counter()
-            self._evaluated += self._waiting_since - self._eval_start
+            self._eval_seconds += self._waiting_since - self._eval_start
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         progress = trainer.state.progress
         steps, samples = progress.global_step - self._steps, progress.samples_seen - self._samples
-        seconds = max(time.perf_counter() - self._started - self._evaluated, 1e-9)
+        seconds = max(time.perf_counter() - self._started - self._eval_seconds, 1e-9)
         self._is_timing = False
         record = {
             "epoch": self._epoch,
@@ -68,8 +68,8 @@ class TimeMonitor(Callback):
             "steps": steps,
             "seconds_per_step": seconds / max(steps, 1),
             "samples_per_second": samples / seconds,
-            "data_wait": min(self._waited / seconds, 1.0),
-            "eval_seconds": self._evaluated,
+            "data_wait": min(self._wait_seconds / seconds, 1.0),
+            "eval_seconds": self._eval_seconds,
         }
         self.records.append(record)
         if self.verbose:

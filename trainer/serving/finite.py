@@ -11,26 +11,26 @@ import numpy as np
 from ..errors import NonFiniteError
 
 
-def check_finite(arrays: Mapping[str, Any], what: str) -> None:
+def check_finite(arrays: Mapping[str, Any], owner: str) -> None:
     """Raise NonFiniteError if an array contains NaN or infinite values.
 
     Args:
         arrays: arrays by name.
-        what: what each array is, for the message.
+        owner: what the arrays belong to, for the message.
     """
     for name, array in arrays.items():
         values = np.asarray(array)
         if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
-            wrong = values.size - int(np.count_nonzero(finite))
-            raise NonFiniteError(f"{what} {name!r} holds {wrong} of {values.size} values that are NaN or infinite")
+            count = values.size - int(np.count_nonzero(finite))
+            raise NonFiniteError(f"{owner} {name!r} holds {count} of {values.size} values that are NaN or infinite")
 
 
-def check_state(state: Mapping[str, Any], what: str = "the statistic of features") -> None:
+def check_state(state: Mapping[str, Any], owner: str = "the statistic of features") -> None:
     """Raise NonFiniteError if a state (see `write_state`) has NaN or infinite values."""
-    check_finite(state["arrays"], what)
+    check_finite(state["arrays"], owner)
     for path, number in _numbers(state["json"], ""):
         if not math.isfinite(number):
-            raise NonFiniteError(f"{what} {path[1:]!r} is {number}")
+            raise NonFiniteError(f"{owner} {path[1:]!r} is {number}")
 
 
 def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:

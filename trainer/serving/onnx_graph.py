@@ -103,10 +103,10 @@ def _export(network: Network, size: int) -> onnx.ModelProto:
             model = onnx.load(f"{folder}/network.onnx")
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         refused = _REFUSED.search(str(error))
-        what = f"the operator {refused[1] or refused[2]}" if refused else f"this network: {gist(str(error))}"
+        problem = f"the operator {refused[1] or refused[2]}" if refused else f"this network: {gist(str(error))}"
         raise ConfigurationError(
-            f"export to ONNX: MindSpore {ms.__version__} cannot export {what}; write the network with other operators, "
-            "or leave ONNX out by onnx=False (--no-onnx)"
+            f"export to ONNX: MindSpore {ms.__version__} cannot export {problem}; write the network with other "
+            "operators, or leave ONNX out by onnx=False (--no-onnx)"
         ) from error
     _name_inputs(model.graph, network.names, columns)
     for table in described:
@@ -166,8 +166,8 @@ def _fix_last_element_slices(graph: onnx.GraphProto) -> None:
         if starts is None or ends is None:
             continue
         first, last = numpy_helper.to_array(starts), numpy_helper.to_array(ends)
-        mended = np.where((first == -1) & (last == 0), _TO_THE_END, last).astype(last.dtype)
-        ends.CopyFrom(numpy_helper.from_array(mended, ends.name))
+        fixed_ends = np.where((first == -1) & (last == 0), _TO_THE_END, last).astype(last.dtype)
+        ends.CopyFrom(numpy_helper.from_array(fixed_ends, ends.name))
 
 
 def _sort(graph: onnx.GraphProto) -> None:
@@ -274,8 +274,8 @@ def _largest_difference(
                 if answer.shape != reference[:size].shape:
                     raise ValueError(f"{size} rows have answers of shape {list(answer.shape)}")
                 scale = max(1.0, float(np.abs(reference).max(initial=0)))
-                gap = np.abs(answer.astype(np.float64) - reference[:size]) / scale
-                largest = max(largest, float(gap.max(initial=0)) if not np.isnan(gap).any() else np.inf)
+                errors = np.abs(answer.astype(np.float64) - reference[:size]) / scale
+                largest = max(largest, float(errors.max(initial=0)) if not np.isnan(errors).any() else np.inf)
     except Exception as error:  # onnx and onnxruntime define exceptions without a common base
         return error
     return largest

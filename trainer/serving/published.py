@@ -225,13 +225,13 @@ class Folder:
         return {"json": body, "arrays": self.tensors(name)}
 
 
-def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where: str) -> dict[str, dict]:
+def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], file: str) -> dict[str, dict]:
     """Group the arrays of a file of rows by table and check their shapes and dtypes.
 
     Args:
         tensors: content of the file, a mapping from "<table>/<key>" to array.
         dims: mapping from table to the number of columns of its weights.
-        where: name of the file, for messages.
+        file: name of the file, for messages.
 
     Returns:
         A mapping from table to its arrays by key.
@@ -256,9 +256,9 @@ def table_rows(tensors: Mapping[str, np.ndarray], dims: Mapping[str, int], where
             if shape is None and array is not None:  # any number of removed ids, at most one default row
                 shape = (array.size,) if key == "removed" else (min(len(array), 1) if array.ndim else 0, dims[name])
             if array is None or array.dtype != dtype or array.shape != shape:
-                what = "is missing" if array is None else f"is {array.dtype} {list(array.shape)}"
-                raise CheckpointDamagedError(f"{where} does not hold rows of table {name!r}: {key} {what}")
-        check_finite({key: arrays[key] for key in expected}, f"{where}: table {name!r}:")
+                problem = "is missing" if array is None else f"is {array.dtype} {list(array.shape)}"
+                raise CheckpointDamagedError(f"{file} does not hold rows of table {name!r}: {key} {problem}")
+        check_finite({key: arrays[key] for key in expected}, f"{file}: table {name!r}:")
     return rows
 
 

@@ -87,8 +87,8 @@ class ItemTable:
         names = raw_data(source).names(features.csv)
         for name in (self.id_column, *self.filters) if names else ():
             if name not in names:
-                have = f"it has {', '.join(names)}{did_you_mean(name, names)}"
-                raise ConfigurationError(f"the table of items has no column {name!r}; {have}")
+                existing = f"it has {', '.join(names)}{did_you_mean(name, names)}"
+                raise ConfigurationError(f"the table of items has no column {name!r}; {existing}")
         texts = {name: text_column(required=False) for name in (self.id_column, *self.filters)}
         schema = Schema({**texts, **features.columns}, aligned=features.schema.aligned, csv=features.csv)
         columns = (
@@ -102,8 +102,8 @@ class ItemTable:
             raise DataError(f"row {missing[0]} of the table of items has no {self.id_column!r}")
         distinct, counts = np.unique(ids, return_counts=True)
         if len(distinct) < len(ids):
-            twice = distinct[counts > 1][0].item()
-            raise DataError(f"the table of items has {self.id_column}={twice!r} more than once")
+            duplicate = distinct[counts > 1][0].item()
+            raise DataError(f"the table of items has {self.id_column}={duplicate!r} more than once")
         return columns
 
     def state(self, model: Predicts, features: Features, network: nn.Cell) -> dict[str, Any]:
@@ -223,14 +223,14 @@ class PublishedItems:
         ]
         return {self.history: [list(history_ids) for history_ids in history]}, excluded
 
-    def parse_filters(self, given: Sequence[str]) -> dict[str, list[Any]]:
+    def parse_filters(self, texts: Sequence[str]) -> dict[str, list[Any]]:
         """Parse filters such as ``genre=comedy``; values of numeric columns become float.
 
         Raises:
             ConfigurationError: a filter has no "=", names an unknown column, or has text for a numeric column.
         """
         filters: dict[str, list[Any]] = {}
-        for text in given:
+        for text in texts:
             name, separator, value = text.partition("=")
             if not separator:
                 refuse("--filter", "COLUMN=VALUE", text)
@@ -256,8 +256,8 @@ class PublishedItems:
         excluded: Any = None if without is None else [self._id_array(ids) for ids in without]
         ids, scores = self.index.search(users, k, excluded, among=passing)
         counts = (scores > -np.inf).sum(axis=1)
-        trimmed = [[row[:n] for row, n in zip(rows, counts, strict=True)] for rows in (ids, scores)]
-        return trimmed[0], trimmed[1]
+        results = [[row[:n] for row, n in zip(rows, counts, strict=True)] for rows in (ids, scores)]
+        return results[0], results[1]
 
     def _id_array(self, ids: Any) -> np.ndarray:
         listed = ids.tolist() if isinstance(ids, np.ndarray) else ids

@@ -182,12 +182,12 @@ class VersionRecords:
         """
         pins = Pins.read(self.root)
         names: set[str] = set()
-        wanted: set[int | FolderRef] = {*pins.kept, *([] if pins.served is None else [pins.served])}
+        versions: set[int | FolderRef] = {*pins.kept, *([] if pins.served is None else [pins.served])}
         numbers = self.numbers()
         if newest is not None:
             names |= {newest.graph.name, *(reference.name for reference in newest.chain)}
-            wanted |= {number for number in numbers if newest.version - keep <= number}
-        for version in wanted:
+            versions |= {number for number in numbers if newest.version - keep <= number}
+        for version in versions:
             names.add(version_name(version) if isinstance(version, int) else version.name)
             with contextlib.suppress(CheckpointError):  # keep only the version's own folder if it cannot be served
                 record = self.record_of(version)

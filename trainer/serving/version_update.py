@@ -68,9 +68,9 @@ class VersionUpdate:
         files = [target.full if self.has_own_graph else ROWS, *[ROWS] * (len(folders) - 1)]
         dims = {name: table.spec.dim for name, table in self.graph.tables.items()}
         self._rows = [
-            table_rows(arrays, dims, where)  # parts have no id in common, so they can be applied one after another
+            table_rows(arrays, dims, path)  # parts have no id in common, so they can be applied one after another
             for folder, file in zip(folders, files, strict=True)
-            for where, arrays in folder.pieces(file)
+            for path, arrays in folder.pieces(file)
         ]
         self.weights = _weights_for(self.graph, folders[-1])
         self._feature_state = folders[-1].state(FEATURES)
@@ -141,9 +141,9 @@ def _weights_for(graph: ServedGraph, folder: Folder) -> dict[str, np.ndarray]:
     for name, parameter in graph.weights.items():
         array = tensors.get(name)
         if array is None or array.shape != tuple(parameter.shape):
-            what = "is missing" if array is None else f"has the shape {list(array.shape)}"
+            problem = "is missing" if array is None else f"has the shape {list(array.shape)}"
             raise CheckpointDamagedError(
-                f"the weights in {folder.path} are not those of the network: {name!r} {what}, not {parameter.shape}"
+                f"the weights in {folder.path} are not those of the network: {name!r} {problem}, not {parameter.shape}"
             )
     weights = {name: np.array(tensors[name]) for name in graph.weights}
     check_finite(weights, f"{folder.path}: the parameter")
