@@ -70,17 +70,13 @@ def _is_import(frame: types.FrameType) -> bool:
 
 
 def lazy_names(
-    package: str,
-    modules: Mapping[str, str],
-    before_import: Callable[[], None] | None = None,
-    fallback: str | None = None,
+    package: str, modules: Mapping[str, str], fallback: str | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's `__getattr__` and `__dir__` (PEP 562).
 
     Args:
         package: `__name__` of the package.
         modules: public name -> module that defines it, relative (".module") or absolute.
-        before_import: called before a name is imported for the first time.
         fallback: module whose `__all__` has further public names; imported when a name is not in `modules`.
     """
 
@@ -94,8 +90,6 @@ def lazy_names(
             kind = ImportError if caller is not None and _is_import(caller) else AttributeError
             # Passing `name` keeps Python from adding its own suggestion.
             raise kind(f"module {package!r} has no attribute {name!r}{hint(name, modules)}", name=name)
-        if before_import is not None:
-            before_import()
         with _collector_paused():
             value = getattr(importlib.import_module(module, package), name)
         setattr(sys.modules[package], name, value)
