@@ -71,12 +71,7 @@ class DriftMonitor(Callback):
         ConfigurationError: an argument is invalid; before training, the feature does not exist.
     """
 
-    def __init__(
-        self,
-        detector: Detector | None = None,
-        key: str | None = None,
-        feature: str | None = None,
-    ) -> None:
+    def __init__(self, detector: Detector | None = None, key: str | None = None, feature: str | None = None) -> None:
         if feature is not None:
             nonempty_text("DriftMonitor(feature=...)", feature, "the name of a declared feature")
             if key is not None:

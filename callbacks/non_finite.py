@@ -109,11 +109,7 @@ class SkipNonFinite(_NonFinite):
     non_finite = "skip"
 
     def __init__(
-        self,
-        max_consecutive: int = 3,
-        rollback: bool = True,
-        max_rollbacks: int = 3,
-        every: Every | int | None = None,
+        self, max_consecutive: int = 3, rollback: bool = True, max_rollbacks: int = 3, every: Every | int | None = None
     ) -> None:
         super().__init__(every)
         self.max_consecutive = whole("SkipNonFinite(max_consecutive=...)", max_consecutive, 1)

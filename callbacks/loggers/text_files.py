@@ -24,10 +24,7 @@ class _FileLogger(Logger):
     default_name = ""
 
     def __init__(
-        self,
-        path: str | Path | None = None,
-        every: Every | int | None = None,
-        hparams: Mapping[str, Any] | None = None,
+        self, path: str | Path | None = None, every: Every | int | None = None, hparams: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(every, hparams)
         self.path = None if path is None else Path(path)

@@ -92,11 +92,7 @@ class PrequentialMetrics:
         return words + part if part.startswith("/") else words
 
     def update(
-        self,
-        predictions: Any,
-        labels: Any,
-        weights: Any = None,
-        groups: Mapping[str, Any] | None = None,
+        self, predictions: Any, labels: Any, weights: Any = None, groups: Mapping[str, Any] | None = None
     ) -> None:
         """Add a batch of host arrays, which are copied.
 

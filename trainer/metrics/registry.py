@@ -30,7 +30,7 @@ from .window_metric import Direction, RowMetric, WindowMetric
 
 _KNOWN_CLASSES = {"Top1CategoricalAccuracy": "top_1_accuracy", "Top5CategoricalAccuracy": "top_5_accuracy"}
 _UNSUPPORTED = {
-    "roc": "keeps only the last batch and returns curves; 'auc' gives the area under the ROC curve over all rows",
+    "roc": "keeps only the last batch and returns curves; 'auc' gives the area under the ROC curve over all rows"
 }
 
 

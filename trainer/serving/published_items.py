@@ -242,11 +242,7 @@ class PublishedItems:
         return filters
 
     def nearest(
-        self,
-        users: np.ndarray,
-        k: int,
-        without: Sequence[Sequence[Any]] | None,
-        filters: Mapping[str, Any] | None,
+        self, users: np.ndarray, k: int, without: Sequence[Sequence[Any]] | None, filters: Mapping[str, Any] | None
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return ids and scores of up to `k` items for each user, best first.
 

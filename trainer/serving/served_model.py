@@ -69,12 +69,7 @@ class ServedModel:
     """
 
     def __init__(
-        self,
-        root: str | os.PathLike[str],
-        *,
-        version: int | str = "served",
-        follow: bool = True,
-        poll: float = 0.05,
+        self, root: str | os.PathLike[str], *, version: int | str = "served", follow: bool = True, poll: float = 0.05
     ) -> None:
         if isinstance(version, bool) or not isinstance(version, int):
             choice("ServedModel(version=...)", version, ("served", "newest"))
@@ -105,13 +100,7 @@ class ServedModel:
             self._thread.start()
 
     def predict(
-        self,
-        batch: Any = None,
-        *,
-        output: str = "network",
-        keep: bool = False,
-        set_aside: bool = False,
-        **columns: Any,
+        self, batch: Any = None, *, output: str = "network", keep: bool = False, set_aside: bool = False, **columns: Any
     ) -> Any:
         """Return the predictions for a batch of any size.
 
