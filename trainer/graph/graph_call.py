@@ -23,8 +23,8 @@ from ..mindspore_internals.messages import (
     LAMBDA,
     cannot_be_compiled,
     failed_assertion,
-    gist,
     is_of_lambda,
+    main_message,
     place_in_network,
 )
 from ..state import StepOutputs
@@ -116,7 +116,7 @@ class EvaluationCall(GraphCall):
             logger.warning(
                 "eval_network %s cannot be compiled and runs operator by operator, many times slower: %s",
                 type(self.cell).__name__,
-                LAMBDA if is_of_lambda(error) else gist(str(error)),
+                LAMBDA if is_of_lambda(error) else main_message(str(error)),
             )
             self._eager = eager
             return outputs
@@ -177,7 +177,7 @@ def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
     location = place_in_network(text)
     where = f" [{location}]" if location else ""
     of_lambda = is_of_lambda(error)
-    reason = LAMBDA if of_lambda else failed_assertion(text) or gist(text) or type(error).__name__
+    reason = LAMBDA if of_lambda else failed_assertion(text) or main_message(text) or type(error).__name__
     hint = _UNCOMPILED if of_lambda or cannot_be_compiled(text) else _integers(text, chunk, shapes)
     return GraphError(f"MindSpore could not compile or run the network on columns ({fed}): {reason}{where}{hint}")
 

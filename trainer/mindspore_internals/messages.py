@@ -69,7 +69,7 @@ def failed_assertion(message: str) -> str | None:
     )
 
 
-def gist(message: str) -> str:
+def main_message(message: str) -> str:
     """Return a message without headings and stack traces."""
     for part in _RULE.split(message):
         lines = [line for line in part.splitlines() if line.strip()]

@@ -43,7 +43,7 @@ def try_view() -> bool:
     return live
 
 
-class Mirror:
+class HostMirror:
     """A parameter [n, ...] and a host array with the same values.
 
     If views are live (see `views_are_live`), both are the same memory; otherwise `push` and `pull` copy the values.

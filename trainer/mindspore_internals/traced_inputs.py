@@ -35,7 +35,7 @@ class TracedInput(Tensor):
 
 
 @contextlib.contextmanager
-def noting_branches() -> Iterator[list[Tensor]]:
+def record_branches() -> Iterator[list[Tensor]]:
     """Yield a list that collects the tensors used as conditions inside the block."""
     decided: list[Tensor] = []
     original = Tensor.__bool__

@@ -12,27 +12,26 @@ from numba.extending import intrinsic
 _LINE = 64  # bytes of a cache line
 
 
-def kept(compiler: Callable[..., Any], signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+def cached(compiler: Callable[..., Any], signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that compiles a function and caches the code if possible."""
 
-    def compile_it(function: Callable[..., Any]) -> Any:
+    def decorate(function: Callable[..., Any]) -> Any:
         try:
             return compiler(signature, cache=True, **options)(function)
-        except (RuntimeError, OSError):  # there is no folder for the cache, or it cannot be used
+        except (RuntimeError, OSError):  # the cache folder is missing or not writable
             return compiler(signature, **options)(function)
 
-    return compile_it
+    return decorate
 
 
 class Kernel:
     """A function compiled for fixed argument types when it is first needed.
 
     Numba caches the machine code next to the source, in the user's cache folder or in ``NUMBA_CACHE_DIR``. If it cannot
-    write to any of them, each process compiles the function again. NaN and infinities are handled exactly, without fast
-    math.
+    write to any of them, each process compiles the function again. Fast math is off, so NaN and infinities are exact.
 
-    With `nogil` the function runs without the GIL. Short functions should keep the GIL: a thread that takes it in the
-    meantime may hold it much longer than the function runs.
+    With `nogil` the function runs without the GIL. A short function should keep the GIL: getting it back from another
+    thread may take much longer than the function.
     """
 
     def __init__(self, function: Callable[..., Any], signature: Any, nogil: bool = True) -> None:
@@ -44,7 +43,9 @@ class Kernel:
     def ready(self) -> Callable[..., Any]:
         """Return the compiled function."""
         if self._compiled is None:
-            self._compiled = kept(numba.njit, [self._signature], nogil=self._nogil, error_model="numpy")(self._function)
+            self._compiled = cached(numba.njit, [self._signature], nogil=self._nogil, error_model="numpy")(
+                self._function
+            )
         return self._compiled
 
 
@@ -53,8 +54,8 @@ def compiled(signature: Any, nogil: bool = True) -> Callable[[Callable[..., Any]
     return lambda function: Kernel(function, signature, nogil)
 
 
-# Decorator for functions that kernels call, which are compiled into the kernels. Pass them pointers (`pointer_to`)
-# instead of arrays: counting an array's references at every call takes longer than finding a row.
+# Decorator for functions that Numba inlines into the kernels that call them. Pass pointers (`pointer_to`) instead of
+# arrays: counting an array's references at every call takes longer than finding a row.
 inlined = numba.njit(nogil=True, error_model="numpy", inline="always")
 
 
@@ -62,8 +63,8 @@ inlined = numba.njit(nogil=True, error_model="numpy", inline="always")
 def prefetch(typing_context: Any, address: Any) -> Any:
     """Load the cache line at `address` (int64) asynchronously; any address is valid.
 
-    Each random row costs a cache miss. Prefetching some tens of rows ahead overlaps the misses: rows are
-    then read three to five times as fast as by reading a value of each row ahead of its use.
+    Each random row costs a cache miss. Prefetching some tens of rows ahead overlaps the misses, and reads rows three to
+    five times as fast as loading one value of each row ahead of its use.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -105,8 +106,8 @@ float_of = _reinterpreted(numba.types.uint32, numba.types.float32)
 def pointer_to(element: Any) -> Any:
     """Return an intrinsic that turns an int64 address into a pointer to `element`.
 
-    The memory must belong to an argument of the kernel. An array that the kernel allocates itself may be freed by Numba
-    after the last use of its name, even if a pointer to it is still in use.
+    The memory must belong to an argument of the kernel. Numba may free an array that the kernel allocates after the
+    last use of its name, even if a pointer to it is still in use.
     """
 
     @intrinsic

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-# Size of the pages in which Linux keeps memory on request. With smaller ones, the processor has to read several levels
-# of page tables to find a random row of a large table, which takes longer than reading the row.
+# Linux provides pages of this size on request. With smaller pages, the processor reads several levels of page tables to
+# find a random row of a large table, which takes longer than reading the row.
 HUGE_PAGE = 1 << 21
 
 
@@ -35,12 +35,12 @@ class Memory:
             self._file = open(path, "w+b")  # noqa: SIM115 - lives as long as the mapping
 
     def grow(self, size: int) -> int:
-        """Make room for at least `size` bytes and return how many there are.
+        """Grow to at least `size` bytes; return the new size.
 
-        Drop the arrays from `array` first. While one is in use, the content is copied to a new mapping instead, and the
-        array keeps showing the old one.
+        Drop the arrays from `array` first. While one of them is in use, `grow` copies the content to a new mapping
+        instead, and the array keeps the old mapping.
         """
-        # a mapping is aligned to huge pages only if its size is a multiple of theirs
+        # Linux aligns a mapping to huge pages only if its size is a multiple of `HUGE_PAGE`.
         page = HUGE_PAGE if size >= HUGE_PAGE and self._file is None else mmap.PAGESIZE
         size = -(-size // page) * page
         if self._map is None:
@@ -48,7 +48,7 @@ class Memory:
         elif size > len(self._map):
             try:
                 self._map.resize(size)
-            except BufferError:  # an array is in use: moving its memory away would leave it dangling
+            except BufferError:  # an array is in use and would be left dangling
                 old, self._map = self._map, self._new_map(size)
                 if self._file is None:
                     self._map[: len(old)] = old[:]
@@ -64,8 +64,8 @@ class Memory:
                 self._map.flush()
             os.ftruncate(self._file.fileno(), size)
             new = mmap.mmap(self._file.fileno(), size)
-            advice = mmap.MADV_RANDOM  # otherwise changing one row may write the 2 MB around it to the disk
-        with contextlib.suppress(OSError):  # a kernel built without huge pages
+            advice = mmap.MADV_RANDOM  # otherwise, changing one row may write 2 MB to the disk
+        with contextlib.suppress(OSError):  # the Linux kernel was built without huge pages
             new.madvise(advice)
         return new
 
@@ -87,8 +87,8 @@ class Memory:
 class Columns(dict[str, np.ndarray]):
     """Arrays [rows] by name; each can be replaced by one of equal length and dtype.
 
-    Columns whose elements have eight bytes grow in place. Smaller ones are copied when they grow, because a snapshot
-    may still use the old array of changed rows.
+    Columns with elements of eight bytes grow in place. Smaller ones are copied when they grow, because a snapshot may
+    still use the old array of changed rows.
     """
 
     def __init__(self, rows: int) -> None:
@@ -109,14 +109,14 @@ class Columns(dict[str, np.ndarray]):
         self[name] = self._memory[name].array(dtype, self._length)
 
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` zeroed rows; no other thread may be using a column."""
+        """Grow to at least `rows` rows; no other thread may be using a column."""
         if rows <= self._length:
             return
         length, self._length = self._length, max(rows, 2 * self._length)
         for name in list(self):
             dtype = self[name].dtype
             if name in self._memory:
-                self[name] = np.zeros(0, dtype)  # drop the old array, so that its memory may move
+                self[name] = np.zeros(0, dtype)  # drop the old array, so that its memory can move
                 self._map_column(name, dtype)
             else:
                 grown = np.zeros(self._length, dtype)  # pages that are never written take no memory

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..embedding.layers.network_tables import SparseTables
 from ..errors import ConfigurationError
-from ..mindspore_internals.messages import gist
+from ..mindspore_internals.messages import main_message
 from .graph_export import exportable, plain_folder
 
 if TYPE_CHECKING:
@@ -78,8 +78,9 @@ def onnx_graph(network: Network, inputs: Inputs, expected: Sequence[np.ndarray],
     fixed = _export(network, rows)
     difference = _largest_difference(fixed, network, inputs, expected, [rows])
     if isinstance(difference, Exception):
+        reason = main_message(str(difference))
         raise ConfigurationError(
-            f"export to ONNX: onnxruntime cannot run what MindSpore exported: {gist(str(difference))}; leave ONNX out "
+            f"export to ONNX: onnxruntime cannot run what MindSpore exported: {reason}; leave ONNX out "
             "by onnx=False (--no-onnx)"
         ) from difference
     if not difference <= allowed:
@@ -103,7 +104,7 @@ def _export(network: Network, size: int) -> onnx.ModelProto:
             model = onnx.load(f"{folder}/network.onnx")
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         refused = _REFUSED.search(str(error))
-        problem = f"the operator {refused[1] or refused[2]}" if refused else f"this network: {gist(str(error))}"
+        problem = f"the operator {refused[1] or refused[2]}" if refused else f"this network: {main_message(str(error))}"
         raise ConfigurationError(
             f"export to ONNX: MindSpore {ms.__version__} cannot export {problem}; write the network with other "
             "operators, or leave ONNX out by onnx=False (--no-onnx)"

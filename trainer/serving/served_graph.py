@@ -25,7 +25,7 @@ from ..metrics.calibration_map import CalibrationMap
 from ..metrics.predictions import activate
 from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.compilation import compile_lock
-from ..mindspore_internals.shared_memory import Mirror, overwrite
+from ..mindspore_internals.shared_memory import HostMirror, overwrite
 from .graph_export import GRAPH_JSON, NETWORK, program_file
 from .published import Current
 from .published_items import PublishedItems
@@ -102,7 +102,8 @@ class _Program:
         self.weights = {parameter.name: parameter for parameter in parameters_of(self._cell)}
 
         def mirror_and_size(stack: Mapping[str, Any], kind: str, size: str) -> Any:
-            return (Mirror(self.weights.pop(f"embedding.{stack['name']}.{kind}")), stack[size]) if stack[size] else None
+            name = f"embedding.{stack['name']}.{kind}"
+            return (HostMirror(self.weights.pop(name)), stack[size]) if stack[size] else None
 
         # One pair for each stack; in `_maps`, None for a stack without a map.
         self._rows = [mirror_and_size(stack, "rows", "size") for stack in stacks]

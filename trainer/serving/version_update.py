@@ -11,7 +11,7 @@ import numpy as np
 from ..embedding.tables.spec import DEFAULT_ROW
 from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError, MissingPackageError
 from ..metrics.calibration_map import CalibrationMap
-from ..mindspore_internals.messages import gist
+from ..mindspore_internals.messages import main_message
 from .finite import check_finite, check_state
 from .packed_rows import unpack_rows
 from .published import (
@@ -118,7 +118,7 @@ def _open_graph(root: Path, reference: FolderRef) -> ServedGraph:
     except Exception as error:
         raise CheckpointDamagedError(
             f"{folder.path} cannot be loaded though its checksums are right; was it published with another version of "
-            f"MindSpore or of this package? {type(error).__name__}: {gist(str(error))}"
+            f"MindSpore or of this package? {type(error).__name__}: {main_message(str(error))}"
         ) from error
 
 

@@ -6,7 +6,7 @@ import pytest
 from trainer.embedding.planning.fixed_reads import FixedReads
 from trainer.embedding.planning.layout import ColumnPart, Component, FieldMap, read_layout
 from trainer.embedding.tables.hashing import to_ids
-from trainer.embedding.tables.id_map import ODD_ID
+from trainer.embedding.tables.id_map import ZERO_KEY_ID
 from trainer.embedding.tables.spec import DEFAULT_ROW, TableSpec
 from trainer.embedding.tables.table import SparseTable
 from trainer.errors import DataError
@@ -54,8 +54,8 @@ def test_tables_of_one_width_are_read_as_one_with_their_own_rows_each():
     tables = [table for pair in zip(wide, deep, strict=True) for table in pair]
     components = [Component([2 * n, 2 * n + 1], [ColumnPart(0, np.array([n]))], everything(1) * 2) for n in range(3)]
     column = RNG.integers(0, 200, (BATCH, 4))
-    column[3, 1] = ODD_ID
-    deep[1].put(np.array([ODD_ID]), np.full((1, 6), 9, np.float32))
+    column[3, 1] = ZERO_KEY_ID
+    deep[1].put(np.array([ZERO_KEY_ID]), np.full((1, 6), 9, np.float32))
     (positions,), rows, _, layout = read(tables, components, [column])
     assert [stack.tables for stack in layout.stacks] == [[0, 2, 4], [1, 3, 5]]
     assert positions.dtype == np.int32

@@ -12,13 +12,13 @@ from trainer.embedding import Eviction
 from trainer.embedding.planning.sparse_plan import UniqueIndexer
 from trainer.embedding.tables import id_map
 from trainer.embedding.tables.hashing import mix64
-from trainer.embedding.tables.id_map import ODD_ID, IdMap
+from trainer.embedding.tables.id_map import ZERO_KEY_ID, IdMap
 from trainer.embedding.tables.table import SparseTable, TableSpec
 from trainer.embedding.tables.table_state import take
 from trainer.native.memory import Columns, Memory
 
 # zero is what an empty cell holds, and the odd id is what cannot be kept in one
-POOL = np.concatenate((np.arange(-600, 600), np.arange(1, 400) << np.int64(48), [ODD_ID]))
+POOL = np.concatenate((np.arange(-600, 600), np.arange(1, 400) << np.int64(48), [ZERO_KEY_ID]))
 OPERATIONS = st.tuples(st.sampled_from(("add", "remove", "get")), st.integers(1, 60) | st.integers(300, 900))
 
 

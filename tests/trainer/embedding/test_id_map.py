@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from trainer.embedding.tables.id_map import ODD_ID, IdMap
+from trainer.embedding.tables.id_map import ZERO_KEY_ID, IdMap
 
 
 def test_agrees_with_a_dict_over_a_long_life():
     rng = np.random.default_rng(0)
     table, model = IdMap(), {}
     next_row = 0
-    pool = np.concatenate((rng.integers(-(2**63), 2**63 - 1, 60_000), np.arange(-20_000, 20_000), [ODD_ID]))
+    pool = np.concatenate((rng.integers(-(2**63), 2**63 - 1, 60_000), np.arange(-20_000, 20_000), [ZERO_KEY_ID]))
     for _ in range(60):
         ids = np.unique(rng.choice(pool, 4_000))
         rows = table.get(ids)
@@ -51,7 +51,7 @@ def test_rotating_ids_leave_no_trace():
 
 def test_gives_rows_to_unknown_ids_in_the_order_they_come():
     rng = np.random.default_rng(1)
-    pool = np.concatenate((np.arange(40_000) << np.int64(40), rng.integers(-(2**63), 2**63 - 1, 40_000), [ODD_ID]))
+    pool = np.concatenate((np.arange(40_000) << np.int64(40), rng.integers(-(2**63), 2**63 - 1, 40_000), [ZERO_KEY_ID]))
     table, model, refused = IdMap(), {}, 0
     for _ in range(80):
         ids = rng.choice(pool, 3_000)

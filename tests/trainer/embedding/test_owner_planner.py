@@ -159,7 +159,7 @@ def train_together(group, rules, accumulate=1, step=step):
         now = float(call) if group.rank == 0 else float(call) - 0.5
         columns, plan = planner.plan(own, True, STEPS, now=now, placeholder=placeholder, fill=open_sums.fill)
         (exchange,) = plan.exchanges
-        rows.follow(exchange)
+        rows.set_exchange(exchange)
         for number in range(STEPS):
             positions, trained = plan.inputs[0][number], plan.inputs[1][number]
             weights = rows.exchange_weights(positions, rate)
@@ -255,7 +255,7 @@ def test_bytes_per_process_fall_with_the_number_of_processes(size):
         exchanged = OwnerRows({0: table}, dim, optimizer, group)
         ids = np.random.default_rng(group.rank).integers(0, 10**9, (steps, rows // group.size, 1))
         _, plan = planner.plan((ids,), True, steps)
-        exchanged.follow(plan.exchanges[0])
+        exchanged.set_exchange(plan.exchanges[0])
         for step in range(steps):
             weights = exchanged.exchange_weights(plan.inputs[0][step], np.zeros(1, np.float32))
             exchanged.exchange_gradients(weights, plan.inputs[1][step], np.zeros(1, np.float32))

@@ -176,12 +176,12 @@ def test_every_id_has_one_keeper_and_the_parts_are_even():
 
 def test_row_numbers_among_all_processes_tell_the_keeper_and_its_row():
     rows = np.arange(5, dtype=np.int32)
-    parts = [Shards(rank, 3).numbers(rows) for rank in range(3)]
+    parts = [Shards(rank, 3).to_global(rows) for rank in range(3)]
     assert sorted(np.concatenate([part[1:] for part in parts]).tolist()) == list(range(1, 13))
     for rank, part in enumerate(parts):
         shards = Shards(rank, 3)
         assert part[0] == 0
-        np.testing.assert_array_equal(shards.rows(part), rows)
+        np.testing.assert_array_equal(shards.to_local(part), rows)
         assert set(shards.owners_of_rows(part[1:]).tolist()) == {rank}
 
 
@@ -306,7 +306,7 @@ def test_a_snapshot_of_an_earlier_version_is_divided_too():
 def test_the_rows_of_an_open_accumulation_window_are_found_again(chain, size):
     """They are saved by their numbers, and others may have them by then."""
     tables, states = chain
-    rows = np.concatenate([table.shards.numbers(table.map.items()[1]) for table in tables])
+    rows = np.concatenate([table.shards.to_global(table.map.items()[1]) for table in tables])
     ids = np.concatenate([table.map.items()[0] for table in tables])
     saved = np.append(rows, 0).astype(np.int32)
     newest = {**states[-1], "arrays": {**states[-1]["arrays"], "t/accumulated_rows": saved}}
@@ -319,7 +319,7 @@ def test_the_rows_of_an_open_accumulation_window_are_found_again(chain, size):
         assert found[-1] == 0
         for table in restored:
             own = np.flatnonzero(table.shards.owned(ids))
-            np.testing.assert_array_equal(found[own], table.shards.numbers(table.map.get(ids[own])))
+            np.testing.assert_array_equal(found[own], table.shards.to_global(table.map.get(ids[own])))
 
 
 def make_like(about, name, rank):

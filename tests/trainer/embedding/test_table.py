@@ -5,7 +5,7 @@ import pytest
 
 from trainer.embedding import Eviction, MinSightings, Probability
 from trainer.embedding.planning.sparse_plan import UniqueIndexer
-from trainer.embedding.tables.eviction import PINNED_PLANS, least
+from trainer.embedding.tables.eviction import PINNED_PLANS, smallest
 from trainer.embedding.tables.hashing import first_rows
 from trainer.embedding.tables.spec import DEFAULT_ROW
 from trainer.embedding.tables.table import SparseTable, TableSpec
@@ -143,7 +143,7 @@ def test_least_frequently_used_keeps_the_popular():
 
 def test_least_takes_the_lower_of_equals():
     keys = np.array([5, 1, 1, 1, 0])
-    assert least(keys, np.array([True, True, True, True, False]), 2).tolist() == [1, 2]
+    assert smallest(keys, np.array([True, True, True, True, False]), 2).tolist() == [1, 2]
 
 
 def test_admission_after_some_sightings():

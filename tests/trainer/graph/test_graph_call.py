@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from trainer import Callback, Trainer
 from trainer.errors import GraphError
 from trainer.graph.graph_call import GraphCall
-from trainer.mindspore_internals.messages import gist
+from trainer.mindspore_internals.messages import main_message
 
 
 class Scaled(nn.Cell):
@@ -192,5 +192,5 @@ def test_a_message_that_begins_with_a_heading_is_not_lost():
     message = (
         f"\n{rule}\n- Kernel select failed:\n{rule}\nUnsupported op [X] on CPU\nnode: y\n\n{rule}\n- C++ Call Stack:\n"
     )
-    assert gist(message) == "Unsupported op [X] on CPU\nnode: y"
-    assert gist(f"plain\n\n{rule}\n- C++ Call Stack:\n{rule}\nfile.cc") == "plain"
+    assert main_message(message) == "Unsupported op [X] on CPU\nnode: y"
+    assert main_message(f"plain\n\n{rule}\n- C++ Call Stack:\n{rule}\nfile.cc") == "plain"

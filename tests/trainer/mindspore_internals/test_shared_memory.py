@@ -7,7 +7,7 @@ from mindspore import dtype as mstype
 
 from trainer import Trainer
 from trainer.embedding import Embedding
-from trainer.mindspore_internals.shared_memory import Mirror, overwrite, views_are_live
+from trainer.mindspore_internals.shared_memory import HostMirror, overwrite, views_are_live
 
 ROWS, FIELDS = 96, 3
 
@@ -87,7 +87,7 @@ class AddTen(nn.Cell):
 def test_a_mirror_exchanges_rows_with_a_compiled_graph_both_ways(shared, monkeypatch):
     monkeypatch.setenv("TRAINER_PUBLIC_MINDSPORE", "0" if shared else "1")
     cell = AddTen()
-    mirror = Mirror(cell.rows)
+    mirror = HostMirror(cell.rows)
     assert mirror.live == shared
     for round_ in range(3):
         array = mirror.array(4)

@@ -1,9 +1,9 @@
 """Read the vectors of many cells of one column each with one operator.
 
 A cell that gathers its own vectors needs a slice of the batch, a gather, and an operator in the backward pass. With a
-cell for each of 26 columns these take longer than the rest of the network. Here one operator reads the step's rows and
-fills a parameter for each cell, which returns it. The gradients of the parameters are those of the vectors, and one
-operator adds them up by row. This works for cells that receive a column unchanged, as `tracing` finds out.
+cell for each of 26 columns, these operators take longer than the rest of the network. Here one operator reads the
+step's rows and fills one parameter per cell, and each cell returns its parameter. In the backward pass, one operator
+sums the parameters' gradients by row. This needs cells that receive a column unchanged; `tracing` finds them.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from mindspore import dtype as mstype
 
 from ...mindspore_internals.cell_structure import hide
 from ...mindspore_internals.python_operators import operator_of_shapes
-from ...mindspore_internals.shared_memory import Mirror
+from ...mindspore_internals.shared_memory import HostMirror
 from ..planning.layout import ColumnElement
 from ..tables import kernels
 from .host_rows import HostRows
 
 
 class ColumnReads(nn.Cell):
-    """The vectors of a stack's cells in a training step."""
+    """Reads the vectors of a stack's cells in a training step."""
 
     def __init__(self, name: str, rows: HostRows, dim: int, reads: Sequence[ColumnElement]) -> None:
         super().__init__(auto_prefix=False)
         self.inputs = tuple(sorted({read.column for read in reads}))
         blank = Tensor(np.zeros((1, dim), np.float32))
-        names = [f"embedding.{name}.vectors.{number}" for number in range(len(reads))]
-        parameters = tuple(Parameter(blank.copy(), name=own, requires_grad=True) for own in names)
+        names = [f"embedding.{name}.vectors.{index}" for index in range(len(reads))]
+        parameters = tuple(Parameter(blank.copy(), name=name, requires_grad=True) for name in names)
         hide(self, "parameters", parameters)
-        hide(self, "_mirrors", [Mirror(parameter) for parameter in parameters])
+        hide(self, "_mirrors", [HostMirror(parameter) for parameter in parameters])
         hide(self, "_columns", [read.column for read in reads])
         hide(self, "_rows", rows)
         hide(self, "_gather", kernels.gather.ready())
         hide(self, "_add", kernels.add_rows.ready())
         cells_of = [[i for i, read in enumerate(reads) if read.column == column] for column in self.inputs]
-        hide(self, "_cells_of", cells_of)  # numbers of the cells that read each input
+        hide(self, "_cells_of", cells_of)  # indices of the cells that read each input
         hide(self, "_elements_of", [[reads[cell].element for cell in cells] for cells in cells_of])
         columns, count = len(self.inputs), len(reads)
         hide(self, "dim", dim)
@@ -62,16 +62,16 @@ class ColumnReads(nn.Cell):
         return positions
 
     def _read(self, positions: np.ndarray, token: np.ndarray, *ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        own = self._positions(ids)
-        vectors = np.empty((own.size, self.dim), np.float32)
-        self._gather(self._rows.read(positions), own.reshape(-1), vectors, 0)
-        return tuple(vectors.reshape(*own.shape, self.dim))
+        cells = self._positions(ids)
+        vectors = np.empty((cells.size, self.dim), np.float32)
+        self._gather(self._rows.read(positions), cells.reshape(-1), vectors, 0)
+        return tuple(vectors.reshape(*cells.shape, self.dim))
 
     def _add_up(self, positions: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
         columns = len(self.inputs)
         sums = np.zeros((len(positions), self.dim), np.float32)
-        for own, gradients in zip(self._positions(arrays[:columns]), arrays[columns:], strict=True):
-            self._add(own, gradients, sums)
+        for cell, gradients in zip(self._positions(arrays[:columns]), arrays[columns:], strict=True):
+            self._add(cell, gradients, sums)
         sums[0] = 0  # padding is not trained
         return sums
 
@@ -89,7 +89,7 @@ class ColumnReads(nn.Cell):
         self.map(self.assign, self.parameters, self.read(positions, token, *ids))
 
     def sums(self, positions, ids, gradients):
-        """Return the row gradients at `positions`, [n, dim], from those of the vectors."""
+        """Sum the vectors' gradients by row: float32 [n, dim] for `positions`."""
         return self.add_up(positions, *ids, *self.map(self._as_float, gradients))
 
     def _as_float(self, gradient):

@@ -15,9 +15,9 @@ from mindspore import dtype as mstype
 from ...checks import choice, refuse, whole
 from ...errors import ConfigurationError, DataError
 from ...mindspore_internals.cell_structure import hide
-from ...mindspore_internals.shared_memory import Mirror
+from ...mindspore_internals.shared_memory import HostMirror
 from ...mindspore_internals.traced_inputs import TracedInput
-from ..tables.hashing import INITIALIZERS, WHOLE, Shards, first_rows, stable_seed, to_ids
+from ..tables.hashing import INITIALIZERS, UNSHARDED, Shards, first_rows, stable_seed, to_ids
 from ..tables.spec import DTYPES, Eviction, MinSightings, Probability, TableSpec
 from ..tables.table import SparseTable
 from .row_optimizer import RowOptimizer
@@ -35,19 +35,18 @@ class WorkingSet:
     reader: nn.Cell | None = None  # a `host_rows.ReadRows` that sums the gradients
 
     def __init__(self, name: str, dim: int) -> None:
-        # weights of the distinct rows of a training step, which are differentiated; weights of a read-only chunk's rows
-        self.rows = _scratch(f"{name}.rows", (FIRST_ROWS, dim))
-        self.reading = _scratch(f"{name}.reading", (FIRST_ROWS, dim))
+        self.rows = _scratch(f"{name}.rows", (FIRST_ROWS, dim))  # a training step's distinct rows; differentiated
+        self.reading = _scratch(f"{name}.reading", (FIRST_ROWS, dim))  # rows of a read-only chunk
         # in an indirect bundle (see `planning.layout`): the position of each id's row in `rows` and in `reading`
         self.step_map = _scratch(f"{name}.step_map", (FIRST_ROWS,), mstype.int32)
         self.reading_map = _scratch(f"{name}.reading_map", (FIRST_ROWS,), mstype.int32)
-        self.token = _scratch(f"{name}.gradient_token", (1,))  # with a reader, differentiated instead of `rows`
-        self._mirrors: dict[str, Mirror] = {}
+        self.token = _scratch(f"{name}.gradient_token", (1,))  # differentiated instead of `rows` if there is a reader
+        self._mirrors: dict[str, HostMirror] = {}
 
-    def mirror(self, name: str) -> Mirror:
+    def mirror(self, name: str) -> HostMirror:
         """Return the host buffer of `rows`, `reading` or a map, which all Trainers share."""
         if name not in self._mirrors:
-            self._mirrors[name] = Mirror(getattr(self, name))
+            self._mirrors[name] = HostMirror(getattr(self, name))
         return self._mirrors[name]
 
 
@@ -145,7 +144,7 @@ class Embedding(nn.Cell):
         if table is not None:
             self._share(table)
             return
-        # An unnamed sparse table is named after its cell's path in the network, once that is known.
+        # `name_by_path` later names an unnamed sparse table after its cell's path in the network.
         hide(self, "is_unnamed", name is None)
         name = name or f"embedding_{next(_serial)}"
         eviction = Eviction(eviction) if isinstance(eviction, str) else eviction
@@ -161,8 +160,8 @@ class Embedding(nn.Cell):
         self.padding = spec.padding or 0
         if eviction is not None and eviction.when_full is not None and capacity is None and eviction.ttl is None:
             raise ConfigurationError(f"eviction {eviction.when_full!r} needs a capacity; received capacity=None")
-        few = capacity is not None and capacity <= DENSE_ROWS and spec.admission is None and eviction is None
-        self.is_dense = mode == "dense" or (mode == "auto" and few and spec.dtype == "float32")
+        fits_dense = capacity is not None and capacity <= DENSE_ROWS and spec.admission is None and eviction is None
+        self.is_dense = mode == "dense" or (mode == "auto" and fits_dense and spec.dtype == "float32")
         if self.is_dense and spec.dtype != "float32":
             raise ConfigurationError(
                 f"dtype={spec.dtype!r} needs mode='sparse' or 'auto', because a dense table is a float32 parameter; "
@@ -171,7 +170,7 @@ class Embedding(nn.Cell):
         if self.is_dense and capacity is None:
             raise ConfigurationError("mode='dense' needs a capacity, the number of rows; received capacity=None")
         hide(self, "spec", spec)
-        hide(self, "preset", None)
+        hide(self, "preset", None)  # (ids, vectors) of `from_pretrained`
         hide(self, "host", SimpleNamespace(table=None, optimizer=None))  # shared by all cells of the table
         if self.is_dense:
             assert capacity is not None
@@ -179,7 +178,7 @@ class Embedding(nn.Cell):
             values = first_rows(np.arange(capacity), spec.dim, seed, spec.initializer, spec.scale)
             self.weight = Parameter(Tensor(values), name="weight")
         else:
-            # A run may switch the cell to a working set shared with other tables; this one stays private.
+            # A run may switch the cell to a working set shared with other tables; keep the private one.
             hide(self, "own_working_set", WorkingSet(spec.name, spec.dim))
             self.adopt(self.own_working_set, False)
 
@@ -194,10 +193,9 @@ class Embedding(nn.Cell):
             self.adopt(other.working_set, False)
 
     def adopt(self, working_set: WorkingSet, indirect: bool, vectors: Parameter | None = None) -> None:
-        """Read from `working_set` from now on; translate positions if `indirect`.
+        """Read from `working_set`; translate positions if `indirect`.
 
-        If `vectors`, float32 [batch, dim], are given, a training step returns this parameter, whose values a
-        `column_reads.ColumnReads` sets.
+        With `vectors`, float32 [batch, dim], a training step returns this parameter; `ColumnReads` sets its values.
         """
         self.reads_column = vectors is not None
         hide(self, "column_vectors", vectors)
@@ -251,7 +249,7 @@ class Embedding(nn.Cell):
     def __call__(self, ids):
         """Read rows outside a graph; see the class."""
         if self.probe is not None:
-            # copied, because the tensor's view is only valid during the run
+            # Copy: the tensor's view is only valid during the run.
             self.probe.append((self, np.array(ids.asnumpy()), isinstance(ids, TracedInput)))
             return ops.zeros((*ids.shape, self.dim), mstype.float32)
         return super().__call__(ids) if self.is_dense else self._read(ids)
@@ -277,22 +275,22 @@ class Embedding(nn.Cell):
     def host_table(self, optimizer: RowOptimizer | None = None, shards: Shards | None = None) -> SparseTable:
         """Return the host table, created on the first call with `optimizer`'s slots.
 
-        A table created before its optimizer was known is rebuilt and keeps its weights. `shards` sets which rows this
-        process owns; by default that does not change.
+        A table created before its optimizer was known is rebuilt and keeps its weights. `shards` sets the rows that
+        this process owns; None keeps them.
         """
         table = self.host.table
-        divided = table is not None and shards is not None and shards != table.shards
-        if table is None or divided or (optimizer is not None and self.host.optimizer is None):
+        resharded = table is not None and shards is not None and shards != table.shards
+        if table is None or resharded or (optimizer is not None and self.host.optimizer is None):
             slots = np.zeros(0, np.float32)
             if optimizer is not None and self.spec.trainable:
                 slots = optimizer.first_slots(self.dim)
-            weights = [self.preset]
+            contents = [self.preset]
             if table is None:
-                self.host.table = SparseTable(self.spec, slots, shards or WHOLE)
+                self.host.table = SparseTable(self.spec, slots, shards or UNSHARDED)
             else:
-                weights.append(table.rebuild(slots, shards or table.shards))
+                contents.append(table.rebuild(slots, shards or table.shards))
             self.host.optimizer = optimizer
-            for ids_and_vectors in filter(None, weights):
+            for ids_and_vectors in filter(None, contents):
                 self.host.table.put(*ids_and_vectors)
         return self.host.table
 
@@ -322,7 +320,7 @@ class Embedding(nn.Cell):
         positions = self.row_positions(ids)
         vectors = self.vectors(positions)
         if self.has_padding:
-            # Block the gradient into the row of zeros.
+            # Keep the gradient out of the row of zeros.
             vectors = vectors * ops.cast(ops.expand_dims(positions != 0, -1), mstype.float32)
         return self.lowered(vectors)
 

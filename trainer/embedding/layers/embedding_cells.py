@@ -1,4 +1,4 @@
-"""Find a network's cells that read tables; import table code only if needed."""
+"""Find the embedding cells of a network without importing table code."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def embedding_cells(network: nn.Cell) -> list[Embedding]:
 
 
 def reads_ids(network: nn.Cell) -> bool:
-    """Return whether a network looks up ids, in our or MindSpore's embeddings."""
-    theirs = (nn.Embedding, nn.EmbeddingLookup, mint.nn.Embedding)
-    return bool(embedding_cells(network)) or any(isinstance(cell, theirs) for _, cell in cells_and_names(network))
+    """Return whether a network contains this package's or MindSpore's embeddings."""
+    kinds = (nn.Embedding, nn.EmbeddingLookup, mint.nn.Embedding)
+    return bool(embedding_cells(network)) or any(isinstance(cell, kinds) for _, cell in cells_and_names(network))
 
 
 def head_cells(cells: Iterable[Embedding]) -> list[Embedding]:
@@ -38,7 +38,7 @@ def head_cells(cells: Iterable[Embedding]) -> list[Embedding]:
 
 
 def name_by_path(network: nn.Cell, cells: Iterable[Embedding]) -> None:
-    """Name each unnamed table after its first cell's attribute path, like a parameter."""
+    """Name each unnamed table after the attribute path of its first cell."""
     paths = {id(cell): path for path, cell in cells_and_names(network)}
     for cell in cells:
         if cell.is_unnamed and not cell.is_dense and cell.host.table is None:
@@ -55,7 +55,7 @@ def check_trainable(network: nn.Cell, optimizer: nn.Cell | None) -> None:
     """Check that a network with sparse tables has an optimizer.
 
     Raises:
-        ConfigurationError: it has none, so the trainer does not create the step that updates the rows.
+        ConfigurationError: without an optimizer, the Trainer builds no step that updates the rows.
     """
     sparse = [cell for cell in embedding_cells(network) if not cell.is_dense]
     if sparse and optimizer is None:

@@ -41,12 +41,12 @@ class EmbeddingGroup(nn.Cell):
         super().__init__()
         if isinstance(tables, str) or not len(tables):
             raise ConfigurationError(f"tables takes names, or a mapping from names to arguments; received {tables!r}")
-        own = tables if isinstance(tables, Mapping) else {name: {} for name in tables}
-        if len(own) != len(tables):
+        overrides = tables if isinstance(tables, Mapping) else {name: {} for name in tables}
+        if len(overrides) != len(tables):
             raise ConfigurationError(f"tables must have different names; received {list(tables)}")
         cells: dict[str, Embedding] = {}
-        for name, more in own.items():
-            arguments = {**options, **more, "name": name}
+        for name, override in overrides.items():
+            arguments = {**options, **override, "name": name}
             if isinstance(arguments.get("table"), str):
                 arguments = {"table": cells[arguments["table"]]}
             cells[name] = Embedding(dim, **arguments)
@@ -57,7 +57,7 @@ class EmbeddingGroup(nn.Cell):
             hide(cell, "group", self)
 
     def refresh(self) -> None:
-        """Check whether a single read can return the rows of all tables."""
+        """Update `is_shared`: whether a single read returns the rows of all tables."""
         first = self.members[0]
         self.is_shared = all(
             not cell.is_dense
@@ -72,7 +72,7 @@ class EmbeddingGroup(nn.Cell):
         if self.members[0].probe is None:
             return self._read_each(ids)
         arrays = [column.asnumpy() for column in ids]
-        columns = np.array(arrays[0]) if len(ids) == 1 else np.stack(arrays, 1)  # copied, as in `Embedding`
+        columns = np.array(arrays[0]) if len(ids) == 1 else np.stack(arrays, 1)  # copied as in `Embedding`
         for index, cell in enumerate(self.members):
             cell.probe.append((cell, columns[:, index], False))
         return ops.zeros((*columns.shape, self.members[0].dim), mstype.float32)

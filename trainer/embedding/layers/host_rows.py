@@ -4,10 +4,10 @@ The rows of a chunk are neither copied into the graph nor written back. In each 
 distinct rows and returns their gradients. The code in between (loss scale, skipped steps, clipping, accumulation) is
 the same as for dense parameters.
 
-Row gradients are summed into one array, however many cells read the rows. MindSpore computes the gradient of every
-`gather` as an array of all rows and adds these arrays: with one cell for each of 26 tables of a stack this takes most
-of a step, and the cost grows with the square of the number of cells. Here the backward pass of each cell's read adds
-its gradient to the array and returns a token. The data dependency on the tokens ensures that the array is read last.
+All cells of a stack add their row gradients to one array. MindSpore instead computes the gradient of every `gather` as
+an array of all rows and adds these arrays. With a cell for each of 26 tables that takes most of a step, and the cost
+grows with the square of the number of cells. Here the backward pass of each read adds to the shared array and returns a
+token. A data dependency on all tokens makes the graph read the array last.
 """
 
 from __future__ import annotations
@@ -33,55 +33,55 @@ from .stack_program import StackProgram
 
 
 def find_kernel(optimizer: RowOptimizer) -> tuple[RowKernel, tuple[float, ...]] | None:
-    """Return the kernel of a row optimizer and its parameters, or None."""
-    own = vars(type(optimizer))
-    return optimizer.kernel() if "kernel" in own and "construct" in own else None
+    """Return the kernel of a row optimizer and its hyperparameters, or None."""
+    defined = vars(type(optimizer))
+    return optimizer.kernel() if "kernel" in defined and "construct" in defined else None
 
 
 class HostRows:
     """Reads and updates the rows of a stack's tables from the graph's thread."""
 
     def __init__(self, tables: Mapping[int, TableRows], dim: int, optimizer: RowOptimizer) -> None:
-        kernel, numbers = find_kernel(optimizer) or (None, ())
-        self._slot = {index: slot for slot, index in enumerate(tables)}
+        kernel, hyperparameters = find_kernel(optimizer) or (None, ())
+        self._member_index = {index: member for member, index in enumerate(tables)}
         self._read = kernels.read_rows.ready()
         if kernel is not None:
             self._apply = kernel.ready()
-        self._numbers = np.array([0, *numbers], np.float32)  # the first one is the learning rate of the step
+        self._hyperparameters = np.array([0, *hyperparameters], np.float32)  # `update` sets [0], the step's rate
         self._tables = list(tables.values())
         self._stores = [table.store for table in self._tables]
         self._width, self._halves = self._stores[0].width, self._stores[0].halves
         self._words = self._stores[0].words
         self._dim = dim
-        self._set(np.full(1, -1, np.int64))
+        self._set_codes(np.full(1, -1, np.int64))
 
-    def choose(self, parts: list[TablePlan], size: int) -> None:
-        """Let positions below `size` refer to the rows of `parts` from now on."""
+    def select_rows(self, parts: list[TablePlan], size: int) -> None:
+        """Map positions below `size` to the rows of `parts`."""
         codes = np.full(size, -1, np.int64)
         keys = np.zeros(size, np.uint64) if self._halves else kernels.NO_KEYS
         for part in parts:
-            slot = self._slot[part.table]
-            codes[part.inside] = part.rows | np.int64(slot) << ROW_BITS
+            member = self._member_index[part.table]
+            codes[part.inside] = part.rows | np.int64(member) << ROW_BITS
             if self._halves:
-                keys[part.inside] = self._tables[slot].rounding_keys(part.rows)
+                keys[part.inside] = self._tables[member].rounding_keys(part.rows)
         self._codes, self._keys = codes, keys
 
-    def _set(self, codes: np.ndarray) -> None:
+    def _set_codes(self, codes: np.ndarray) -> None:
         self._codes = codes
         self._keys = kernels.NO_KEYS
         if self._halves:
             self._keys = np.zeros(len(codes), np.uint64)
-            slots = (codes >> ROW_BITS).astype(np.int16)
-            order = np.argsort(slots, kind="stable")  # one sort for all tables, because there may be hundreds
-            ends = np.searchsorted(slots[order], np.arange(len(self._tables)), side="right")
-            first = int(np.searchsorted(slots[order], 0))
+            members = (codes >> ROW_BITS).astype(np.int16)
+            order = np.argsort(members, kind="stable")  # one sort for all tables, because there may be hundreds
+            ends = np.searchsorted(members[order], np.arange(len(self._tables)), side="right")
+            first = int(np.searchsorted(members[order], 0))
             for table, begin, end in zip(self._tables, (first, *ends[:-1]), ends, strict=True):
-                own = order[begin:end]
-                self._keys[own] = table.rounding_keys((codes[own] & ((1 << ROW_BITS) - 1)).astype(np.int32))
+                entries = order[begin:end]
+                self._keys[entries] = table.rounding_keys((codes[entries] & ((1 << ROW_BITS) - 1)).astype(np.int32))
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[np.ndarray]:
-        """Lock the rows against moving; yield the address of each store."""
+    def _locked_stores(self) -> Iterator[np.ndarray]:
+        """Lock the stores so that rows do not move; yield their addresses."""
         with contextlib.ExitStack() as stack:
             for store in self._stores:
                 stack.enter_context(store.lock)
@@ -90,9 +90,9 @@ class HostRows:
     def read(self, positions: np.ndarray, token: np.ndarray | None = None) -> np.ndarray:
         """Return weights [n, dim] at `positions` (int32 [n]); position 0 gives zeros."""
         out = np.empty((len(positions), self._dim), np.float32)
-        with self._held() as bases:
-            touched = (self._dim + 1) // 2 if self._halves else self._dim
-            self._read(bases, self._codes, positions, self._words, out, touched, self._numbers, self._halves)
+        with self._locked_stores() as addresses:
+            words = (self._dim + 1) // 2 if self._halves else self._dim  # 4-byte words per row to read
+            self._read(addresses, self._codes, positions, self._words, out, words, self._hyperparameters, self._halves)
         return out
 
     def update(
@@ -102,34 +102,34 @@ class HostRows:
 
         Positions are distinct except for 0, which means no row. `rate` is float32 [1], `step` int32 [1].
         """
-        with self._held() as bases:
+        with self._locked_stores() as addresses:
             if any(store.is_frozen for store in self._stores):
                 self._preserve(positions)
-            self._numbers[0] = rate[0]
-            how = self._words, gradients, self._words, self._numbers, self._halves, self._keys, int(step[0])
-            self._apply(bases, self._codes, positions, *how)
+            self._hyperparameters[0] = rate[0]
+            rounding = self._halves, self._keys, int(step[0])
+            layout = self._words, gradients, self._words, self._hyperparameters
+            self._apply(addresses, self._codes, positions, *layout, *rounding)
         return token + np.float32(1)
 
     def _preserve(self, positions: np.ndarray) -> None:
         codes = self._codes[positions]
         codes = codes[codes >= 0]
-        slots, rows = codes >> ROW_BITS, (codes & ((1 << ROW_BITS) - 1)).astype(np.int32)
-        for slot in np.unique(slots):
-            self._stores[slot].preserve(rows[slots == slot])
+        members, rows = codes >> ROW_BITS, (codes & ((1 << ROW_BITS) - 1)).astype(np.int32)
+        for member in np.unique(members):
+            self._stores[member].preserve(rows[members == member])
 
 
 class RowGradients:
-    """The gradient sums of one step, float32 [rows, dim]."""
+    """Sums the row gradients of one step, float32 [rows, dim]."""
 
     def __init__(self, dim: int) -> None:
         self._add = kernels.add_rows.ready()
         self._sums = np.zeros((0, dim), np.float32)
         self._used = False
-        # operators of one graph may run on several threads
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # operators of one graph may run on several threads
 
     def begin(self, rows: int) -> None:
-        """Allocate room for `rows` rows; discard the remains of a failed step."""
+        """Allocate `rows` rows; discard sums that a failed step left."""
         if self._used or len(self._sums) != rows:
             self._sums = np.zeros((rows, self._sums.shape[1]), np.float32)
             self._used = False
@@ -188,7 +188,7 @@ class HostStackProgram(StackProgram):
         """Create the operators that call the kernels."""
         dim = self.dim
         hide(self, "host_rows", HostRows(self.tables, dim, self.optimizer))
-        # Every update assigns the token and the next read takes it, which enforces their order.
+        # An update assigns the token and the next read takes it, so the graph keeps their order.
         token = Parameter(Tensor(np.zeros(1, np.float32)), name=f"embedding.{self.name}.token", requires_grad=False)
         hide(self, "token", token)
         self.read = operator(self.host_rows.read, lambda positions, token: (positions[0], dim))
@@ -206,28 +206,28 @@ class HostStackProgram(StackProgram):
         hide(self, "reader", ReadRows(RowGradients(self.dim), self.dim))
 
     def use_columns(self, reads: Mapping[int, ColumnElement]) -> bool:
-        """Let a `ColumnReads` read for cells, given by id(); return whether it can."""
+        """Read through a `ColumnReads` for all cells, keyed by id(); return True."""
         from .column_reads import ColumnReads
 
-        hide(self, "_number_of", {cell: number for number, cell in enumerate(reads)})
+        hide(self, "_index_of", {cell: index for index, cell in enumerate(reads)})
         hide(self, "columns", ColumnReads(self.name, self.host_rows, self.dim, list(reads.values())))
         self.params_count = len(reads)
         return True
 
     def vectors_of(self, cell: Embedding) -> Parameter | None:
         """Return the parameter that a `ColumnReads` sets to a cell's vectors, or None."""
-        return None if self.columns is None else self.columns.parameters[self._number_of[id(cell)]]
+        return None if self.columns is None else self.columns.parameters[self._index_of[id(cell)]]
 
     def make_room(self, step_size: int, lengths: Sequence[int]) -> None:
-        """Allocate room for `step_size` rows and for columns of the given lengths."""
+        """Allocate `step_size` rows, and columns of the given lengths."""
         if self.columns is not None:
             self.columns.make_room(lengths)
         if self.reader is not None:
             self.reader.sums.begin(step_size)
 
     def load(self, parts: list[TablePlan], size: int) -> None:
-        """Set which rows the chunk's positions refer to."""
-        self.host_rows.choose(parts, size)
+        """Set the rows of the chunk's positions; mark the plans as started."""
+        self.host_rows.select_rows(parts, size)
         for part in parts if self.trainable else ():
             self.tables[part.table].start()
 

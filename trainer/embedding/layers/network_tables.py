@@ -15,7 +15,7 @@ from ...distributed.group import SINGLE, Group
 from ...errors import ConfigurationError
 from ...mindspore_internals import device
 from ...mindspore_internals.cell_structure import hide
-from ...mindspore_internals.shared_memory import Mirror
+from ...mindspore_internals.shared_memory import HostMirror
 from ..planning.layout import Bundle, FieldMap, Layout, stack_tables
 from ..planning.planner import Planner
 from ..planning.sparse_plan import Carry, SparsePlan, TablePlan, padded_size
@@ -34,7 +34,7 @@ MIN_CELLS = 4  # fewest cells of a stack for which one shared read is faster tha
 
 
 class SparseTables(nn.Cell):
-    """All sparse tables of a network, for the program that trains it.
+    """All sparse tables of a network, for its training program.
 
     For every call of the program, the preparing thread first calls `planner.plan`; the main thread then calls `load`,
     the program and `write_back`. In the graph, every step calls `begin` before the forward pass and `update` in place
@@ -44,7 +44,7 @@ class SparseTables(nn.Cell):
         ConfigurationError: two tables have the same name, or `find_fields` fails.
     """
 
-    by_owner = False  # whether row gradients are summed by `ShardedTables.sums_at_owners`
+    by_owner = False  # whether `ShardedTables.sums_at_owners` sums the row gradients
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class SparseTables(nn.Cell):
             optimizers.append(cell.host.optimizer)
             self._check_dtype(cell.spec, cell.host.optimizer)
         specs = [cell.spec for cell in heads]
-        layout = stack_tables(fields.components, specs, _kinds(heads, optimizers))
-        self._decide(optimizers, accumulate)
+        layout = stack_tables(fields.components, specs, _stack_keys(heads, optimizers))
+        self._configure_exchange(optimizers, accumulate)
         hide(self, "planned", self._planned_tables())
         self._make_programs(layout, heads, optimizers)
         members = [[id(specs[table]) for table in stack.tables] for stack in layout.stacks]
-        hide(self, "_cells_of", [[cell for cell in cells if id(cell.spec) in own] for own in members])
+        hide(self, "_cells_of", [[cell for cell in cells if id(cell.spec) in ids] for ids in members])
         hide(self, "planner", self._make_planner([spec.trainable for spec in specs], fields, accumulate, layout))
         self._choose_gradients(fields, accumulate)
         rows = "; ".join(
@@ -107,8 +107,8 @@ class SparseTables(nn.Cell):
                 f"{type(optimizer).__name__}{where}; dtype='float32' takes any"
             )
 
-    def _decide(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
-        """Hook: decide how rows are exchanged with other processes."""
+    def _configure_exchange(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
+        """Hook: set up the exchange of rows with other processes."""
 
     def _planned_tables(self) -> list[Any]:
         """Return the tables in the form that the planner and the programs use."""
@@ -133,24 +133,24 @@ class SparseTables(nn.Cell):
             kind = self._program_for(optimizer)
             programs.append(kind(head.spec.name, working_set, members, optimizer, head.spec.trainable, indirect))
         self.programs = nn.CellList(programs, auto_prefix=False)
-        self.backwards = nn.CellList(programs[::-1], auto_prefix=False)
+        self.reversed_programs = nn.CellList(programs[::-1], auto_prefix=False)
         self._number_inputs(layout.bundles)
         trained = [program for program in programs if program.trainable]
         for index, program in enumerate(trained):
-            program.gradient_at = index - len(trained)
+            program.gradient_index = index - len(trained)
         for index, program in enumerate(programs):
-            program.kept_at = index
+            program.work_index = index
 
     def _choose_gradients(self, fields: FieldMap, accumulate: int) -> None:
         """Choose the parameters to differentiate; create the buffers of gradient sums."""
         trained = [program for program in self.programs if program.trainable]
         for program, cells in zip(self.programs, self._cells_of, strict=True):
-            # Only if each table is read once: a reader's sum over several reads could depend on their order.
+            # Readers need tables that are read once: a sum over several reads could depend on their order.
             once = len(cells) == len(program.tables) and fields.repeated.isdisjoint(program.tables)
             if program.trainable and once and not self._use_columns(program, cells, fields):
                 program.use_reader()
         self.has_readers = any(program.reader is not None or program.columns is not None for program in trained)
-        # the parameters to differentiate, in training (see `gradients`) and in a program that only reads
+        # Parameters to differentiate: `params` in training (see `gradients`), `read_params` in a read-only program.
         hide(self, "params", [parameter for program in trained for parameter in program.differentiated])
         for parameter in (*self.params, *(program.working_set.reading for program in trained)):
             parameter.requires_grad = True
@@ -163,16 +163,16 @@ class SparseTables(nn.Cell):
                 blank = Tensor(np.zeros((1, program.dim), np.float32))
                 name = f"embedding.{program.name}.gradient_sum"
                 self.gradient_sums.append(Parameter(blank, name=name, requires_grad=False))
-                self._sums[index] = Mirror(self.gradient_sums[-1], in_branch=True)
+                self._sums[index] = HostMirror(self.gradient_sums[-1], in_branch=True)
 
     def _use_columns(self, program: StackProgram, cells: Sequence[Embedding], fields: FieldMap) -> bool:
         """Let one operator read for all cells of a stack; return False if it cannot."""
-        own = {id(cell): fields.unchanged[id(cell)] for cell in cells if id(cell) in fields.unchanged}
-        return len(own) == len(cells) >= MIN_CELLS and not program.indirect and program.use_columns(own)
+        reads = {id(cell): fields.unchanged[id(cell)] for cell in cells if id(cell) in fields.unchanged}
+        return len(reads) == len(cells) >= MIN_CELLS and not program.indirect and program.use_columns(reads)
 
     def _number_inputs(self, bundles: Sequence[Bundle]) -> None:
         """Assign each program its extra step inputs, indexed from the end."""
-        inputs: list[tuple[list[int], int]] = []  # stacks, number of shared inputs
+        inputs: list[tuple[list[int], int]] = []  # (stacks, number of inputs that they share)
         for bundle in bundles:
             bundle.in_graph = any(self.programs[index].in_graph for index in bundle.stacks)
             inputs += [(stacks, 1 + bundle.in_graph + bundle.indirect) for stacks in bundle.sharing]
@@ -181,8 +181,8 @@ class SparseTables(nn.Cell):
         first = -self.input_count
         for stacks, count in inputs:
             for index in stacks:
-                self.programs[index].positions_at, self.programs[index].map_at = first, first + count - 1
-                self.programs[index].owned_at = first + 1 if count > 1 else first
+                self.programs[index].positions_index, self.programs[index].map_index = first, first + count - 1
+                self.programs[index].owned_index = first + 1 if count > 1 else first
             first += count
 
     def _program_for(self, optimizer: RowOptimizer) -> Callable[..., StackProgram]:
@@ -208,8 +208,8 @@ class SparseTables(nn.Cell):
             working_set.reader = program.reader
             for cell in cells:
                 # Another Trainer of the same network may have stacked the tables differently.
-                vectors, own = program.vectors_of(cell), (cell.working_set, cell.indirect, cell.reader)
-                if own != (working_set, program.indirect, program.reader) or cell.column_vectors is not vectors:
+                vectors, current = program.vectors_of(cell), (cell.working_set, cell.indirect, cell.reader)
+                if current != (working_set, program.indirect, program.reader) or cell.column_vectors is not vectors:
                     cell.adopt(working_set, program.indirect, vectors)
                 cell.reading = not plan.train
         for index, parts in enumerate(plan.by_stack()):
@@ -222,7 +222,7 @@ class SparseTables(nn.Cell):
         program.make_room(step_size, plan.lengths)
         mirror = self._sums[index]
         if mirror is not None and mirror.parameter.shape[0] != step_size:
-            old = np.array(mirror.parameter.asnumpy())[:step_size]  # all further rows are zeros
+            old = np.array(mirror.parameter.asnumpy())[:step_size]  # rows beyond `step_size` are zero
             array = mirror.array(step_size)
             array[:] = 0.0
             array[: len(old)] = old
@@ -317,9 +317,9 @@ class SparseTables(nn.Cell):
         for index, (name, table) in enumerate(self.tables.items()):
             first = consumer not in table.tombstones
             table.follow(consumer)
-            own, json[name] = table_state.take(table, consumer, full=full or first, weights_only=weights_only)
+            state, json[name] = table_state.take(table, consumer, full=full or first, weights_only=weights_only)
             json[name]["updates"] = updates[index]
-            arrays |= {f"{name}/{key}": value for key, value in own.items()}
+            arrays |= {f"{name}/{key}": value for key, value in state.items()}
         return {"json": json, "arrays": arrays}
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -360,20 +360,20 @@ class SparseTables(nn.Cell):
         """
         work = ()
         for program in self.programs:
-            positions = inputs[program.positions_at]
-            kept = program.begin(positions, inputs[program.map_at], inputs[program.owned_at], inputs)
-            work += ((positions, kept),)
+            positions = inputs[program.positions_index]
+            context = program.begin(positions, inputs[program.map_index], inputs[program.owned_index], inputs)
+            work += ((positions, context),)
         return work
 
     def gradients(self, work, gradients):
         """Replace the last gradients, those of `params`, by row gradients [n, dim].
 
-        The two are the same unless `has_readers`.
+        Without `has_readers` they already are the row gradients.
         """
         rows = ()
-        for program in self.backwards:
+        for program in self.reversed_programs:
             if program.trainable:
-                rows = (program.gradient(*work[program.kept_at], gradients[-program.params_count :]), *rows)
+                rows = (program.gradient(*work[program.work_index], gradients[-program.params_count :]), *rows)
                 gradients = gradients[: -program.params_count]
         return gradients + rows
 
@@ -381,20 +381,20 @@ class SparseTables(nn.Cell):
         """Update the step's rows with the last gradients; `lr` is a float32 scalar."""
         for program in self.programs:
             if program.trainable:
-                program.update(*work[program.kept_at], gradients[program.gradient_at], lr)
+                program.update(*work[program.work_index], gradients[program.gradient_index], lr)
 
 
-def _kinds(heads: Sequence[Embedding], optimizers: Sequence[RowOptimizer | None]) -> list[Hashable]:
-    """Return each table's kind; tables of equal kind share a stack."""
-    first = {id(optimizer): number for number, optimizer in reversed(list(enumerate(optimizers)))}
-    kinds: list[Hashable] = []
+def _stack_keys(heads: Sequence[Embedding], optimizers: Sequence[RowOptimizer | None]) -> list[Hashable]:
+    """Return a key for each table; tables with equal keys share a stack."""
+    first = {id(optimizer): index for index, optimizer in reversed(list(enumerate(optimizers)))}
+    keys: list[Hashable] = []
     for cell, optimizer in zip(heads, optimizers, strict=True):
         if optimizer is None or not cell.spec.trainable:
-            kinds.append((cell.dim, False, cell.spec.dtype))
+            keys.append((cell.dim, False, cell.spec.dtype))
             continue
-        # A user's optimizer may depend on anything, so only the same object counts as equal. It is identified by the
-        # index of its first table, which is the same in every process.
-        ours = type(optimizer).__module__.startswith(f"{__package__}.")
-        key = tuple(optimizer.settings().items()) if ours else first[id(optimizer)]
-        kinds.append((cell.dim, True, type(optimizer).__name__, key, cell.spec.dtype))
-    return kinds
+        # A user's optimizer may depend on anything, so only the same object counts as equal. Its key is the index of
+        # its first table, which is the same in every process.
+        is_built_in = type(optimizer).__module__.startswith(f"{__package__}.")
+        rule = tuple(optimizer.settings().items()) if is_built_in else first[id(optimizer)]
+        keys.append((cell.dim, True, type(optimizer).__name__, rule, cell.spec.dtype))
+    return keys

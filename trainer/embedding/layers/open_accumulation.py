@@ -21,7 +21,7 @@ from .network_tables import SparseTables
 POSITIONS, GRADIENTS = "accumulated_positions", "accumulated_gradients"
 
 
-def _units(tables: SparseTables) -> Iterator[tuple[list[int], list[list[str]]]]:
+def _position_groups(tables: SparseTables) -> Iterator[tuple[list[int], list[list[str]]]]:
     """Yield groups of stacks that share positions, with the table names of each stack."""
     names, layout = list(tables.tables), tables.planner.layout
     for bundle in layout.bundles:
@@ -32,27 +32,28 @@ def _units(tables: SparseTables) -> Iterator[tuple[list[int], list[list[str]]]]:
 def take(tables: SparseTables) -> dict[str, np.ndarray]:
     """Return the open sums after the last chunk, with keys prefixed by ``table/``.
 
-    With sharded tables it is a collective call: rank 0 returns the sums over all processes, the others nothing.
+    With sharded tables this is a collective call: rank 0 returns the sums over all processes, the others nothing.
     """
     arrays = {}
-    for stacks, members in _units(tables):
-        totals = [tables.gradient_sum(stack) for stack in stacks]
-        carried, sums = tables.carried.get(stacks[0]), [None if own is None else own.asnumpy() for own in totals]
+    for stacks, members in _position_groups(tables):
+        parameters = [tables.gradient_sum(stack) for stack in stacks]
+        carried = tables.carried.get(stacks[0])
+        sums = [None if parameter is None else parameter.asnumpy() for parameter in parameters]
         if tables.by_owner:
-            carried, sums = _merged(tables, carried, sums)
+            carried, sums = _merge_on_main(tables, carried, sums)
         if carried is None:
             continue
         for total, names, rows in zip(sums, members, carried.rows, strict=True):
             for component, name in enumerate(names):
-                own = np.flatnonzero(carried.component_of == component)
-                arrays[f"{name}/{OPEN_ROWS}"] = rows[own]
-                arrays[f"{name}/{POSITIONS}"] = (own + 1).astype(np.int32)
+                indices = np.flatnonzero(carried.component_of == component)
+                arrays[f"{name}/{OPEN_ROWS}"] = rows[indices]
+                arrays[f"{name}/{POSITIONS}"] = (indices + 1).astype(np.int32)
                 if total is not None:
-                    arrays[f"{name}/{GRADIENTS}"] = total[np.append(0, own + 1)]
+                    arrays[f"{name}/{GRADIENTS}"] = total[np.append(0, indices + 1)]
     return arrays
 
 
-def _merged(
+def _merge_on_main(
     tables: SparseTables, carried: OpenRows | None, sums: Sequence[np.ndarray | None]
 ) -> tuple[OpenRows | None, list[np.ndarray | None]]:
     """Merge the open rows and the sums of all processes on rank 0; None elsewhere.
@@ -68,17 +69,17 @@ def _merged(
     rows = np.concatenate(parts)
     if not group.is_main or not len(rows):
         return None, [None] * len(sums)
-    # Stacks that share positions give every id its own row, so the rows of the first stack identify the ids.
+    # Stacks that share positions give every id its own row, so the first stack's rows identify the ids.
     _, first, inverse = np.unique(rows[:, :2], axis=0, return_index=True, return_inverse=True)
     inverse = np.split(inverse.reshape(-1) + 1, np.cumsum([len(part) for part in parts])[:-1])
     merged: list[np.ndarray | None] = []
-    for of_ranks in gradients:
-        if of_ranks is None:
+    for rank_gradients in gradients:
+        if rank_gradients is None:
             merged.append(None)
             continue
-        total = np.zeros((1 + len(first), of_ranks[0].shape[1]), np.float32)
-        for places, part in zip(inverse, of_ranks, strict=True):
-            total[np.append(0, places)] += part
+        total = np.zeros((1 + len(first), rank_gradients[0].shape[1]), np.float32)
+        for positions, part in zip(inverse, rank_gradients, strict=True):
+            total[np.append(0, positions)] += part
         merged.append(total)
     return OpenRows(rows[first, 0], np.ascontiguousarray(rows[first, 1:].T)), merged
 
@@ -90,7 +91,7 @@ def check(tables: SparseTables, state: Mapping[str, Any]) -> None:
         CheckpointDamagedError: the arrays do not have the form that `take` returns.
     """
     arrays = state["arrays"]
-    for stacks, members in _units(tables):
+    for stacks, members in _position_groups(tables):
         for stack, names in zip(stacks, members, strict=True):
             for name, leader in zip(names, members[0], strict=True):
                 try:
@@ -105,15 +106,15 @@ def check(tables: SparseTables, state: Mapping[str, Any]) -> None:
 
 def _check_table(arrays: Mapping[str, Any], name: str, positions: Any, last: int, total: Any) -> None:
     rows: Any = arrays.get(f"{name}/{OPEN_ROWS}")
-    own: Any = arrays.get(f"{name}/{POSITIONS}")
-    if rows is None and own is None and positions is None:
+    saved: Any = arrays.get(f"{name}/{POSITIONS}")
+    if rows is None and saved is None and positions is None:
         return
     form: tuple[Any, tuple[int, ...]] = (np.int32, (len(positions),))
-    wanted = {OPEN_ROWS: form, POSITIONS: form}
+    expected = {OPEN_ROWS: form, POSITIONS: form}
     if total is not None:
-        wanted[GRADIENTS] = (np.float32, (len(positions) + 1, *total.shape[1:]))
-    check_forms(arrays_of(arrays, name), wanted)
-    if len(np.unique(own)) != len(own) or not np.array_equal(own, positions):
+        expected[GRADIENTS] = (np.float32, (len(positions) + 1, *total.shape[1:]))
+    check_forms(arrays_of(arrays, name), expected)
+    if len(np.unique(saved)) != len(saved) or not np.array_equal(saved, positions):
         raise ValueError("positions occur twice, or differ between tables of the same ids")
     if len(rows) and not 0 <= rows.min() <= rows.max() <= last:
         raise ValueError(f"rows lie in [{rows.min()}, {rows.max()}], not in [0, {last}]")
@@ -127,7 +128,7 @@ def restore(tables: SparseTables, arrays: Mapping[str, np.ndarray]) -> None:
     carry = {}
     if tables.by_owner and not tables.group.is_main:
         arrays = {}
-    for stacks, members in _units(tables):
+    for stacks, members in _position_groups(tables):
         if not all(f"{name}/{OPEN_ROWS}" in arrays for names in members for name in names):
             tables.set_gradient_sums(stacks, None)
             continue
@@ -137,10 +138,10 @@ def restore(tables: SparseTables, arrays: Mapping[str, np.ndarray]) -> None:
         rows = [np.concatenate([arrays[f"{name}/{OPEN_ROWS}"] for name in names])[order] for names in members]
         carry[stacks[0]] = OpenRows(component_of[order], np.stack(rows).astype(np.int32))
         sums: list[np.ndarray | None] = [None] * len(stacks)
-        for number, (stack, names) in enumerate(zip(stacks, members, strict=True)):
+        for index, (stack, names) in enumerate(zip(stacks, members, strict=True)):
             if tables.gradient_sum(stack) is not None:
                 gradients = [arrays[f"{name}/{GRADIENTS}"] for name in names]
                 joined = np.concatenate((gradients[0][:1], *(part[1:] for part in gradients)))
-                sums[number] = joined[np.append(0, order + 1)]
+                sums[index] = joined[np.append(0, order + 1)]
         tables.set_gradient_sums(stacks, sums)
     tables.resume_accumulation(carry)

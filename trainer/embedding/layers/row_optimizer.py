@@ -50,18 +50,18 @@ class RowOptimizer(nn.Cell):
         raise NotImplementedError
 
     def rate(self, lr, step):
-        """Return this update's factor for all rows, a float32 scalar; graph code."""
+        """Return this update's learning rate, a float32 scalar; graph code."""
         return lr
 
     def kernel(self) -> tuple[RowKernel, tuple[float, ...]] | None:
-        """Return the CPU kernel that updates rows in place, and its parameters.
+        """Return the CPU kernel that updates rows in place, and its hyperparameters.
 
-        The kernel gets the result of `rate` as its first parameter, followed by these. None means that there is no
-        kernel, and the graph calls `construct` instead. A subclass that overrides only one of `kernel` and `construct`
-        is treated as having no kernel, because the two would disagree.
+        The kernel receives the result of `rate`, followed by these hyperparameters. With None, the graph calls
+        `construct` instead. The graph also does so for a subclass that overrides only one of `kernel` and `construct`,
+        because the two would disagree.
         """
         return None
 
     def settings(self) -> dict[str, float | bool | str | None]:
-        """Return the name and hyperparameters of the update, for checks on restore."""
+        """Return the class name and the hyperparameters, which a restore compares."""
         return {"name": type(self).__name__, **{name: getattr(self, name) for name in self.numbers}}

@@ -23,8 +23,8 @@ _logger = logging.getLogger(__name__)
 
 
 @inlined
-def _sgd(row, gradient, dim, numbers):
-    rate = numbers[0]
+def _sgd(row, gradient, dim, hyperparameters):
+    rate = hyperparameters[0]
     for k in range(dim):
         row[k] = row[k] - rate * gradient[k]
 
@@ -42,7 +42,7 @@ class RowSGD(RowOptimizer):
         return np.zeros(0, np.float32)
 
     def kernel(self):
-        """Return the compiled rule and its parameters; see `RowOptimizer.kernel`."""
+        """Return the compiled rule and its hyperparameters; see `RowOptimizer.kernel`."""
         return _update_sgd, ()
 
     def construct(self, rows, gradients, lr, step):
@@ -51,8 +51,8 @@ class RowSGD(RowOptimizer):
 
 
 @inlined
-def _adagrad(row, gradient, dim, numbers):
-    rate, one = numbers[0], np.float32(1)
+def _adagrad(row, gradient, dim, hyperparameters):
+    rate, one = hyperparameters[0], np.float32(1)
     for k in range(dim):
         accumulated = row[dim + k] + gradient[k] * gradient[k]
         row[dim + k] = accumulated
@@ -65,8 +65,8 @@ def _update_adagrad(block):
 
 
 @inlined
-def _adagrad_row_wise(row, gradient, dim, numbers):
-    rate, squares = numbers[0], np.float32(0)
+def _adagrad_row_wise(row, gradient, dim, hyperparameters):
+    rate, squares = hyperparameters[0], np.float32(0)
     for k in range(dim):
         squares += gradient[k] * gradient[k]
     accumulated = row[dim] + squares / np.float32(dim)
@@ -105,7 +105,7 @@ class RowAdagrad(RowOptimizer):
         return np.full(1 if self.row_wise else dim, self.accum, np.float32)
 
     def kernel(self):
-        """Return the compiled rule and its parameters; see `RowOptimizer.kernel`."""
+        """Return the compiled rule and its hyperparameters; see `RowOptimizer.kernel`."""
         return (_update_adagrad_row_wise if self.row_wise else _update_adagrad), ()
 
     def construct(self, rows, gradients, lr, step):
@@ -120,8 +120,9 @@ class RowAdagrad(RowOptimizer):
 
 
 @inlined
-def _adam(row, gradient, dim, numbers):
-    rate, one_minus_beta1, one_minus_beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
+def _adam(row, gradient, dim, hyperparameters):
+    rate, eps = hyperparameters[0], hyperparameters[3]
+    one_minus_beta1, one_minus_beta2 = hyperparameters[1], hyperparameters[2]
     for k in range(dim):
         first = row[dim + k] + one_minus_beta1 * (gradient[k] - row[dim + k])
         second = row[2 * dim + k] + one_minus_beta2 * (gradient[k] * gradient[k] - row[2 * dim + k])
@@ -136,8 +137,9 @@ def _update_adam(block):
 
 
 @inlined
-def _adam_row_wise(row, gradient, dim, numbers):
-    rate, one_minus_beta1, one_minus_beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
+def _adam_row_wise(row, gradient, dim, hyperparameters):
+    rate, eps = hyperparameters[0], hyperparameters[3]
+    one_minus_beta1, one_minus_beta2 = hyperparameters[1], hyperparameters[2]
     squares = np.float32(0)
     for k in range(dim):
         squares += gradient[k] * gradient[k]
@@ -197,7 +199,7 @@ class RowAdam(RowOptimizer):
         return lr * ops.sqrt(one - ops.pow(self.beta2, step)) / (one - ops.pow(self.beta1, step))
 
     def kernel(self):
-        """Return the compiled rule and its parameters; see `RowOptimizer.kernel`."""
+        """Return the compiled rule and its hyperparameters; see `RowOptimizer.kernel`."""
         return _update_adam_row_wise if self.row_wise else _update_adam, (1.0 - self.beta1, 1.0 - self.beta2, self.eps)
 
     def construct(self, rows, gradients, lr, step):
@@ -214,8 +216,8 @@ class RowAdam(RowOptimizer):
 
 
 @inlined
-def _ftrl(row, gradient, dim, numbers):
-    rate, power, l1, l2_twice = numbers[0], numbers[1], numbers[2], numbers[3]
+def _ftrl(row, gradient, dim, hyperparameters):
+    rate, power, l1, l2_twice = hyperparameters[0], hyperparameters[1], hyperparameters[2], hyperparameters[3]
     for k in range(dim):
         old = row[dim + k]
         accumulated = old + gradient[k] * gradient[k]
@@ -267,7 +269,7 @@ class RowFTRL(RowOptimizer):
         return np.concatenate((np.full(dim, self.accum), np.zeros(dim))).astype(np.float32)
 
     def kernel(self):
-        """Return the compiled rule and its parameters; see `RowOptimizer.kernel`."""
+        """Return the compiled rule and its hyperparameters; see `RowOptimizer.kernel`."""
         return _update_ftrl, (-self.lr_power, self.l1, 2.0 * self.l2)
 
     def construct(self, rows, gradients, lr, step):
@@ -283,7 +285,7 @@ class RowFTRL(RowOptimizer):
         return ops.concat((weight, accum, linear), 1)
 
 
-def _number(optimizer: nn.Cell, name: str, default: float) -> float:
+def _hyperparameter(optimizer: nn.Cell, name: str, default: float) -> float:
     value = getattr(optimizer, name, default)
     if isinstance(value, Tensor):
         value = float(value.asnumpy().ravel()[0])
@@ -293,24 +295,24 @@ def _number(optimizer: nn.Cell, name: str, default: float) -> float:
 def row_optimizer_like(dense: nn.Cell | None) -> RowOptimizer:
     """Return the row optimizer that corresponds to a dense optimizer.
 
-    Adam and its relatives give `RowAdam`, Adagrad `RowAdagrad`, FTRL `RowFTRL`, SGD and Momentum `RowSGD`; anything
-    else gives `RowAdagrad` with a warning. The decays of Adam and the powers of FTRL are taken over. Weight decay is
-    not, because it would change every row in every step.
+    Adam and its variants give `RowAdam`, Adagrad `RowAdagrad`, FTRL `RowFTRL`, SGD and Momentum `RowSGD`; anything
+    else gives `RowAdagrad` with a warning. The result keeps Adam's decays and FTRL's powers, but no
+    weight decay, which would change every row in every step.
     """
     chosen = getattr(dense, "row_optimizer", None)
     if isinstance(chosen, RowOptimizer):  # passed to the Trainer directly, for a network without dense parameters
         return chosen
     name = type(dense).__name__ if dense is not None else "none"
-    lowered = name.lower()
-    if "adam" in lowered or "lamb" in lowered:
-        beta1, beta2 = _number(dense, "beta1", 0.9), _number(dense, "beta2", 0.999)
-        return RowAdam(beta1=beta1, beta2=beta2, eps=_number(dense, "eps", 1e-8))
-    if "adagrad" in lowered:
+    lowercase = name.lower()
+    if "adam" in lowercase or "lamb" in lowercase:
+        beta1, beta2 = _hyperparameter(dense, "beta1", 0.9), _hyperparameter(dense, "beta2", 0.999)
+        return RowAdam(beta1=beta1, beta2=beta2, eps=_hyperparameter(dense, "eps", 1e-8))
+    if "adagrad" in lowercase:
         return RowAdagrad()
-    if "ftrl" in lowered:
-        power = _number(dense, "lr_power", -0.5)
-        return RowFTRL(lr_power=power, l1=_number(dense, "l1", 0.0), l2=_number(dense, "l2", 0.0))
-    if lowered in ("sgd", "momentum"):
+    if "ftrl" in lowercase:
+        power = _hyperparameter(dense, "lr_power", -0.5)
+        return RowFTRL(lr_power=power, l1=_hyperparameter(dense, "l1", 0.0), l2=_hyperparameter(dense, "l2", 0.0))
+    if lowercase in ("sgd", "momentum"):
         return RowSGD()
     _logger.warning(
         "embedding tables are updated by RowAdagrad, because no row optimizer corresponds to the dense optimizer %s; "

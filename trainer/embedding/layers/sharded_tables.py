@@ -39,20 +39,20 @@ from .stack_program import StackProgram
 class ShardedTables(SparseTables):
     """`SparseTables` over several processes, which call its methods in the same order."""
 
-    def _decide(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
+    def _configure_exchange(self, optimizers: Sequence[RowOptimizer | None], accumulate: int) -> None:
         self.by_owner = device.current().runs_python
         if self.tables and not self.by_owner:
-            place = f"{self.group.size} processes on {device.current().name}"
+            where = f"{self.group.size} processes on {device.current().name}"
             raise ConfigurationError(
-                f"several processes train sparse tables on the CPU only; received {', '.join(self.tables)} in {place}: "
+                f"several processes train sparse tables on the CPU only; received {', '.join(self.tables)} in {where}: "
                 "choose device='cpu', one process or mode='dense'"
             )
         token = Parameter(Tensor(np.zeros(1, np.float32)), name="embedding.exchange", requires_grad=False)
         hide(self, "token", token)
-        hide(self, "channel", Channel(self.group))  # channel of the thread that prepares chunks; not open yet
+        hide(self, "channel", Channel(self.group))  # used by the preparing thread; not open yet
 
     def _planned_tables(self) -> list[Any]:
-        # The admission sketches that all processes started with. Since then, each counts only its own ids.
+        # Admission sketches that all processes restored; from then on each process counts only its own ids.
         hide(self, "_sketches", {})
         return [OwnedTable(table) for table in self.tables.values()]
 
@@ -76,21 +76,21 @@ class ShardedTables(SparseTables):
 
     def load(self, plan: SparsePlan) -> None:
         """Load the rows of a plan; the steps of a training plan exchange them with owners."""
-        for program, own_exchange in zip(self.programs, plan.exchanges, strict=bool(plan.exchanges)):
-            program.host_rows.follow(own_exchange)
+        for program, exchange in zip(self.programs, plan.exchanges, strict=bool(plan.exchanges)):
+            program.host_rows.set_exchange(exchange)
         super().load(plan)
 
     # -- graph side ----------------------------------------------------------------------------------------------
 
     def sums_at_owners(self, work, gradients):
-        """Return the gradients, summed over processes, of the rows that are trained here.
+        """Return the gradients of this process's rows, summed over all processes.
 
         `gradients` ends with this process's row gradients. Call it only if `by_owner`.
         """
         sums = ()
         for program in self.programs:
             if program.trainable:
-                sums += (program.sum_at_owners(work[program.kept_at][1], gradients[program.gradient_at]),)
+                sums += (program.sum_at_owners(work[program.work_index][1], gradients[program.gradient_index]),)
         return sums
 
     def squares(self, work, sums):
@@ -98,7 +98,7 @@ class ShardedTables(SparseTables):
         total = ops.zeros((), mstype.float32)
         for program in self.programs:
             if program.trainable:
-                total += program.squares(work[program.kept_at][1], sums[program.gradient_at])
+                total += program.squares(work[program.work_index][1], sums[program.gradient_index])
         return total
 
     # -- snapshots -----------------------------------------------------------------------------------------------
@@ -111,14 +111,14 @@ class ShardedTables(SparseTables):
         The state has the form of `SparseTables.take`. All processes call this method with the same arguments and wait
         until all rows are sent, block by block. Rank 0 joins large arrays in unnamed files in `folder`.
 
-        With `own_rows` the processes send only counters, and each returns the arrays of its own rows, as `Frozen`.
-        Concatenated in rank order these are the arrays of whole tables, in which a sketch has a leading rank axis.
+        With `own_rows` the processes exchange only counters, and each returns the arrays of its own rows, as `Frozen`.
+        Concatenated in rank order, they are the arrays of whole tables, in which a sketch has a leading rank axis.
         """
-        own = super().take(consumer, **options)
-        json = joined_json(self.group, own["json"])
+        state = super().take(consumer, **options)
+        json = joined_json(self.group, state["json"])
         arrays: dict[str, Any] = {}
         for name, table in self.tables.items():
-            part = own_part(table, arrays_of(own["arrays"], name), self._sketches.get(name))
+            part = own_part(table, arrays_of(state["arrays"], name), self._sketches.get(name))
             part = part if own_rows else gather_table(self.group, part, folder)
             arrays |= {f"{name}/{key}": value for key, value in part.items()}
         return {"json": json if own_rows or self.group.is_main else {}, "arrays": arrays}

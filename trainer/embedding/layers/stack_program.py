@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ...mindspore_internals.cell_structure import hide
-from ...mindspore_internals.shared_memory import Mirror
+from ...mindspore_internals.shared_memory import HostMirror
 from ..planning.layout import ColumnElement
 from ..planning.sparse_plan import TablePlan
 from ..tables.table import SparseTable
@@ -27,10 +27,10 @@ class StackProgram(nn.Cell):
     in_graph = True  # see `Bundle.in_graph`
     reader: nn.Cell | None = None  # a `host_rows.ReadRows`
     columns: nn.Cell | None = None  # a `column_reads.ColumnReads`
-    # Indices into a step's inputs and gradients, counted from the end. `kept_at` is an index into the result of
+    # Indices into a step's inputs and gradients, counted from the end. `work_index` is an index into the result of
     # `SparseTables.begin`, counted from the start.
-    positions_at = map_at = owned_at = gradient_at = -1
-    kept_at = 0
+    positions_index = map_index = owned_index = gradient_index = -1
+    work_index = 0
     params_count = 1  # length of `differentiated`
 
     def __init__(
@@ -40,7 +40,7 @@ class StackProgram(nn.Cell):
         tables: dict[int, SparseTable],
         optimizer: RowOptimizer,
         trainable: bool,
-        indirect: bool,  # whether the stack's table maps id positions to row positions
+        indirect: bool,  # whether a map translates id positions to row positions
     ) -> None:
         super().__init__(auto_prefix=False)
         first = next(iter(tables.values()))
@@ -60,10 +60,10 @@ class StackProgram(nn.Cell):
         self.build()
 
     def build(self) -> None:
-        """Create the parts specific to this kind of program."""
+        """Create the parameters and operators of this kind of program."""
         blank = np.zeros((FIRST_ROWS, self.width), np.float32)
         hide(self, "work", Parameter(Tensor(blank), name=f"embedding.{self.name}.work", requires_grad=False))
-        hide(self, "_mirror", Mirror(self.work))
+        hide(self, "_mirror", HostMirror(self.work))
 
     # -- host side -----------------------------------------------------------------------------------------------
 
@@ -84,14 +84,14 @@ class StackProgram(nn.Cell):
 
     @property
     def differentiated(self) -> list[Parameter]:
-        """The parameters to differentiate; see `gradient` for the row gradients."""
+        """Parameters to differentiate; `gradient` turns their gradients into row gradients."""
         return [self.rows]
 
     def use_reader(self) -> None:
         """Hook: let the cells read through a `host_rows.ReadRows`."""
 
     def use_columns(self, reads: Mapping[int, ColumnElement]) -> bool:
-        """Let a `ColumnReads` read for cells, given by id(); return whether it can."""
+        """Read through a `ColumnReads` for cells, keyed by id(); return whether it can."""
         return False
 
     def vectors_of(self, cell: Embedding) -> Parameter | None:
@@ -99,12 +99,12 @@ class StackProgram(nn.Cell):
         return None
 
     def make_room(self, step_size: int, lengths: Sequence[int]) -> None:
-        """Hook: allocate room for `step_size` rows and for columns of the given lengths."""
+        """Hook: allocate `step_size` rows, and columns of the given lengths."""
 
     # -- graph side ----------------------------------------------------------------------------------------------
 
     def begin(self, positions, step_map, owned, inputs):
-        """Load the rows at `positions` (int32 [n]); return what an update needs."""
+        """Load the rows at `positions` (int32 [n]); return the packed rows for `update`."""
         packed = ops.gather(self.work, positions, 0)
         ops.assign(self.rows, packed[:, : self.dim])
         if self.indirect:

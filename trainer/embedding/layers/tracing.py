@@ -1,4 +1,4 @@
-"""Find which input elements feed which table: run the network on marked ids."""
+"""Trace which input elements feed which table, by running the network on markers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ...errors import ConfigurationError, did_you_mean
 from ...mindspore_internals.cell_structure import cells_and_names, zeros_for_any_id
 from ...mindspore_internals.dict_networks import by_position
 from ...mindspore_internals.execution import await_operators, operator_by_operator
-from ...mindspore_internals.messages import gist
-from ...mindspore_internals.traced_inputs import TracedInput, differs_in_training, noting_branches
+from ...mindspore_internals.messages import main_message
+from ...mindspore_internals.traced_inputs import TracedInput, differs_in_training, record_branches
 from ..planning.layout import ColumnElement, ColumnPart, Component, DenseField, FieldMap
-from ..tables.hashing import to_plain
+from ..tables.hashing import hash_text
 from .embedding import Embedding
 from .embedding_cells import embedding_cells, head_cells
 
@@ -27,15 +27,15 @@ _logger = logging.getLogger(__name__)
 Readers = list[list[set[int]]]  # for each column and each element of its rows, the tables that read it
 Read = tuple[Embedding, np.ndarray, bool]  # (cell, ids that it was called with, whether these are a network input)
 _ROWS = 2  # rows of the marked sample
-_FIRST_MARKER = 1_000_000_007  # large, so that numbers in the network are hardly mistaken for markers
+_FIRST_MARKER = 1_000_000_007  # large, so that other numbers in the network are rarely taken for markers
 
 
 def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence[str] = ()) -> FieldMap:
     """Find which elements of the input columns reach which embedding cell.
 
-    The network runs once, eagerly, on two rows of distinct integers. Every cell with a sparse table must receive some
-    of these unchanged, and no other numbers; a cell with a dense table may receive computed ids. Slicing,
-    reshaping, stacking and transposing are fine. Cells with a `field` need no tracing.
+    The network runs once, eagerly, on two rows of distinct integers, the markers. A cell with a sparse table must
+    receive only markers: the network may slice, reshape, stack and transpose its ids, but not compute with them. A cell
+    with a dense table may receive computed ids. Cells with a `field` need no tracing.
 
     Args:
         network: network that contains the cells.
@@ -60,10 +60,10 @@ def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence
             )
         for element in readers[list(names).index(cell.field)]:
             element.add(index_of[id(cell.spec)])
-    # Without tracing, a cell with a `field` is assumed to read it once.
+    # A cell that is not traced is assumed to read its `field` once.
     traced = any(cell.field is None for cell in cells)
     repeated, unchanged = _trace(network, cells, columns, names, readers, index_of) if traced else (set(), {})
-    fields = _connect(heads, readers, names)
+    fields = _group_tables(heads, readers, names)
     fields.unchanged = unchanged
     fields.names = tuple(names)
     fields.repeated = {index_of[id(cell.spec)] for cell in cells if id(cell) in repeated}
@@ -88,15 +88,15 @@ def _trace(
     hint = _float_ids(columns, names)
     if not candidates and (hint or any(not cell.is_dense for cell in traced)):
         raise ConfigurationError(f"the network has embedding cells, but no input column holds integers or text{hint}")
-    marked = _mark(sample, candidates)
+    marked = _marked_sample(sample, candidates)
     starts = {i: int(marked[i].flat[0]) for i in candidates}
-    with noting_branches() as branches:
+    with record_branches() as branches:
         received, failure = run_traced(network, cells, marked)
     runs = [received]
     if failure is not None:
         # The network may fail on markers in a column of lengths or indices, so mark one column at a time.
         for candidate in candidates:
-            one_marked = [marked[i] if i == candidate else to_plain(sample[i]) for i in range(len(sample))]
+            one_marked = [marked[i] if i == candidate else hash_text(sample[i]) for i in range(len(sample))]
             received, error = run_traced(network, cells, one_marked)
             runs.append(received)
             if error is not None:
@@ -120,20 +120,20 @@ def _trace(
     for cell in traced:
         # A dense table may read computed ids.
         if id(cell) not in reached and not cell.is_dense:
-            reason = "" if failure is None else f"; the trial run failed with: {gist(str(failure))}"
+            reason = "" if failure is None else f"; the trial run failed with: {main_message(str(failure))}"
             raise ConfigurationError(_untraceable(cell, names) + hint + reason)
     counts = (Counter(id(cell) for cell, *_ in received) for received in runs)
     unchanged = {}
     if failure is None and not branches and not differs_in_training(network):
-        unchanged = _unchanged(received, marked, starts)
+        unchanged = _unchanged_elements(received, marked, starts)
     return {cell for count in counts for cell in count if count[cell] > 1}, unchanged
 
 
-def _unchanged(
+def _unchanged_elements(
     received: Sequence[Read], marked: Sequence[np.ndarray], starts: Mapping[int, int]
 ) -> dict[int, ColumnElement]:
     """Return the column element of each cell whose input is one element of each row."""
-    found = {}
+    elements = {}
     for cell, values, is_input in received:
         if not is_input or values.shape != (_ROWS,):
             continue
@@ -141,8 +141,8 @@ def _unchanged(
             width = marked[column].size // _ROWS
             first, second = (int(value) - start for value in values)
             if 0 <= first < width and second == first + width:
-                found[id(cell)] = ColumnElement(column, first)
-    return found
+                elements[id(cell)] = ColumnElement(column, first)
+    return elements
 
 
 def _float_ids(columns: Sequence[np.ndarray], names: Sequence[str]) -> str:
@@ -167,7 +167,7 @@ def _untraceable(cell: Embedding, names: Sequence[str]) -> str:
     )
 
 
-def _mark(sample: list[np.ndarray], candidates: list[int]) -> list[np.ndarray]:
+def _marked_sample(sample: list[np.ndarray], candidates: list[int]) -> list[np.ndarray]:
     marked, start = list(sample), _FIRST_MARKER
     for i in candidates:
         dtype = np.int64 if sample[i].dtype.kind in "USO" or sample[i].dtype.itemsize == 8 else np.int32
@@ -188,11 +188,11 @@ def run_traced(
     training = [(cell, cell.training) for _, cell in cells_and_names(network)]
     # Run in float32: if a low-precision cell fails, MindSpore keeps casting everything that runs eagerly. `cast_dtype`
     # is an attribute of `trainer.graph.precision.CastOutput`.
-    plain = {"mixed_precision_type": None, "cast_dtype": mstype.float32}
-    kept = [(cell, name, getattr(cell, name)) for cell, _ in training for name in plain if name in vars(cell)]
+    full_precision = {"mixed_precision_type": None, "cast_dtype": mstype.float32}
+    saved = [(cell, name, getattr(cell, name)) for cell, _ in training for name in full_precision if name in vars(cell)]
     mode = network.training
-    for cell, name, _ in kept:
-        setattr(cell, name, plain[name])
+    for cell, name, _ in saved:
+        setattr(cell, name, full_precision[name])
     for cell in cells:
         cell.probe = received
     network.set_train(False)
@@ -211,12 +211,12 @@ def run_traced(
         network.set_train(mode)
         for cell, flag in training:
             cell.add_flags(training=flag)
-        for cell, name, value in kept:
+        for cell, name, value in saved:
             setattr(cell, name, value)
     return received, failure
 
 
-def _connect(tables: list[Embedding], readers: Readers, names: Sequence[str]) -> FieldMap:
+def _group_tables(tables: list[Embedding], readers: Readers, names: Sequence[str]) -> FieldMap:
     """Group tables that share elements into the components of a `FieldMap`."""
     result = FieldMap()
     parent = list(range(len(tables)))
@@ -244,12 +244,12 @@ def _connect(tables: list[Embedding], readers: Readers, names: Sequence[str]) ->
         parts: list[ColumnPart] = []
         reads: list[list[bool]] = [[] for _ in members]
         for column, elements in enumerate(readers):
-            chosen = [i for i, reading in enumerate(elements) if reading & set(members)]
-            if not chosen:
+            indices = [i for i, reading in enumerate(elements) if reading & set(members)]
+            if not indices:
                 continue
             for mask, member in zip(reads, members, strict=True):
-                mask.extend(member in elements[i] for i in chosen)
-            parts.append(ColumnPart(column, None if len(chosen) == len(elements) else np.array(chosen)))
+                mask.extend(member in elements[i] for i in indices)
+            parts.append(ColumnPart(column, None if len(indices) == len(elements) else np.array(indices)))
         spec = tables[members[0]].spec
         if tables[members[0]].is_dense:
             capacity = min(tables[m].spec.capacity for m in members)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..tables.hashing import to_ids, to_plain
+from ..tables.hashing import hash_text, to_ids
 from ..tables.id_map import CHOICES
 from ..tables.table import SparseTable
 from .layout import Bundle, FieldMap, Layout
@@ -49,7 +49,7 @@ class FixedReads:
         self._map_length = id_kernels.MAP_LENGTH
         self._tables = list(tables)
         self._bundles = [(bundle, list(self._reads_of(bundle, fields, layout))) for bundle in layout.bundles]
-        self._described: list[object] = []
+        self._numberings: list[object] = []
         self._maps = self._stores = np.zeros((0, 0), np.int64)
 
     def _reads_of(self, bundle: Bundle, fields: FieldMap, layout: Layout) -> Iterator[_Reads]:
@@ -59,16 +59,17 @@ class FixedReads:
             for part in fields.components[index].parts:
                 members.setdefault(part.column, []).append((member, part.elements))
         for column, parts in members.items():
-            # a component that reads whole rows is the only reader of its column
-            elements = None if parts[0][1] is None else np.concatenate([own for _, own in parts if own is not None])
-            counts = [1 if own is None else len(own) for _, own in parts]
+            # A component that reads whole rows is the only reader of its column.
+            listed = [indices for _, indices in parts if indices is not None]
+            elements = np.concatenate(listed) if listed else None
+            counts = [1 if indices is None else len(indices) for _, indices in parts]
             owners = np.repeat([member for member, _ in parts], counts)
             tables = [np.array(layout.stacks[stack].tables, np.int32)[owners] for stack in bundle.stacks]
-            paddings = [[self._tables[table].spec.padding for table in own] for own in tables]
-            padding = [np.array([padding or 0 for padding in own], np.int64) for own in paddings]
-            padded = [np.array([padding is not None for padding in own]) for own in paddings]
-            used = [own if own.any() else None for own in padded]
-            yield _Reads(column, fields.name_of(column), elements, tables, padding, used)
+            paddings = [[self._tables[table].spec.padding for table in indices] for indices in tables]
+            padding = [np.array([value or 0 for value in values], np.int64) for values in paddings]
+            masks = [np.array([value is not None for value in values]) for values in paddings]
+            padded = [mask if mask.any() else None for mask in masks]
+            yield _Reads(column, fields.name_of(column), elements, tables, padding, padded)
 
     def __call__(
         self, columns: Sequence[np.ndarray], rows: Sequence[np.ndarray], maps: Sequence[np.ndarray | None]
@@ -84,7 +85,7 @@ class FixedReads:
         Raises:
             DataError: a column of ids holds neither integers nor text.
         """
-        self._describe()
+        self._update_addresses()
         out = [np.asarray(column) for column in columns]
         for bundle, reads in self._bundles:
             for stack in bundle.stacks:
@@ -94,43 +95,43 @@ class FixedReads:
                 ids = part.ids(np.asarray(columns[part.column]))
                 positions = np.arange(start, start + ids.size, dtype=np.int32).reshape(ids.shape)
                 flat = np.ascontiguousarray(ids).reshape(-1)
-                for number, stack in enumerate(bundle.stacks):
-                    self._read(part.tables[number], flat, rows[stack][start : start + ids.size])
-                    padding = part.is_padding(number, ids)
+                for member, stack in enumerate(bundle.stacks):
+                    self._read(part.tables[member], flat, rows[stack][start : start + ids.size])
+                    padding = part.is_padding(member, ids)
                     row_map = maps[stack]
                     if row_map is not None:
-                        own = positions if padding is None else np.where(padding, np.int32(0), positions)
-                        row_map[start : start + ids.size] = own.reshape(-1)
+                        row_positions = positions if padding is None else np.where(padding, np.int32(0), positions)
+                        row_map[start : start + ids.size] = row_positions.reshape(-1)
                 padding = None if bundle.indirect else part.is_padding(0, ids)
                 start += ids.size
                 if padding is not None:
                     positions[padding] = 0
                 _replace(out, part, columns[part.column], positions)
-        return [to_plain(column) for column in out]
+        return [hash_text(column) for column in out]
 
     def _read(self, table_of: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
-        found = np.empty(len(ids), np.int32)
-        self._find(self._maps, table_of, CHOICES, ids, found)
-        self._gather(self._stores, table_of, found, out)
+        rows = np.empty(len(ids), np.int32)
+        self._find(self._maps, table_of, CHOICES, ids, rows)
+        self._gather(self._stores, table_of, rows, out)
 
-    def _describe(self) -> None:
+    def _update_addresses(self) -> None:
         """Update the addresses of the tables' ids and rows if any has changed."""
         numberings = [table.numbering for table in self._tables]
-        if len(numberings) == len(self._described) and all(map(operator.is_, numberings, self._described)):
+        if len(numberings) == len(self._numberings) and all(map(operator.is_, numberings, self._numberings)):
             return
-        with_maps = [table.map.described() for table in self._tables]
-        self._maps = np.array(with_maps, np.int64).reshape(-1, self._map_length)
+        maps = [table.map.kernel_arguments() for table in self._tables]
+        self._maps = np.array(maps, np.int64).reshape(-1, self._map_length)
         stores = [[table.store.address, table.store.width] for table in self._tables]
         self._stores = np.array(stores, np.int64).reshape(-1, 2)
-        self._described = numberings
+        self._numberings = numberings
 
 
-def _replace(out: list[np.ndarray], part: _Reads, given: np.ndarray, positions: np.ndarray) -> None:
+def _replace(out: list[np.ndarray], part: _Reads, original: np.ndarray, positions: np.ndarray) -> None:
     """Replace a column's ids in `out` by `positions`, int32 [rows, elements]."""
     if part.elements is None:
-        out[part.column] = positions.reshape(np.shape(given))
+        out[part.column] = positions.reshape(np.shape(original))
         return
     column = out[part.column]
-    if column.dtype != np.int32 or column is given:
-        column = out[part.column] = to_plain(column).astype(np.int32)
+    if column.dtype != np.int32 or column is original:
+        column = out[part.column] = hash_text(column).astype(np.int32)
     column.reshape(len(column), -1)[:, part.elements] = positions

@@ -41,15 +41,15 @@ class Component:
     parts: list[ColumnPart]  # the elements, possibly from several columns
     reads: list[np.ndarray]  # per table, a bool mask [elements of all parts] of the elements it reads
 
-    def elements(self, number: int, count: int) -> np.ndarray | slice:
-        """Return which of `count` elements the table at `number` in `specs` reads.
+    def elements(self, index: int, count: int) -> np.ndarray | slice:
+        """Return which of `count` elements the table `specs[index]` reads.
 
-        Lists of other batches may be padded to another length, so `count` may differ from the traced number.
+        Each batch may pad its lists to another length, so `count` may differ from the traced number.
 
         Raises:
             DataError: the count differs and the table reads only some of the elements.
         """
-        mask = self.reads[number]
+        mask = self.reads[index]
         if mask.all():
             return slice(None)
         if len(mask) != count:
@@ -139,7 +139,7 @@ class Bundle:
     components: list[int]
     stacks: list[int]  # indices of the stacks that hold the components' tables
     indirect: bool = False  # see the module docstring; such a bundle has one component and a stack per table
-    in_graph: bool = True  # whether a stack keeps its working set in the graph, which then has to know its size
+    in_graph: bool = True  # whether a stack keeps its working set in the graph, which then needs its size
 
     @property
     def sharing(self) -> list[list[int]]:
@@ -176,23 +176,23 @@ class Layout:
 def stack_tables(components: Sequence[Component], specs: Sequence[TableSpec], kinds: Sequence[Hashable]) -> Layout:
     """Return the layout that stacks tables of equal kind.
 
-    Kinds and their ``repr`` must be equal in all processes, so that these get the same layout.
+    Kinds and their ``repr`` must be equal in all processes, which then compute the same layout.
     """
     layout = Layout()
-    for number, component in enumerate(components):
+    for index, component in enumerate(components):
         if len(component.specs) > 1 and not _gives_each_id_one_row(component, specs):
-            layout.add(number, component.specs, indirect=True)
+            layout.add(index, component.specs, indirect=True)
         else:
             order = sorted(component.specs, key=lambda table: repr(kinds[table]))
-            layout.add(number, order, tuple(kinds[table] for table in order))
+            layout.add(index, order, tuple(kinds[table] for table in order))
     return layout
 
 
 def separate_tables(components: Sequence[Component]) -> Layout:
     """Return a layout with one bundle per component and one stack per table."""
     layout = Layout()
-    for number, component in enumerate(components):
-        layout.add(number, component.specs, indirect=len(component.specs) > 1)
+    for index, component in enumerate(components):
+        layout.add(index, component.specs, indirect=len(component.specs) > 1)
     return layout
 
 
@@ -203,19 +203,19 @@ def read_layout(components: Sequence[Component], specs: Sequence[TableSpec]) -> 
     different padding ids form an indirect bundle.
     """
     layout = Layout()
-    for number, component in enumerate(components):
+    for index, component in enumerate(components):
         order = sorted(component.specs, key=lambda table: specs[table].dim)
         if len({specs[table].padding for table in order}) > 1:
-            layout.add(number, order, indirect=True)
+            layout.add(index, order, indirect=True)
         else:
-            layout.add(number, order, tuple(specs[table].dim for table in order))
+            layout.add(index, order, tuple(specs[table].dim for table in order))
     return layout
 
 
 def _gives_each_id_one_row(component: Component, specs: Sequence[TableSpec]) -> bool:
     """Return whether each table of the component gives every id its own row."""
-    own = [specs[table] for table in component.specs]
+    members = [specs[table] for table in component.specs]
     return all(
-        spec.trainable and spec.keeps_every_id and spec.padding == own[0].padding and bool(np.all(reads))
-        for spec, reads in zip(own, component.reads, strict=True)
+        spec.trainable and spec.keeps_every_id and spec.padding == members[0].padding and bool(np.all(reads))
+        for spec, reads in zip(members, component.reads, strict=True)
     )

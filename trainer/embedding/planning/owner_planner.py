@@ -11,14 +11,14 @@ all tables:
 The steps then send no ids: an owner sends the weights of the listed rows and receives their gradients in the same
 order.
 
-With accumulation, rows are listed for stretches instead of steps. A stretch is the micro-batches of one optimizer
-update that are in the same call. Rows that an open accumulation read in earlier calls are listed again in the next one.
+With accumulation, message 3 lists rows for windows instead of steps. A window is the micro-batches of one optimizer
+update within a call. If an accumulation is open at the end of a call, the next call lists its rows again.
 
 Planning has its own connections (`begin`), so the preparing thread can plan a call while another one is trained. Each
 process also announces whether it has more ids, so the others do not wait for a process whose data has ended.
 
-An id that gets no row uses the default row, of which every process has an equal copy. This row is listed for all
-owners, and each of them adds up all of its gradients, so the copies stay equal.
+An id without a row uses the default row, of which every process has an equal copy. Processes list this row for all
+owners. Each owner sums all of its gradients, so the copies stay equal.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from .planner import step_rows
 from .sharded_planner import ShardedPlanner, exchange_parts, raise_problems
 from .sparse_plan import PaddedSizes, SortingIndexer, SparsePlan, StackExchange, TablePlan, UniqueIndexer
 
-_LARGEST = 1 << 31  # bound of the numbers that `UniqueIndexer` takes
-_LISTS = 4  # arrays that a process sends each owner for each stack
-_MORE, _LAST, _NONE = range(3)  # a process has ids and maybe more later, has its last ids, has none
+_MAX_KEYS = 1 << 31  # `UniqueIndexer` takes keys below this
+_NUM_LISTS = 4  # arrays that a process sends each owner for each stack
+_MORE, _LAST, _NONE = range(3)  # a process has ids and may have more later; has its last ids; has no ids left
 
 
 class OwnerPlanner(ShardedPlanner):
@@ -49,22 +49,22 @@ class OwnerPlanner(ShardedPlanner):
         self._owned_sizes = PaddedSizes()
         self._owned_rows, self._sorted_rows = UniqueIndexer(), SortingIndexer()
         self._owned_steps = UniqueIndexer()
-        self._by_clock = self._placeholder = False
+        self._uses_system_clock = self._placeholder = False
         self._now, self._fill = 0.0, 0
         self.begin(self.group)
-        self._stretches = np.zeros(0, np.int64)
+        self._windows = np.zeros(0, np.int64)
         for index, table in enumerate(self.tables):
             table.keeps_seen = self._counts_sightings(index)
 
     def begin(self, connections: Group | Channel) -> None:
         """Exchange training plans over `connections` from now on."""
         self._connections = connections
-        self._follows = _MORE
+        self._announced = _MORE
 
     def finish(self) -> None:
         """Tell the other processes that no ids follow, unless they already know."""
-        if self._follows == _MORE:
-            self._follows = _NONE
+        if self._announced == _MORE:
+            self._announced = _NONE
             self._exchange_questions()
 
     def plan(
@@ -88,8 +88,8 @@ class OwnerPlanner(ShardedPlanner):
                 those of another.
         """
         if train:  # a read may run on another thread at the same time
-            self._by_clock, self._placeholder, self._fill = now is None, placeholder, fill
-            self._follows = _LAST if last else _MORE
+            self._uses_system_clock, self._placeholder, self._fill = now is None, placeholder, fill
+            self._announced = _LAST if last else _MORE
         return super().plan(*arguments, train=train, now=now, fill=fill, **options)
 
     def _share_problem(self, problem: str, train: bool) -> None:
@@ -105,18 +105,18 @@ class OwnerPlanner(ShardedPlanner):
         Without `questions`, every rank gets empty arrays.
         """
         text = np.frombuffer(problem.encode(), np.uint8)
-        # The message consists of int64, so it contains the bits of the time, a float64.
-        clock = np.array([self._by_clock, np.float64(now).view(np.int64), self._placeholder, self._follows], np.int64)
+        time_bits = np.float64(now).view(np.int64)  # the message consists of int64
+        clock = np.array([self._uses_system_clock, time_bits, self._placeholder, self._announced], np.int64)
         count = sum(3 if self._stepwise(table) else 1 for *_, table in self._reads())
         questions = questions or [[np.zeros(0, np.int64)] * count] * self.group.size
-        received = exchange_parts(self._connections, [[clock, text, *own] for own in questions], np.int64)
-        if self._follows == _NONE:
+        received = exchange_parts(self._connections, [[clock, text, *arrays] for arrays in questions], np.int64)
+        if self._announced == _NONE:
             return []
-        follows = [clock[3] for clock, *_ in received]
-        if len(set(follows)) > 1:
-            raise DataError.of_rank(int(np.argmax(follows)), "its data ends before that of the others")
+        announced = [clock[3] for clock, *_ in received]
+        if len(set(announced)) > 1:
+            raise DataError.of_rank(int(np.argmax(announced)), "its data ends before that of the others")
         raise_problems([text for _, text, *_ in received])
-        # Ignore placeholders, and system clocks if any process has an event time.
+        # Ignore placeholders; ignore system clocks if any process has an event time.
         clocks = [clock for clock, *_ in received if not clock[2]] or [received[0][0]]
         times = [float(clock[1:2].view(np.float64)[0]) for clock in clocks]
         self._now = max((time for time, clock in zip(times, clocks, strict=True) if not clock[0]), default=times[0])
@@ -129,22 +129,22 @@ class OwnerPlanner(ShardedPlanner):
         questions: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         read = list(self._ids_of_tables(ids))
         for index, part in read:
-            own = self.tables[index].question(part, placeholder=self._placeholder, stepwise=self._stepwise(index))
-            for rank, arrays in enumerate(own):
+            requests = self.tables[index].question(part, placeholder=self._placeholder, stepwise=self._stepwise(index))
+            for rank, arrays in enumerate(requests):
                 questions[rank] += arrays
         requested = self._exchange_questions(questions, now)
         answers: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         start = 0
         for index, part in read:
             count = 3 if self._stepwise(index) else 1
-            own_parts = [parts[start : start + count] for parts in requested]
+            requests = [parts[start : start + count] for parts in requested]
             start += count
-            own = self.tables[index].answer(own_parts, len(part), self._now, train=self.trainable[index])
-            for rank, rows in enumerate(own):
+            rows_of = self.tables[index].answer(requests, len(part), self._now, train=self.trainable[index])
+            for rank, rows in enumerate(rows_of):
                 answers[rank].append(rows)
         received = exchange_parts(self._connections, answers, np.int32)
-        for number, (index, _) in enumerate(read):
-            self.tables[index].receive([parts[number] for parts in received])
+        for position, (index, _) in enumerate(read):
+            self.tables[index].receive([parts[position] for parts in received])
 
     # -- the rows of each step -----------------------------------------------------------------------------------
 
@@ -160,9 +160,9 @@ class OwnerPlanner(ShardedPlanner):
         """Tell owners which rows each step reads; add the exchanges to the plan."""
         if not plan.train:
             return
-        self._stretches = (np.arange(num_batches) + self._fill) // self.accumulate
-        self._stretches -= self._stretches[0]
-        firsts = np.searchsorted(self._stretches, np.arange(self._stretches[-1] + 1))  # first batch of each stretch
+        self._windows = (np.arange(num_batches) + self._fill) // self.accumulate
+        self._windows -= self._windows[0]
+        firsts = np.searchsorted(self._windows, np.arange(self._windows[-1] + 1))  # first batch of each window
         parts_of = plan.by_stack()
         sent: list[list[list[np.ndarray]]] = [[] for _ in parts_of]
         lists: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
@@ -170,69 +170,69 @@ class OwnerPlanner(ShardedPlanner):
         order = [(index, stack) for index, stacks in inputs for stack in stacks]
         for index, stack in order:
             steps = [row[1 : 1 + np.count_nonzero(row)] for row in plan.inputs[index][firsts]]
-            sent[stack], own = self._list_rows(parts_of[stack], steps, plan.sizes[stack])
-            for rank, arrays in enumerate(own):
+            sent[stack], listed = self._list_rows(parts_of[stack], steps, plan.sizes[stack])
+            for rank, arrays in enumerate(listed):
                 lists[rank] += arrays
         received = exchange_parts(self._connections, lists, np.int32)
         exchanges: dict[int, StackExchange] = {}
         for number, (_, stack) in enumerate(order):
-            requested = [parts[_LISTS * number : _LISTS * (number + 1)] for parts in received]
+            requested = [parts[_NUM_LISTS * number : _NUM_LISTS * (number + 1)] for parts in received]
             exchanges[stack] = self._number_owned(parts_of[stack], sent[stack], requested, len(firsts))
         for index, stacks in inputs:
             rows_of, batches = exchanges[stacks[0]].step_rows, len(plan.inputs[index])
             needed = max(map(len, rows_of)) + 1
             size = self._owned_sizes.fitting(stacks[0], needed, needed)
-            plan.inputs[index + 1] = step_rows(rows_of, self._stretches, batches, size)
+            plan.inputs[index + 1] = step_rows(rows_of, self._windows, batches, size)
         plan.exchanges = [exchanges[stack] for stack in range(len(parts_of))]
 
     def _list_rows(
         self, parts: Sequence[TablePlan], steps: Sequence[np.ndarray], size: int
     ) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
-        """Divide the rows of each stretch, whose positions are in `steps`, by owner.
+        """Divide the rows of each window, whose positions are in `steps`, by owner.
 
-        Returns (sent, lists). `sent` has, for each stretch and rank, the positions within the stretch of the rank's
+        Returns (sent, lists). `sent` has, for each window and rank, the positions within the window of the rank's
         rows. `lists` has four int32 arrays to send to each rank:
 
-        - how many rows of each table each stretch reads, [stretches, 2 * tables]: owned rows, then default rows;
+        - how many rows of each table each window reads, [windows, 2 * tables]: owned rows, then default rows;
         - the row numbers at the owner;
-        - how often each row is seen in the stretch, or an empty array;
+        - how often each row is seen in the window, or an empty array;
         - in which batch it is seen last, or an empty array.
         """
         shards, members = self.tables[parts[0].table].shards, len(parts)
         numbers, member = np.zeros(size, np.int32), np.zeros(size, np.int32)
         seen_at = np.ones((2, size), np.int64)  # a table that does not count sightings sees a row once per step
-        counted = self._any_seen(parts)
+        counted = self._any_counts_sightings(parts)
         for index, part in enumerate(parts):
             numbers[part.inside], member[part.inside] = part.rows, index
         # Default rows, which are sent to all owners, get the number after the last rank.
         owners = np.where(numbers == DEFAULT_ROW, shards.size, (numbers - 1) % shards.size)
-        keys, rows = (owners * members + member).astype(np.int32), shards.rows(numbers)
+        keys, rows = (owners * members + member).astype(np.int32), shards.to_local(numbers)
         bounds = np.arange((shards.size + 1) * members + 1)
         sent: list[list[np.ndarray]] = []
         heads = np.zeros((shards.size, len(steps), 2 * members), np.int32)
         lists: list[tuple[list[np.ndarray], ...]] = [([], [], []) for _ in range(shards.size)]
         for step, positions in enumerate(steps):
-            own_keys = keys[positions]
-            order = np.argsort(own_keys, kind="stable")
-            starts = np.searchsorted(own_keys[order], bounds)
+            step_keys = keys[positions]
+            order = np.argsort(step_keys, kind="stable")
+            starts = np.searchsorted(step_keys[order], bounds)
             lengths = np.diff(starts).reshape(-1, members)
             defaults = order[starts[shards.size * members] :]
             if counted:
                 for part in parts:
                     if self._counts_sightings(part.table):
-                        seen_at[:, part.inside] = _sightings(self.tables[part.table].seen, self._stretches == step)
+                        seen_at[:, part.inside] = _sightings(self.tables[part.table].seen, self._windows == step)
             sent.append([])
             for rank, (listed, seen, last) in enumerate(lists):
-                own = order[starts[rank * members] : starts[(rank + 1) * members]]
-                own = np.concatenate((own, defaults)) if len(defaults) else own
+                indices = order[starts[rank * members] : starts[(rank + 1) * members]]
+                indices = np.concatenate((indices, defaults)) if len(defaults) else indices
                 heads[rank, step, :members], heads[rank, step, members:] = lengths[rank], lengths[-1]
-                listed.append(rows[positions[own]])
+                listed.append(rows[positions[indices]])
                 if counted:
-                    seen.append(seen_at[0, positions[own]].astype(np.int32))
+                    seen.append(seen_at[0, positions[indices]].astype(np.int32))
                 if counted and self.accumulate > 1:
-                    last.append(seen_at[1, positions[own]].astype(np.int32))
-                sent[-1].append((own + 1).astype(np.int32))
-        return sent, [[head, *map(_joined, own)] for head, own in zip(heads, lists, strict=True)]
+                    last.append(seen_at[1, positions[indices]].astype(np.int32))
+                sent[-1].append((indices + 1).astype(np.int32))
+        return sent, [[head, *map(_joined, parts)] for head, parts in zip(heads, lists, strict=True)]
 
     def _counts_sightings(self, table: int) -> bool:
         """Return whether owners need to know how often, or when, each row is seen."""
@@ -254,37 +254,37 @@ class OwnerPlanner(ShardedPlanner):
         members_of = np.tile(np.arange(members), 2 * steps)
         member = _by_step([np.repeat(members_of, head) for head in heads_of], heads)
         rows = _by_step(rows_of, heads)
-        seen = _by_step(seen_of, heads) if self._any_seen(parts) else None
+        seen = _by_step(seen_of, heads) if self._any_counts_sightings(parts) else None
         last = None if seen is None or self.accumulate == 1 else _by_step(last_of, heads)
         tables = [self.tables[part.table] for part in parts]
         starts = np.cumsum([0, *(max(1, table.table.next_row) for table in tables)])
         keys = np.concatenate((starts[:-1], starts[member] + rows))  # begins with the default row of each table
-        indexer = self._owned_rows if starts[-1] < _LARGEST else self._sorted_rows
+        indexer = self._owned_rows if starts[-1] < _MAX_KEYS else self._sorted_rows
         distinct, inverse = indexer(keys, int(starts[-1]))
         first = indexer.first
-        # the table in the stack, and the row there, of each distinct row; entry 0 is not a row
-        number_of = np.concatenate(([0], np.concatenate((np.arange(members), member))[first])).astype(np.int32)
+        # For each distinct row, the index of its table in the stack, and its row there; entry 0 is not a row.
+        member_of = np.concatenate(([0], np.concatenate((np.arange(members), member))[first])).astype(np.int32)
         row_of = np.concatenate(([0], np.concatenate((np.zeros(members, np.int32), rows))[first])).astype(np.int32)
         inverse = inverse[members:]
-        borders = np.concatenate(([0], np.cumsum(ends[:, -1])))
-        pieces = [slice(borders[step], borders[step + 1]) for step in range(steps)]
-        self._record(parts, number_of, row_of, inverse, pieces, seen, last)
+        bounds = np.concatenate(([0], np.cumsum(ends[:, -1])))
+        pieces = [slice(bounds[step], bounds[step + 1]) for step in range(steps)]
+        self._record(parts, member_of, row_of, inverse, pieces, seen, last)
         indices, trained = [], []
         for piece in pieces:
             step, index = self._owned_steps(inverse[piece] - 1, len(distinct))
             trained.append(step + 1)
             indices.append(index)
-        table_of = np.array([part.table for part in parts], np.int32)[number_of]
-        asked_of = [inverse[piece] for piece in pieces]
-        return StackExchange(self._stretches, sent, asked_of, list(ends), indices, table_of, row_of, trained)
+        table_of = np.array([part.table for part in parts], np.int32)[member_of]
+        rows_sent = [inverse[piece] for piece in pieces]
+        return StackExchange(self._windows, sent, rows_sent, list(ends), indices, table_of, row_of, trained)
 
-    def _any_seen(self, parts: Sequence[TablePlan]) -> bool:
+    def _any_counts_sightings(self, parts: Sequence[TablePlan]) -> bool:
         return any(self._counts_sightings(part.table) for part in parts)
 
     def _record(
         self,
         parts: Sequence[TablePlan],
-        number_of: np.ndarray,
+        member_of: np.ndarray,
         row_of: np.ndarray,
         inverse: np.ndarray,
         pieces: Sequence[slice],
@@ -296,31 +296,31 @@ class OwnerPlanner(ShardedPlanner):
             if not self.trainable[part.table]:
                 continue
             table = self.tables[part.table].table
-            mine = number_of == index
-            mine[0] = False
-            mine[index + 1] = bool(np.any(inverse == index + 1))  # the default row, if any process reads it
-            renumbered = np.cumsum(mine) * mine
+            mask = member_of == index
+            mask[0] = False
+            mask[index + 1] = bool(np.any(inverse == index + 1))  # the default row, if any process reads it
+            renumbered = np.cumsum(mask) * mask
             steps: list[np.ndarray] = []
             if table.meta_names:
-                for batch, stretch in enumerate(self._stretches):
-                    piece = pieces[stretch]
-                    own = renumbered[inverse[piece]]
+                for batch, window in enumerate(self._windows):
+                    piece = pieces[window]
+                    numbers = renumbered[inverse[piece]]
                     if seen is not None:
-                        # With accumulation, the last batch that sees a row records all sightings of the stretch.
+                        # With accumulation, the last batch that sees a row records all sightings of the window.
                         counts = seen[piece] if last is None else seen[piece] * (last[piece] == batch)
-                        own = np.repeat(own, counts)
-                    steps.append(own[own > 0])
-            most = max(map(len, steps), default=0)
-            sightings = np.zeros((len(steps), most), np.int64)
-            for step, own in enumerate(steps):
-                sightings[step, : len(own)] = own
-            table.record(row_of[mine], sightings, self._now)
+                        numbers = np.repeat(numbers, counts)
+                    steps.append(numbers[numbers > 0])
+            width = max(map(len, steps), default=0)
+            sightings = np.zeros((len(steps), width), np.int64)
+            for step, numbers in enumerate(steps):
+                sightings[step, : len(numbers)] = numbers
+            table.record(row_of[mask], sightings, self._now)
 
 
-def _sightings(seen: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return how often, and in which batch last, each row is seen in `chosen` batches."""
-    own, first = seen[chosen], int(np.argmax(chosen))
-    return np.stack((own.sum(axis=0), first + len(own) - 1 - np.argmax(own[::-1] > 0, axis=0)))
+def _sightings(seen: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Return how often, and in which batch last, each row is seen in the batches of `mask`."""
+    counts, first = seen[mask], int(np.argmax(mask))
+    return np.stack((counts.sum(axis=0), first + len(counts) - 1 - np.argmax(counts[::-1] > 0, axis=0)))
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ...errors import DataError
-from ..tables.hashing import float_ids_hint, to_ids, to_plain
+from ..tables.hashing import float_ids_hint, hash_text, to_ids
 from ..tables.table import SparseTable, can_plan_together, plan_same_rows, plan_together
 from .layout import Bundle, Component, FieldMap, Layout
 from .sparse_plan import (
@@ -53,7 +53,7 @@ class Planner:
         self._steps = UniqueIndexer()
         parts = [part for component in fields.components for part in component.parts]
         self._replaced = {part.column for part in parts if part.elements is None}  # columns that hold only ids
-        self._same_rows: dict[int, bool] = {}  # for each table compared by `_compare`, the result
+        self._same_rows: dict[int, bool] = {}  # table -> result of `_compare`
         self._can_plan_together = [
             can_plan_together(table) and trained for table, trained in zip(self.tables, self.trainable, strict=True)
         ]
@@ -92,19 +92,20 @@ class Planner:
         ids = self._checked_ids(batched, num_batches, train)
         self._query_owners(ids, train, now)
         # Columns that hold only ids are replaced as a whole below, so their text need not be hashed again.
-        out = [column if index in self._replaced else to_plain(column) for index, column in enumerate(batched)]
+        out = [column if index in self._replaced else hash_text(column) for index, column in enumerate(batched)]
         stacks = len(self.layout.stacks)
         plan = SparsePlan(train, [0] * stacks, [0] * stacks, lengths=[column.shape[1] for column in batched])
         updates = (np.arange(num_batches) + fill) // self.accumulate  # the optimizer update each batch belongs to
         for bundle in self.layout.bundles:
             components = [self.fields.components[index] for index in bundle.components]
-            own = [ids[index] for index in bundle.components]
+            bundle_ids = [ids[index] for index in bundle.components]
             if not train:
-                positions = self._read_sets.plan(bundle, components, own, len(batched[0]), plan)
+                positions = self._read_sets.plan(bundle, components, bundle_ids, len(batched[0]), plan)
             elif bundle.indirect:
-                positions = [self._train_indirect(bundle, components[0], own[0], updates, len(batched[0]), plan, now)]
+                arguments = updates, len(batched[0]), plan, now
+                positions = [self._train_indirect(bundle, components[0], bundle_ids[0], *arguments)]
             else:
-                positions = self._train(bundle, bundle.stacks, own, updates, len(batched[0]), plan, now)
+                positions = self._train(bundle, bundle.stacks, bundle_ids, updates, len(batched[0]), plan, now)
             for component, part in zip(components, positions, strict=True):
                 _replace_ids(component, part, batched, out)
         if train and (flush or (fill + num_batches) % self.accumulate == 0):
@@ -118,16 +119,16 @@ class Planner:
 
     # -- columns -------------------------------------------------------------------------------------------------
 
-    def _checked_ids(self, given: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
+    def _checked_ids(self, columns: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
         """Check all ids; return each component's, int64 [num_batches, batch, elements]."""
         ids = []
         for component in self.fields.components:
             parts = [
-                to_ids(part.take(given[part.column][:num_batches]), self.fields.name_of(part.column))
+                to_ids(part.take(columns[part.column][:num_batches]), self.fields.name_of(part.column))
                 for part in component.parts
             ]
             ids.append(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2))
-        self._check_dense(given, num_batches)
+        self._check_dense(columns, num_batches)
         return ids
 
     def _check_dense(self, columns: Sequence[np.ndarray], num_batches: int) -> None:
@@ -156,7 +157,7 @@ class Planner:
         """Hook: finish a plan that contains all bundles; its inputs have a batch axis."""
 
     def join_exchange(self, problem: str = "") -> None:
-        """Hook: join other processes' reads without ids; make all raise a `problem`."""
+        """Hook: join other processes' reads without ids; all raise `problem` if given."""
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -186,13 +187,13 @@ class Planner:
         leaders = [self.layout.stacks[first].tables[member] for member in range(len(ids))]
         self._compare(stacks, leaders)
         for member, rows in enumerate(self._rows_of_all(leaders, ids_of, now)):
-            own = np.flatnonzero(carried.component_of == member)
+            indices = np.flatnonzero(carried.component_of == member)
             tables = [self.layout.stacks[stack].tables[member] for stack in stacks]
-            distinct, inverse = self._distinct(tables, ids_of[member], rows, carried.rows[:, own], now)
+            distinct, inverse = self._distinct(tables, ids_of[member], rows, carried.rows[:, indices], now)
             for stack, table, table_rows, all_rows in zip(stacks, tables, distinct, rows_of, strict=True):
                 plan.tables.append(TablePlan(table, table_rows, stack, start))
                 all_rows.append(table_rows)
-            head[own] = np.arange(start, start + len(own), dtype=np.int32)
+            head[indices] = np.arange(start, start + len(indices), dtype=np.int32)
             if start > 1:
                 inverse += np.int32(start - 1) * (inverse > 0)  # padding stays 0
             chunk.append(inverse)
@@ -200,27 +201,28 @@ class Planner:
             start += len(distinct[0])
         joined = chunk[0] if len(chunk) == 1 else np.concatenate(chunk, axis=1)
         steps, positions = self._number_steps(joined, updates, head, start)
-        of_batch = joined.shape[1]
-        size = self._work_sizes.fitting(first, start, of_batch * (batches + self.accumulate - 1))
+        ids_per_batch = joined.shape[1]
+        size = self._work_sizes.fitting(first, start, ids_per_batch * (batches + self.accumulate - 1))
         needed = max(map(len, steps.values())) + 1
-        step_size = self._step_sizes.fitting(first, needed, of_batch * self.accumulate)
+        step_size = self._step_sizes.fitting(first, needed, ids_per_batch * self.accumulate)
         for stack in stacks:
             plan.sizes[stack], plan.step_sizes[stack] = size, step_size
         plan.inputs.append(step_rows(steps, updates, batches, step_size))
         if bundle.in_graph:
             plan.inputs.append(marker(batches, size))
-        if self.accumulate > 1:  # the rows of the last update are carried over
+        if self.accumulate > 1:  # carry over the rows of the last update
             last = steps[int(updates[-1])] - 1
             all_stacks = np.stack([np.concatenate(rows) for rows in rows_of])
             self.carry[first] = OpenRows(np.concatenate(component_of)[last], all_stacks[:, last])
         ends = np.cumsum([part.shape[1] for part in chunk])[:-1]
-        return [part.reshape(own.shape) for part, own in zip(np.split(positions, ends, axis=1), ids, strict=True)]
+        split = np.split(positions, ends, axis=1)
+        return [part.reshape(member_ids.shape) for part, member_ids in zip(split, ids, strict=True)]
 
     def _compare(self, stacks: Sequence[int], leaders: Sequence[int]) -> None:
         """Record which tables have the same row numbers as the first table of their ids."""
         for stack in stacks[1:]:
             for leader, index in zip(leaders, self.layout.stacks[stack].tables, strict=True):
-                # Once different, they stay different for the rest of the run.
+                # Tables that once differ stay different for the rest of the run.
                 if self._same_rows.get(index, self._can_plan_together[index] and self._can_plan_together[leader]):
                     self._same_rows[index] = self.tables[index].has_same_rows(self.tables[leader])
 
@@ -230,7 +232,7 @@ class Planner:
         """Return each table's distinct rows, int32 [u], and the inverse, int32 [count, n].
 
         The inverse counts from 1. The distinct rows begin with `carried`, int32 [tables, c]. Only `rows`, those of the
-        first table, are compared: if there are others, every id has its own row in each table.
+        first table, decide which are distinct: tables that share positions give every id its own row.
         """
         leader = self.tables[tables[0]]
         width = carried.shape[1]
@@ -245,10 +247,10 @@ class Planner:
             for member, index in enumerate(tables[1:], 1):
                 table = self.tables[index]
                 if self._same_rows.get(index):
-                    more = plan_same_rows(table, leader, new, distinct[width:], now)
+                    new_rows = plan_same_rows(table, leader, new, distinct[width:], now)
                 else:
-                    more = table.plan(new[None], None, now, steps=len(ids)).reshape(-1)
-                rows_of.append(np.concatenate((carried[member], more)))
+                    new_rows = table.plan(new[None], None, now, steps=len(ids)).reshape(-1)
+                rows_of.append(np.concatenate((carried[member], new_rows)))
                 table.record(rows_of[-1], inverse, now)
         return rows_of, inverse
 
@@ -272,20 +274,20 @@ class Planner:
 
         Returns ({update: its distinct positions in the chunk}, the number of each element of `chunk` in its update).
         """
-        if len(updates) == 1 and not len(head):  # one step: its numbering is that of the chunk
+        if len(updates) == 1 and not len(head):  # a single step keeps the chunk's numbers
             return {int(updates[0]): np.arange(1, bound, dtype=np.int32)}, chunk
         positions = np.empty(chunk.shape, np.int32)
         steps: dict[int, np.ndarray] = {}
         for update in np.unique(updates):
-            inside = np.flatnonzero(updates == update)
-            values = chunk[inside[0]] if len(inside) == 1 else chunk[inside].reshape(-1)
-            own = head if update == updates[0] else head[:0]
-            if len(own):
-                values = np.concatenate((own, values))
+            batches = np.flatnonzero(updates == update)
+            values = chunk[batches[0]] if len(batches) == 1 else chunk[batches].reshape(-1)
+            start = head if update == updates[0] else head[:0]
+            if len(start):
+                values = np.concatenate((start, values))
             # Padding is position 0; passed as -1, `UniqueIndexer` numbers it 0.
             step, inverse = self._steps(values - 1, bound)
             steps[int(update)] = step + 1
-            positions[inside] = inverse[len(own) :].reshape(len(inside), -1)
+            positions[batches] = inverse[len(start) :].reshape(len(batches), -1)
         return steps, positions
 
     def _train_indirect(
@@ -298,17 +300,17 @@ class Planner:
         plan: SparsePlan,
         now: float,
     ) -> np.ndarray:
-        """Plan an indirect bundle: number the ids, and map the numbers for each table."""
+        """Plan an indirect bundle: number its ids and build each table's map."""
         numbers = np.zeros(ids.shape, np.int32)
         for update in np.unique(updates):
-            inside = updates == update
-            _, inverse = np.unique(ids[inside].reshape(-1), return_inverse=True)
-            numbers[inside] = inverse.reshape(ids[inside].shape) + 1
-        for number, (stack, index) in enumerate(zip(bundle.stacks, component.specs, strict=True)):
-            reads = component.elements(number, ids.shape[2])
+            batches_of = updates == update
+            _, inverse = np.unique(ids[batches_of].reshape(-1), return_inverse=True)
+            numbers[batches_of] = inverse.reshape(ids[batches_of].shape) + 1
+        for member, (stack, index) in enumerate(zip(bundle.stacks, component.specs, strict=True)):
+            reads = component.elements(member, ids.shape[2])
             (positions,) = self._train(bundle, [stack], [ids[:, :, reads]], updates, batches, plan, now)
-            needed, most = int(numbers.max(initial=0)) + 1, ids[0].size * self.accumulate
-            plan.map_sizes[index] = self._map_sizes.fitting(index, needed, most)
+            needed, maximum = int(numbers.max(initial=0)) + 1, ids[0].size * self.accumulate
+            plan.map_sizes[index] = self._map_sizes.fitting(index, needed, maximum)
             step_map = np.zeros((batches, plan.map_sizes[index]), np.int32)
             for batch in range(len(ids)):
                 step_map[batch, numbers[batch][:, reads]] = positions[batch]
@@ -316,7 +318,7 @@ class Planner:
         return numbers
 
     def reset(self) -> None:
-        """Drop the open accumulation; called together with `SparseTable.rollback`."""
+        """Drop the open accumulation; call it with `SparseTable.rollback`."""
         self.carry.clear()
         self._same_rows.clear()
 
@@ -329,15 +331,15 @@ def _replace_ids(
     for part in component.parts:
         column, shape = part.column, columns[part.column].shape
         size = int(np.prod(shape[2:])) if part.elements is None else len(part.elements)
-        own = positions[:, :, start : start + size]
+        values = positions[:, :, start : start + size]
         start += size
         if part.elements is None:
             out[column] = np.zeros(shape, np.int32)
-            out[column][:num_batches] = own.reshape(num_batches, *shape[1:])
+            out[column][:num_batches] = values.reshape(num_batches, *shape[1:])
             continue
         if out[column].dtype != np.int32 or out[column] is columns[column]:
             out[column] = out[column].astype(np.int32)
-        out[column].reshape(*shape[:2], -1)[:num_batches, :, part.elements] = own
+        out[column].reshape(*shape[:2], -1)[:num_batches, :, part.elements] = values
 
 
 def step_rows(

@@ -27,17 +27,17 @@ class ShardedPlanner(Planner):
     def __init__(self, group: Group, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.group = group
-        # A lookup array over all row numbers would not shrink with more processes.
+        # Sort: the lookup array of a `UniqueIndexer` would not shrink with more processes.
         self._rows = SortingIndexer()
 
     def join_exchange(self, problem: str = "") -> None:
-        """Join the exchange of weights without ids; make all processes raise a `problem`."""
+        """Join the exchange of weights without ids; all raise `problem` if given."""
         self._query_weights([(table, np.zeros((1, 0), np.int64)) for *_, table in self._reads()], problem)
 
-    def _checked_ids(self, given: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
+    def _checked_ids(self, columns: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
         """Return the ids; if they are invalid on one process, all of them raise an error."""
         try:
-            ids = super()._checked_ids(given, num_batches, train)
+            ids = super()._checked_ids(columns, num_batches, train)
             for _ in self._ids_of_tables(ids):  # checks the lengths of lists that tables share
                 pass
         except DataError as error:
@@ -50,22 +50,22 @@ class ShardedPlanner(Planner):
         self.join_exchange(problem)
 
     def _rows_of_all(self, tables: Sequence[int], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
-        # The owners also answer for tables that are only read.
+        # `plan` returns the owners' answers, also for tables that are only read.
         return [self.tables[index].plan(part, None, now) for index, part in zip(tables, ids, strict=True)]
 
     def _reads(self) -> Iterator[tuple[int, int | None, int]]:
         """Yield (component, index in its tables or None, table), the same on all ranks."""
         for bundle in self.layout.bundles:
-            for number in bundle.components:
-                for position, table in enumerate(self.fields.components[number].specs):
-                    yield number, position if bundle.indirect else None, table
+            for component in bundle.components:
+                for position, table in enumerate(self.fields.components[component].specs):
+                    yield component, position if bundle.indirect else None, table
 
     def _ids_of_tables(self, ids: Sequence[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
         """Yield each table and its ids, int64 [steps, n], in the same order on all ranks."""
-        for number, position, table in self._reads():
-            part = ids[number]
+        for component, position, table in self._reads():
+            part = ids[component]
             if position is not None:
-                part = part[:, :, self.fields.components[number].elements(position, part.shape[2])]
+                part = part[:, :, self.fields.components[component].elements(position, part.shape[2])]
             yield table, np.ascontiguousarray(part).reshape(len(part), -1)
 
     def _stepwise(self, table: int) -> bool:
@@ -84,13 +84,15 @@ class ShardedPlanner(Planner):
         raise_problems([text for text, *_ in requested])
         answers = []
         for _, *parts in requested:
-            own = [np.empty((len(keys), table.spec.dim), np.float32) for table, keys in zip(tables, parts, strict=True)]
-            for table, keys, weights in zip(tables, parts, own, strict=True):
+            answer = []
+            for table, keys in zip(tables, parts, strict=True):
+                weights = np.empty((len(keys), table.spec.dim), np.float32)
                 table.table.read_trained(keys, np.zeros(len(keys), np.bool_), weights)
-            answers.append(own)
+                answer.append(weights)
+            answers.append(answer)
         received = exchange_parts(self.group, answers, np.float32)
-        for number, (table, query) in enumerate(zip(tables, queries, strict=True)):
-            table.store.values = query.in_order([parts[number].reshape(-1, table.spec.dim) for parts in received])
+        for index, (table, query) in enumerate(zip(tables, queries, strict=True)):
+            table.store.values = query.in_order([parts[index].reshape(-1, table.spec.dim) for parts in received])
             query.answers = np.arange(len(query.keys), dtype=np.int32)
             table.reading = query
 
@@ -112,7 +114,7 @@ def exchange_parts(
     connections: Group | Channel, parts: Sequence[Sequence[np.ndarray]], dtype: Any
 ) -> list[list[np.ndarray]]:
     """Send each rank its arrays; return the flattened arrays that each rank sent here."""
-    received = connections.all_to_all([pack_arrays(own, dtype) for own in parts])
+    received = connections.all_to_all([pack_arrays(arrays, dtype) for arrays in parts])
     return [unpack_arrays(message, len(parts[0]), dtype) for message in received]
 
 

@@ -36,15 +36,15 @@ def gather_table(group: Group, part: Mapping[str, Any], folder: Path | None) -> 
     counts = group.gather(np.array([len(np.asarray(part["rows"])), len(part["removed"])], np.int64))
     joined: dict[str, Any] = {}
     for name, array in part.items():
-        own = np.asarray(array)
+        values = np.asarray(array)
         if name == "sketch":
-            joined[name] = np.stack([group.total(row) for row in own[0]])
+            joined[name] = np.stack([group.total(row) for row in values[0]])
         elif name == "removed":
-            joined[name] = _join(group, own, counts[:, 1].tolist(), None)
+            joined[name] = _join(group, values, counts[:, 1].tolist(), None)
         else:
-            whole = _join(group, own, counts[:, 0].tolist(), folder)
+            whole = _join(group, values, counts[:, 0].tolist(), folder)
             # The array no longer changes; `Frozen` lets a writer use it without a copy.
-            joined[name] = Frozen(functools.partial(np.asarray, whole), own.dtype)
+            joined[name] = Frozen(functools.partial(np.asarray, whole), values.dtype)
     return joined if group.is_main else {}
 
 
@@ -60,10 +60,10 @@ def own_part(table: SparseTable, arrays: Mapping[str, Any], sketch_before: np.nd
     is_main = table.shards.rank == 0
 
     def column(name: str) -> np.ndarray:
-        rows, own = np.asarray(arrays["rows"]), np.asarray(arrays[name])
-        own = table.shards.numbers(rows) if name == "rows" else own
+        rows, values = np.asarray(arrays["rows"]), np.asarray(arrays[name])
+        values = table.shards.to_global(rows) if name == "rows" else values
         has_default = len(rows) > 0 and rows[0] == DEFAULT_ROW  # rows are ascending
-        return own[1:] if has_default and not is_main else own
+        return values[1:] if has_default and not is_main else values
 
     part: dict[str, Any] = {}
     for name, array in arrays.items():
@@ -76,29 +76,29 @@ def own_part(table: SparseTable, arrays: Mapping[str, Any], sketch_before: np.nd
 
 def joined_json(group: Group, json: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Merge the JSON of all processes into that of whole tables; a collective call."""
-    own = [number for about in json.values() for number in (about["next_row"], *about["counters"].values())]
-    heads = iter(group.gather(np.array(own, np.int64)).T)  # one message for all tables
+    numbers = [number for table in json.values() for number in (table["next_row"], *table["counters"].values())]
+    columns = iter(group.gather(np.array(numbers, np.int64)).T)  # one message for all tables
     joined = {}
-    for name, about in json.items():
-        next_row = 1 + int(next(heads).max() - 1) * group.size
-        counters = {counter: int(next(heads).sum()) for counter in about["counters"]}
-        joined[name] = {**about, "processes": group.size, "next_row": next_row, "counters": counters}
+    for name, table in json.items():
+        next_row = 1 + int(next(columns).max() - 1) * group.size
+        counters = {counter: int(next(columns).sum()) for counter in table["counters"]}
+        joined[name] = {**table, "processes": group.size, "next_row": next_row, "counters": counters}
     return joined
 
 
-def _join(group: Group, own: np.ndarray, counts: list[int], folder: Path | None) -> np.ndarray | None:
+def _join(group: Group, part: np.ndarray, counts: list[int], folder: Path | None) -> np.ndarray | None:
     """Concatenate the arrays of all processes on rank 0, block by block."""
-    columns = own.shape[1:]
+    columns = part.shape[1:]
     width = math.prod(columns)
-    whole = _allocate((sum(counts), *columns), own.dtype, folder) if group.is_main else None
+    whole = _allocate((sum(counts), *columns), part.dtype, folder) if group.is_main else None
     starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
-    block = max(1, BLOCK_BYTES // max(1, width * own.itemsize))
+    block = max(1, BLOCK_BYTES // max(1, width * part.itemsize))
     for first in range(0, max(counts), block):
         lengths = [max(0, min(count - first, block)) for count in counts]
-        parts = group.gather_known(own[first : first + block].reshape(-1), [length * width for length in lengths])
+        blocks_of = group.gather_known(part[first : first + block].reshape(-1), [length * width for length in lengths])
         if whole is not None:
-            for start, length, part in zip(starts, lengths, parts, strict=True):
-                whole[start + first : start + first + length] = part.reshape(length, *columns)
+            for start, length, values in zip(starts, lengths, blocks_of, strict=True):
+                whole[start + first : start + first + length] = values.reshape(length, *columns)
     return whole
 
 
@@ -115,27 +115,26 @@ def own_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str, 
 
     Values that a snapshot stores in blocks are not read before they are restored.
     """
-    own: list[dict[str, Any]] = [{"json": {}, "arrays": {}} for _ in states]
+    result: list[dict[str, Any]] = [{"json": {}, "arrays": {}} for _ in states]
     for name, table in tables.items():
-        chain = _Chain(table)
-        for part, state in zip(own, states, strict=True):
-            arrays, part["json"][name] = chain.part_of(arrays_of(state["arrays"], name), state["json"][name])
+        assignment = _RowAssignment(table)
+        for part, state in zip(result, states, strict=True):
+            arrays, part["json"][name] = assignment.part_of(arrays_of(state["arrays"], name), state["json"][name])
             part["arrays"] |= {f"{name}/{key}": value for key, value in arrays.items()}
-    return own
+    return result
 
 
-class _Chain:
+class _RowAssignment:
     """Assigns rows to this process's ids, in a full state and then in its deltas.
 
-    If the states were written by as many processes as there are now, ids get the same rows back. Otherwise each process
-    assigns new rows.
+    If as many processes wrote the states as there are now, ids keep their rows. Otherwise processes assign new rows.
     """
 
     def __init__(self, table: SparseTable) -> None:
         self.table, self.shards = table, table.shards
-        self._start_over()
+        self._reset()
 
-    def _start_over(self) -> None:
+    def _reset(self) -> None:
         self._ids = np.zeros(0, np.int64)
         self._rows = np.zeros(0, np.int32)
         self._next = DEFAULT_ROW + 1
@@ -143,23 +142,23 @@ class _Chain:
     def part_of(self, arrays: Mapping[str, np.ndarray], json: Mapping[str, Any]) -> tuple[dict, dict]:
         """Return (arrays, json) of this process's part of a state."""
         shards, removed = self.shards, np.asarray(arrays["removed"])
-        chosen, rows, ids = owned_columns(self.table, arrays, json["next_row"])
+        indices, rows, ids = owned_columns(self.table, arrays, json["next_row"])
         if json["full"]:
-            self._start_over()
+            self._reset()
         same = (rows == DEFAULT_ROW) | (shards.owners_of_rows(rows) == shards.rank)
         if json.get("processes", 1) == shards.size and same.all():
-            own, next_row = shards.rows(rows), 1 + -(-(json["next_row"] - 1) // shards.size)
+            own_rows, next_row = shards.to_local(rows), 1 + -(-(json["next_row"] - 1) // shards.size)
         else:
-            own = self._number(ids, rows)
+            own_rows = self._assign_rows(ids, rows)
             next_row = self._next
-        part = {name: taken(arrays[name], chosen) for name in ("values", *self.table.meta_names)}
-        part |= {"rows": own, "ids": ids, "removed": removed[shards.owned(removed)]}
+        part = {name: taken(arrays[name], indices) for name in ("values", *self.table.meta_names)}
+        part |= {"rows": own_rows, "ids": ids, "removed": removed[shards.owned(removed)]}
         if "sketch" in arrays:
             part["sketch"] = arrays["sketch"]
         counters = {name: value if shards.rank == 0 else 0 for name, value in json["counters"].items()}
         return part, {**json, "next_row": next_row, "counters": counters}
 
-    def _number(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _assign_rows(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return a row for each of `ids`: the one from an earlier state, or a new one."""
         own = np.zeros(len(ids), np.int32)
         indices, known = find(self._ids, ids)
@@ -192,6 +191,6 @@ def renumbered(
                 ids[known] = own_ids[indices[known]]
         own = (saved != DEFAULT_ROW) & table.shards.owned(ids)
         numbers = np.zeros(len(saved), np.int32)
-        numbers[own] = table.shards.numbers(table.map.get(ids[own]))
+        numbers[own] = table.shards.to_global(table.map.get(ids[own]))
         arrays[f"{name}/{OPEN_ROWS}"] = group.total(numbers)
     return arrays

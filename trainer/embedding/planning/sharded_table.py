@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..tables.hashing import WHOLE, Shards
+from ..tables.hashing import UNSHARDED, Shards
 from ..tables.spec import PADDING
 from ..tables.table import SparseTable
 from .sparse_plan import padding_of
@@ -20,15 +20,15 @@ class RowQuery:
     """
 
     def __init__(
-        self, ids: np.ndarray, padding: np.ndarray | None, shards: Shards = WHOLE, *, stepwise: bool = False
+        self, ids: np.ndarray, padding: np.ndarray | None, shards: Shards = UNSHARDED, *, stepwise: bool = False
     ) -> None:
         self.inverse = np.full(ids.shape, PADDING, np.int64)  # index of every id in `keys`
         parts, start = [np.zeros(0, np.int64)], 0
         for step in range(len(ids)) if stepwise else [slice(None)]:
-            chosen = slice(None) if padding is None else ~padding[step]
-            keys, inverse = np.unique(ids[step][chosen].reshape(-1), return_inverse=True)
+            mask = slice(None) if padding is None else ~padding[step]
+            keys, inverse = np.unique(ids[step][mask].reshape(-1), return_inverse=True)
             indices = self.inverse[step]
-            indices[chosen] = (inverse + start).reshape(indices[chosen].shape)
+            indices[mask] = (inverse + start).reshape(indices[mask].shape)
             parts.append(keys)
             start += len(keys)
         self.keys = np.concatenate(parts)  # the distinct ids, ascending (within each step), int64 [u]
@@ -36,7 +36,7 @@ class RowQuery:
         self.answers = np.zeros(0, np.int32)  # the rows of `keys`, int32 [u], once known
 
     def in_order(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Merge what each rank sent for the keys that it owns, in the order of `keys`."""
+        """Merge the answers of all ranks, in the order of `keys`."""
         joined = np.empty((len(self.keys), *parts[0].shape[1:]), parts[0].dtype)
         for rank, part in enumerate(parts):
             joined[self.owners == rank] = part
@@ -58,8 +58,7 @@ class CallRows:
         from ..tables import kernels
 
         self._gather = kernels.gather.ready()
-        # weights [u, dim] of the query's distinct ids
-        self.values = np.zeros((0, 0), np.float32)
+        self.values = np.zeros((0, 0), np.float32)  # weights [u, dim] of the query's distinct ids
 
     def read_part(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Write the weights at `rows` (int32 [n]) into `out`, float32 [n, dim]."""
@@ -97,14 +96,14 @@ class OwnedTable:
         """
         padding = np.ones(ids.shape, np.bool_) if placeholder else padding_of(self.table, ids)
         self.query = query = RowQuery(ids, padding, self.shards, stepwise=stepwise)
-        chosen = [np.flatnonzero(query.owners == rank) for rank in range(self.shards.size)]
+        indices_of = [np.flatnonzero(query.owners == rank) for rank in range(self.shards.size)]
         if not stepwise:
-            return [[query.keys[own]] for own in chosen]
+            return [[query.keys[indices]] for indices in indices_of]
         counts = np.bincount(query.inverse[query.inverse >= 0], minlength=len(query.keys))
         step_of = np.zeros(len(query.keys), np.int64)
         for step, inverse in enumerate(query.inverse):
             step_of[inverse[inverse >= 0]] = step
-        return [[np.bincount(step_of[own], minlength=len(ids)), query.keys[own], counts[own]] for own in chosen]
+        return [[np.bincount(step_of[i], minlength=len(ids)), query.keys[i], counts[i]] for i in indices_of]
 
     def answer(
         self, requested: Sequence[Sequence[np.ndarray]], steps: int, now: float, *, train: bool
@@ -115,9 +114,9 @@ class OwnedTable:
         """
         if len(requested[0]) > 1:
             return self._answer_steps(requested, steps, now)
-        keys = np.unique(np.concatenate([own for (own,) in requested]))
+        keys = np.unique(np.concatenate([ids for (ids,) in requested]))
         rows = self.table.plan(keys[None], None, now, steps=steps).reshape(-1) if train else self.table.lookup(keys)
-        return [self.shards.numbers(rows[np.searchsorted(keys, own)]) for (own,) in requested]
+        return [self.shards.to_global(rows[np.searchsorted(keys, ids)]) for (ids,) in requested]
 
     def _answer_steps(self, requested: Sequence[Sequence[np.ndarray]], steps: int, now: float) -> list[np.ndarray]:
         """Plan step by step, counting every occurrence of an id."""
@@ -129,8 +128,8 @@ class OwnedTable:
             keys_of.append(keys)
             inverse_of.append(inverse)
             sightings.append(np.bincount(inverse, counts, minlength=len(keys)).astype(np.int64))
-        most = max(int(counts.sum()) for counts in sightings)
-        packed, padding = np.zeros((steps, most), np.int64), np.ones((steps, most), np.bool_)
+        width = max(int(counts.sum()) for counts in sightings)
+        packed, padding = np.zeros((steps, width), np.int64), np.ones((steps, width), np.bool_)
         for step, (keys, counts) in enumerate(zip(keys_of, sightings, strict=True)):
             packed[step, : counts.sum()], padding[step, : counts.sum()] = np.repeat(keys, counts), False
         planned = self.table.plan(packed, padding, now)
@@ -139,7 +138,7 @@ class OwnedTable:
             rows = planned[step, np.cumsum(counts) - counts][inverse] if len(counts) else np.zeros(0, np.int32)
             ends = np.cumsum([len(ids[step]) for ids, _ in split])
             for answer, part in zip(answers, np.split(rows, ends[:-1]), strict=True):
-                answer.append(self.shards.numbers(part))
+                answer.append(self.shards.to_global(part))
         return [np.concatenate(parts) for parts in answers]
 
     def receive(self, answers: Sequence[np.ndarray]) -> None:

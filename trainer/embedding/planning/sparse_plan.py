@@ -1,4 +1,4 @@
-"""`SparsePlan`, which says what rows a chunk uses, and helpers to make one."""
+"""`SparsePlan`, the rows that a chunk uses, and helpers that planners share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...native.memory import bucket, zeros
 from ..tables.table import SparseTable
 from .layout import Bundle, Component, Layout
 
-SMALLEST = 64  # smallest padded size; the others are multiples of it
-_COARSE = 8192  # padded sizes up to this one are powers of two
+MIN_SIZE = 64  # smallest padded size; the others are multiples of it
+_MAX_POWER_OF_TWO = 8192  # padded sizes up to this one are powers of two
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,26 +28,26 @@ Carry = dict[int, OpenRows]  # key: the first of the stacks that share positions
 
 def padded_size(count: int) -> int:
     """Return the padded size for `count` distinct rows plus 2 %."""
-    return bucket(count + count // 50, 16, least=SMALLEST, coarse=_COARSE)
+    return bucket(count + count // 50, 16, least=MIN_SIZE, coarse=_MAX_POWER_OF_TWO)
 
 
 class PaddedSizes:
     """Chooses few different padded sizes, because each size needs its own program.
 
-    Batches are grouped by the number of rows that they could need, rounded up to a power of two. Each table or stack
-    has one size per group, which only grows. A large batch therefore adds no padding to small ones, which belong to
-    another group and need another program anyway.
+    Batches are grouped by the maximum number of rows that they could need, rounded up to a power of two. Each table or
+    stack has one size per group, which only grows. A large batch therefore adds no padding to small ones: these are in
+    another group, and their shape needs another program anyway.
     """
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[int, int], int] = {}
 
-    def fitting(self, index: int, needed: int, most: int) -> int:
+    def fitting(self, index: int, needed: int, maximum: int) -> int:
         """Return the size for `needed` rows of the table or stack `index`.
 
-        `most` is the largest number of rows that a batch of this shape could need.
+        `maximum` is the largest number of rows that a batch of this shape could need.
         """
-        key = index, bucket(most)
+        key = index, bucket(maximum)
         if needed > self._sizes.get(key, 0):
             self._sizes[key] = padded_size(needed)
         return self._sizes[key]
@@ -73,17 +73,17 @@ class TablePlan:
 
 @dataclass(slots=True)
 class StackExchange:
-    """Rows of one stack that processes exchange in each stretch of a call.
+    """Rows of one stack that processes exchange in each window of a call.
 
-    A stretch is one step, or with accumulation the micro-batches of one optimizer update. The rows that this process
-    owns have positions from 1 on, beginning with the default row of each table. Lists have one entry per stretch.
+    A window is one step, or with accumulation the micro-batches of one optimizer update. The rows that this process
+    owns have positions from 1 on; the default row of each table comes first. Lists have one entry per window.
     """
 
-    stretches: np.ndarray  # the stretch of each micro-batch, ascending from 0, int64
-    sent: list[list[np.ndarray]]  # for each rank, the positions in the stretch of the rows that it owns, int32
+    windows: np.ndarray  # the window of each micro-batch, ascending from 0, int64
+    sent: list[list[np.ndarray]]  # for each rank, the positions in the window of the rows that it owns, int32
     requested: list[np.ndarray]  # positions of the owned rows that each rank reads, in rank order, int32
     ends: list[np.ndarray]  # where the rows of each rank end in `requested`, int64 [size]
-    indices: list[np.ndarray]  # index of each entry of `requested` among the stretch's distinct rows, from 1, int32
+    indices: list[np.ndarray]  # index of each entry of `requested` among the window's distinct rows, from 1, int32
     tables: np.ndarray  # table of each owned row, int32 [rows]; entry 0 is not a row
     rows: np.ndarray  # row of each owned row in its table, int32 [rows]
     step_rows: list[np.ndarray]  # positions of the distinct owned rows, int32
@@ -118,11 +118,11 @@ def padding_of(table: SparseTable, ids: np.ndarray) -> np.ndarray | None:
 
 def marker(batches: int, size: int) -> np.ndarray:
     """Return an array whose shape tells the graph the size of a parameter."""
-    return np.zeros((batches, 1 + size // SMALLEST), np.int8)
+    return np.zeros((batches, 1 + size // MIN_SIZE), np.int8)
 
 
-# Smallest read set: this many rows, or fewer if they exceed this many entries. Small requests of different sizes then
-# use read sets of the same size.
+# A read set has at least `_MIN_ROWS` rows, or at least `_MIN_ENTRIES` numbers if that is fewer rows. Small requests of
+# different sizes then use read sets of one size.
 _MIN_ROWS, _MIN_ENTRIES = 1 << 13, 1 << 18
 
 
@@ -154,8 +154,8 @@ class ReadSets:
             for stack in bundle.stacks:
                 rows = self._look_up(self.stacks[stack].tables[member], stack, start, flat, plan).rows
             # Tables of a bundle have the same padding.
-            own = np.arange(start, start + len(flat), dtype=np.int32)
-            positions.append(np.where(rows < 0, np.int32(0), own).reshape(part.shape))
+            numbers = np.arange(start, start + len(flat), dtype=np.int32)
+            positions.append(np.where(rows < 0, np.int32(0), numbers).reshape(part.shape))
             start += len(flat)
         for stack in bundle.stacks:
             plan.sizes[stack] = self._size(stack, start)
@@ -166,14 +166,14 @@ class ReadSets:
         self, bundle: Bundle, component: Component, ids: np.ndarray, batches: int, plan: SparsePlan
     ) -> np.ndarray:
         positions = np.arange(1, ids.size + 1, dtype=np.int32).reshape(ids.shape)
-        for number, (stack, index) in enumerate(zip(bundle.stacks, component.specs, strict=True)):
-            reads = component.elements(number, ids.shape[2])
+        for member, (stack, index) in enumerate(zip(bundle.stacks, component.specs, strict=True)):
+            reads = component.elements(member, ids.shape[2])
             part = self._look_up(index, stack, 1, ids[:, :, reads].reshape(-1), plan)
             plan.sizes[stack] = self._size(stack, len(part.rows) + 1)
-            plan.map_sizes[index] = _rounded(ids.size + 1)
+            plan.map_sizes[index] = _round_up(ids.size + 1)
             part.reading_map = np.zeros(plan.map_sizes[index], np.int32)
-            own = np.arange(1, len(part.rows) + 1, dtype=np.int32)
-            part.reading_map[positions[:, :, reads].reshape(-1)] = np.where(part.rows < 0, np.int32(0), own)
+            numbers = np.arange(1, len(part.rows) + 1, dtype=np.int32)
+            part.reading_map[positions[:, :, reads].reshape(-1)] = np.where(part.rows < 0, np.int32(0), numbers)
             plan.inputs += [marker(batches, plan.sizes[stack]), marker(batches, plan.map_sizes[index])]
         return positions
 
@@ -187,12 +187,12 @@ class ReadSets:
 
     def _size(self, stack: int, needed: int) -> int:
         first = self.stacks[stack].tables[0]
-        least = min(_MIN_ROWS, _MIN_ENTRIES // self.tables[first].spec.dim)
-        return _rounded(max(needed, least))
+        minimum = min(_MIN_ROWS, _MIN_ENTRIES // self.tables[first].spec.dim)
+        return _round_up(max(needed, minimum))
 
 
-def _rounded(size: int) -> int:
-    return -(-size // SMALLEST) * SMALLEST
+def _round_up(size: int) -> int:
+    return -(-size // MIN_SIZE) * MIN_SIZE
 
 
 class UniqueIndexer:
@@ -204,14 +204,14 @@ class UniqueIndexer:
     def __init__(self) -> None:
         from ..tables import kernels
 
-        self._number = kernels.number.ready()
+        self._number = kernels.number_distinct.ready()
         self._slots = np.zeros(0, np.int32)
         self.first = np.zeros(0, np.int32)  # index of each distinct number's first occurrence in the latest call
 
     def __call__(self, numbers: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (distinct, inverse) of `numbers`, int32 [n] in [-1, bound).
 
-        `distinct` (int32 [u]) has the numbers other than -1 in the order of first occurrence. `inverse` (int32 [n])
+        `distinct` (int32 [u]) lists the numbers except -1 in the order of first occurrence. `inverse` (int32 [n])
         counts from 1, so that ``distinct[inverse - 1] == numbers``; it is 0 where the number is -1.
         """
         if len(self._slots) < bound:
@@ -232,9 +232,9 @@ class SortingIndexer:
     def __call__(self, numbers: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (distinct, inverse) as `UniqueIndexer` does; ignores `bound`."""
         distinct, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
-        none = int(len(distinct) and distinct[0] < 0)
-        order = np.argsort(first[none:])
+        skip = int(len(distinct) and distinct[0] < 0)  # 1 if -1 occurs
+        order = np.argsort(first[skip:])
         number = np.zeros(len(distinct), np.int32)
-        number[none:][order] = np.arange(1, len(order) + 1, dtype=np.int32)
-        self.first = first[none:][order].astype(np.int32)
-        return distinct[none:][order].astype(np.int32), number[inverse.reshape(-1)]
+        number[skip:][order] = np.arange(1, len(order) + 1, dtype=np.int32)
+        self.first = first[skip:][order].astype(np.int32)
+        return distinct[skip:][order].astype(np.int32), number[inverse.reshape(-1)]

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .spec import DEFAULT_ROW, forget
+from .spec import DEFAULT_ROW, undo_counting
 from .table_rows import TableRows, dirty_column
 
 PINNED_PLANS = 8  # number of latest plans whose rows are never evicted
-_TTL_SWEEPS = 32  # number of searches for expired ids per time to live
+_SWEEPS_PER_TTL = 32  # number of searches for expired ids per time to live
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Evicted:
     ids: np.ndarray
     rows: np.ndarray
     values: np.ndarray  # packed rows in the store's format
-    dirty: dict[str, np.ndarray]  # for each consumer, which rows had changed
+    dirty: dict[str, np.ndarray]  # for each consumer, a mask of the changed rows
     meta: dict[str, np.ndarray]  # bookkeeping columns
 
 
@@ -34,7 +34,7 @@ class UndoRecord:
     rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # distinct rows that the plan uses
     allocated: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # rows, their ids
     evicted: list[Evicted] = field(default_factory=list)
-    cells: list[np.ndarray] = field(default_factory=list)  # what `spec.forget` needs to undo counting in the sketch
+    cells: list[np.ndarray] = field(default_factory=list)  # arguments of `spec.undo_counting`
     meta: dict[str, np.ndarray] = field(default_factory=dict)  # bookkeeping of `rows` before the plan
     counters: dict[str, int] = field(default_factory=dict)  # amounts that the commit adds to the table's counters
     next_row: int = 0  # the table's value before the plan
@@ -47,7 +47,7 @@ class UndoRecord:
             self.counters[name] = self.counters.get(name, 0) + int(amount)
 
 
-def least(keys: np.ndarray, allowed: np.ndarray, count: int) -> np.ndarray:
+def smallest(keys: np.ndarray, allowed: np.ndarray, count: int) -> np.ndarray:
     """Return the `count` allowed positions with the smallest keys, ascending.
 
     `keys` is [n], `allowed` bool [n]. Ties go to the lower position. If fewer are allowed, all of them are returned.
@@ -69,16 +69,16 @@ def pin_and_expire(table: TableRows, rows: np.ndarray, record: UndoRecord, now: 
     if ttl is None:
         return rows
     # An expired id that occurs again starts from its first value, even if no sweep has evicted it yet.
-    late = (rows >= 0) & (now - table.columns["last_time"][rows] > ttl) & (rows != DEFAULT_ROW)
-    if late.any():
-        gone = np.unique(rows[late])
-        gone = gone[table.columns["plan"][gone] <= table.plans - PINNED_PLANS]
-        _evict(table, gone, record, "expired")
-        rows[np.isin(rows, gone)] = -1
-    if now - table.last_sweep >= ttl / _TTL_SWEEPS:
+    expired = (rows >= 0) & (now - table.columns["last_time"][rows] > ttl) & (rows != DEFAULT_ROW)
+    if expired.any():
+        evicted = np.unique(rows[expired])
+        evicted = evicted[table.columns["plan"][evicted] <= table.plans - PINNED_PLANS]
+        _evict(table, evicted, record, "expired")
+        rows[np.isin(rows, evicted)] = -1
+    if now - table.last_sweep >= ttl / _SWEEPS_PER_TTL:
         table.last_sweep = now
-        old = _evictable(table) & (now - table.columns["last_time"][: table.next_row] > ttl)
-        _evict(table, np.flatnonzero(old), record, "expired")
+        expired = _evictable(table) & (now - table.columns["last_time"][: table.next_row] > ttl)
+        _evict(table, np.flatnonzero(expired), record, "expired")
     return rows
 
 
@@ -92,10 +92,10 @@ def _evictable(table: TableRows) -> np.ndarray:
     return allowed
 
 
-def make_room(table: TableRows, wanted: int, record: UndoRecord) -> int:
-    """Evict up to `wanted` rows, least recently or frequently used; return how many."""
+def evict_least_used(table: TableRows, wanted: int, record: UndoRecord) -> int:
+    """Evict up to `wanted` least recently or frequently used rows; return how many."""
     key = "frequency" if "frequency" in table.columns else "last_step"
-    rows = least(table.columns[key][: table.next_row], _evictable(table), wanted)
+    rows = smallest(table.columns[key][: table.next_row], _evictable(table), wanted)
     _evict(table, rows, record, "evicted")
     return len(rows)
 
@@ -136,10 +136,10 @@ def undo(table: TableRows, record: UndoRecord) -> None:
             table.columns[name][evicted.rows] = old
     for cells in record.cells:
         assert table.admission.sketch is not None
-        forget(table.admission.sketch, cells)
+        undo_counting(table.admission.sketch, cells)
     table.next_row, table.last_sweep = record.next_row, record.last_sweep
     table.step, table.numbering = record.step, record.numbering
     table.plans -= 1
     if record.started:
-        # Training in place failed midway: like dense weights, the rows keep what the last step wrote.
+        # Training in place failed midway: like dense weights, the rows keep the values of the last step.
         table.mark_changed(record.rows[table.columns["live"][record.rows]])

@@ -6,8 +6,8 @@ its mean exact. Small updates, which rounding to nearest would drop, therefore s
 the id, the number of the update and the column. A replay therefore rounds in the same way, whatever else is in the
 batch.
 
-The conversions use integer arithmetic, so they do not depend on the processor's rounding mode or its treatment of
-subnormal numbers, and the compiler turns loops over them into vector instructions.
+The conversions use integer arithmetic. They do not depend on the processor's rounding mode or its treatment of
+subnormal numbers, and the compiler can vectorize loops over them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from ...native.compiled import bits_of, float_of, inlined, pointer_to
 
 _LARGEST_VALUE = 65504.0  # largest finite float16; larger weights and infinities are clipped to it
-# Not inlined: in a large loop the compiler might not use vector instructions.
-_separate = numba.njit(nogil=True, error_model="numpy")
+# Not inlined, because the compiler might not vectorize them within a large loop.
+_not_inlined = numba.njit(nogil=True, error_model="numpy")
 _uint16s = pointer_to(numba.types.uint16)
 _SIGN, _MAGNITUDE = np.uint32(0x8000), np.uint32(0x7FFF)
 _BIAS = np.uint32((127 - 15) << 23)
@@ -27,7 +27,7 @@ _INFINITE = np.uint32(0x7C00)  # float16 patterns from here on are not finite
 _LARGEST, _NAN = np.uint32(0x7BFF), np.uint32(0x7E00)
 _SMALLEST_NORMAL, _SUBNORMALS = np.uint32(0x0400), np.float32(0x0400)
 _STEP, _STEPS = np.float32(2.0**-24), np.float32(2.0**24)  # distance between subnormal float16 numbers, its inverse
-_SHIFT, _KEPT = np.uint32(13), np.uint32(32 - 13)  # a float16 has 13 fraction bits fewer than a float32
+_SHIFT, _DISCARDED = np.uint32(13), np.uint32(32 - 13)  # a float16 has 13 fraction bits fewer than a float32
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
@@ -35,7 +35,7 @@ def rounded(values: np.ndarray) -> np.ndarray:
     return np.clip(values, -_LARGEST_VALUE, _LARGEST_VALUE).astype(np.float16)
 
 
-@_separate
+@_not_inlined
 def widen(address, to, count):
     """Convert `count` float16 numbers at `address` to float32 at the pointer `to`."""
     halves = _uint16s(address)
@@ -52,16 +52,16 @@ def widen(address, to, count):
 
 
 @inlined
-def _rounded_half(value, drawn):
+def _rounded_half(value, random_bits):
     """Round a float32 to float16 using 32 random bits; return the float16's bits."""
     bits = bits_of(value)
     magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
     # A float16 keeps the upper bits of a float32. Adding random bits to the lower ones produces a carry, which rounds
     # up, with the right probability.
-    half = np.uint32(np.uint32(magnitude + np.uint32(drawn >> _KEPT) - _BIAS) >> _SHIFT)
+    half = np.uint32(np.uint32(magnitude + np.uint32(random_bits >> _DISCARDED) - _BIAS) >> _SHIFT)
     steps = min(float_of(magnitude) * _STEPS, _SUBNORMALS)
     whole = np.int32(steps)
-    up = np.float32(np.int32(drawn >> np.uint32(8))) * _STEP < steps - np.float32(whole)
+    up = np.float32(np.int32(random_bits >> np.uint32(8))) * _STEP < steps - np.float32(whole)
     if steps < _SUBNORMALS:
         half = np.uint32(whole + np.int32(up))
     half = np.uint32(min(half, _LARGEST))
@@ -70,7 +70,7 @@ def _rounded_half(value, drawn):
     return np.uint32(half | np.uint32(np.uint32(bits >> np.uint32(16)) & _SIGN))
 
 
-@_separate
+@_not_inlined
 def narrow(values, address, count, key):
     """Round `count` float32 numbers at the pointer `values` to float16 at `address`.
 
@@ -85,8 +85,8 @@ def narrow(values, address, count, key):
 
 
 @inlined
-def mixed(key, step):
-    """Return the rounding key (uint64) of update number `step` from the row's key."""
+def rounding_key(key, step):
+    """Derive the rounding key (uint64) of update number `step` from the row's key."""
     x = np.uint64(key) + np.uint64(step) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Hash ids, to choose a row's first values and the process that owns it."""
+"""Hash ids: strings to integers, first values of rows, owners of rows."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def float_ids_hint(values: np.ndarray) -> str:
     return f", NaN in row {row} of the batch: give missing ids their own id, column.fillna(0).astype('int64')"
 
 
-def to_plain(column: np.ndarray) -> np.ndarray:
+def hash_text(column: np.ndarray) -> np.ndarray:
     """Return `column` with strings hashed to int64 ids, which a tensor can hold."""
     return to_ids(column) if column.dtype.kind in "USO" else column
 
@@ -144,7 +144,7 @@ def first_rows(
     base = mix64(ids) ^ np.asarray(seed, np.uint64)
     counters = (np.arange(1, pairs + 1, dtype=np.uint64) * _GAMMA)[None, :]
     bits = mix64(base[:, None] + counters)
-    # 24 bits are exact in float32; the half step keeps the logarithm's argument above zero.
+    # float32 represents 24 bits exactly; the half step keeps the logarithm's argument above zero.
     step = np.float32(2.0**-24)
     u1 = (bits >> _S40).astype(np.float32) * step + step / 2
     u2 = ((bits & np.uint64(0xFFFFFFFF)) >> np.uint64(8)).astype(np.float32) * step
@@ -158,13 +158,13 @@ def first_rows(
 
 
 VIRTUAL_SHARDS = 1024
-# Selects hash bits that `id_map.Buckets` uses neither for the bucket nor for the cell in it.
+# Selects hash bits that `id_map.Buckets` does not use to choose a cell.
 _SHIFT = np.uint64(40)
 
 
 @dataclass(frozen=True)
 class Shards:
-    """One process's part of the rows of every table.
+    """Assigns the rows of every table to processes; `rank` is this one.
 
     The hash of an id selects one of 1,024 virtual shards; shard s belongs to process s % `size`. A process numbers its
     own rows from 1; the global number of row r of process p is (r - 1) * size + p + 1. Every process has a copy of row
@@ -187,22 +187,22 @@ class Shards:
         """Return this process's share of a total capacity; the shares add up to it."""
         if total is None:
             return None
-        whole, more = divmod(VIRTUAL_SHARDS, self.size)  # shards per process; the first `more` processes have one more
-        first = self.rank * whole + min(self.rank, more)
-        last = first + whole + (self.rank < more)
+        count, extra = divmod(VIRTUAL_SHARDS, self.size)  # the first `extra` processes own count + 1 virtual shards
+        first = self.rank * count + min(self.rank, extra)
+        last = first + count + (self.rank < extra)
         return total * last // VIRTUAL_SHARDS - total * first // VIRTUAL_SHARDS
 
-    def numbers(self, rows: np.ndarray) -> np.ndarray:
+    def to_global(self, rows: np.ndarray) -> np.ndarray:
         """Convert this process's row numbers to global ones, int32 [n]; 0 stays 0."""
         return np.where(rows > 0, (rows - 1) * self.size + (self.rank + 1), 0).astype(np.int32)
 
-    def owners_of_rows(self, numbers: np.ndarray) -> np.ndarray:
+    def owners_of_rows(self, rows: np.ndarray) -> np.ndarray:
         """Return the process that owns each row, given nonzero global numbers [n]."""
-        return (numbers - 1) % self.size
+        return (rows - 1) % self.size
 
-    def rows(self, numbers: np.ndarray) -> np.ndarray:
+    def to_local(self, rows: np.ndarray) -> np.ndarray:
         """Convert global row numbers to the owner's, int32 [n]; 0 stays 0."""
-        return ((numbers + (self.size - 1)) // self.size).astype(np.int32)
+        return ((rows + (self.size - 1)) // self.size).astype(np.int32)
 
 
-WHOLE = Shards()
+UNSHARDED = Shards()

@@ -27,7 +27,7 @@ def _mix(x):
 
 _map = (_i64[::1], _i32[::1], nt.uint16[::1], _i64)
 _WAYS = 8  # cells per bucket, as `id_map.WAYS`
-_ODD_ID = -0x61C8864680B583EB  # as `id_map.ODD_ID`
+_ZERO_KEY_ID = -0x61C8864680B583EB  # as `id_map.ZERO_KEY_ID`
 
 
 @inlined
@@ -36,7 +36,7 @@ def _bucket(mask, hashed, choice):
 
 
 @inlined
-def _cell(keys, passed, mask, choices, key, hashed):
+def _cell(keys, full_counts, mask, choices, key, hashed):
     """Return the cell of `key` in a table of `id_map.Buckets`; -1 if it is unknown."""
     cell = np.int64(-1)
     for choice in range(choices):
@@ -44,7 +44,7 @@ def _cell(keys, passed, mask, choices, key, hashed):
         # Compare all cells without a branch: a branch taken half the time costs more than the comparisons.
         for way in range(_WAYS):
             cell = bucket * _WAYS + way if keys[bucket * _WAYS + way] == key else cell
-        if cell >= 0 or passed[bucket] == 0:
+        if cell >= 0 or full_counts[bucket] == 0:
             break
     return cell
 
@@ -58,25 +58,25 @@ def _prefetch_cell(keys, rows, mask, hashed):
 
 
 @compiled(_i64(*_map, _i64[::1], _i32[::1]))
-def find_ids(keys, rows, passed, choices, ids, out):
+def find_ids(keys, rows, full_counts, choices, ids, out):
     """Write the row of each id (int64 [n]) into `out` (int32 [n]), -1 if unknown.
 
-    `keys` and `rows` hold the ids and rows of all cells, as `id_map.Buckets` stores them. `passed` counts, for each
-    bucket, the ids that found it full. An id can be in one of `choices` buckets.
+    `keys` and `rows` hold the keys and rows of all cells, as `id_map.Buckets` stores them. `full_counts` counts, for
+    each bucket, the ids that found it full. An id can be in one of `choices` buckets.
     """
-    mask = np.uint64(len(passed) - 1)
+    mask = np.uint64(len(full_counts) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
-    key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
+    key_of, full_count_of = _int64s(key_memory), _uint16s(np.int64(full_counts.ctypes.data))
     for i in range(-_AHEAD, len(ids)):
         if i + _AHEAD < len(ids):
             _prefetch_cell(key_memory, row_memory, mask, _mix(ids[i + _AHEAD]))
         if i >= 0:
-            cell = _cell(key_of, passing, mask, choices, ids[i] ^ _ODD_ID, _mix(ids[i]))
+            cell = _cell(key_of, full_count_of, mask, choices, ids[i] ^ _ZERO_KEY_ID, _mix(ids[i]))
             out[i] = rows[cell] if cell >= 0 else -1
     return np.int64(len(ids))
 
 
-MAP_LENGTH = 5  # length of the list that `id_map.IdMap.described` returns
+MAP_LENGTH = 5  # length of the list that `id_map.IdMap.kernel_arguments` returns
 
 
 @compiled(_i64(_i64[:, ::1], _i32[::1], _i64, _i64[::1], _i32[::1]))
@@ -84,29 +84,29 @@ def find_rows(maps, table_of, choices, ids, out):
     """Write the rows of several tables' ids into `out`; 0 for unknown ids.
 
     `ids` is int64 [n], `out` int32 [n]. Id i belongs to table `table_of[i % elements]` (int32 [elements]). `maps` holds
-    what `id_map.IdMap.described` returns for each table.
+    the result of `id_map.IdMap.kernel_arguments` for each table.
     """
     elements = len(table_of)
     for i in range(-_AHEAD, len(ids)):
         if i + _AHEAD < len(ids):
-            ahead = maps[table_of[(i + _AHEAD) % elements]]
-            _prefetch_cell(ahead[1], ahead[2], np.uint64(ahead[4]), _mix(ids[i + _AHEAD]))
+            table = maps[table_of[(i + _AHEAD) % elements]]
+            _prefetch_cell(table[1], table[2], np.uint64(table[4]), _mix(ids[i + _AHEAD]))
         if i >= 0:
-            of_table = maps[table_of[i % elements]]
-            key, hashed, row = ids[i] ^ _ODD_ID, _mix(ids[i]), np.int64(-1)
+            table = maps[table_of[i % elements]]
+            key, hashed, row = ids[i] ^ _ZERO_KEY_ID, _mix(ids[i]), np.int64(-1)
             if key == 0:
-                row = of_table[0]
+                row = table[0]
             else:
-                keys, passed = _int64s(of_table[1]), _uint16s(of_table[3])
-                cell = _cell(keys, passed, np.uint64(of_table[4]), choices, key, hashed)
+                keys, full_counts = _int64s(table[1]), _uint16s(table[3])
+                cell = _cell(keys, full_counts, np.uint64(table[4]), choices, key, hashed)
                 if cell >= 0:
-                    row = np.int64(_int32s(of_table[2])[cell])
+                    row = np.int64(_int32s(table[2])[cell])
             out[i] = max(row, 0)
     return np.int64(len(ids))
 
 
 @inlined
-def _free_cell(keys, passed, mask, choices, hashed):
+def _free_cell(keys, full_counts, mask, choices, hashed):
     """Return a free cell for an unknown id, or -1; count the id in each full bucket."""
     cell = np.int64(hashed & mask) * _WAYS + np.int64(hashed >> np.uint64(61))
     if keys[cell] != 0:
@@ -119,33 +119,34 @@ def _free_cell(keys, passed, mask, choices, hashed):
                     break
             if cell >= 0:
                 break
-            passed[bucket] += np.uint16(1)
+            full_counts[bucket] += np.uint16(1)
     return cell
 
 
 @compiled(_i64(*_map, _i64[::1], _i64, _i32[::1], _i64[::1]))
-def get_or_add_ids(keys, rows, passed, choices, ids, first, out, new):
+def get_or_add_ids(keys, rows, full_counts, choices, ids, first, out, new):
     """Look up ids like `find_ids`; give unknown ones the rows from `first` on.
 
     New rows are assigned in the order of first occurrence. Stops at the first id that finds no free cell or is
-    `ODD_ID`; `out` is -1 from there on. Writes the indices of new ids into `new` (int64 [n]) and returns their number.
+    `ZERO_KEY_ID`; `out` is -1 from there on. Writes the indices of new ids into `new` (int64 [n]) and returns their
+    number.
     """
-    mask = np.uint64(len(passed) - 1)
+    mask = np.uint64(len(full_counts) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
-    key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
+    key_of, full_count_of = _int64s(key_memory), _uint16s(np.int64(full_counts.ctypes.data))
     count = np.int64(0)
     stopped = False
     for i in range(-_AHEAD, len(ids)):
         if i + _AHEAD < len(ids):
             _prefetch_cell(key_memory, row_memory, mask, _mix(ids[i + _AHEAD]))
         if i >= 0:
-            key = ids[i] ^ _ODD_ID
+            key = ids[i] ^ _ZERO_KEY_ID
             stopped = stopped or key == 0
             cell = np.int64(-1)
             if not stopped:
-                cell = _cell(key_of, passing, mask, choices, key, _mix(ids[i]))
+                cell = _cell(key_of, full_count_of, mask, choices, key, _mix(ids[i]))
                 if cell < 0:
-                    cell = _free_cell(key_of, passing, mask, choices, _mix(ids[i]))
+                    cell = _free_cell(key_of, full_count_of, mask, choices, _mix(ids[i]))
                     stopped = cell < 0
                     if not stopped:
                         keys[cell] = key
@@ -157,48 +158,48 @@ def get_or_add_ids(keys, rows, passed, choices, ids, first, out, new):
 
 
 @compiled(_i64(*_map, _i64[::1], _i32[::1], _i64[::1]))
-def insert_ids(keys, rows, passed, choices, ids, new_rows, overflow):
+def insert_ids(keys, rows, full_counts, choices, ids, new_rows, overflow):
     """Put unknown `ids` and their `new_rows` into free cells; see `find_ids`.
 
     Writes the indices of ids that find no free cell into `overflow` (int64 [n]) and returns their number.
     """
-    mask = np.uint64(len(passed) - 1)
+    mask = np.uint64(len(full_counts) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
-    key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
-    left = np.int64(0)
+    key_of, full_count_of = _int64s(key_memory), _uint16s(np.int64(full_counts.ctypes.data))
+    count = np.int64(0)
     for i in range(-_AHEAD, len(ids)):
         if i + _AHEAD < len(ids):
             _prefetch_cell(key_memory, row_memory, mask, _mix(ids[i + _AHEAD]))
         if i >= 0:
-            cell = _free_cell(key_of, passing, mask, choices, _mix(ids[i]))
+            cell = _free_cell(key_of, full_count_of, mask, choices, _mix(ids[i]))
             if cell >= 0:
-                keys[cell] = ids[i] ^ _ODD_ID
+                keys[cell] = ids[i] ^ _ZERO_KEY_ID
                 rows[cell] = new_rows[i]
             else:
-                overflow[left] = i
-                left += 1
-    return left
+                overflow[count] = i
+                count += 1
+    return count
 
 
 @compiled(_i64(*_map, _i64[::1]))
-def remove_ids(keys, rows, passed, choices, ids):
+def remove_ids(keys, rows, full_counts, choices, ids):
     """Clear the cells of distinct `ids`; return how many were known. See `find_ids`."""
-    mask = np.uint64(len(passed) - 1)
+    mask = np.uint64(len(full_counts) - 1)
     key_memory, row_memory = np.int64(keys.ctypes.data), np.int64(rows.ctypes.data)
-    key_of, passing = _int64s(key_memory), _uint16s(np.int64(passed.ctypes.data))
+    key_of, full_count_of = _int64s(key_memory), _uint16s(np.int64(full_counts.ctypes.data))
     count = np.int64(0)
     for i in range(-_AHEAD, len(ids)):
         if i + _AHEAD < len(ids):
             _prefetch_cell(key_memory, row_memory, mask, _mix(ids[i + _AHEAD]))
         if i >= 0:
             hashed = _mix(ids[i])
-            cell = _cell(key_of, passing, mask, choices, ids[i] ^ _ODD_ID, hashed)
+            cell = _cell(key_of, full_count_of, mask, choices, ids[i] ^ _ZERO_KEY_ID, hashed)
             if cell >= 0:
                 keys[cell] = 0
                 count += 1
                 choice = 0
                 while _bucket(mask, hashed, choice) != cell // _WAYS:
-                    passed[_bucket(mask, hashed, choice)] -= np.uint16(1)
+                    full_counts[_bucket(mask, hashed, choice)] -= np.uint16(1)
                     choice += 1
     return count
 

@@ -12,7 +12,7 @@ from ...native.memory import Memory
 _COPY_BLOCK = 1 << 14  # rows that a view copies while it holds the lock
 
 
-def plain_rows(rows: np.ndarray) -> np.ndarray:
+def kernel_rows(rows: np.ndarray) -> np.ndarray:
     """Return `rows` as contiguous, writable int32 for kernels; copy only if necessary."""
     return rows if rows.dtype == np.int32 and rows.flags.carray else np.array(rows, np.int32)
 
@@ -24,8 +24,8 @@ class RowStore:
     Most methods take and return float32 [width] per row. `stored` and `write_stored` use the exact stored form; with
     `halves` it is float16 [items] per row, in which a float32 takes two items.
 
-    Growing doubles the reserved address space, but only rows that have been written occupy memory. Every access takes
-    the lock, because growing may move the rows.
+    Growing doubles the reserved address space, but only written rows occupy memory. Every access takes the lock,
+    because growing may move the rows.
     """
 
     def __init__(self, width: int, rows: int = 1024, path: Path | str | None = None, halves: int = 0) -> None:
@@ -50,11 +50,11 @@ class RowStore:
         return (min(columns, self.halves) + 1) // 2 + max(columns - self.halves, 0)
 
     def items_of(self, columns: int) -> int:
-        """Return how many numbers of `dtype` hold the first `columns` of a row."""
+        """Return how many items of `dtype` store the first `columns` of a row."""
         return columns if columns <= self.halves or not self.halves else 2 * self._words_of(columns)
 
     def reserve(self, rows: int) -> None:
-        """Reserve room for at least `rows` rows."""
+        """Allocate at least `rows` rows."""
         with self.lock:
             if rows <= len(self._rows):
                 return
@@ -74,7 +74,7 @@ class RowStore:
 
     def read_part(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Write the first columns of `rows` to `out`, contiguous float32 [n, columns]."""
-        rows = plain_rows(rows)
+        rows = kernel_rows(rows)
         if len(rows):
             with self.lock:
                 # Not `np.take` on a slice of columns: it first copies the whole slice.
@@ -83,7 +83,7 @@ class RowStore:
     def read_words(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Write the first words of stored rows into `out`, float32 [n, words]."""
         with self.lock:
-            self._gather(self._rows, plain_rows(rows), out, 0)
+            self._gather(self._rows, kernel_rows(rows), out, 0)
 
     def stored(self, rows: np.ndarray) -> np.ndarray:
         """Return `rows` in stored form, `dtype` [n, items]."""
@@ -138,14 +138,14 @@ class RowStore:
         """Whether any view still has rows to copy."""
         return bool(self._views)
 
-    def view(self, chosen: np.ndarray, columns: int | None = None) -> CopyOnWriteView:
-        """Return a view of the present values of rows where `chosen` (bool [n]) is True.
+    def view(self, mask: np.ndarray, columns: int | None = None) -> CopyOnWriteView:
+        """Return a view of the current values of the rows in `mask`, bool [n].
 
-        The view copies the values later. It keeps and modifies `chosen`, so do not use that array again. `columns`
-        limits it to the first columns of a row.
+        The view copies the values later. It keeps and modifies `mask`, so do not use that array again. `columns` limits
+        the view to the first columns of a row.
         """
         with self.lock:
-            view = CopyOnWriteView(self, chosen, self.width if columns is None else columns)
+            view = CopyOnWriteView(self, mask, self.width if columns is None else columns)
             self._views = [*self._views, view]
         return view
 
@@ -164,32 +164,32 @@ class CopyOnWriteView:
     Creating one only records which rows it covers, so it takes almost no time.
     """
 
-    def __init__(self, store: RowStore, chosen: np.ndarray, columns: int) -> None:
+    def __init__(self, store: RowStore, mask: np.ndarray, columns: int) -> None:
         self._store = store
         self._columns = store.items_of(columns)
         self._words = -(-self._columns * store.dtype.itemsize // 4)
-        self._waiting = chosen  # mask of the rows that are not copied yet
+        self._not_copied = mask
         self._rows: np.ndarray | None = None
-        self._kept: list[tuple[np.ndarray, np.ndarray]] = []  # (rows, values) copied by `preserve`
+        self._copies: list[tuple[np.ndarray, np.ndarray]] = []  # (rows, values) copied by `preserve`
 
     @property
     def rows(self) -> np.ndarray:
         """The rows, ascending, int32 [n]."""
         with self._store.lock:
             if self._rows is None:
-                self._rows = np.flatnonzero(self._waiting).astype(np.int32)
+                self._rows = np.flatnonzero(self._not_copied).astype(np.int32)
             return self._rows
 
     def preserve(self, rows: np.ndarray) -> None:
         """Copy those of `rows` not copied yet, before the store overwrites them."""
-        inside = rows[rows < len(self._waiting)]
-        due = inside[self._waiting[inside]]
-        if len(due):
-            assert self.rows is not None  # computes the list before `_waiting` loses its first row
-            kept = np.empty((len(due), self._words), np.float32)
-            self._store.read_words(due, kept)
-            self._kept.append((due, kept))
-            self._waiting[due] = False
+        covered = rows[rows < len(self._not_copied)]
+        covered = covered[self._not_copied[covered]]
+        if len(covered):
+            assert self.rows is not None  # computes the list before `_not_copied` loses its first row
+            copy = np.empty((len(covered), self._words), np.float32)
+            self._store.read_words(covered, copy)
+            self._copies.append((covered, copy))
+            self._not_copied[covered] = False
 
     def values(self) -> np.ndarray:
         """Return the frozen values in stored form; see `RowStore.stored`.
@@ -201,13 +201,13 @@ class CopyOnWriteView:
         for start in range(0, len(rows), _COPY_BLOCK):
             block = rows[start : start + _COPY_BLOCK]
             with store.lock:
-                if self._waiting[block].any():
+                if self._not_copied[block].any():
                     store.read_words(block, values[start : start + len(block)])
-                self._waiting[block] = False
+                self._not_copied[block] = False
         self.release()
-        for due, kept in self._kept:
-            values[np.searchsorted(rows, due)] = kept
-        self._kept = []
+        for copied_rows, copy in self._copies:
+            values[np.searchsorted(rows, copied_rows)] = copy
+        self._copies = []
         return values.view(store.dtype)[:, : self._columns]
 
     def release(self) -> None:

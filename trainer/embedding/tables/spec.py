@@ -16,7 +16,7 @@ PADDING = -1  # row number where there is no id
 
 @dataclass(frozen=True)
 class Eviction:
-    """Decides when a table evicts rows, but never those in use by a running step.
+    """Decides when a table evicts rows; it never evicts rows of a running step.
 
     Args:
         when_full: "lru" evicts the least recently used ids, "lfu" the least frequently used ones; with None, ids that
@@ -110,8 +110,7 @@ class Admission:
     def admit(self, ids: np.ndarray, counts: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Decide on distinct unknown `ids` (int64 [n]), seen `counts` times in `step`.
 
-        Returns (admitted, cells): a bool mask [n], and the sketch cells that `forget` needs to undo the counting, or
-        None without a sketch.
+        Returns (admitted, cells): a bool mask [n], and the argument of `undo_counting`, or None without a sketch.
         """
         if isinstance(self.policy, Probability):
             return uniform64(ids, self.seed + step & 0xFFFFFFFFFFFFFFFF) < self.policy.p, None
@@ -126,6 +125,6 @@ class Admission:
         return flat[cells].min(axis=0) >= self.policy.count, np.stack((cells.reshape(-1), np.tile(counts, depth)))
 
 
-def forget(sketch: np.ndarray, cells: np.ndarray) -> None:
-    """Undo the counting of one `Admission.admit` in a sketch, or in a copy of it."""
+def undo_counting(sketch: np.ndarray, cells: np.ndarray) -> None:
+    """Subtract the counts that one `Admission.admit` added to a sketch."""
     np.subtract.at(sketch.reshape(-1), cells[0], cells[1].astype(np.uint32))

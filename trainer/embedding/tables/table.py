@@ -1,8 +1,8 @@
 """`SparseTable`: one sparse table on the host, planned ahead of training.
 
 Two threads use a table. The preparing thread runs ahead: `plan` assigns rows to ids. The training thread calls `commit`
-once a plan's rows are trained and written back. Until then, an `UndoRecord` keeps everything the plan changed, so that
-a snapshot shows the state after the last *trained* step and `rollback` can undo the rest.
+once a plan's rows are trained and written back. Until then, an `UndoRecord` keeps everything the plan changed. A
+snapshot therefore shows the state after the last *trained* step, and `rollback` can undo the rest.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from .eviction import UndoRecord, make_room, pin_and_expire, undo
-from .hashing import WHOLE, Shards, first_rows
+from .eviction import UndoRecord, evict_least_used, pin_and_expire, undo
+from .hashing import UNSHARDED, Shards, first_rows
 from .id_map import find
 from .spec import DEFAULT_ROW, PADDING, TableSpec
 from .table_rows import TableRows
 
-_UNKNOWN = -2  # marks padding in `plan`, where -1 marks unknown ids
+_PADDING_MARK = -2  # marks padding in `plan`, where -1 marks unknown ids
 
 
 class SparseTable(TableRows):
     """A table with planning and training; see the module docstring and `TableRows`."""
 
-    def __init__(self, spec: TableSpec, first_slots: np.ndarray, shards: Shards = WHOLE) -> None:
+    def __init__(self, spec: TableSpec, first_slots: np.ndarray, shards: Shards = UNSHARDED) -> None:
         super().__init__(spec, first_slots, shards)
         self.pending: deque[UndoRecord] = deque()  # records of uncommitted plans, oldest first
 
@@ -63,7 +63,7 @@ class SparseTable(TableRows):
             record = self.begin_plan(steps)
         rows = self.map.get(flat)
         if padding is not None:
-            rows[padding.reshape(-1)] = _UNKNOWN
+            rows[padding.reshape(-1)] = _PADDING_MARK
         if self.spec.eviction is not None:
             rows = pin_and_expire(self, rows, record, now)
         unknown = np.flatnonzero(rows == -1)
@@ -75,7 +75,7 @@ class SparseTable(TableRows):
                 rows[part] = self.map.get(flat[part])
                 self._admit(flat, rows, part[rows[part] < 0], record, self.step + step)
         rows[rows == -1] = DEFAULT_ROW
-        rows[rows == _UNKNOWN] = PADDING
+        rows[rows == _PADDING_MARK] = PADDING
         self.step += steps
         return rows.reshape(parts, n)
 
@@ -101,7 +101,7 @@ class SparseTable(TableRows):
             last = np.zeros(len(rows) + 1, np.int64)
             for step, numbers in enumerate(inverse, record.step + 1):
                 last[numbers] = step
-            # `rows` includes those of an open accumulation, which this plan may not use: they keep their last step.
+            # The rows of an open accumulation keep their last step if this plan does not use them.
             self.columns["last_step"][rows] = np.maximum(self.columns["last_step"][rows], last[1:])
             self.columns["plan"][rows] = self.plans
             if "frequency" in self.columns:
@@ -134,8 +134,8 @@ class SparseTable(TableRows):
         room = len(ids) if capacity is None else len(self.free) + capacity + 1 - self.next_row
         eviction = self.spec.eviction
         if capacity is not None and room < len(ids) and eviction is not None and eviction.when_full is not None:
-            room += make_room(self, max(len(ids) - room, int(capacity * eviction.share)), record)
-        room = max(room, 0)  # after a restore with fewer processes, this one may exceed its share
+            room += evict_least_used(self, max(len(ids) - room, int(capacity * eviction.share)), record)
+        room = max(room, 0)  # after a restore with fewer processes, this table may exceed its share
         rows = np.full(len(ids), -1, np.int32)
         fitting = ids[:room]
         record.count("overflowed", len(ids) - len(fitting))
@@ -205,7 +205,7 @@ def plan_together(
     for table, part in zip(tables, ids, strict=True):
         first = table.next_row
         rows, new_ids = _get_or_add_rows(table, part, steps)
-        if new_ids is None:  # its id map may be too small, or it has free rows to reuse
+        if new_ids is None:  # the id map may be too small, or there are free rows to reuse
             rows = table.plan(part, None, now, steps)
         elif len(new_ids):
             spec = table.spec
@@ -223,7 +223,7 @@ def plan_together(
 
 
 def _get_or_add_rows(table: SparseTable, ids: np.ndarray, steps: int | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Record a plan; return (rows, new ids), or (ids, None) if it is not possible."""
+    """Record a plan; return (rows, new ids), or (ids, None) if impossible."""
     flat = np.ascontiguousarray(ids).reshape(-1)
     rows = np.empty(len(flat), np.int32)
     with table.changing():
@@ -256,16 +256,16 @@ def plan_same_rows(
 ) -> np.ndarray:
     """Repeat `leader`'s latest plan in a table with equal row numbers; return rows.
 
-    No id is looked up: known ids have the same rows in both tables, and new ids get the same ones. `ids` are the
-    distinct ids of the plan, int64 [u], and `rows` their rows in `leader`. `can_plan_together` must accept the table.
+    Needs no lookup: known ids have the same rows in both tables, and new ids get the same rows. `ids` are the distinct
+    ids of the plan, int64 [u], and `rows` their rows in `leader`. `can_plan_together` must accept the table.
     """
     plan = leader.pending[-1]
     first = table.next_row
-    new = sum(len(given) for given, _ in plan.allocated)
+    new = sum(len(allocated) for allocated, _ in plan.allocated)
     if leader.next_row - first != new:  # the leader reused free rows
-        own = table.plan(ids[None], None, now, steps=plan.steps).reshape(-1)
+        planned = table.plan(ids[None], None, now, steps=plan.steps).reshape(-1)
     else:
-        own, spec = rows, table.spec
+        planned, spec = rows, table.spec
         leader_ids = np.concatenate([np.zeros(0, np.int64), *(new_ids for _, new_ids in plan.allocated)])
         with table.changing():
             _record_plan(table, leader_ids, plan.steps)
@@ -273,6 +273,6 @@ def plan_same_rows(
                 table.map.add(leader_ids, np.arange(first, first + new, dtype=np.int32))
                 values = first_rows(leader_ids, spec.dim, table.seed, spec.initializer, spec.scale)
                 table.store.write_range(first, values, table.first_slots)
-    if np.array_equal(own, rows):
+    if np.array_equal(planned, rows):
         table.numbering = leader.numbering
-    return own
+    return planned

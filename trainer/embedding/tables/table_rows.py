@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ...native.memory import Columns
-from .hashing import WHOLE, Shards, first_rows, stable_seed
+from .hashing import UNSHARDED, Shards, first_rows, stable_seed
 from .id_map import IdMap
 from .row_store import RowStore
 from .spec import DEFAULT_ROW, PADDING, Admission, TableSpec
 
-_FIRST_BLOCK = 1 << 15  # rows that are written at once
+_BLOCK = 1 << 15  # rows to write at once
 
 
 def dirty_column(consumer: str) -> str:
@@ -25,7 +25,7 @@ def dirty_column(consumer: str) -> str:
 class TableRows:
     """A table's ids, rows and bookkeeping; `SparseTable` adds planning and training."""
 
-    def __init__(self, spec: TableSpec, first_slots: np.ndarray, shards: Shards = WHOLE) -> None:
+    def __init__(self, spec: TableSpec, first_slots: np.ndarray, shards: Shards = UNSHARDED) -> None:
         self.spec = spec
         self.shards = shards  # the part of the ids that this process owns
         self.capacity = shards.capacity(spec.capacity)
@@ -58,7 +58,7 @@ class TableRows:
         self.plans = 0  # number of plans so far
         self.ticket = 0  # number of the latest plan; `plans` decreases when a plan is undone, `ticket` never does
         self.counters = dict.fromkeys(("admitted", "evicted", "expired", "overflowed", "refused"), 0)
-        self.deferred: list[Callable[[], object]] = []  # snapshot readers to call before their data changes
+        self.snapshot_readers: list[Callable[[], object]] = []  # called before their data changes
         self.tombstones: dict[str, list[np.ndarray]] = {}  # consumer -> ids that lost their row since its last delta
         self.columns["live"][DEFAULT_ROW] = True
         self.reset_default_row()
@@ -85,15 +85,15 @@ class TableRows:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Hold the lock for a change; let pending snapshot readers read first."""
+        """Hold the lock during a change; call the pending snapshot readers first."""
         with self.lock:
-            for read in self.deferred:
+            for read in self.snapshot_readers:
                 read()
-            self.deferred.clear()
+            self.snapshot_readers.clear()
             yield
 
     def reserve(self, rows: int) -> None:
-        """Reserve room for `rows` rows."""
+        """Allocate at least `rows` rows."""
         with self.lock, self.store.lock:
             self.store.reserve(rows)
             self.columns.reserve(rows)
@@ -138,15 +138,15 @@ class TableRows:
         """
         weights = np.asarray(weights, np.float32)
         if self.shards.size > 1:
-            own = self.shards.owned(ids)
-            ids, weights = ids[own], weights[own]
+            is_owned = self.shards.owned(ids)
+            ids, weights = ids[is_owned], weights[is_owned]
         with self.changing():
             rows = self.map.get(ids)
             new = np.flatnonzero(rows < 0)
             rows[new] = self.take_rows(len(new))
             self.map.add(ids[new], rows[new])
-            for start in range(0, len(rows), _FIRST_BLOCK):
-                block = slice(start, start + _FIRST_BLOCK)
+            for start in range(0, len(rows), _BLOCK):
+                block = slice(start, start + _BLOCK)
                 self.store.write(rows[block], self.packed(weights[block]))
             self.record_ids(rows, ids)
             self.columns["live"][rows] = True
@@ -177,7 +177,7 @@ class TableRows:
             self.set_free_rows()
 
     def set_free_rows(self) -> None:
-        """Find the free rows in ascending order; a restored table then assigns the same."""
+        """Find the free rows, ascending, so that a restored table assigns the same ones."""
         self.free = np.flatnonzero(~self.columns["live"][: self.next_row]).astype(np.int32)
 
     def record_ids(self, rows: np.ndarray, ids: np.ndarray) -> None:
@@ -189,9 +189,9 @@ class TableRows:
         """Return the ids of `rows` (int32 [n]), int64 [n]; undefined for free rows."""
         if "id" in self.columns:
             return self.columns["id"][rows]
-        ids, own = self.map.items()
+        ids, id_rows = self.map.items()
         id_of = np.zeros(len(self.columns["live"]), np.int64)
-        id_of[own] = ids
+        id_of[id_rows] = ids
         return id_of[rows]
 
     def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
@@ -211,7 +211,7 @@ class TableRows:
         from . import kernels  # imports Numba
 
         keys = np.empty(len(rows), np.uint64)
-        # Not `self.lock`, which planning holds for long. `reserve` takes both locks before it moves the columns.
+        # Not `self.lock`, which planning holds for a long time. `reserve` takes both before it moves the columns.
         with self.store.lock:
             kernels.draw_keys.ready()(self.columns["id"], rows, np.uint64(self.seed), keys)
         return keys
@@ -219,15 +219,15 @@ class TableRows:
     def write_first(self, rows: np.ndarray, ids: np.ndarray) -> None:
         """Set `rows` to the first values of `ids`, slots included, block by block."""
         spec = self.spec
-        for start in range(0, len(rows), _FIRST_BLOCK):
-            block = slice(start, start + _FIRST_BLOCK)
+        for start in range(0, len(rows), _BLOCK):
+            block = slice(start, start + _BLOCK)
             weights = first_rows(ids[block], spec.dim, self.seed, spec.initializer, spec.scale)
             self.store.write(rows[block], self.packed(weights))
 
     # -- changes -------------------------------------------------------------------------------------------------
 
     def follow(self, consumer: str) -> None:
-        """Track changed rows for `consumer` from now on; mark all present rows changed."""
+        """Start tracking changes for `consumer`, with all current rows marked as changed."""
         with self.lock:
             if consumer not in self.tombstones:
                 if "id" not in self.columns:
@@ -243,7 +243,7 @@ class TableRows:
             self.columns[dirty_column(consumer)][rows] = True
 
     def changed(self, consumer: str) -> int:
-        """Return the number of rows changed since the consumer's last state, at first all."""
+        """Return how many rows changed since the consumer's last state; at first all."""
         if consumer not in self.tombstones:
             return len(self) + 1
         return int(np.count_nonzero(self.columns[dirty_column(consumer)]))

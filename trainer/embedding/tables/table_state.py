@@ -1,8 +1,8 @@
 """Capture, check and restore a table's state, either full or as a delta.
 
-A state consists of arrays and JSON. Taking one between two steps only records which rows it covers. The rows are read
-later, when a writer converts a `Frozen` to an array while training continues. Rows that training is about to change
-are copied first (`row_store.CopyOnWriteView`). Saved states are checked before any table is changed.
+A state consists of arrays and JSON. `take` only records which rows a state covers. A writer reads the rows later, when
+it converts a `Frozen` to an array while training continues; `row_store.CopyOnWriteView` copies rows that training is
+about to change. `check_states` checks saved states before any table changes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ...errors import CheckpointDamagedError, CheckpointMismatchError
 from .eviction import Evicted, UndoRecord
 from .id_map import find
 from .row_store import CopyOnWriteView
-from .spec import DEFAULT_ROW, forget
+from .spec import DEFAULT_ROW, undo_counting
 from .table import SparseTable
 from .table_rows import dirty_column
 
 Arrays = Mapping[str, Any]  # values: arrays in memory, `Frozen`, or `BlockArray`
 Columns = tuple[np.ndarray, np.ndarray]  # rows and the ids that they belong to
-# A saved state may have this many free rows, plus 100 per saved row. Bounds the memory that a forged state can reserve.
-_MAX_HOLES = 10**7
+# A saved state may have this many free rows, plus 100 per saved row, so a forged state cannot reserve unlimited memory.
+_MAX_FREE_ROWS = 10**7
 
 
 def arrays_of(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -44,9 +44,9 @@ class _Capture:
 
     _table: SparseTable
     _view: CopyOnWriteView
-    _evicted: list[tuple[Evicted, np.ndarray]]  # rows evicted by uncommitted plans, a mask of those to include
+    _evicted: list[tuple[Evicted, np.ndarray]]  # rows that uncommitted plans evicted, mask of the rows to include
     _items: int  # numbers per row in stored form
-    _pending: list[tuple[np.ndarray, dict[str, np.ndarray]]]  # rows of each uncommitted plan, old bookkeeping
+    _pending: list[tuple[np.ndarray, dict[str, np.ndarray]]]  # rows of each uncommitted plan, their old bookkeeping
     _columns: dict[str, np.ndarray] | None = None
 
     def columns(self) -> dict[str, np.ndarray]:
@@ -59,17 +59,17 @@ class _Capture:
                 for name in table.meta_names:
                     columns[name] = self._before_plans(name, rows)
                 for evicted, mask in self._evicted:
-                    more = {"rows": evicted.rows, "ids": evicted.ids, **evicted.meta}
-                    columns = {name: np.concatenate((columns[name], more[name][mask])) for name in columns}
+                    before = {"rows": evicted.rows, "ids": evicted.ids, **evicted.meta}
+                    columns = {name: np.concatenate((columns[name], before[name][mask])) for name in columns}
                 self._columns = columns
             return self._columns
 
     def _before_plans(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return column `name` of ascending `rows` as before the uncommitted plans."""
         values = self._table.columns[name][rows]
-        for touched, meta in reversed(self._pending):
+        for planned, meta in reversed(self._pending):
             if meta:
-                indices, same = find(rows, touched, ascending=True)
+                indices, same = find(rows, planned, ascending=True)
                 values[indices[same]] = meta[name][same]
         return values
 
@@ -101,8 +101,8 @@ def take(
     width = table.spec.dim if weights_only else table.width
     with table.lock:
         pending, columns = list(table.pending), table.columns
-        chosen = columns["live"] & ~columns["uncommitted"] if full else columns[dirty_column(consumer)]
-        columns[dirty_column(consumer)] = np.zeros(len(chosen), np.bool_)
+        included = columns["live"] & ~columns["uncommitted"] if full else columns[dirty_column(consumer)]
+        columns[dirty_column(consumer)] = np.zeros(len(included), np.bool_)
         evicted = []
         for part in (part for plan in pending for part in plan.evicted):
             mask = np.ones(len(part.rows), np.bool_) if full else part.dirty.get(consumer, np.zeros(0, np.bool_))
@@ -110,8 +110,8 @@ def take(
                 evicted.append((part, mask))
             part.dirty[consumer] = np.zeros(len(part.rows), np.bool_)
         before = [(plan.rows, plan.meta) for plan in pending]
-        capture = _Capture(table, table.store.view(chosen, width), evicted, table.store.items_of(width), before)
-        table.deferred.append(capture.columns)
+        capture = _Capture(table, table.store.view(included, width), evicted, table.store.items_of(width), before)
+        table.snapshot_readers.append(capture.columns)
         kinds = {"rows": np.int32, "ids": np.int64, **{name: columns[name].dtype for name in table.meta_names}}
         arrays: dict[str, Any] = {
             name: Frozen(functools.partial(capture.column, name), kind) for name, kind in kinds.items()
@@ -122,7 +122,7 @@ def take(
         if table.admission.sketch is not None:
             arrays["sketch"] = sketch = table.admission.sketch.copy()
             for cells in (cells for plan in pending for cells in plan.cells):
-                forget(sketch, cells)
+                undo_counting(sketch, cells)
         first: UndoRecord | SparseTable = pending[0] if pending else table
         return arrays, {
             "full": full,
@@ -165,8 +165,8 @@ def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str
                 _check_json(table, json, first=link == 0)
                 owned.append(_check_arrays(table, arrays, json))
             _check_chain(chain, owned)
-            most = _MAX_HOLES + 100 * sum(arrays["rows"].shape[0] for arrays, _ in chain)
-            rows = max((whole("next_row", json["next_row"], most=most) for _, json in chain), default=0)
+            limit = _MAX_FREE_ROWS + 100 * sum(arrays["rows"].shape[0] for arrays, _ in chain)
+            rows = max((whole("next_row", json["next_row"], most=limit) for _, json in chain), default=0)
             if table.shards.size == 1:  # with several processes, each takes only a part of the rows
                 table.reserve(rows)
         except (CheckpointMismatchError, CheckpointDamagedError):
@@ -186,10 +186,10 @@ def _check_json(table: SparseTable, json: Mapping[str, Any], *, first: bool) -> 
         ("width", width, "optimizer"),
         ("seed", f"{table.seed:016x}", "name or seed"),
     )
-    for key, own, reason in checks:
-        if saved[key] != own:
+    for key, expected, reason in checks:
+        if saved[key] != expected:
             raise CheckpointMismatchError(
-                f"table {table.spec.name!r} has {key} {own}, the saved one {saved[key]}: they differ in {reason}"
+                f"table {table.spec.name!r} has {key} {expected}, the saved one {saved[key]}: they differ in {reason}"
             )
     if not isinstance(json["full"], bool) or (first and not json["full"]):
         raise ValueError(f"full is {json['full']!r}")
@@ -202,9 +202,9 @@ def _check_json(table: SparseTable, json: Mapping[str, Any], *, first: bool) -> 
         whole(f"counter {key}", value, 0)
 
 
-def check_forms(arrays: Arrays, wanted: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:
+def check_forms(arrays: Arrays, expected: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:
     """Check the (dtype, shape) of arrays; raise ValueError or KeyError."""
-    for key, (dtype, shape) in wanted.items():
+    for key, (dtype, shape) in expected.items():
         array = arrays[key]
         if array.dtype != dtype or array.shape != shape:
             raise ValueError(f"{key} is {array.dtype} {list(array.shape)}, not {np.dtype(dtype)} {list(shape)}")
@@ -214,16 +214,16 @@ def _check_arrays(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -
     """Check one state's arrays; return the (rows, ids) that this process owns."""
     count = arrays["rows"].shape[0]
     values = table.store.dtype, (count, table.store.items_of(json["width"]))
-    wanted = {"rows": (np.int32, (count,)), "ids": (np.int64, (count,)), "values": values}
-    wanted |= {name: (table.columns[name].dtype, (count,)) for name in table.meta_names}
-    wanted["removed"] = (np.int64, (math.prod(arrays["removed"].shape),))
+    expected = {"rows": (np.int32, (count,)), "ids": (np.int64, (count,)), "values": values}
+    expected |= {name: (table.columns[name].dtype, (count,)) for name in table.meta_names}
+    expected["removed"] = (np.int64, (math.prod(arrays["removed"].shape),))
     if table.admission.sketch is not None:
         parts = arrays["sketch"].shape[-3:-2]  # (number of processes,) in a state written by several processes
-        wanted["sketch"] = (table.admission.sketch.dtype, (*parts, *table.admission.sketch.shape))
-    check_forms(arrays, wanted)
+        expected["sketch"] = (table.admission.sketch.dtype, (*parts, *table.admission.sketch.shape))
+    check_forms(arrays, expected)
     _, rows, ids = owned_columns(table, arrays, int(json["next_row"]))
-    own = rows != DEFAULT_ROW
-    if len(np.unique(rows)) != len(rows) or len(np.unique(ids[own])) != np.count_nonzero(own):
+    has_id = rows != DEFAULT_ROW
+    if len(np.unique(rows)) != len(rows) or len(np.unique(ids[has_id])) != np.count_nonzero(has_id):
         raise ValueError("a row or an id occurs twice")
     return rows, ids
 
@@ -236,13 +236,13 @@ def owned_columns(table: SparseTable, arrays: Arrays, next_row: int) -> tuple[np
     Raises:
         ValueError: a row of any process lies outside 0 to `next_row` - 1.
     """
-    found: list[tuple[np.ndarray, ...]] = [(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))]
+    parts: list[tuple[np.ndarray, ...]] = [(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))]
     for first, rows, ids in blocks(arrays, "rows", "ids"):
         if not 0 <= rows.min() <= rows.max() < next_row:
             raise ValueError(f"rows lie in [{rows.min()}, {rows.max()}], not below next_row {next_row}")
-        own = np.flatnonzero((rows == DEFAULT_ROW) | table.shards.owned(ids))
-        found.append((first + own, rows[own], ids[own]))
-    indices, rows, ids = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        owned = np.flatnonzero((rows == DEFAULT_ROW) | table.shards.owned(ids))
+        parts.append((first + owned, rows[owned], ids[owned]))
+    indices, rows, ids = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return indices, rows, ids
 
 
@@ -253,13 +253,13 @@ def _check_chain(chain: Iterable[tuple[Arrays, Mapping[str, Any]]], owned: Itera
     """
     known_ids, known_rows = np.zeros(0, np.int64), np.zeros(0, np.int32)
     for (arrays, json), (all_rows, all_ids) in zip(chain, owned, strict=True):
-        own = all_rows != DEFAULT_ROW
-        ids, rows = all_ids[own], all_rows[own]
+        has_id = all_rows != DEFAULT_ROW
+        ids, rows = all_ids[has_id], all_rows[has_id]
         if json["full"] or not len(known_ids):
             known_ids, known_rows = ids, rows
             continue
-        stays = ~np.isin(known_ids, np.asarray(arrays["removed"]))
-        known_ids, known_rows = known_ids[stays], known_rows[stays]
+        remains = ~np.isin(known_ids, np.asarray(arrays["removed"]))
+        known_ids, known_rows = known_ids[remains], known_rows[remains]
         indices, again = find(ids, known_ids)
         others = known_rows[~again]
         if (rows[indices[again]] != known_rows[again]).any() or np.isin(others, rows).any():
@@ -271,7 +271,7 @@ def _check_chain(chain: Iterable[tuple[Arrays, Mapping[str, Any]]], owned: Itera
 
 
 def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None:
-    """Restore a checked state: a full one replaces all rows, a delta only its own."""
+    """Restore a checked state: a full one replaces all rows, a delta its own rows."""
     rows, ids = np.asarray(arrays["rows"], np.int32), np.asarray(arrays["ids"], np.int64)
     with table.changing():
         table.rollback()
@@ -279,9 +279,9 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
         if json["full"]:
             table.clear()
         table.discard(np.asarray(arrays["removed"], np.int64))
-        own = rows != DEFAULT_ROW
-        new = own.copy()
-        new[own] = table.map.get(ids[own]) < 0
+        has_id = rows != DEFAULT_ROW
+        new = has_id.copy()
+        new[has_id] = table.map.get(ids[has_id]) < 0
         table.reserve(int(json["next_row"]))
         table.map.add(ids[new], rows[new])
         for first, values in blocks(arrays, "values"):
@@ -291,9 +291,9 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
         for meta in table.meta_names:
             table.columns[meta][rows] = np.asarray(arrays[meta])
         table.mark_changed(rows)
-        lost = before[table.map.get(before) < 0]  # each consumer's next delta removes these ids
+        removed = before[table.map.get(before) < 0]
         for tombstones in table.tombstones.values():
-            tombstones.append(lost)
+            tombstones.append(removed)  # each consumer's next delta removes these ids
         if table.admission.sketch is not None:
             _restore_sketch(table.admission.sketch, arrays)
         table.step, table.next_row = int(json["step"]), int(json["next_row"])

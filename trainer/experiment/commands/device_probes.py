@@ -21,7 +21,7 @@ from mindspore import dtype as mstype
 
 from ...mindspore_internals import device, python_operators, shared_memory
 from ...mindspore_internals.cell_structure import parameters_of, trainable_parameters
-from ...mindspore_internals.messages import gist
+from ...mindspore_internals.messages import main_message
 from ...trainer import Trainer
 
 ROWS, BATCH, EPOCHS, RATE = 256, 32, 4, 0.05
@@ -34,7 +34,7 @@ def main() -> None:
         device.choose(name)
         answer = PROBES[probe]()
     except Exception as error:
-        answer = {"failed": gist(str(error)).partition("\n")[0] or type(error).__name__}
+        answer = {"failed": main_message(str(error)).partition("\n")[0] or type(error).__name__}
     print(json.dumps(answer), flush=True)
 
 
