@@ -34,9 +34,9 @@ class IdFeature(Feature):
 
     Args:
         dtype: type of the values in the raw column, "str" or "int64".
-        vocabulary: the values that get a table row of their own: None for all values (a sparse table accepts any),
-            "learn" for values that occur at least `min_count` times in the data, a list of values, or a file with one
-            value per line. All other values share a row.
+        vocabulary: the values that get their own table row: None for all values (a sparse table accepts any), "learn"
+            for values that occur at least `min_count` times in the data, a list of values, or a file with one value per
+            line. All other values share a row.
         min_count: minimum count of a value in a learned vocabulary.
         max_size: maximum size of a learned vocabulary, which keeps the most frequent values; None: unlimited.
         hash_buckets: number of buckets that values are hashed to, instead of a vocabulary.
@@ -44,7 +44,7 @@ class IdFeature(Feature):
         table: name of the table; features that name the same one share it.
         options: further arguments of `trainer.embedding.Embedding`, such as capacity, admission and eviction. With
             `mode="dense"` the table is an ordinary parameter, which the optimizer updates as a whole, weight decay
-            included; its number of rows follows from a given vocabulary, `max_size` or `hash_buckets`.
+            included; its number of rows follows from a declared vocabulary, `max_size` or `hash_buckets`.
     """
 
     dtype: str = "str"
@@ -78,39 +78,41 @@ class IdFeature(Feature):
         return isinstance(self.vocabulary, str) and self.vocabulary == "learn"
 
     @cached_property
-    def given(self) -> KnownIds | None:
-        """The ids of a given vocabulary; None if there is none."""
+    def declared_ids(self) -> KnownIds | None:
+        """The ids of a declared vocabulary; None if there is none."""
         if self.vocabulary is None or self.learns:
             return None
-        ids, bad = id_column(self.dtype, required=True).convert(self._given_values())
-        if bad:
-            raise ConfigurationError(f"{type(self).__name__}(vocabulary=...): a value {next(iter(bad.values()))}")
+        ids, problems = id_column(self.dtype, required=True).convert(self._declared_values())
+        if problems:
+            raise ConfigurationError(f"{type(self).__name__}(vocabulary=...): a value {next(iter(problems.values()))}")
         return KnownIds(np.unique(to_ids(ids)))
 
     def id_sources(self) -> dict[str, dict[str, Any]]:
         """Return dtype, vocabulary and buckets, in the same form for single ids and lists.
 
-        A given vocabulary is described by its size and digest. The name of the raw column is not included.
+        A declared vocabulary is described by its size and digest. The name of the raw column is left out.
         """
         vocabulary: Any = self.vocabulary
-        if self.given is not None:
-            vocabulary = f"{self.given.count} values, SHA-256 {self._given_digest[:16]}"
+        if self.declared_ids is not None:
+            vocabulary = f"{self.declared_ids.count} values, SHA-256 {self._declared_digest[:16]}"
         source = {"kind": "values", "dtype": self.dtype, "vocabulary": vocabulary, "hash_buckets": self.hash_buckets}
         return {self.id_table.name: source}
 
     @cached_property
-    def _given_digest(self) -> str:
-        ids = np.unique(to_ids(np.asarray(self._given_values()).astype(np.str_ if self.dtype == "str" else np.int64)))
+    def _declared_digest(self) -> str:
+        ids = np.unique(
+            to_ids(np.asarray(self._declared_values()).astype(np.str_ if self.dtype == "str" else np.int64))
+        )
         return hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()
 
     def declaration(self) -> dict[str, Any]:
         """Return `Feature.declaration`, with the contents of a vocabulary file."""
         values = super().declaration()
-        if self.given is not None:
-            values["vocabulary"] = self._given_values()
+        if self.declared_ids is not None:
+            values["vocabulary"] = self._declared_values()
         return values
 
-    def _given_values(self) -> list[Any]:
+    def _declared_values(self) -> list[Any]:
         if isinstance(self.vocabulary, str):
             return Path(self.vocabulary).read_text(encoding="utf-8").splitlines()
         return [plain(value) for value in self.vocabulary or ()]
@@ -121,8 +123,8 @@ class IdFeature(Feature):
         size = None
         if self.hash_buckets is not None:
             size = self.hash_buckets + 1
-        elif self.given is not None:
-            size = FIRST_ROW + self.given.count
+        elif self.declared_ids is not None:
+            size = FIRST_ROW + self.declared_ids.count
         elif self.max_size is not None:
             size = FIRST_ROW + self.max_size
         return Table(self.table or self.name, self.dim, size, self.options)
@@ -139,12 +141,12 @@ class IdFeature(Feature):
         raise NotImplementedError
 
     def ids_of(self, values: np.ndarray, counts: ValueCounts | None) -> np.ndarray:
-        """Map raw ids to table ids, int64 [n]; missing ones to `MISSING_ROW` or `NO_ID`."""
+        """Map raw ids to table ids, int64 [n]; missing ids to `MISSING_ROW` or `NO_ID`."""
         missing = missing_ids(values)
         ids = to_ids(values)
         if self.hash_buckets is not None:
             return np.where(missing, MISSING_ROW, 1 + (mix64(ids) % np.uint64(self.hash_buckets)).astype(np.int64))
-        known = self.given if counts is None else counts.vocabulary
+        known = self.declared_ids if counts is None else counts.vocabulary
         if known is None:
             return np.where(missing, NO_ID, ids)
         return np.where(missing, MISSING_ROW, known.rows_of(ids))
@@ -197,7 +199,7 @@ class Time(Feature):
             "<name>_age"; 0 where a time is missing or the difference is negative.
         offset: hours to add to UTC.
         unit: unit of numbers: "s", "ms", "us" or "ns" since the epoch, or "yyyymmdd". None: seconds, or the unit that
-            the number of digits shows; a row with an unclear number is set aside.
+            the number of digits shows; a row with an ambiguous number is set aside.
         day_first: whether "03/02/2024" is the third of February; None: a row with such a date is set aside.
         dim: length of a part's vector; None: that of the `FeatureEmbedding`.
         options: further arguments of `trainer.embedding.Embedding`; see `IdFeature`.

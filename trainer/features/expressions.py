@@ -6,7 +6,7 @@ import ast
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -94,13 +94,12 @@ class _Compiler:
                     self._refuse(f"no function {name!r}{did_you_mean(name, self.functions)}")
                 return self._apply(self.functions[name], arguments)
         self._refuse(f"{ast.unparse(node)!r:.60} is not arithmetic")
-        raise AssertionError
 
     def _apply(self, function: Callable[..., Any], arguments: list[ast.expr]) -> Callable[[Columns], Any]:
         parts = [self.compile(argument) for argument in arguments]
         return lambda columns: function(*[part(columns) for part in parts])
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str) -> NoReturn:
         raise ConfigurationError(
             f"expression {self.text!r:.200}: {reason}; accepted are names of columns, numbers, + - * / % **, "
             f"comparisons, and, or, not, and the functions {', '.join(self.functions)}"

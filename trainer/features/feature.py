@@ -21,7 +21,7 @@ NO_ID = MISSING_NUMBER  # a missing integer id
 PADDING = NO_ID + 1  # the id that pads lists
 MIN_ID = NO_ID + 2  # the smallest valid integer id; the two smaller integers are reserved
 
-NUMBERS, IDS = "numbers", "ids"  # inputs of the network
+NUMBERS, IDS = "numbers", "ids"  # names of the network's inputs
 PREDICTION, SET_ASIDE = "prediction", "set_aside"  # names of columns that predictions add to the kept columns
 MISSING_ROW, UNSEEN_ROW, FIRST_ROW = 0, 1, 2  # rows of tables with a vocabulary
 
@@ -79,8 +79,8 @@ class Output:
         table: table in which ids are looked up, for IDS and LIST.
         pooling: pooling of a LIST: "mean", "sum", "sqrtn", or None for a sequence.
         weights: name of the output that holds the weights of a LIST, or None.
-        vector: how the number becomes a vector, for NUMBERS of width 2 (the number, then 1 if it is missing); None: it
-            stays a number.
+        vector: options to turn the number into a vector, for NUMBERS of width 2 (the number, then 1 if it is missing);
+            None: it stays a number.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Inputs(dict):
 
 
 class Statistic:
-    """Statistics that one feature learns from data; parts can be merged."""
+    """Mergeable statistics that one feature learns from data."""
 
     def add(self, values: Any) -> None:
         """Add the values of a batch."""
@@ -116,7 +116,7 @@ class Statistic:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Compute what depends on all values; called before features are applied."""
+        """Compute results that need all values; called before features are applied."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"json": ..., "arrays": ...}``."""
@@ -177,9 +177,9 @@ class Feature:
         raise NotImplementedError
 
     def id_sources(self) -> dict[str, dict[str, Any]]:
-        """Return {table: kind and arguments that decide which id a value gets}, as JSON.
+        """Return {table: kind and arguments that determine a value's id}, as JSON.
 
-        A saved table can be reused by features with equal sources. Arguments that only decide which ids occur, such as
+        Features with equal sources can reuse a saved table. Arguments that only decide which ids occur, such as
         `min_count`, are left out. A feature that returns an empty dict is not compared.
         """
         return {}
@@ -245,7 +245,7 @@ def list_column(dtype: str, required: bool = False) -> Column:
 
 
 def id_sources(features: Iterable[Feature]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return {table: {feature: settings that decide its ids there}}, as JSON."""
+    """Return {table: {feature: its `Feature.id_sources`}}, as JSON."""
     sources: dict[str, dict[str, dict[str, Any]]] = {}
     for feature in features:
         for table, source in feature.id_sources().items():
@@ -254,53 +254,51 @@ def id_sources(features: Iterable[Feature]) -> dict[str, dict[str, dict[str, Any
 
 
 def id_problems(
-    features: Iterable[Feature], state: Mapping[str, Any], table_there: Callable[[str], str] = str
+    features: Iterable[Feature], state: Mapping[str, Any], saved_name: Callable[[str], str] = str
 ) -> dict[str, str]:
-    """Return {table: why its ids belong to other rows in a saved state}.
-
-    The result is empty if there is no conflict.
+    """Return {table: how its ids conflict with those of a saved state}.
 
     Args:
-        features: the features now declared.
+        features: the current features.
         state: a state of `Features.state_dict`. States of old versions, which lack id sources, cause no conflict.
-        table_there: returns the name of a table in the state.
+        saved_name: returns the name of a table in the state.
     """
     problems: dict[str, str] = {}
     recorded = state["json"].get("ids") or {}
-    for table, of_table in id_sources(features).items():
-        saved = recorded.get(table_there(table)) or {}
-        for name, declared in of_table.items():
+    for table, sources in id_sources(features).items():
+        saved = recorded.get(saved_name(table)) or {}
+        for name, declared in sources.items():
             if saved and declared not in saved.values():
                 other = name if name in saved else next(iter(saved))
-                those = "the same feature" if other == name else f"feature {other!r}"
+                owner = "the same feature" if other == name else f"feature {other!r}"
                 problems.setdefault(
                     table,
-                    f"feature {name!r} is declared with {_shown(declared)}, and the rows of its table are of "
-                    f"{those} with {_shown(saved[other])}: the same value would map to another row or "
+                    f"feature {name!r} is declared with {_format_source(declared)}, and the rows of its table are of "
+                    f"{owner} with {_format_source(saved[other])}: the same value would map to another row or "
                     "none. Declare it as it was, or give it its own table, under another name",
                 )
     return problems
 
 
 def check_numbers(features: Iterable[Feature], state: Mapping[str, Any]) -> None:
-    """Raise CheckpointMismatchError if numbers have another scale than in a state."""
+    """Raise CheckpointMismatchError if the scale of numbers differs from a state."""
     saved = state["json"].get("numbers") or {}
     for feature in features:
-        declared, before = feature.number_source(), saved.get(feature.name)
-        if declared is not None and before is not None and declared != before:
+        declared, trained = feature.number_source(), saved.get(feature.name)
+        if declared is not None and trained is not None and declared != trained:
             raise CheckpointMismatchError(
                 f"the snapshot is of other features: feature {feature.name!r} is declared with "
-                f"{_arguments(declared)}, and the network was trained on {_arguments(before)}: the same value would "
-                "become a different number. Declare it as before"
+                f"{_format_arguments(declared)}, and the network was trained on {_format_arguments(trained)}: the same "
+                "value would become a different number. Declare it as before"
             )
 
 
-def _arguments(source: Mapping[str, Any]) -> str:
+def _format_arguments(source: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in source.items() if name != "kind")
 
 
-def _shown(source: Mapping[str, Any]) -> str:
-    return _arguments(source) if source["kind"] == "values" else f"{source['kind']}: {_arguments(source)}"
+def _format_source(source: Mapping[str, Any]) -> str:
+    return _format_arguments(source) if source["kind"] == "values" else f"{source['kind']}: {_format_arguments(source)}"
 
 
 def as_feature(value: Mapping[str, Any]) -> Feature:
@@ -318,9 +316,9 @@ def as_feature(value: Mapping[str, Any]) -> Feature:
 
 def check_unique(what: str, names: Sequence[str]) -> None:
     """Check that names are unique and differ from the network's inputs."""
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ConfigurationError(f"two {what}s are named {twice[0]!r}; give each its own name")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise ConfigurationError(f"two {what}s are named {repeated[0]!r}; give each its own name")
     reserved = next((name for name in (NUMBERS, IDS) if name in names), None)
     if what == "output" and reserved is not None:
         raise ConfigurationError(f"the name {reserved!r} is that of an input of the network; choose another")

@@ -1,4 +1,4 @@
-"""Converts raw tables and files to network inputs; learns features from them."""
+"""Convert raw tables and files to network inputs; fit features to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .features import Features
 from .learned import Learned, add_sample
 from .profiles import ColumnProfile, ProfileBuckets, stability_index
 from .raw_files import RawFiles
-from .raw_rows import RawData, RawTable, Rows, SetAside, is_table
+from .raw_rows import BadRowCounter, RawData, RawTable, Rows, is_table
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +35,9 @@ def raw_data(data: Any) -> RawData:
     return RawFiles(data) if isinstance(data, str | Path) else RawTable(data)
 
 
-def rows_of(features: Features, data: Any, *, aside: SetAside | None = None, **options: bool) -> Iterator[Rows]:
+def rows_of(features: Features, data: Any, *, bad_rows: BadRowCounter | None = None, **options: bool) -> Iterator[Rows]:
     """Yield raw rows of any form in parts; see `RawData.parts`."""
-    return raw_data(data).parts(features, SetAside() if aside is None else aside, **options)
+    return raw_data(data).parts(features, BadRowCounter() if bad_rows is None else bad_rows, **options)
 
 
 def inputs_of(
@@ -64,47 +64,47 @@ def inputs_of(
     data = raw_data(data)
     if fit and learns_from_next(features):
         features.fit(data)
-    aside, parts = batches_of(features, data, labelled=labelled, kept=kept, set_aside=set_aside)
+    bad_rows, parts = batches_of(features, data, labelled=labelled, kept=kept, set_aside=set_aside)
     batches = list(parts)
     inputs = Inputs({name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]})
-    inputs.set_aside = aside.report()
+    inputs.set_aside = bad_rows.report()
     return inputs
 
 
 def batches_of(
     features: Features, data: RawData, *, labelled: bool, kept: KeptColumns | None, set_aside: bool, log: bool = True
-) -> tuple[SetAside, Iterator[Inputs]]:
+) -> tuple[BadRowCounter, Iterator[Inputs]]:
     """Return the counter of bad rows, and an iterator over the inputs of raw rows.
 
     The arguments and errors are those of `inputs_of`. With `log` the iterator reports bad rows at its end.
     """
-    set_aside = set_aside or (data.part is not None and not labelled)  # predicts the same rows that an evaluation reads
+    set_aside = set_aside or (data.part is not None and not labelled)  # predict the rows that an evaluation reads
     labelled = labelled or data.part is not None
-    aside = SetAside(1.0 if set_aside or not labelled else features.max_bad_share)
+    bad_rows = BadRowCounter(1.0 if set_aside or not labelled else features.max_bad_share)
 
     def read() -> Iterator[Inputs]:
         empty, answer_all = True, not labelled and not set_aside
-        for rows in data.parts(features, aside, labelled=labelled, kept=kept is not None):
-            _check_all_answered(aside, answer_all)
+        for rows in data.parts(features, bad_rows, labelled=labelled, kept=kept is not None):
+            _check_no_bad_rows(bad_rows, answer_all)
             if kept is not None:
                 kept.add({name: rows.columns[name] for name in features.keep})
             empty = False
             yield features.batch(rows.columns)
-        _check_all_answered(aside, answer_all)
-        report = aside.report()
+        _check_no_bad_rows(bad_rows, answer_all)
+        report = bad_rows.report()
         if report is not None and log:
             logger.warning("features: %s", report)
         if empty:
             raise DataError(f"{data}: no good rows{f': {report}' if report else ''}")
 
-    return aside, read()
+    return bad_rows, read()
 
 
-def _check_all_answered(aside: SetAside, answer_all: bool) -> None:
-    if aside.bad and answer_all:
+def _check_no_bad_rows(bad_rows: BadRowCounter, answer_all: bool) -> None:
+    if bad_rows.bad and answer_all:
         raise DataError(
-            f"every row gets a prediction, so none can be set aside: {aside.report()}; predict(..., set_aside=True), "
-            "or trainer predict --output FILE --keep COLUMN --set-aside, leaves such rows out"
+            f"every row gets a prediction, so none can be set aside: {bad_rows.report()}; predict(..., "
+            "set_aside=True), or trainer predict --output FILE --keep COLUMN --set-aside, leaves such rows out"
         )
 
 
@@ -116,15 +116,15 @@ def drift_of(features: Features, data: Any, max_rows: int) -> dict[str, float]:
             "features.fit, or load a snapshot of a training on raw rows"
         )
     profiles = {name: ColumnProfile(column) for name, column in features.columns.items()}
-    read = 0
-    # the split of files into parts needs the event time, which is only read together with the labels
+    count = 0
+    # Splitting files into parts needs the event time, which is only read together with the labels.
     data = raw_data(data)
-    for rows in data.parts(features, SetAside(), labelled=data.part is not None):
+    for rows in data.parts(features, BadRowCounter(), labelled=data.part is not None):
         add_sample(profiles, rows.columns)
-        read += rows.good
-        if read >= max_rows:
+        count += rows.good
+        if count >= max_rows:
             break
-    if not read:
+    if not count:
         raise DataError("drift: the data have no good rows")
     distances = {}
     for name, profile in profiles.items():
@@ -134,7 +134,7 @@ def drift_of(features: Features, data: Any, max_rows: int) -> dict[str, float]:
 
 
 def learns_from_next(features: Features) -> bool:
-    """Return whether features learn from the rows of the next training run."""
+    """Return whether the next training run fits or profiles the features."""
     return not (features.is_fitted and features.learned.profiled_rows)
 
 
@@ -164,23 +164,23 @@ class KeptColumns:
 
     def take(self, rows: int) -> dict[str, Any]:
         """Remove and return the columns of the next `rows` rows."""
-        taken = []
+        parts = []
         while rows:
             part = self._parts.popleft()
             count = len(next(iter(part.values())))
             if count > rows:
                 self._parts.appendleft({name: column[rows:] for name, column in part.items()})
                 part, count = {name: column[:rows] for name, column in part.items()}, rows
-            taken.append(part)
+            parts.append(part)
             rows -= count
-        return {name: np.concatenate([part[name] for part in taken]) for name in taken[0]}
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def beside(self, predictions: Any) -> dict[str, Any]:
-        """Return the next predictions, under "prediction", and the columns of their rows."""
-        return {PREDICTION: predictions, **self.take(_rows(predictions))}
+    def with_predictions(self, predictions: Any) -> dict[str, Any]:
+        """Return the predictions, named "prediction", and the columns of their rows."""
+        return {PREDICTION: predictions, **self.take(_count_rows(predictions))}
 
 
-def _rows(predictions: Any) -> int:
+def _count_rows(predictions: Any) -> int:
     if isinstance(predictions, tuple | dict):
-        return _rows(next(iter(predictions.values())) if isinstance(predictions, dict) else predictions[0])
+        return _count_rows(next(iter(predictions.values())) if isinstance(predictions, dict) else predictions[0])
     return len(predictions)

@@ -53,8 +53,7 @@ class NumberEmbedding(nn.Cell):
 
         h = leaky_relu(w_j x),  s = W_j h + skip h,  a = softmax(s / temperature),  e = sum_k a_k M_jk.
 
-    The perceptron computes e = V_j relu(w_j x + b_j) + c_j, with H hidden units. A missing number has a vector of its
-    own.
+    The perceptron computes e = V_j relu(w_j x + b_j) + c_j, with H hidden units. A missing number has its own vector.
 
     Args:
         features: number of features.
@@ -127,7 +126,7 @@ class FeatureEmbedding(nn.Cell):
         field_names: names of the fields, in order.
         sequence_names: names of the sequences, in order.
         number_width: number of columns of `numbers`.
-        plain_columns: indexes of these columns in the input "numbers".
+        plain_columns: their indices in the input "numbers".
 
     Raises:
         ConfigurationError: a feature declares another `dim`, so that its vectors cannot be stacked.
@@ -148,15 +147,15 @@ class FeatureEmbedding(nn.Cell):
         if not isinstance(features, Features):
             refuse("FeatureEmbedding(features)", "Features", features)
         self.dim = dim
-        ids, lists = _chosen(features, exclude)
+        ids, lists = _ids_and_lists(features, exclude)
         if not prefix:
             _check_dim((*ids, *lists), dim)
         pooled = [output for output in lists if output.pooling is not None]
         sequences = [output for output in lists if output.pooling is None]
         inputs, all_ids = features.inputs, features.of_kind(Kind.IDS)
         self.has_numbers, self.has_ids = "numbers" in inputs, bool(ids)
-        chosen = np.array([index for index, output in enumerate(all_ids) if output in ids], np.int32)
-        self.id_columns = Tensor(chosen) if 0 < len(chosen) < len(all_ids) else None
+        used = np.array([index for index, output in enumerate(all_ids) if output in ids], np.int32)
+        self.id_columns = Tensor(used) if 0 < len(used) < len(all_ids) else None
         plain, vectors = _number_columns(features.of_kind(Kind.NUMBERS))
         self.number_width = len(plain) or 1
         self.plain_columns = tuple(plain)
@@ -197,23 +196,24 @@ class FeatureEmbedding(nn.Cell):
                     columns[f"{table}/{output.name}"] = {"table": table}
                 else:
                     columns[table] = _table_options(output, prefix, options)
-            shares = {output.table.name for output in ids} & {output.table.name for output in (*pooled, *sequences)}
-            # If a list reads one of these tables, all of them get the padding id, because a group of tables with
-            # different padding cannot be read together.
-            more = {"padding": PADDING} if shares else {}
-            self.categories = EmbeddingGroup(self.dim, columns, **options, **more)
+            shared = {output.table.name for output in ids} & {output.table.name for output in (*pooled, *sequences)}
+            # A group reads its tables together only if their padding is the same. If a list reads one of them, all get
+            # the padding id.
+            padding = {"padding": PADDING} if shared else {}
+            self.categories = EmbeddingGroup(self.dim, columns, **options, **padding)
             tables = dict(zip(columns, self.categories.members, strict=True))
 
-        def listed(kind: type[Embedding], output: Output, **more: Any) -> Embedding:
+        def list_cell(kind: type[Embedding], output: Output, **arguments: Any) -> Embedding:
             """Return the cell that reads a list from an existing or a new table."""
             table = f"{prefix}{output.table.name}"
             if table in tables:
-                return kind(self.dim, table=tables[table], **more)
-            own = {**options, **_table_options(output, prefix, options), **more, "padding": PADDING, "name": table}
-            return tables.setdefault(table, kind(self.dim, **own))
+                return kind(self.dim, table=tables[table], **arguments)
+            arguments |= {"padding": PADDING, "name": table}
+            arguments = {**options, **_table_options(output, prefix, options), **arguments}
+            return tables.setdefault(table, kind(self.dim, **arguments))
 
-        self.bags = nn.CellList([listed(EmbeddingBag, output, combiner=output.pooling) for output in pooled])
-        self.rows = nn.CellList([listed(SequenceEmbedding, output) for output in sequences])
+        self.bags = nn.CellList([list_cell(EmbeddingBag, output, combiner=output.pooling) for output in pooled])
+        self.rows = nn.CellList([list_cell(SequenceEmbedding, output) for output in sequences])
 
     def field_index(self, name: str) -> int:
         """Return the index of a field.
@@ -235,8 +235,8 @@ class FeatureEmbedding(nn.Cell):
             weights = None if self.weight_inputs[index] < 0 else columns[self.weight_inputs[index]]
             vectors += (ops.expand_dims(self.bags[index](ids, weights), 1),)
         for index in range(len(self.vector_columns)):
-            of_group = ops.gather(columns[0], self.vector_columns[index], 1)
-            vectors += (self.number_vectors[index](of_group),)
+            numbers = ops.gather(columns[0], self.vector_columns[index], 1)
+            vectors += (self.number_vectors[index](numbers),)
         if not vectors:
             dtype = columns[0].dtype if self.has_numbers else mstype.float32
             fields = ops.zeros((rows, 1, self.dim), dtype)
@@ -254,16 +254,16 @@ class FeatureEmbedding(nn.Cell):
     def rows_of(self, columns, field):
         """Return table rows of a category, int32 [N], and of the first sequence, [N, L].
 
-        This runs inside the graph. Within a step, two ids of a table are equal if and only if their rows are equal.
+        Graph code. Within a step, two ids of a table are equal if and only if their rows are equal.
         """
         ids = columns[1] if self.has_numbers else columns[0]
         ids = ids if self.id_columns is None else ops.gather(ids, self.id_columns, 1)
-        of_category = self.categories.members[field].row_positions(ids[:, field])
-        of_sequence = self.rows[0].row_positions(columns[self.row_inputs[0]])
-        return ops.cast(of_category, mstype.int32), ops.cast(of_sequence, mstype.int32)
+        category_rows = self.categories.members[field].row_positions(ids[:, field])
+        sequence_rows = self.rows[0].row_positions(columns[self.row_inputs[0]])
+        return ops.cast(category_rows, mstype.int32), ops.cast(sequence_rows, mstype.int32)
 
 
-def _chosen(features: Features, exclude: Sequence[str]) -> tuple[list[Output], list[Output]]:
+def _ids_and_lists(features: Features, exclude: Sequence[str]) -> tuple[list[Output], list[Output]]:
     """Return the ids and the lists of `features` without those in `exclude`."""
     ids, lists = features.of_kind(Kind.IDS), features.of_kind(Kind.LIST)
     for name in exclude:
@@ -284,16 +284,16 @@ def _check_dim(outputs: Sequence[Output], dim: int) -> None:
 
 def _table_options(output: Output, prefix: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a feature's table that differ from `options`."""
-    own = dict(output.table.options or {})
-    if own.get("mode", options["mode"]) == "dense" and own.get("capacity", options.get("capacity")) is None:
-        own["capacity"] = _rows_of(output)
-    if prefix and own.get("path") is not None:
-        own["path"] = Path(own["path"]).with_name(prefix + Path(own["path"]).name)
-    return own
+    table = dict(output.table.options or {})
+    if table.get("mode", options["mode"]) == "dense" and table.get("capacity", options.get("capacity")) is None:
+        table["capacity"] = _dense_rows(output)
+    if prefix and table.get("path") is not None:
+        table["path"] = Path(table["path"]).with_name(prefix + Path(table["path"]).name)
+    return table
 
 
-def _rows_of(output: Output) -> int:
-    """Return the number of rows of a dense table, which must follow from the feature."""
+def _dense_rows(output: Output) -> int:
+    """Return the number of rows of a dense table, which the feature must determine."""
     assert output.table is not None
     if output.table.size is None:
         raise ConfigurationError(

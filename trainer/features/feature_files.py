@@ -1,4 +1,4 @@
-"""Saves declared features and their learned state as two files of a folder."""
+"""Save and load declared features and their learned state, two files in a folder."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def write_state(state: Mapping[str, Any], folder: FolderWriter, name: str = NAME
     folder.write(f"{name}.safetensors", tensor_file.blocks(state["arrays"]))
 
 
-def described_state(features: Features) -> dict[str, Any]:
+def declared_state(features: Features) -> dict[str, Any]:
     """Return the learned state and the declaration, for `write_state`."""
     state = features.published_state()
     return {**state, "json": {"declaration": features.declaration(), "state": state["json"]}}
 
 
 def read_features(folder: Path) -> Features:
-    """Return the features of a folder that holds a `described_state`."""
+    """Return the features of a folder with a `declared_state`."""
     body = strict_json.parse((folder / f"{NAME}.json").read_bytes())
     path = folder / f"{NAME}.safetensors"
     features = Features.from_declaration(body["declaration"])
@@ -41,28 +41,28 @@ def save_fitted(features: Features, target: Path) -> None:
     Raises:
         ConfigurationError: the folder exists, or cannot be written.
     """
-    final = durable.resolved(target)
-    if final.exists():
+    path = durable.resolved(target)
+    if path.exists():
         raise ConfigurationError(f"{target} exists; give a folder that does not, or remove it")
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with FolderWriter(final) as folder:
-            write_state(described_state(features), folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FolderWriter(path) as folder:
+            write_state(declared_state(features), folder)
             folder.seal("features", {})
-            folder.path.rename(final)
+            folder.path.rename(path)
     except OSError as error:
-        raise ConfigurationError(str(durable.write_error("fitted features", final, error))) from error
+        raise ConfigurationError(str(durable.write_error("fitted features", path, error))) from error
 
 
 def load_fitted(features: Features, folder: str | Path) -> None:
     """Load the learned state of equal features from a folder of `save_fitted`.
 
     Raises:
-        ConfigurationError: there are no fitted features in the folder.
+        ConfigurationError: the folder holds no fitted features.
         CheckpointMismatchError: the folder holds the state of other features.
     """
     try:
-        learned = read_features(Path(folder))
+        fitted = read_features(Path(folder))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigurationError(
             f"Features(fitted={str(folder)!r}): {error.filename} is missing; such a folder is written by "
@@ -70,4 +70,4 @@ def load_fitted(features: Features, folder: str | Path) -> None:
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointDamagedError(f"Features(fitted={str(folder)!r}): {error!r}") from None
-    features.load_state_dict(learned.published_state())
+    features.load_state_dict(fitted.published_state())

@@ -36,14 +36,14 @@ from .feature import (
 )
 from .learned import Learned, Recent
 from .lists import aligned_columns
-from .raw_rows import RawTable, Rows, SetAside
+from .raw_rows import BadRowCounter, RawTable, Rows
 from .row_roles import (
     checked_classes,
+    checked_keep,
     class_column,
     class_numbers,
     event_time_column,
     label_column,
-    names_kept,
     raw_columns,
     weight_column,
 )
@@ -64,23 +64,22 @@ class Features(Stateful):
         weight: name of the column of loss weights, or None.
         group: name of the column that ranking metrics group rows by, or None.
         event_time: name of the column with event times (numbers, timestamps or text), or None.
-        event_time_unit: unit of event times that are numbers, see `Time`; None: the one that a `Time` feature of the
-            column declares, or the one that the number of digits shows.
-        event_time_day_first: whether "03/02/2024" is the third of February, see `Time`; None: as a `Time` feature of
-            the column declares.
+        event_time_unit: unit of event times that are numbers, see `Time`; None: the unit that a `Time` feature of the
+            column declares, or the unit that the number of digits shows.
+        event_time_day_first: whether "03/02/2024" is the third of February, see `Time`; None: as declared by a `Time`
+            feature of the column.
         label_dtype: "float32", or "int32" for class numbers.
         label_classes: the possible values of a label, text or numbers, such as ["no", "yes"]. The label becomes the
             index of its class: float32 0 or 1 if there are two, for `nn.BCEWithLogitsLoss`, or int32 if there are more,
             for `nn.CrossEntropyLoss`. Rows with another value are set aside. Predictions name the classes.
-        keep: names of columns that `predict(rows, keep=True)` returns next to the predictions. Columns that nothing
-            else reads are returned as text, or as numbers or booleans if the rows have such values; missing values are
-            None.
+        keep: names of columns that `predict(rows, keep=True)` returns with the predictions. A column that nothing else
+            reads is returned as text, or as numbers or booleans if the rows have such values; missing values are None.
         update_every: number of stream rows after which the learned vocabularies, means and quantiles are updated, at
             the start of the next batch; None: `online_train` does not change them.
         csv: format of CSV files, and of numbers that are given as text, such as ``{"delimiter": ";", "decimal": ","}``;
             see `trainer.streams.formats.csv_format.CsvFormat`. It applies to all files and streams of these features.
-        fitted: folder written by `trainer features CONFIG --fit --to FOLDER`, whose statistics are used; None: the
-            features learn from the first data of `fit`.
+        fitted: folder with statistics, written by `trainer features CONFIG --fit --to FOLDER`; None: the features learn
+            from the first data of `fit`.
         max_bad_share: largest share of rows, 0 to 1, that may be set aside in finite data. A larger share is an error
             in `fit` and `evaluate` if more than 10 rows are bad. Streams have their own `max_bad_share`.
 
@@ -120,7 +119,7 @@ class Features(Stateful):
         self.event_time_unit, self.event_time_day_first = event_time_unit, event_time_day_first
         self.label_dtype = np.dtype(label_dtype)
         self.label_classes = checked_classes(label_classes, self.labels)
-        self.keep = names_kept(keep)
+        self.keep = checked_keep(keep)
         self.outputs: tuple[Output, ...] = tuple(output for feature in self.features for output in feature.outputs())
         self._outputs_of = [feature.outputs() for feature in self.features]
         check_unique("feature", [feature.name for feature in self.features])
@@ -130,8 +129,8 @@ class Features(Stateful):
         shared: dict[str, Any] = {"aligned": aligned_columns(self.features), "csv": self.csv}
         self.schema = replace(self._schema(), **shared)
         self.unlabelled_schema = Schema(self.columns, **shared)
-        kept = {**{name: replace(text_column(required=False), as_given=True) for name in self.keep}, **self.columns}
-        self.kept_schema = Schema(kept, **shared)
+        kept_columns = {name: replace(text_column(required=False), as_given=True) for name in self.keep}
+        self.kept_schema = Schema({**kept_columns, **self.columns}, **shared)
         self.update_every = whole("Features(update_every=...)", update_every, optional=True)
         self.max_bad_share = number("Features(max_bad_share=...)", max_bad_share, least=0, most=1, what="a share")
         self.learned = Learned(self.features, self.columns)
@@ -190,10 +189,10 @@ class Features(Stateful):
         """
         schema = self.schema_of(labelled=labelled, kept=kept)
         values, count = (data if isinstance(data, RawTable) else RawTable(data)).values(schema)
-        absent = [name for name, column in schema.fields.items() if name not in values and column.default is None]
-        if absent:
+        missing = [name for name, column in schema.fields.items() if name not in values and column.default is None]
+        if missing:
             raise DataError(
-                f"the data have no column {absent[0]!r}; they have {sorted(values)}{did_you_mean(absent[0], values)}"
+                f"the data have no column {missing[0]!r}; they have {sorted(values)}{did_you_mean(missing[0], values)}"
             )
         converted = schema.convert(values, count)
         return Rows(dict(converted.columns), count, converted.reasons)
@@ -210,15 +209,15 @@ class Features(Stateful):
         from .feature_data import rows_of
 
         count = 0
-        for rows in rows_of(self, data, aside=SetAside(self.max_bad_share)):
+        for rows in rows_of(self, data, bad_rows=BadRowCounter(self.max_bad_share)):
             self.learn(rows.columns)
             count += rows.good
-            if not self.statistics:  # only profiles are needed, and a sample suffices
+            if not self.statistics:  # only profiles are learned, for which a sample suffices
                 break
-        self.learning_ended(count)
+        self.finish_learning(count)
 
-    def learning_ended(self, rows: int) -> None:
-        """Record that the features have learned from `rows` rows; raise DataError if 0."""
+    def finish_learning(self, rows: int) -> None:
+        """Mark the features as fitted to `rows` rows; raise DataError if there are none."""
         if not rows:
             raise DataError("the features learned nothing: the data have no good rows")
         self.is_fitted = True
@@ -321,9 +320,9 @@ class Features(Stateful):
         return inputs
 
     def batch(self, raw: RawColumns) -> Inputs:
-        """Compute the network inputs; append the group, labels and weight found in `raw`."""
+        """Compute the network inputs; append the group, labels and weight in `raw`."""
         inputs = self.apply(raw)
-        for name in self._others:
+        for name in self._role_columns:
             if name in raw:
                 if name in self.labels and self.label_classes:
                     inputs[name] = class_numbers(name, raw[name], self.label_classes)
@@ -335,13 +334,13 @@ class Features(Stateful):
         return inputs
 
     @property
-    def _others(self) -> tuple[str, ...]:
+    def _role_columns(self) -> tuple[str, ...]:
         return tuple(name for name in (self.group, *self.labels, self.weight) if name is not None)
 
     @property
     def batch_names(self) -> tuple[str, ...]:
         """Names of the columns that `batch` returns for labelled rows."""
-        return tuple(dict.fromkeys((*self.inputs, *self._others)))
+        return tuple(dict.fromkeys((*self.inputs, *self._role_columns)))
 
     def schema_of(self, *, labelled: bool = True, kept: bool = False) -> Schema:
         """Return the schema of the raw columns, optionally with labels and kept columns."""
@@ -372,11 +371,11 @@ class Features(Stateful):
 
     @classmethod
     def from_declaration(cls, declaration: Mapping[str, Any]) -> Features:
-        """Create unfitted features from what `declaration` returned."""
+        """Create unfitted features from a `declaration`."""
         return cls(**{**declaration, "label": declaration["label"] or None})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the learned state, and the recent values that it does not include yet."""
+        """Return the learned state, and the recent values that it does not yet include."""
         state, recent = self.published_state(), self.recent.state_dict()
         return {"json": {**state["json"], **recent["json"]}, "arrays": {**state["arrays"], **recent["arrays"]}}
 
@@ -385,11 +384,11 @@ class Features(Stateful):
         state = self.learned.state_dict()
         sources = {feature.name: feature.number_source() for feature in self.features}
         numbers = {name: source for name, source in sources.items() if source is not None}
-        facts = {"fitted": self.is_fitted, "ids": id_sources(self.features), "numbers": numbers}
-        return {"json": {**facts, **state["json"]}, "arrays": state["arrays"]}
+        declared = {"fitted": self.is_fitted, "ids": id_sources(self.features), "numbers": numbers}
+        return {"json": {**declared, **state["json"]}, "arrays": state["arrays"]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` or `published_state` returned.
+        """Restore a state of `state_dict` or `published_state`.
 
         Raises:
             CheckpointMismatchError: the state belongs to other features, or to features that compute other ids or

@@ -23,8 +23,8 @@ _RECENT = "@recent."  # prefix of the names of recent-value arrays
 class Recent:
     """Values that features saw in a stream since the last update; immutable.
 
-    The statistics add all values at once, regardless of batch boundaries, so a run that is interrupted and resumed in
-    between learns bit-identical statistics.
+    The statistics add all values at once. Batch boundaries do not matter, so a run that is interrupted and resumed
+    learns bit-identical statistics.
 
     Attributes:
         rows: number of rows.
@@ -100,7 +100,7 @@ class Learned:
     def copy(self) -> Learned:
         """Return an independent copy.
 
-        A shallow copy suffices, because statistics replace their arrays and never write into them.
+        Shallow copies suffice, because statistics replace their arrays and never write into them.
         """
         other = copy.copy(self)
         other.statistics = {name: copy.copy(statistic) for name, statistic in self.statistics.items()}

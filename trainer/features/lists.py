@@ -21,7 +21,7 @@ POOLINGS = ("mean", "sum", "sqrtn")
 
 
 @dataclass(frozen=True)
-class _Lists(IdFeature):
+class _ListBase(IdFeature):
     """Base of features with a list of ids per row."""
 
     max_length: int | None = None
@@ -51,7 +51,7 @@ class _Lists(IdFeature):
 
 
 @dataclass(frozen=True)
-class _Aligned(_Lists):
+class _AlignedList(_ListBase):
     """Base of list features that may be aligned with other lists of a sequence."""
 
     sequence: str | None = None
@@ -61,18 +61,18 @@ class _Aligned(_Lists):
         nonempty_text(f"{type(self).__name__}(sequence=...)", self.sequence, "the name of a sequence", optional=True)
 
     def aligned(self) -> dict[str, str | None]:
-        """Return {raw column that is aligned with the sequence: its separator}."""
+        """Return {raw column aligned with the sequence: its separator}."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class ListFeature(_Aligned):
+class ListFeature(_AlignedList):
     """A list of categories per row: a `Ragged` int64 column; a missing list is empty.
 
     Args:
         separator: separator of lists that are written as one text, such as "Action|Comedy".
         sequence: name of a sequence that several lists describe together. A row is set aside if its lists with the
-            same `sequence` differ in length. Missing values in them keep their position.
+            same `sequence` differ in length. Missing values in these lists keep their position.
         max_length: maximum length; longer lists lose their first values, the oldest ones of a history. All lists of a
             sequence must have the same `max_length`.
         pooling: how the vectors are pooled: "mean", "sum" or "sqrtn". None: the network gets the sequence of vectors
@@ -96,14 +96,14 @@ class ListFeature(_Aligned):
         column = raw[self.source]
         aligned = self.sequence is not None
         lists = column[:] if isinstance(column, Ragged) else split(column, self.separator, self.dtype, aligned)
-        return lists if aligned else without(lists, missing_ids(lists.values))
+        return lists if aligned else drop_values(lists, missing_ids(lists.values))
 
     def aligned(self) -> dict[str, str | None]:
         return {self.source: self.separator}
 
 
 @dataclass(frozen=True)
-class WeightedList(_Aligned):
+class WeightedList(_AlignedList):
     """A list of weighted categories; a missing list is empty, a missing weight is 1.
 
     Args:
@@ -140,10 +140,10 @@ class WeightedList(_Aligned):
         lists, weights = self.lists(raw), raw[self.weights][:]
         values = np.ones(len(lists.values), np.float32)
         row = np.repeat(np.arange(len(lists)), lists.lengths)
-        within = np.arange(len(values)) - np.repeat(lists.offsets[:-1], lists.lengths)
-        known = within < weights.lengths[row]
-        given = to_float32(weights.values[(weights.offsets[:-1][row] + within)[known]])
-        values[known] = np.where(np.isfinite(given), given, 1)
+        index = np.arange(len(values)) - np.repeat(lists.offsets[:-1], lists.lengths)
+        known = index < weights.lengths[row]
+        raw_weights = to_float32(weights.values[(weights.offsets[:-1][row] + index)[known]])
+        values[known] = np.where(np.isfinite(raw_weights), raw_weights, 1)
         return [
             self._output(self.ids_of(lists.values, statistic), lists.offsets),
             self._output(values, lists.offsets, 0.0),
@@ -151,7 +151,7 @@ class WeightedList(_Aligned):
 
 
 @dataclass(frozen=True)
-class Text(_Lists):
+class Text(_ListBase):
     """The words and n-grams of a text as hashed ids; a missing text has none.
 
     Words are sequences of letters and digits, lowercased.
@@ -173,18 +173,18 @@ class Text(_Lists):
         return {self.source: text_column(self.required)}
 
     def lists(self, raw: RawColumns) -> Ragged:
-        return per_distinct(raw[self.source], self._words)
+        return split_distinct(raw[self.source], self._words)
 
     def _words(self, text: str) -> list[str]:
         words = _WORD.findall(text.lower())
-        runs = range(2, self.ngrams + 1)
-        return words + [" ".join(words[i : i + n]) for n in runs for i in range(len(words) - n + 1)]
+        lengths = range(2, self.ngrams + 1)
+        return words + [" ".join(words[i : i + n]) for n in lengths for i in range(len(words) - n + 1)]
 
 
 _WORD = re.compile(r"\w+")
 
 
-def per_distinct(texts: np.ndarray, split_text: Callable[[str], list[str]]) -> Ragged:
+def split_distinct(texts: np.ndarray, split_text: Callable[[str], list[str]]) -> Ragged:
     """Split texts into lists; call `split_text` once per distinct text."""
     distinct, inverse = np.unique(texts, return_inverse=True)
     rows = [split_text(text) for text in distinct.tolist()]
@@ -193,7 +193,7 @@ def per_distinct(texts: np.ndarray, split_text: Callable[[str], list[str]]) -> R
 
 
 def split(texts: np.ndarray, separator: str | None, dtype: str, keep_empty: bool = False) -> Ragged:
-    """Split texts into lists; parts are stripped. Invalid numbers count as missing.
+    """Split texts into lists of stripped parts; invalid numbers count as missing.
 
     Args:
         dtype: dtype of the parts, "str" or "int64".
@@ -203,14 +203,14 @@ def split(texts: np.ndarray, separator: str | None, dtype: str, keep_empty: bool
     def parts(text: str) -> list[str]:
         return [part for part in map(str.strip, text.split(separator)) if part or (keep_empty and text.strip())]
 
-    lists = per_distinct(texts, parts)
+    lists = split_distinct(texts, parts)
     if dtype == "str":
         return Ragged(lower_truth(lists.values), lists.offsets)
-    numbers = np.array([_whole(value) for value in lists.values.tolist()], np.int64)
+    numbers = np.array([_parse_id(value) for value in lists.values.tolist()], np.int64)
     return Ragged(numbers, lists.offsets)
 
 
-def _whole(text: str) -> int:
+def _parse_id(text: str) -> int:
     try:
         number = as_integer(text)
     except MisfitError:
@@ -218,23 +218,23 @@ def _whole(text: str) -> int:
     return number if number is not MISSING and MIN_ID <= number < 2**63 else NO_ID
 
 
-def without(lists: Ragged, left_out: np.ndarray) -> Ragged:
-    """Return the lists without the marked values."""
-    if not left_out.any():
+def drop_values(lists: Ragged, mask: np.ndarray) -> Ragged:
+    """Return the lists without the values where `mask` is True."""
+    if not mask.any():
         return lists
     row = np.repeat(np.arange(len(lists)), lists.lengths)
-    lengths = np.bincount(row[~left_out], minlength=len(lists))
-    return Ragged(lists.values[~left_out], np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+    lengths = np.bincount(row[~mask], minlength=len(lists))
+    return Ragged(lists.values[~mask], np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
 
 def aligned_columns(features: Sequence[Feature]) -> dict[str, dict[str, str | None]]:
     """Return {sequence: {aligned column: separator}}; see `Schema.aligned`."""
     sequences: dict[str, dict[str, str | None]] = {}
-    longest: dict[str, _Aligned] = {}
+    first_of: dict[str, _AlignedList] = {}
     for feature in features:
-        if not isinstance(feature, _Aligned) or feature.sequence is None:
+        if not isinstance(feature, _AlignedList) or feature.sequence is None:
             continue
-        first = longest.setdefault(feature.sequence, feature)
+        first = first_of.setdefault(feature.sequence, feature)
         if first.max_length != feature.max_length:
             raise ConfigurationError(
                 f"features {first.name!r} and {feature.name!r} are of the sequence {feature.sequence!r}, with "

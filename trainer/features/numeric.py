@@ -38,7 +38,7 @@ class Numeric(Feature):
         missing: replacement for a missing value, after normalization; "mean" is the learned mean.
         indicator: whether a second number is added that is 1 if the value is missing, else 0.
         embedding: "autodis" or "mlp": the network gets a vector among its fields instead of the number; missing values
-            have a vector of their own. The number should be normalized. Options of
+            have their own vector. The number should be normalized. Options of
             `trainer.features.feature.NumberVector` are given as a mapping, such as {"kind": "autodis", "buckets": 20}.
             None: the network gets the number.
     """
@@ -99,8 +99,8 @@ class Numeric(Feature):
         """Normalize transformed values [N] and fill missing ones: float32 [N, 1 or 2]."""
         fill: Any = self.missing
         if moments is not None:
-            least = moments.least if moments.count else 0.0
-            extent = moments.greatest - moments.least
+            minimum = moments.minimum if moments.count else 0.0
+            extent = moments.maximum - moments.minimum
             extent = extent if 0 < extent < np.inf else 1.0  # no scaling if the numbers do not vary
             if self.missing == "mean":
                 fill = moments.mean
@@ -108,8 +108,8 @@ class Numeric(Feature):
                 values = (values - moments.mean) / moments.deviation
                 fill = 0.0 if self.missing == "mean" else fill
             elif self.normalize == "min_max":
-                values = (values - least) / extent
-                fill = (moments.mean - least) / extent if self.missing == "mean" else fill
+                values = (values - minimum) / extent
+                fill = (moments.mean - minimum) / extent if self.missing == "mean" else fill
         values = to_float32(values)
         missing = ~np.isfinite(values)
         values = np.where(missing, fill, values).astype(np.float32)
@@ -137,8 +137,8 @@ class Bucketized(Feature):
     """A number as the id of its bucket; missing values have their own bucket.
 
     Args:
-        boundaries: ascending boundaries, or a number of buckets. For a number of buckets, boundaries are learned from
-            the data, to a relative error of 1 %, so that all buckets have equally many values. Bucket i holds
+        boundaries: ascending boundaries, or a number of buckets. A number of buckets learns the quantiles of the data,
+            to a relative error of 1 %, so that all buckets hold equally many values. Bucket i holds
             boundaries[i - 1] <= x < boundaries[i].
         dim: length of a bucket's vector; None: that of the `FeatureEmbedding`.
         options: further arguments of `trainer.embedding.Embedding`; see `trainer.features.categorical.IdFeature`.
@@ -255,7 +255,7 @@ class Expression(Feature):
         number("Expression(missing=...)", self.missing)
         if self.column is not None or self.required:
             raise ConfigurationError("Expression takes names of columns in the expression, not column= or required=")
-        self.raw()  # refuses an expression that cannot be parsed
+        self.raw()  # raises if the expression cannot be parsed
 
     @cached_property
     def _parsed(self) -> Any:

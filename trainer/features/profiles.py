@@ -15,7 +15,7 @@ from ..streams.formats.ragged_column import Ragged
 from .feature import NO_ID
 from .statistics import Quantiles, ValueCounts
 
-SAMPLED_ROWS = 4096  # rows sampled from each part that features learn from
+SAMPLED_ROWS = 4096  # rows sampled from each part of the training data
 MAX_VALUES = 4096  # number of distinct values that a profile keeps when it drops rare ones
 BUCKETS = 10  # number of buckets for numbers, with equal counts
 FREQUENT = 20  # number of most frequent categories, which have a bucket each
@@ -41,18 +41,18 @@ class ColumnProfile:
 
     def keys_of(self, values: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return int64 keys in numeric order, and whether values are missing; [N] each."""
-        absent = False
+        is_empty = False
         if isinstance(values, Ragged):
             values = values[:]
-            absent = values.lengths == 0
-            last = np.where(absent, 0, values.offsets[1:] - 1)
+            is_empty = values.lengths == 0
+            last = np.where(is_empty, 0, values.offsets[1:] - 1)
             blank = np.zeros(1, values.values.dtype)
             values = (values.values if len(values.values) else blank)[last]
         if self.ordered:
             numbers = np.asarray(values, np.float64)
             numbers = numbers.mean(1) if numbers.ndim > 1 else numbers
-            return Quantiles.keys_of(numbers), absent | ~np.isfinite(numbers)
-        return to_ids(values), absent | (values == ("" if values.dtype.kind == "U" else NO_ID))
+            return Quantiles.keys_of(numbers), is_empty | ~np.isfinite(numbers)
+        return to_ids(values), is_empty | (values == ("" if values.dtype.kind == "U" else NO_ID))
 
     def merge(self, other: ColumnProfile) -> None:
         self.counts.merge(other.counts)

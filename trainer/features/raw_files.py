@@ -17,7 +17,7 @@ from ..streams.formats.schema import Schema
 from ..streams.sources.files import FileStream
 from ..streams.sources.whole_table import names_of_file
 from .features import Features
-from .raw_rows import AbsentColumns, RawData, Rows, SetAside
+from .raw_rows import AbsentColumns, BadRowCounter, RawData, Rows
 
 PARTS = ("train", "valid", "test")
 IN_MEMORY_BYTES = 1 << 26  # files of a smaller total size are kept in memory
@@ -26,7 +26,7 @@ _SEED = stable_seed("part")
 
 
 class RawFiles(RawData):
-    """A file or folder of raw rows, or a part of its rows, as an experiment's data.
+    """A file or folder of raw rows, or one part of its rows.
 
     If the features declare an `event_time`, the newest rows are the part "test", the rows before them "valid", and all
     older rows "train". Otherwise rows are assigned to parts at random, in the same way every time.
@@ -37,8 +37,8 @@ class RawFiles(RawData):
         part: "train", "valid" or "test"; None: all rows.
         valid: share of the rows in the part "valid".
         test: share of the rows in the part "test".
-        in_memory: whether the network's inputs are kept in memory; otherwise the rows are read in blocks, again in
-            every epoch. None: keep them if the files are smaller than `IN_MEMORY_BYTES` in total.
+        in_memory: whether to keep the network's inputs in memory; otherwise every epoch reads the rows again, in
+            blocks. None: keep them if the files are smaller than `IN_MEMORY_BYTES` in total.
         shuffled_rows: number of rows to shuffle together if they are not kept in memory.
 
     Raises:
@@ -82,13 +82,13 @@ class RawFiles(RawData):
         return list(map(str, names_of_file(self.path, csv_format)))
 
     def parts(
-        self, features: Features, aside: SetAside, *, labelled: bool = True, kept: bool = False
+        self, features: Features, bad_rows: BadRowCounter, *, labelled: bool = True, kept: bool = False
     ) -> Iterator[Rows]:
         schema = features.schema_of(labelled=labelled, kept=kept)
-        keep, absent, first, kept_rows = self.rows_kept(features), AbsentColumns(schema), 0, 0
-        for rows in read_files(self.path, schema, aside):
+        select, absent, first, kept_rows = self.part_filter(features), AbsentColumns(schema), 0, 0
+        for rows in read_files(self.path, schema, bad_rows):
             absent.note(rows.columns, rows.good)
-            part = keep(rows, first)
+            part = select(rows, first)
             yield part
             first, kept_rows = first + rows.count, kept_rows + part.count
         absent.warn(self)
@@ -98,7 +98,7 @@ class RawFiles(RawData):
                 f"test={self.test}); give more rows, larger shares, or a separate file, {self.part}: other.csv"
             )
 
-    def rows_kept(self, features: Features) -> Callable[[Rows, int], Rows]:
+    def part_filter(self, features: Features) -> Callable[[Rows, int], Rows]:
         """Return a function (rows, index of the first row) -> the rows of the part.
 
         Indexes count the good rows from the start of the files.
@@ -112,43 +112,43 @@ class RawFiles(RawData):
         if features.event_time is None:
             shares = np.cumsum([1 - self.valid - self.test, self.valid])  # ends of "train" and of "valid"
 
-            def drawn(rows: Rows, first: int) -> Rows:
+            def random_part(rows: Rows, first: int) -> Rows:
                 numbers = uniform64(np.arange(first, first + rows.count), _SEED)
-                return _chosen(rows, np.searchsorted(shares, numbers, side="right") == index)
+                return _select(rows, np.searchsorted(shares, numbers, side="right") == index)
 
-            return drawn
+            return random_part
         column = features.event_time
-        edges = self._times(features, column)
-        return lambda rows, first: _chosen(rows, np.searchsorted(edges, rows.columns[column], side="right") == index)
+        edges = self._part_starts(features, column)
+        return lambda rows, first: _select(rows, np.searchsorted(edges, rows.columns[column], side="right") == index)
 
-    def _times(self, features: Features, column: str) -> np.ndarray:
+    def _part_starts(self, features: Features, column: str) -> np.ndarray:
         """Return the times at which the parts "valid" and "test" start."""
         schema = Schema({column: features.schema.fields[column]}, csv=features.csv)
-        times = [rows.columns[column] for rows in read_files(self.path, schema, SetAside())]
+        times = [rows.columns[column] for rows in read_files(self.path, schema, BadRowCounter())]
         if not times:
             raise DataError(f"{self.path}: no row has a time in column {column!r}, which the split needs")
         ordered = np.sort(np.concatenate(times))
-        begins = np.ceil(np.array([1 - self.valid - self.test, 1 - self.test]) * len(ordered) - 1e-9).astype(np.int64)
-        return np.append(ordered, np.inf)[begins]
+        indices = np.ceil(np.array([1 - self.valid - self.test, 1 - self.test]) * len(ordered) - 1e-9).astype(np.int64)
+        return np.append(ordered, np.inf)[indices]
 
 
-def _chosen(rows: Rows, mask: np.ndarray) -> Rows:
+def _select(rows: Rows, mask: np.ndarray) -> Rows:
     return Rows({name: column[mask] for name, column in rows.columns.items()}, int(mask.sum()))
 
 
 @contextlib.contextmanager
-def open_files(path: Path, schema: Schema, aside: SetAside) -> Iterator[FileStream]:
+def open_files(path: Path, schema: Schema, bad_rows: BadRowCounter) -> Iterator[FileStream]:
     """Open files as a stream that ends; raise DataError if they do not exist."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
-    with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=aside)) as stream:
+    with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=bad_rows)) as stream:
         yield stream
 
 
-def read_files(path: Path, schema: Schema, aside: SetAside, most: int = PART_ROWS) -> Iterator[Rows]:
-    """Yield the good rows of files, at most `most` at a time."""
-    with open_files(path, schema, aside) as stream:
+def read_files(path: Path, schema: Schema, bad_rows: BadRowCounter, max_rows: int = PART_ROWS) -> Iterator[Rows]:
+    """Yield the good rows of files, at most `max_rows` at a time."""
+    with open_files(path, schema, bad_rows) as stream:
         while not stream.exhausted:
-            batch = stream.poll(most, 1.0)
+            batch = stream.poll(max_rows, 1.0)
             if batch is not None:
                 yield Rows(dict(batch.columns), batch.rows)

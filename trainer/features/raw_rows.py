@@ -1,4 +1,4 @@
-"""Converts raw rows of any form to columns, and warns of absent columns."""
+"""Convert raw rows of any form to columns; warn of absent columns."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SAMPLE = 100  # rows whose keys are read to find column names, if each row is a mapping
-TOLERATED_ROWS = 10  # number of bad rows that is never an error
+_SAMPLE = 100  # first rows whose keys give the column names, if each row is a mapping
+TOLERATED_ROWS = 10  # up to this many bad rows are never an error
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Rows:
         return self.count - len(self.bad)
 
 
-class SetAside(DeadLetter):
-    """Counts the bad rows of finite data by reason, and remembers where the first is."""
+class BadRowCounter(DeadLetter):
+    """Counts the bad rows of finite data by reason; records the place of the first."""
 
     def __init__(self, max_bad_share: float = 1.0) -> None:
-        least = math.ceil(TOLERATED_ROWS / max_bad_share) if max_bad_share else 1
-        super().__init__(max_bad_share=max_bad_share, min_rows=least)
+        min_rows = math.ceil(TOLERATED_ROWS / max_bad_share) if max_bad_share else 1
+        super().__init__(max_bad_share=max_bad_share, min_rows=min_rows)
 
     def record(self, source: str, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
         """Count bad rows; see `DeadLetter.record`."""
@@ -83,8 +83,8 @@ class SetAside(DeadLetter):
 class RawData:
     """Raw rows that declared features read; base of `RawTable` and `RawFiles`."""
 
-    part: str | None = None  # part of files to read ("train", "valid" or "test"), whose rows have labels; None: all
-    gives_all = True  # whether to warn of declared columns that have no value in any row
+    part: str | None = None  # part of files to read: "train", "valid" or "test", with labels; None: all rows
+    warns_of_absent = True  # whether to warn of declared columns that have no value in any row
 
     @property
     def in_memory(self) -> bool:
@@ -96,13 +96,13 @@ class RawData:
         raise NotImplementedError
 
     def parts(
-        self, features: Features, aside: SetAside, *, labelled: bool = True, kept: bool = False
+        self, features: Features, bad_rows: BadRowCounter, *, labelled: bool = True, kept: bool = False
     ) -> Iterator[Rows]:
         """Yield the rows: a table at once, files part by part.
 
         Args:
             features: features whose columns are read.
-            aside: counts the bad rows.
+            bad_rows: counts the bad rows.
             labelled: whether labels, weights and groups are required.
             kept: whether the columns of `Features(keep=...)` are read as well.
 
@@ -139,10 +139,10 @@ class RawTable(RawData):
         return list(dict.fromkeys(str(name) for row in self._data[:_SAMPLE] for name in row))
 
     def parts(
-        self, features: Features, aside: SetAside, *, labelled: bool = True, kept: bool = False
+        self, features: Features, bad_rows: BadRowCounter, *, labelled: bool = True, kept: bool = False
     ) -> Iterator[Rows]:
         rows = features.read(self, labelled=labelled, kept=kept)
-        aside.add(rows, 0)
+        bad_rows.add(rows, 0)
         absent = AbsentColumns(features.schema_of(labelled=labelled, kept=kept))
         absent.note(rows.columns, rows.good)
         absent.warn(self)
@@ -161,8 +161,8 @@ class RawTable(RawData):
             raise DataError(f"the data have none of the declared columns {list(schema.fields)}")
         if len(set(sizes.values())) > 1:
             raise DataError(f"columns have different numbers of rows: {sizes}")
-        plain = {name: _plain(values, schema.fields[name]) for name, values in columns.items()}
-        return plain, next(iter(sizes.values()))
+        converted = {name: _to_array(values, schema.fields[name]) for name, values in columns.items()}
+        return converted, next(iter(sizes.values()))
 
     def _columns(self, schema: Schema) -> dict[str, Any]:
         if not isinstance(self._data, Mapping):
@@ -183,26 +183,26 @@ def is_table(data: Any) -> bool:
 
 
 def _is_single(value: Any, column: Column) -> bool | None:
-    """Return whether a value is that of one row, not a column; None if it may be both."""
+    """Return whether a value is of one row, not a whole column; None if unclear."""
     if value is None or np.isscalar(value) or isinstance(value, Mapping) or not hasattr(value, "__len__"):
         return True
     if not column.shape or not isinstance(value, list | tuple | np.ndarray):
         return False
-    known = next((part for part in value if not is_missing(part)), None)
-    if known is None:
+    element = next((part for part in value if not is_missing(part)), None)
+    if element is None:
         return None if len(value) else True
     depth = 0
-    while isinstance(known, list | tuple | np.ndarray):
-        depth, known = depth + 1, next(iter(known), None)
+    while isinstance(element, list | tuple | np.ndarray):
+        depth, element = depth + 1, next(iter(element), None)
     return depth == len(column.shape) - 1
 
 
-def _plain(values: Any, column: Column) -> Any:
-    """Convert a library's column for `Column.convert`, without changing any value."""
+def _to_array(values: Any, column: Column) -> Any:
+    """Convert a data frame's column for `Column.convert`, without changing any value."""
     if isinstance(values, Ragged | list | np.ndarray):
         return values
     if hasattr(values, "isna"):
-        return _of_pandas(values, column)
+        return _from_pandas(values, column)
     if hasattr(values, "__arrow_c_stream__") and not hasattr(values, "to_pylist"):
         values = arrow.require().chunked_array(values)
     if hasattr(values, "__arrow_c_array__") and not hasattr(values, "to_pylist"):
@@ -214,10 +214,10 @@ def _plain(values: Any, column: Column) -> Any:
     return np.asarray(values)
 
 
-def _of_pandas(values: Any, column: Column) -> Any:
+def _from_pandas(values: Any, column: Column) -> Any:
     dtype = values.dtype
     if hasattr(dtype, "categories"):
-        known = _plain(dtype.categories, column)
+        known = _to_array(dtype.categories, column)
         codes = np.asarray(values.cat.codes if hasattr(values, "cat") else values.codes)
         if isinstance(known, np.ndarray) and len(known) and known.dtype != object:
             return np.ma.MaskedArray(known[np.maximum(codes, 0)], codes < 0)
@@ -231,8 +231,8 @@ def _of_pandas(values: Any, column: Column) -> Any:
     return values.to_numpy()
 
 
-_SHOWN = 10  # maximum number of column names in a warning
-FEWEST = 10  # minimum number of rows for a warning: in fewer rows, a column may be empty by chance
+_MAX_NAMES = 10  # maximum number of column names in a warning
+_MIN_ROWS = 10  # minimum number of rows for a warning: in fewer rows, a column may be empty by chance
 
 
 class AbsentColumns:
@@ -252,13 +252,13 @@ class AbsentColumns:
 
     def warn(self, data: RawData) -> None:
         """Log a warning for each column without a value in `data`, after `note`."""
-        if not data.gives_all or self._rows < FEWEST:
+        if not data.warns_of_absent or self._rows < _MIN_ROWS:
             return
         present = data.names(self._csv)
         for name in self._absent:
             hint = "" if name in present else did_you_mean(name, [other for other in present if other != name])
-            have = f"; the data have {', '.join(present[:_SHOWN])}{', ...' if len(present) > _SHOWN else ''}"
-            shown = have if present and name not in present else ""
+            listed = f"; the data have {', '.join(present[:_MAX_NAMES])}{', ...' if len(present) > _MAX_NAMES else ''}"
+            shown = listed if present and name not in present else ""
             logger.warning("features: %r is missing in all %s rows%s%s", name, f"{self._rows:,}", shown, hint)
 
 

@@ -1,4 +1,4 @@
-"""Fits features over a Parquet folder in Ray tasks, and merges the results."""
+"""Fit features to a Parquet folder in Ray tasks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from ..checks import require
 from ..errors import DataError, did_you_mean
 from .features import Features
-from .raw_rows import SetAside
+from .raw_rows import BadRowCounter
 
 
 def fit_on_ray(features: Features, folder: str | Path, *, rows: int | None = None) -> None:
     """Learn from all rows of a Parquet folder, in tasks of Ray Data.
 
-    `RAY_ADDRESS` names a running cluster; without it, Ray starts one on this machine. Compared with `Features.fit`,
-    counts are equal, and means and deviations are equal up to rounding.
+    `RAY_ADDRESS` names a running cluster; without it, Ray starts one on this machine. Counts equal those of
+    `Features.fit`; means and deviations are equal up to rounding.
 
     Args:
         features: unfitted features; every node must be able to import their custom functions.
@@ -30,7 +30,7 @@ def fit_on_ray(features: Features, folder: str | Path, *, rows: int | None = Non
     """
     ray = require("ray", "--engine ray needs Ray", "ray")
     require("ray.data", "--engine ray needs Ray Data", "ray")
-    declaration, aside, good_rows = features.declaration(), SetAside(features.max_bad_share), 0
+    declaration, bad_rows, good_rows = features.declaration(), BadRowCounter(features.max_bad_share), 0
     was_running = ray.is_initialized()
     try:
         context = ray.data.DataContext.get_current()
@@ -49,22 +49,22 @@ def fit_on_ray(features: Features, folder: str | Path, *, rows: int | None = Non
             other = Features.from_declaration(declaration)
             other.load_state_dict(learned)
             features.merge(other)
-            aside.reasons.update(reasons)
-            aside.first = aside.first or first
-            aside.count(good, bad)
+            bad_rows.reasons.update(reasons)
+            bad_rows.first = bad_rows.first or first
+            bad_rows.count(good, bad)
             good_rows += good
     finally:
         if not was_running:
             ray.shutdown()
-    features.learning_ended(good_rows)
+    features.finish_learning(good_rows)
 
 
 def _learn(table: Any, declaration: Mapping[str, Any]) -> dict[str, list[bytes]]:
     """Learn from a block of rows; return the learned state as a batch of one row."""
-    features, aside = Features.from_declaration(declaration), SetAside()
+    features, bad_rows = Features.from_declaration(declaration), BadRowCounter()
     rows = features.read(table)
-    aside.add(rows, 0)
+    bad_rows.add(rows, 0)
     if rows.good:
         features.learn(rows.columns)
-    learned = (features.published_state(), rows.good, len(rows.bad), aside.reasons, aside.first)
+    learned = (features.published_state(), rows.good, len(rows.bad), bad_rows.reasons, bad_rows.first)
     return {"learned": [pickle.dumps(learned)]}

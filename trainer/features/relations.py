@@ -30,12 +30,12 @@ from .feature import (
     text_column,
     to_float32,
 )
-from .lists import _WORD, PADDING, POOLINGS, split, without
+from .lists import _WORD, PADDING, POOLINGS, drop_values, split
 
 
 @dataclass(frozen=True)
 class Lookup(Feature):
-    """The number that a map in one column has for the key in another: float32 [N, 1].
+    """Looks up one column's key in another column's map: a number, float32 [N, 1].
 
     The map is text such as ``"sports:0.7|news:0.2"``.
 
@@ -85,9 +85,11 @@ class Lookup(Feature):
 class Overlap(Feature):
     """The word overlap of two texts: float32 [N, 4].
 
-    The four numbers are the share of the first text's words that the second text has, the share of the second text's
-    words that the first has, the share of all words that both have (P. Jaccard, 1912), and 1 if the second text
-    contains all words of the first in sequence, else 0.
+    The four numbers are:
+    - the share of the first text's words that occur in the second,
+    - the share of the second text's words that occur in the first,
+    - the Jaccard index: the share of all words that occur in both (P. Jaccard, 1912),
+    - 1 if the second text contains the words of the first in the same sequence, else 0.
 
     Args:
         columns: names of the two raw columns, text.
@@ -117,8 +119,8 @@ def _overlap(first: str, second: str) -> tuple[float, float, float, float]:
     if not left or not right:
         return 0.0, 0.0, 0.0, 0.0
     common = len(left & right)
-    inside = f" {' '.join(words)} " in f" {' '.join(others)} "
-    return common / len(left), common / len(right), common / len(left | right), float(inside)
+    contained = f" {' '.join(words)} " in f" {' '.join(others)} "
+    return common / len(left), common / len(right), common / len(left | right), float(contained)
 
 
 def _dtypes(owner: str, columns: Sequence[str], dtype: str | Sequence[str], accepted: Sequence[str]) -> tuple[str, ...]:
@@ -164,7 +166,7 @@ class Custom(Feature):
 
     @cached_property
     def _call(self) -> Callable[..., Any]:
-        """The function, imported if it is given by its name."""
+        """The function, imported if the argument is its dotted name."""
         if callable(self.function):
             return self.function
         module, _, name = str(self.function).rpartition(".")
@@ -208,18 +210,18 @@ class Custom(Feature):
         return {self.name: {"kind": "custom", "dtype": list(self.dtype)}} if self.output == "ids" else {}
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
-        wanted: tuple[int, ...]
+        shape: tuple[int, ...]
         arguments = [raw[name] for name in self.columns]
         rows, values = len(arguments[0]), np.asarray(self._call(*arguments))
         if self.output == "ids":
-            values, wanted = to_ids(values), (rows,)
+            values, shape = to_ids(values), (rows,)
         else:
-            wanted = (rows, self.width)
+            shape = (rows, self.width)
             values = np.nan_to_num(to_float32(values), nan=0.0, posinf=0.0, neginf=0.0)
-            values = values.reshape(wanted) if values.size == rows * self.width else values
-        if values.shape != wanted:
+            values = values.reshape(shape) if values.size == rows * self.width else values
+        if values.shape != shape:
             raise DataError(
-                f"feature {self.name!r}: the function returned shape {list(values.shape)}; expected {list(wanted)}"
+                f"feature {self.name!r}: the function returned shape {list(values.shape)}; expected {list(shape)}"
             )
         return [values]
 
@@ -228,8 +230,8 @@ class Custom(Feature):
 class Cross(Feature):
     """Several columns combined into one category: int64 [N]; missing if any is.
 
-    One of the columns may hold lists. Each row then has one combination per value of its list, and the result is a
-    `Ragged` column of int64 that is pooled like a `ListFeature`. If another column is missing, the list is empty.
+    One of the columns may hold lists. Each row then has one combination per value of its list. The result is a `Ragged`
+    column of int64, pooled like a `ListFeature`; a row with another column missing gets an empty list.
 
     Args:
         columns: names of the raw columns.
@@ -288,24 +290,24 @@ class Cross(Feature):
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         if self.elements is None:
-            ids, missing = self._mixed(raw)
+            ids, missing = self._combine(raw)
             return [np.where(missing, NO_ID if self.hash_buckets is None else MISSING_ROW, ids)]
         dtype = self.dtype[self.columns.index(self.elements)]
         column = raw[self.elements]
         lists = column[:] if isinstance(column, Ragged) else split(column, self.separator, dtype)
         row = np.repeat(np.arange(len(lists)), lists.lengths)
         values = {name: lists.values if name == self.elements else raw[name][row] for name in self.columns}
-        ids, missing = self._mixed(values)
-        combined = without(Ragged(ids, lists.offsets), missing)
+        ids, missing = self._combine(values)
+        combined = drop_values(Ragged(ids, lists.offsets), missing)
         return [Ragged(combined.values, combined.offsets, padding=PADDING, max_length=self.max_length).cut()]
 
-    def _mixed(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def _combine(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of the combinations, int64, and which of them are missing."""
-        mixed: Any = np.uint64(stable_seed(*self.columns))
+        hashed: Any = np.uint64(stable_seed(*self.columns))
         missing: Any = False
         for name in self.columns:
             missing = missing | missing_ids(columns[name])
-            mixed = mix64(to_ids(columns[name]).view(np.uint64) ^ mixed)
+            hashed = mix64(to_ids(columns[name]).view(np.uint64) ^ hashed)
         if self.hash_buckets is None:
-            return mixed.view(np.int64), missing
-        return 1 + (mixed % np.uint64(self.hash_buckets)).astype(np.int64), missing
+            return hashed.view(np.int64), missing
+        return 1 + (hashed % np.uint64(self.hash_buckets)).astype(np.int64), missing

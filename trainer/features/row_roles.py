@@ -15,7 +15,7 @@ from .feature import PREDICTION, SET_ASIDE, Feature
 
 
 def label_column(read: Column | None, dtype: np.dtype) -> Column:
-    """Return the column of a label; if features `read` it as ids, it keeps their type."""
+    """Return the column of a label, in the type of features that `read` it as ids."""
     if read is None or read.shape or read.dtype.kind not in "Ui":
         return Column(dtype, coerce=True)
     return replace(read, default=None)
@@ -47,23 +47,23 @@ def checked_classes(classes: Any, labels: Sequence[str]) -> tuple[Any, ...]:
 
 
 def class_numbers(name: str, values: np.ndarray, classes: tuple[Any, ...]) -> np.ndarray:
-    """Return class indexes of values: float32 0 or 1 for two classes, else int32.
+    """Return class indices of values: float32 0 or 1 for two classes, else int32.
 
     Raises:
         DataError: a value is not one of the classes.
     """
     order = np.argsort(np.array(classes), kind="stable")
     ordered = np.array(classes)[order]
-    places = np.minimum(np.searchsorted(ordered, values), len(classes) - 1)
-    unknown = np.flatnonzero(ordered[places] != values)
+    indices = np.minimum(np.searchsorted(ordered, values), len(classes) - 1)
+    unknown = np.flatnonzero(ordered[indices] != values)
     if len(unknown):
         accepted = ", ".join(map(repr, classes))
         raise DataError(f"label {name!r} takes {accepted}; received {values[unknown[0]].item()!r}")
-    return order[places].astype(np.float32 if len(classes) == 2 else np.int32)
+    return order[indices].astype(np.float32 if len(classes) == 2 else np.int32)
 
 
 def weight_column(name: str, read: Column | None) -> Column:
-    """Return the column of loss weights; if features `read` it, it keeps their type.
+    """Return the column of loss weights, in the type of features that `read` it.
 
     Raises:
         ConfigurationError: a feature reads something other than numbers from it.
@@ -107,16 +107,16 @@ def _time_options(name: str, column: Column, other: Column) -> dict[str, Any]:
     """Merge the time options of two declarations of a column; refuse contradictions."""
     options = {}
     for option in ("time_unit", "day_first"):
-        found = {value for value in (getattr(column, option), getattr(other, option)) if value is not None}
-        if len(found) > 1:
+        values = {value for value in (getattr(column, option), getattr(other, option)) if value is not None}
+        if len(values) > 1:
             raise ConfigurationError(
-                f"column {name!r}: one feature declares {option} {found.pop()!r}, another {found.pop()!r}"
+                f"column {name!r}: one feature declares {option} {values.pop()!r}, another {values.pop()!r}"
             )
-        options[option] = found.pop() if found else None
+        options[option] = values.pop() if values else None
     return options
 
 
-def names_kept(keep: Any) -> tuple[str, ...]:
+def checked_keep(keep: Any) -> tuple[str, ...]:
     """Check and return the names of the columns to return with predictions."""
     names = (keep,) if isinstance(keep, str) else tuple(keep)
     if not all(isinstance(name, str) and name for name in names):

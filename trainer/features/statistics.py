@@ -29,7 +29,7 @@ class Moments(Statistic):
 
     def __init__(self) -> None:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
-        self.least, self.greatest = math.inf, -math.inf
+        self.minimum, self.maximum = math.inf, -math.inf
 
     def add(self, values: np.ndarray) -> None:
         values = values[np.isfinite(values)]
@@ -38,7 +38,7 @@ class Moments(Statistic):
         part = Moments()
         part.count, part.mean = len(values), float(values.mean())
         part.squares = float(np.square(values - part.mean).sum())
-        part.least, part.greatest = float(values.min()), float(values.max())
+        part.minimum, part.maximum = float(values.min()), float(values.max())
         self.merge(part)
 
     def merge(self, other: Moments) -> None:
@@ -49,7 +49,7 @@ class Moments(Statistic):
         self.mean += difference * other.count / count
         self.squares += other.squares + difference**2 * self.count * other.count / count
         self.count = count
-        self.least, self.greatest = min(self.least, other.least), max(self.greatest, other.greatest)
+        self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
 
     @property
     def deviation(self) -> float:
@@ -57,15 +57,15 @@ class Moments(Statistic):
         return math.sqrt(self.squares / self.count) if self.squares > 0 else 1.0
 
     def state_dict(self) -> dict[str, Any]:
-        ends = [self.least, self.greatest] if self.count else [0.0, 0.0]
-        return {"json": [self.count, self.mean, self.squares, *ends], "arrays": {}}
+        bounds = [self.minimum, self.maximum] if self.count else [0.0, 0.0]
+        return {"json": [self.count, self.mean, self.squares, *bounds], "arrays": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         count, *values = state["json"]
         self.count = whole("count", count, 0)
-        self.mean, self.squares, self.least, self.greatest = (any_number("moment", value) for value in values)
+        self.mean, self.squares, self.minimum, self.maximum = (any_number("moment", value) for value in values)
         if not self.count:
-            self.least, self.greatest = math.inf, -math.inf
+            self.minimum, self.maximum = math.inf, -math.inf
 
 
 class Quantiles(Statistic):
@@ -73,8 +73,8 @@ class Quantiles(Statistic):
 
     Source: C. Masson, J. Rim, H. Lee, "DDSketch: a fast and fully-mergeable quantile sketch", VLDB 2019.
 
-    A value x > 0 is counted in bucket ceil(log_g x) with g = (1 + a) / (1 - a), a = 0.01. Counts of parts add up to the
-    counts of the whole, so merging is exact.
+    A value x > 0 is counted in bucket ceil(log_g x) with g = (1 + a) / (1 - a), a = 0.01. Merging adds counts, so it is
+    exact.
     """
 
     ACCURACY = 0.01
@@ -88,7 +88,7 @@ class Quantiles(Statistic):
 
     def add(self, values: np.ndarray) -> None:
         keys, counts = np.unique(self.keys_of(values[np.isfinite(values)]), return_counts=True)
-        self.keys, self.counts = _added([self.keys, keys], [self.counts, counts])
+        self.keys, self.counts = _sum_counts([self.keys, keys], [self.counts, counts])
 
     @classmethod
     def keys_of(cls, values: np.ndarray) -> np.ndarray:
@@ -99,7 +99,7 @@ class Quantiles(Statistic):
         return np.where(magnitude < cls._SMALLEST, 0, np.sign(values).astype(np.int64) * (bucket + cls._OFFSET))
 
     def merge(self, other: Quantiles) -> None:
-        self.keys, self.counts = _added([self.keys, other.keys], [self.counts, other.counts])
+        self.keys, self.counts = _sum_counts([self.keys, other.keys], [self.counts, other.counts])
 
     def values(self, shares: np.ndarray) -> np.ndarray:
         """Return the quantiles at `shares` (0 to 1), float64; NaN if empty."""
@@ -108,8 +108,8 @@ class Quantiles(Statistic):
         rank = np.asarray(shares) * (self.counts.sum() - 1)
         keys = self.keys[np.searchsorted(np.cumsum(self.counts), rank, side="right").clip(max=len(self.keys) - 1)]
         bucket = np.abs(keys) - self._OFFSET
-        middle = 2 * np.exp(bucket * self._GAMMA) / (1 + math.exp(self._GAMMA))
-        return np.sign(keys) * middle
+        center = 2 * np.exp(bucket * self._GAMMA) / (1 + math.exp(self._GAMMA))
+        return np.sign(keys) * center
 
     def state_dict(self) -> dict[str, Any]:
         return {"json": {}, "arrays": {"keys": self.keys, "counts": self.counts}}
@@ -119,7 +119,7 @@ class Quantiles(Statistic):
         self.counts = np.array(state["arrays"]["counts"], np.int64)
 
 
-def _added(keys: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _sum_counts(keys: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct keys, ascending, and their summed counts."""
     merged, inverse = np.unique(np.concatenate(keys), return_inverse=True)
     total = np.zeros(len(merged), np.int64)
@@ -146,8 +146,8 @@ class ValueCounts(Statistic):
     """Counts the most frequent ids and assigns table rows to them.
 
     Ids are int64; text is hashed as in `trainer.embedding`. When there are more than 2 * `limit` ids, only the `limit`
-    most frequent ones and those with a row are kept. Later counts of a dropped id are therefore too low. An id keeps
-    its row.
+    most frequent ones and those with a row are kept. An id that returns after it was dropped has too low a count. An id
+    keeps its row.
 
     Args:
         min_count: minimum count of an id that gets a row.
@@ -167,16 +167,16 @@ class ValueCounts(Statistic):
         self._count(*np.unique(ids, return_counts=True))
 
     def _count(self, ids: np.ndarray, counts: np.ndarray) -> None:
-        merged, total = _added([self.ids, ids], [self.counts, counts])
+        merged, total = _sum_counts([self.ids, ids], [self.counts, counts])
         rows = np.full(len(merged), -1, np.int32)
         rows[np.searchsorted(merged, self.ids)] = self.rows
         if len(merged) > 2 * self.limit:
             if not self._warned and self.limit == MAX_DISTINCT:
                 logger.warning("a vocabulary has more than %d values; rare ones are dropped", self.limit)
             self._warned = True
-            most = np.where(rows < 0, total, np.iinfo(np.int64).max)
+            rank = np.where(rows < 0, total, np.iinfo(np.int64).max)
             kept = rows >= 0
-            kept[np.argpartition(most, -self.limit)[-self.limit :]] = True
+            kept[np.argpartition(rank, -self.limit)[-self.limit :]] = True
             merged, total, rows = merged[kept], total[kept], rows[kept]
         self.ids, self.counts, self.rows, self._vocabulary = merged, total, rows, None
 

@@ -1,4 +1,4 @@
-"""Turns a stream's raw rows into network inputs; online learning and window drift."""
+"""Turn a stream's raw rows into network inputs; learn online; measure drift."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .learned import Learned, Recent
 from .profiles import ColumnProfile, ProfileBuckets, stability_index
 from .raw_rows import Rows
 
-_RAW = "@raw."  # prefix of the names of raw columns carried along with the inputs
+_RAW = "@raw."  # prefix of the names of raw columns in a batch of inputs
 
 
 class BatchTransform:
@@ -31,7 +31,7 @@ class BatchTransform:
 
     Args:
         features: the trainer's features.
-        stream: the stream; if it has no dead letter, it gets one that only counts.
+        stream: the stream; without a dead letter, it gets one that only counts.
 
     Attributes:
         drift: measures the drift of the trained rows; or None.
@@ -43,13 +43,14 @@ class BatchTransform:
             stream.dead_letter = DeadLetter()
         self.dead_letter = stream.dead_letter
         self.drift: WindowDrift | None = None
-        # Rows that the features' own schema has decoded are not converted again.
-        own, read = features.schema.fields, {} if stream.decoded is None else stream.decoded.fields
-        self._decoded = stream.counts_rows and read == own
+        # Rows that the stream has decoded with the features' schema are not converted again.
+        declared, decoded = features.schema.fields, {} if stream.decoded is None else stream.decoded.fields
+        self._is_converted = stream.counts_rows and decoded == declared
         # Times that another schema has decoded are in seconds, not in the unit that the features declare.
-        self._times = [name for name, column in own.items() if column.times and name in read and read[name].times]
+        times = [name for name, column in declared.items() if column.times]
+        self._times = [name for name in times if name in decoded and decoded[name].times]
         self._versions: deque[tuple[Any, Learned, Recent, Keys | None]] = deque()
-        self._ahead = features
+        self._ahead = features  # the features of the reading thread
 
     def begin(self) -> None:
         """Start from the learned state of the trainer's features."""
@@ -63,7 +64,7 @@ class BatchTransform:
             features.learned, features.recent = features.learned.updated(features.recent), Recent()
         event_time = features.event_time
         raw: dict[str, Any] = dict(batch.columns)
-        if self._decoded:
+        if self._is_converted:
             rows = Rows(raw, batch.rows)
         else:
             raw |= {name: datetimes(raw[name]) for name in self._times if name in raw}
@@ -71,12 +72,12 @@ class BatchTransform:
                 raw.setdefault(event_time, datetimes(batch.event_time))
             rows = features.read(raw)
         if rows.bad:
-            bad = [
+            bad_rows = [
                 BadRow(*batch.origin_of(row), reason, {name: str(column[row]) for name, column in raw.items()})
                 for row, reason in sorted(rows.bad.items())
             ]
-            self.dead_letter.record(self.source, bad, batch.spans)
-            self.dead_letter.count(0, len(bad))
+            self.dead_letter.record(self.source, bad_rows, batch.spans)
+            self.dead_letter.count(0, len(bad_rows))
             mask = np.ones(batch.rows, bool)
             mask[list(rows.bad)] = False
             batch = batch.keep(mask)
@@ -84,23 +85,23 @@ class BatchTransform:
         if times is None and event_time is not None:
             times = rows.columns[event_time]
         columns: dict[str, Any] = dict(features.batch(rows.columns))
-        columns |= {_RAW + name: rows.columns[name] for name in self._carried}
+        columns |= {_RAW + name: rows.columns[name] for name in self._included_columns}
         return Batch(columns, times, batch.spans)
 
     def learn(self, batch: Batch, state: Any) -> None:
         """Learn from a batch of `__call__`, or several concatenated; call it in order."""
         features, drift = self._ahead, None
-        raw = {name: batch.columns[_RAW + name] for name in self._carried}
+        raw = {name: batch.columns[_RAW + name] for name in self._included_columns}
         if features.learns_online:
             features.recent = features.recent.with_batch(batch.rows, features.learned.observed(raw))
         if self.drift is not None:
             drift = self.drift.keys_of(raw)
-        if self._carried:
+        if self._included_columns:
             self._versions.append((state, features.learned, features.recent, drift))
 
     @property
-    def _carried(self) -> tuple[str, ...]:
-        """Names of the raw columns carried along with the inputs."""
+    def _included_columns(self) -> tuple[str, ...]:
+        """Names of the raw columns that a batch of inputs includes."""
         if self._ahead.learns_online:
             return tuple(self._ahead.columns)
         return () if self.drift is None else tuple(self.drift.columns)
@@ -108,7 +109,7 @@ class BatchTransform:
     def trained_to(self, state: Any) -> None:
         """Set the trainer's features to the learned state at position `state`.
 
-        A position that was already reached, such as that of a placeholder batch, changes nothing.
+        A position that was reached before, such as that of a placeholder batch, changes nothing.
         """
         if not any(position is state for position, *_ in self._versions):
             return
@@ -144,7 +145,7 @@ class WindowDrift(Stateful):
         self.clear()
 
     def clear(self) -> None:
-        """Forget the open window."""
+        """Clear the open window."""
         self._buckets: dict[str, ProfileBuckets] = {}
         self._counts: dict[str, np.ndarray] = {}
         self._profiles = {name: profile.copy() for name, profile in self._blank.items()}
@@ -192,7 +193,7 @@ class WindowDrift(Stateful):
         }
 
     def join(self, windows: Iterable[Mapping[str, Any]]) -> None:
-        """Replace the open window by the sum of several, as `state_dict` returned them."""
+        """Replace the open window by the sum of several windows of `state_dict`."""
         self.clear()
         for window in windows:
             counts, profiles, _ = self._read(window)
@@ -212,7 +213,7 @@ class WindowDrift(Stateful):
         return {"json": {part: state["json"] for part, state in states.items()}, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; columns no longer measured are skipped."""
+        """Restore a `state_dict`; skip columns that are no longer measured."""
         self.clear()
         self._counts, profiles, self._reference = self._read(state)
         self._profiles |= profiles
@@ -223,14 +224,14 @@ class WindowDrift(Stateful):
         """Return by column: bucket counts, the open window's profiles, the reference."""
 
         def profiles(part: str) -> dict[str, ColumnProfile]:
-            read = {}
+            result = {}
             for name in self.columns:
                 prefix = f"{part}.{name}"
                 if prefix in state["json"]:
-                    read[name] = self._blank[name].copy()
+                    result[name] = self._blank[name].copy()
                     arrays = {key: state["arrays"][f"{prefix}/{key}"] for key in ("ids", "counts")}
-                    read[name].load_state_dict({"json": state["json"][prefix], "arrays": arrays})
-            return read
+                    result[name].load_state_dict({"json": state["json"][prefix], "arrays": arrays})
+            return result
 
         saved = {name: state["arrays"].get(f"counts.{name}") for name in self.columns}
         counts = {name: np.array(values, np.int64) for name, values in saved.items() if values is not None}

@@ -49,7 +49,7 @@ def item_vectors(model: Predicts, rows: Any) -> np.ndarray:
 class _OneSide(RawTable):
     """Raw rows in which the columns of users or of items may be missing."""
 
-    gives_all = False
+    warns_of_absent = False
 
 
 def _one_side(model: Predicts, rows: Any) -> Any:

@@ -131,7 +131,7 @@ def predict(
         predictions = _predict(trainer, source, stream, output, own=given.is_own(sharded))
     if kept is None:
         return predictions
-    return (kept.beside(part) for part in predictions) if stream else kept.beside(predictions)
+    return (kept.with_predictions(part) for part in predictions) if stream else kept.with_predictions(predictions)
 
 
 def _check_keep(data: UserData) -> None:

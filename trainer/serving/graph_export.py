@@ -22,7 +22,7 @@ from ..embedding.layers.embedding_group import EmbeddingGroup
 from ..embedding.layers.network_tables import SparseTables
 from ..embedding.planning.layout import Component, FieldMap, read_layout, separate_tables
 from ..errors import ConfigurationError
-from ..features.feature_files import described_state, write_state
+from ..features.feature_files import declared_state, write_state
 from ..features.features import Features
 from ..graph.forward import PredictStep
 from ..mindspore_internals.cell_structure import cells_and_names, hide
@@ -213,4 +213,4 @@ def _fixed_size_parameters(
 def write_features(features: Features, folder: FolderWriter) -> None:
     """Write the features' declaration and learned state."""
     check_state(features.published_state())
-    write_state(described_state(features), folder)
+    write_state(declared_state(features), folder)

@@ -41,7 +41,7 @@ def sgd():
         TablePlan(0, np.array([7, 2, 50], np.int32), 0, 1),
         TablePlan(1, np.array([2, 9], np.int32), 0, 4),
     ]
-    rows.choose(parts, 8)
+    rows.select_rows(parts, 8)
     return tables, rows
 
 
@@ -86,7 +86,7 @@ def test_nan_and_infinity_stay_what_they_are_in_their_row(optimizer, dtype):
     """But float16 has no infinite weight: SGD's becomes the largest finite one."""
     tables = tables_of(optimizer, 1, dtype=dtype)
     rows = HostRows(tables, DIM, optimizer)
-    rows.choose([TablePlan(0, np.array([1, 2, 3], np.int32), 0, 1)], 4)
+    rows.select_rows([TablePlan(0, np.array([1, 2, 3], np.int32), 0, 1)], 4)
     gradients = np.ones((3, DIM), np.float32)
     gradients[0], gradients[1, 1] = np.nan, np.inf
     rows.update(gradients, np.array([1, 2, 3], np.int32), np.array([0.1], np.float32), STEP, TOKEN)
@@ -113,7 +113,7 @@ def test_many_rows_at_once_become_what_few_at_a_time_do(optimizer, dtype):
     for step in (count, 1_000):
         tables = tables_of(optimizer, 1, count, dtype)
         rows = HostRows({0: tables[0]}, DIM, optimizer)
-        rows.choose([TablePlan(0, np.arange(1, count + 1, dtype=np.int32), 0, 1)], count + 1)
+        rows.select_rows([TablePlan(0, np.arange(1, count + 1, dtype=np.int32), 0, 1)], count + 1)
         for start in range(0, count, step):
             some = slice(start, start + step)
             rows.update(gradients[some], positions[some], np.array([0.1], np.float32), STEP, TOKEN)
@@ -130,7 +130,7 @@ def test_float16_weights_add_up_updates_that_rounding_to_nearest_would_drop():
     table = SparseTable(TableSpec("t", DIM, dtype="float16"), optimizer.first_slots(DIM))
     table.put(np.arange(count), np.full((count, DIM), [1, -0.25, 0], np.float32))
     rows = HostRows({0: table}, DIM, optimizer)
-    rows.choose([TablePlan(0, table.map.get(np.arange(count)), 0, 1)], count + 1)
+    rows.select_rows([TablePlan(0, table.map.get(np.arange(count)), 0, 1)], count + 1)
     distance = np.array([2.0**-11, 2.0**-12, 2.0**-24])  # of a weight's neighbours
     gradients = np.tile(distance / 8, (count, 1)).astype(np.float32)
     positions, rate = np.arange(1, count + 1, dtype=np.int32), np.ones(1, np.float32)

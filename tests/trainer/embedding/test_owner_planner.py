@@ -126,7 +126,7 @@ def train_alone(rules, accumulate=1, step=step):
     rate, updates = np.array([0.1], np.float32), np.zeros(1, np.int32)
     for call in range(CALLS):
         columns, plan = planner.plan(batches(call), True, STEPS, now=float(call), fill=open_sums.fill)
-        rows.choose(plan.tables, plan.sizes[0])
+        rows.select_rows(plan.tables, plan.sizes[0])
         for number in range(STEPS):
             positions = plan.inputs[0][number]
             weights = rows.read(positions)

@@ -14,7 +14,7 @@ from ...errors import DataError, StreamError
 from ...features.feature_data import KeptColumns, batches_of, inputs_of, learns_from_next
 from ...features.features import Features
 from ...features.raw_files import PART_ROWS, RawFiles, open_files
-from ...features.raw_rows import AbsentColumns, Rows, SetAside
+from ...features.raw_rows import AbsentColumns, BadRowCounter, Rows
 from ...streams.sources.files import FileStream
 from ..as_columns import Columns, as_columns
 from ..source import Item, Source
@@ -69,26 +69,27 @@ class RawRowBlocks(BlockSource):
     """
 
     def __init__(self, features: Features, data: RawFiles, batch_size: int, shuffle: bool, seed: int) -> None:
-        self._features, self._path, self._keep = features, data.path, data.rows_kept(features)
+        self._features, self._path, self._select = features, data.path, data.part_filter(features)
         self._blocks: list[Block] = []
-        aside, absent, size = SetAside(features.max_bad_share), AbsentColumns(features.schema), data.shuffled_rows
+        bad_rows, absent = BadRowCounter(features.max_bad_share), AbsentColumns(features.schema)
+        size = data.shuffled_rows
         learn = learns_from_next(features)
-        with open_files(self._path, features.schema, aside) as stream:
+        with open_files(self._path, features.schema, bad_rows) as stream:
             for position, first, rows in _blocks(stream, min(PART_ROWS, size)):
                 absent.note(rows.columns, rows.good)
-                kept = self._keep(rows, first)
+                kept = self._select(rows, first)
                 self._blocks.append(Block(position, first, rows.good, kept.good))
                 if learn and kept.good and (features.statistics or not features.learned.profiled_rows):
                     features.learn(kept.columns)
         absent.warn(data)
-        self.names, self.set_aside = features.batch_names, aside.report()
+        self.names, self.set_aside = features.batch_names, bad_rows.report()
         if self.set_aside is not None:
             logger.warning("features: %s", self.set_aside)
         counts = [block.rows for block in self._blocks]
         if not sum(counts):
             raise DataError(f"{data}: no good rows{'' if self.set_aside is None else f': {self.set_aside}'}")
         if learn:
-            features.learning_ended(sum(counts))
+            features.finish_learning(sum(counts))
         super().__init__(counts, batch_size, shuffle=shuffle, seed=seed, shuffled_rows=size, ahead=True)
         self.takes_seed = True
 
@@ -101,13 +102,13 @@ class RawRowBlocks(BlockSource):
         rows = None
         with (
             contextlib.suppress(StreamError),  # raised if a file was replaced
-            open_files(self._path, self._features.schema, SetAside()) as stream,
+            open_files(self._path, self._features.schema, BadRowCounter()) as stream,
         ):
             stream.seek(block.position)
             _, _, rows = next(_blocks(stream, block.read, block.read), (None, None, None))
         if rows is None:
             raise DataError(f"{self._path}: a file has changed since its rows were counted")
-        return self._features.batch(self._keep(rows, block.first).columns)
+        return self._features.batch(self._select(rows, block.first).columns)
 
 
 def _blocks(stream: FileStream, size: int, least: int = 1) -> Iterator[tuple[dict[str, Any], int, Rows]]:

@@ -47,17 +47,17 @@ class DeclaredRows:
     def blocks(self, columns: Mapping[str, Column], size: int, max_bad_share: float) -> Iterator[dict[str, Any]]:
         """Yield blocks of up to `size` good rows as columns; log a summary of the others."""
         from ...features.raw_files import read_files
-        from ...features.raw_rows import SetAside
+        from ...features.raw_rows import BadRowCounter
         from ...streams.formats.schema import Schema
 
         present = {name: column for name, column in columns.items() if name in self.names}
         if not present:
             raise ConfigurationError(f"{self.path} has none of the columns {', '.join(columns)}")
-        aside = SetAside(max_bad_share)
-        for rows in read_files(self.path, Schema(present, csv=self._csv), aside, size):
+        bad_rows = BadRowCounter(max_bad_share)
+        for rows in read_files(self.path, Schema(present, csv=self._csv), bad_rows, size):
             if rows.good:
                 yield {name: _masked(column, present.get(name)) for name, column in rows.columns.items()}
-        report = aside.report()
+        report = bad_rows.report()
         if report is not None:
             logger.warning("%s: %s", self.path, report)
 

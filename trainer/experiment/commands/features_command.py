@@ -17,7 +17,7 @@ from ...features.feature import UNSEEN_ROW, Feature, Kind
 from ...features.feature_data import rows_of
 from ...features.feature_files import save_fitted
 from ...features.raw_files import RawFiles
-from ...features.raw_rows import Rows, SetAside
+from ...features.raw_rows import BadRowCounter, Rows
 from ...features.ray_fit import fit_on_ray
 from ...streams.formats.ragged_column import Ragged
 from ..configuration.experiment_config import ExperimentConfig
@@ -53,10 +53,10 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
     if not features.is_fitted:
         features.fit(source if config.data.train is None else instantiate(config.data.train))
         learned_from = "data.train" if config.data.train is not None else str(source)
-    aside = SetAside()
-    read = _first(rows_of(features, source, labelled=False, aside=aside), rows)
+    bad_rows = BadRowCounter()
+    read = _first(rows_of(features, source, labelled=False, bad_rows=bad_rows), rows)
     if not read.count:
-        raise DataError(f"{source}: no good rows: {aside.report()}")
+        raise DataError(f"{source}: no good rows: {bad_rows.report()}")
     lines = table(
         [["feature", "kind", "missing", "distinct", "range", "unseen", f"first {SHOWN_ROWS} rows", "drift (PSI)"]]
         + [_line(feature, features, read, drift) for feature in features.features]
@@ -64,7 +64,7 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
     notes = [f"{read.count:,} rows; inputs of the network: {', '.join(features.inputs)}"]
     if learned_from is not None:
         notes.append(f"learned statistics are from {learned_from}")
-    if (report := aside.report()) is not None:
+    if (report := bad_rows.report()) is not None:
         notes.append(report)
     return "\n".join([*lines, "", *notes])
 

@@ -121,16 +121,16 @@ def _files(path: Path) -> list[Path]:
 
 def _read_csv(path: Path, sample: int, csv_format: CsvFormat) -> tuple[dict[str, list[Any]], bool, float, str | None]:
     """Read like `_read_json`, with text values; also return a report on bad lines."""
-    from ...features.raw_rows import SetAside
+    from ...features.raw_rows import BadRowCounter
 
     names = [name for name in names_of_file(path, csv_format) if name]
     if not names:
         raise ValueError("its first line has no names")
     _check_names(names)
-    schema, aside = Schema(dict.fromkeys(names, "str"), csv=csv_format), SetAside()
+    schema, bad_rows = Schema(dict.fromkeys(names, "str"), csv=csv_format), BadRowCounter()
     columns: dict[str, list[Any]] = {name: [] for name in names}
     rows = 0
-    with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=aside)) as stream:
+    with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=bad_rows)) as stream:
         while rows < sample and not stream.exhausted:
             batch = stream.poll(sample - rows, 1.0)
             if batch is not None:
@@ -138,7 +138,7 @@ def _read_csv(path: Path, sample: int, csv_format: CsvFormat) -> tuple[dict[str,
                 for name, values in batch.columns.items():
                     columns[name] += values.tolist()
         waiting = 0 if stream.exhausted else stream.lag() or 0
-    return columns, not waiting, rows / max(1, rows + waiting), aside.report()
+    return columns, not waiting, rows / max(1, rows + waiting), bad_rows.report()
 
 
 def _read_json(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
