@@ -35,7 +35,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from trainer.distributed.all_to_all import AllToAll
-from trainer.distributed.dense_sum import WHOLE_BYTES, DenseSum
+from trainer.distributed.dense_sum import DIRECT_BYTES, DenseSum
 from trainer.distributed.group import Group
 
 COUNTS = (2, 4, 8)
@@ -197,7 +197,7 @@ def exchange(start: np.ndarray, length: float, constants: Constants, rate: float
 def dense_sum(start: np.ndarray, numbers: int, constants: Constants, rate: float, load: float = 1.0) -> np.ndarray:
     """Return when each rank has ended a `DenseSum` of float32 `numbers`."""
     size, total = len(start), 4 * numbers
-    if size == 2 or total <= WHOLE_BYTES:
+    if size == 2 or total <= DIRECT_BYTES:
         return exchange(start, total, constants, rate, load) + load * constants.add * total * (size - 1)
     summed = exchange(start, total / size, constants, rate, load) + load * constants.add * total * (size - 1) / size
     return exchange(summed, total / size, constants, rate, load)

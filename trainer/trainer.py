@@ -13,7 +13,7 @@ from .cadence import Every
 from .compat import keywords
 from .compat.verbs import MindSporeVerbs
 from .metrics.window import Window
-from .mindspore_internals.messages import silence_adams_operator
+from .mindspore_internals.messages import silence_adam_warning
 from .run import inference, training
 from .run.limits import Trial
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .data.chunk import InputBatch
 
 
-silence_adams_operator()  # runs on import, because users create their optimizers before their Trainer
+silence_adam_warning()  # runs on import, because users create their optimizers before their Trainer
 
 
 class Trainer(MindSporeVerbs):

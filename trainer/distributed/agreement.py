@@ -24,9 +24,9 @@ def stop_kind(requested: StopReason | None) -> int:
 
 
 def first_stop(kinds: Sequence[int], requested: StopReason | None) -> StopReason | None:
-    """Return the common reason to stop, of the same kind on all processes, or None.
+    """Return the reason to stop, of the same kind on all processes, or None.
 
-    `kinds` are the codes of all processes (`stop_kind`) in rank order. `requested` is this process's own reason.
+    `kinds` are the codes of all processes (`stop_kind`) in rank order. `requested` is this process's reason.
     """
     first = int(np.argmin(kinds))
     if kinds[first] == NO_STOP:
@@ -59,15 +59,15 @@ class StopHooks:
 _WAITING = 2  # state of a process that waits for data; 0 and 1 say whether it has a chunk
 
 
-def all_go_on(group: Group, hooks: StopHooks, ready: bool | None) -> bool:
+def agree_to_continue(group: Group, hooks: StopHooks, ready: bool | None) -> bool:
     """Return whether all processes train the next chunk; a collective call.
 
-    `ready` says whether this process has a chunk, or is None while it waits for data. A waiting process calls this
-    function repeatedly, because the time of a collective is limited; the result then says whether to keep waiting. If
-    any process wants to stop meanwhile, all stop waiting, and none trains its chunk.
+    `ready` says whether this process has a chunk; None means that it waits for data. A waiting process calls this
+    function repeatedly, because a collective has a time limit, and gets whether to keep waiting. If any process wants
+    to stop in the meantime, all stop waiting, and none trains its chunk.
 
     Raises:
-        DataError: the data of some processes has ended before that of others.
+        DataError: the data of some processes ended before that of others.
     """
     state = _WAITING if ready is None else int(ready)
     while True:

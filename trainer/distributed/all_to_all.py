@@ -1,9 +1,7 @@
 """Send bytes between all processes, over one TCP connection per pair.
 
-MindSpore has no AlltoAll on CPU. A device that has one would use it behind `AllToAll.exchange`.
-
-Each message names the purpose of its exchange, so processes that are in different calls fail with an error that says
-so.
+MindSpore has no AlltoAll on CPU. Each message names the purpose of its exchange, so processes that are in different
+calls raise an error that says so.
 """
 
 from __future__ import annotations
@@ -27,23 +25,23 @@ DEADLINE_SECONDS = 1800.0  # time limit of an exchange; long, because one proces
 TIMEOUT_VARIABLE = "MS_CPU_COMM_OP_TIMEOUT"  # MindSpore's own collectives read it; `trainer launch` sets it
 _RANK_BYTES = 8  # a connection begins with the rank, in this many bytes
 _PURPOSE_BYTES = 48
-_HEAD = struct.Struct(f"<2Q{_PURPOSE_BYTES}s")  # number of the exchange, message length in bytes, purpose
+_HEADER = struct.Struct(f"<2Q{_PURPOSE_BYTES}s")  # number of the exchange, message length in bytes, purpose
 _MISMATCH_SECONDS = 5.0  # time to learn the purposes of all processes, once one of them differs
 _MAX_PIECES = 1000  # buffers per system call, whose limit is 1,024
 _HANDSHAKE_SECONDS = 5.0
 _KEEPALIVE_PROBES = 4
-_LONGEST_SELECT = 3600.0  # seconds; a deadline may be infinite
+_MAX_SELECT_SECONDS = 3600.0  # seconds; a deadline may be infinite
 
 
 @dataclass(slots=True)
-class Sent:
-    """Counts the bytes (headers included) and messages sent by connections."""
+class Traffic:
+    """Counts the bytes (headers included) and messages that connections send."""
 
     bytes: int = 0
     messages: int = 0
 
 
-class Members(Protocol):
+class Processes(Protocol):
     """The processes that open connections together."""
 
     rank: int
@@ -54,15 +52,15 @@ class Members(Protocol):
         ...
 
 
-def _introduced(connection: socket.socket, word: bytes) -> int:
-    """Return the rank of a new connection, or -1 if it sends a wrong token."""
+def _accept_handshake(connection: socket.socket, token: bytes) -> int:
+    """Receive the token and the rank of a new connection; return -1 for a wrong token."""
     connection.settimeout(_HANDSHAKE_SECONDS)
-    head, length = b"", len(word) + _RANK_BYTES
+    header, length = b"", len(token) + _RANK_BYTES
     with contextlib.suppress(OSError):
-        while len(head) < length and (part := connection.recv(length - len(head))):
-            head += part
-    complete = len(head) == length and hmac.compare_digest(head[: len(word)], word)
-    return int.from_bytes(head[len(word) :], "little") if complete else -1
+        while len(header) < length and (part := connection.recv(length - len(header))):
+            header += part
+    complete = len(header) == length and hmac.compare_digest(header[: len(token)], token)
+    return int.from_bytes(header[len(token) :], "little") if complete else -1
 
 
 def _own_address() -> str:
@@ -73,7 +71,7 @@ def _own_address() -> str:
 
 
 class AllToAll:
-    """Exchanges messages between processes, all of which must call it equally often.
+    """Exchanges messages between processes, which must make the same calls.
 
     One thread at a time may exchange. Threads that run in parallel need their own connections.
 
@@ -81,7 +79,7 @@ class AllToAll:
         group: the processes; all of them create the exchange together, on the thread that runs graphs.
         deadline: time limit of an exchange in seconds; None takes `MS_CPU_COMM_OP_TIMEOUT`, or half an hour.
         address: address of this machine for the others; None takes the one that reaches the scheduler.
-        sent: counter of what is sent, also available as an attribute; None starts a new one.
+        sent: counter of bytes and messages, also an attribute; None creates a new one.
 
     Attributes:
         is_open: whether another exchange may follow.
@@ -91,27 +89,27 @@ class AllToAll:
     """
 
     def __init__(
-        self, group: Members, deadline: float | None = None, address: str | None = None, sent: Sent | None = None
+        self, group: Processes, deadline: float | None = None, address: str | None = None, sent: Traffic | None = None
     ) -> None:
         self.rank, self.size = group.rank, group.size
         self.deadline = float(os.environ.get(TIMEOUT_VARIABLE, DEADLINE_SECONDS)) if deadline is None else deadline
-        self.sent = Sent() if sent is None else sent
+        self.sent = Traffic() if sent is None else sent
         self._connections: dict[int, socket.socket] = {}
         self._wake_up, self._woken = socket.socketpair()
         with socket.create_server(("", 0), backlog=group.size) as listener:
-            own = [address or _own_address(), listener.getsockname()[1], secrets.token_hex(8)]
-            addresses = group.gather_json(own)
+            listening_at = [address or _own_address(), listener.getsockname()[1], secrets.token_hex(8)]
+            addresses = group.gather_json(listening_at)
             problem = self._connect(listener, addresses)
-        for peer, given in enumerate(group.gather_json(problem)):
-            if given is not None:
+        for peer, reason in enumerate(group.gather_json(problem)):
+            if reason is not None:
                 self.close()
-                raise TrainerError(f"rank {peer} cannot connect to the others: {given}")
+                raise TrainerError(f"rank {peer} cannot connect to the others: {reason}")
         self.is_open, self._number = True, 0
-        self._purpose, self._purposes = b"", dict[int, bytes]()  # of the current exchange: on this rank, on others
+        self._purpose, self._purposes = b"", dict[int, bytes]()  # current purpose of this rank, and of others
         for connection in self._connections.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Probes detect a machine that has lost power. TCP_USER_TIMEOUT is not set, because a compiling process
-            # reads nothing for minutes, and its full buffer would end the connection.
+            # Probes detect a machine that has lost power. TCP_USER_TIMEOUT would end the connection to a process that
+            # compiles, because such a process reads nothing for minutes.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
@@ -120,17 +118,17 @@ class AllToAll:
 
     def _connect(self, listener: socket.socket, addresses: Sequence[Sequence[Any]]) -> str | None:
         """Connect to lower ranks and accept higher ones; return the problem, or None."""
-        word = addresses[0][2].encode()
+        token = addresses[0][2].encode()
         try:
             for peer in range(self.rank):
                 connection = socket.create_connection(tuple(addresses[peer][:2]), CONNECT_SECONDS)
-                connection.sendall(word + self.rank.to_bytes(_RANK_BYTES, "little"))
+                connection.sendall(token + self.rank.to_bytes(_RANK_BYTES, "little"))
                 self._connections[peer] = connection
-            ends = time.monotonic() + CONNECT_SECONDS
+            end_time = time.monotonic() + CONNECT_SECONDS
             while len(self._connections) < self.size - 1:
-                listener.settimeout(max(0.001, ends - time.monotonic()))
+                listener.settimeout(max(0.001, end_time - time.monotonic()))
                 connection = listener.accept()[0]
-                peer = _introduced(connection, word)
+                peer = _accept_handshake(connection, token)
                 if self.rank < peer < self.size and peer not in self._connections:
                     self._connections[peer] = connection
                 else:  # a connection from outside this group
@@ -160,23 +158,24 @@ class AllToAll:
             raise TrainerError(f"rank {self.rank} cannot exchange rows: an earlier exchange has failed")
         try:
             received = self._exchange(parts, purpose, self.deadline if deadline is None else deadline)
-            apart = self._apart()
+            mismatch = self._mismatch()
         except _InterruptedError:  # leaves the connections open; see `interrupt`
             raise
-        except BaseException as error:  # a partial message may be in flight, which makes the rest unreadable
+        except BaseException as error:  # a partial message may be in flight, so later ones cannot be read
             self.close()
-            if isinstance(error, TrainerError) and (apart := self._apart()):  # a process in another call has ended
-                raise TrainerError(apart) from None
+            mismatch = self._mismatch()
+            if mismatch and isinstance(error, TrainerError):  # a process in another call has ended
+                raise TrainerError(mismatch) from None
             raise
-        if apart:
-            self.is_open = False  # stays connected, so that the others can still learn this process's purpose
-            raise TrainerError(apart)
+        if mismatch:
+            self.is_open = False  # stays connected, so that the others can receive this process's purpose
+            raise TrainerError(mismatch)
         return received
 
     def interrupt(self) -> None:
         """End another thread's current or next exchange; no other exchange is possible.
 
-        The connections stay open until `close`, so that the other processes do not fail before they stop as well.
+        The connections stay open until `close`, so that the other processes do not fail before they stop too.
         """
         self.is_open = False
         with contextlib.suppress(OSError):  # closed by a failure
@@ -188,25 +187,25 @@ class AllToAll:
         self._purposes = {}
         received: list[Any] = [b""] * self.size
         received[self.rank] = parts[self.rank]
-        # Each process begins with the next rank, to spread the load.
+        # Each process begins with the next rank, which spreads the load.
         peers = sorted(self._connections, key=lambda peer: (peer - self.rank) % self.size)
         unsent = self._begin_sending(parts, peers)
-        arriving = {peer: _Arriving() for peer in peers}
+        incoming = {peer: _IncomingMessage() for peer in peers}
         for peer in peers:
-            if self._receive(peer, arriving[peer]):
-                received[peer] = arriving.pop(peer).content
-        if arriving or unsent:
-            self._finish(received, unsent, arriving, deadline)
+            if self._receive(peer, incoming[peer]):
+                received[peer] = incoming.pop(peer).content
+        if incoming or unsent:
+            self._wait_for_messages(received, unsent, incoming, deadline)
         return received
 
-    def _apart(self) -> str:
+    def _mismatch(self) -> str:
         """Describe which ranks exchange for which purpose; empty if all agree."""
         if all(purpose == self._purpose for purpose in self._purposes.values()):
             return ""
         ranks: dict[str, list[int]] = {}
         for rank, purpose in sorted({**self._purposes, self.rank: self._purpose}.items()):
             ranks.setdefault(purpose.rstrip(b"\0").decode(errors="replace"), []).append(rank)
-        where = "; ".join(f"ranks {there} are in {purpose}" for purpose, there in ranks.items())
+        where = "; ".join(f"ranks {members} are in {purpose}" for purpose, members in ranks.items())
         return (
             f"the processes are in different calls: {where}. All must call the same methods in the same order, on the "
             "same data or on their own rows (sharded=True)"
@@ -220,34 +219,34 @@ class AllToAll:
             views = [memoryview(piece) for piece in (part if isinstance(part, list | tuple) else [part])]
             pieces = [view.cast("B") for view in views if view.nbytes]
             length = sum(piece.nbytes for piece in pieces)
-            head = _HEAD.pack(self._number, length, self._purpose)
-            self.sent.bytes += len(head) + length
+            header = _HEADER.pack(self._number, length, self._purpose)
+            self.sent.bytes += len(header) + length
             self.sent.messages += 1
-            left = self._send(peer, [memoryview(head), *pieces])
-            if left:
-                unsent[peer] = left
+            remaining = self._send(peer, [memoryview(header), *pieces])
+            if remaining:
+                unsent[peer] = remaining
         return unsent
 
-    def _finish(
-        self, received: list[Any], unsent: dict[int, list[Any]], arriving: dict[int, _Arriving], deadline: float
+    def _wait_for_messages(
+        self, received: list[Any], unsent: dict[int, list[Any]], incoming: dict[int, _IncomingMessage], deadline: float
     ) -> None:
         """Wait until all messages have arrived, or all mismatched purposes are known."""
-        ends, agree = time.monotonic() + deadline, True
+        end_time, agree = time.monotonic() + deadline, True
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ, self.rank)
-            for peer in {*unsent, *arriving}:
-                selector.register(self._connections[peer], self._events(peer, unsent, arriving), peer)
-            while arriving or unsent:
+            for peer in {*unsent, *incoming}:
+                selector.register(self._connections[peer], self._events(peer, unsent, incoming), peer)
+            while incoming or unsent:
                 if agree and any(purpose != self._purpose for purpose in self._purposes.values()):
-                    agree, ends = False, min(ends, time.monotonic() + _MISMATCH_SECONDS)
-                if not agree and (len(self._purposes) == self.size - 1 or time.monotonic() >= ends):
+                    agree, end_time = False, min(end_time, time.monotonic() + _MISMATCH_SECONDS)
+                if not agree and (len(self._purposes) == self.size - 1 or time.monotonic() >= end_time):
                     return
-                ready = selector.select(min(max(0.0, ends - time.monotonic()), _LONGEST_SELECT))
-                if not ready and time.monotonic() >= ends:
+                ready = selector.select(min(max(0.0, end_time - time.monotonic()), _MAX_SELECT_SECONDS))
+                if not ready and time.monotonic() >= end_time:
                     if not agree:
                         return
                     raise TrainerError(
-                        f"rank {self.rank} has waited {deadline:g} s for ranks {sorted({*arriving, *unsent})}"
+                        f"rank {self.rank} has waited {deadline:g} s for ranks {sorted({*incoming, *unsent})}"
                     )
                 for key, events in ready:
                     peer = key.data
@@ -257,17 +256,17 @@ class AllToAll:
                         unsent[peer] = self._send(peer, unsent[peer])
                         if not unsent[peer]:
                             unsent.pop(peer)
-                    if events & selectors.EVENT_READ and peer in arriving and self._receive(peer, arriving[peer]):
-                        received[peer] = arriving.pop(peer).content
-                    wanted = self._events(peer, unsent, arriving)
-                    if not wanted:
+                    if events & selectors.EVENT_READ and peer in incoming and self._receive(peer, incoming[peer]):
+                        received[peer] = incoming.pop(peer).content
+                    events_needed = self._events(peer, unsent, incoming)
+                    if not events_needed:
                         selector.unregister(key.fileobj)
-                    elif wanted != key.events:
-                        selector.modify(key.fileobj, wanted, peer)
+                    elif events_needed != key.events:
+                        selector.modify(key.fileobj, events_needed, peer)
 
     @staticmethod
-    def _events(peer: int, unsent: dict[int, list[Any]], arriving: dict[int, _Arriving]) -> int:
-        return selectors.EVENT_WRITE * (peer in unsent) | selectors.EVENT_READ * (peer in arriving)
+    def _events(peer: int, unsent: dict[int, list[Any]], incoming: dict[int, _IncomingMessage]) -> int:
+        return selectors.EVENT_WRITE * (peer in unsent) | selectors.EVENT_READ * (peer in incoming)
 
     def _send(self, peer: int, pieces: list[Any]) -> list[Any]:
         """Send without blocking; return the unsent pieces."""
@@ -285,7 +284,7 @@ class AllToAll:
                 pieces = [pieces[0][count:], *pieces[1:]]
         return pieces
 
-    def _receive(self, peer: int, message: _Arriving) -> bool:
+    def _receive(self, peer: int, message: _IncomingMessage) -> bool:
         """Receive the available bytes of one message; return whether it is complete."""
         while not message.complete:
             try:
@@ -329,7 +328,7 @@ class Channel:
     def __init__(self, group: Any) -> None:
         self._group = group
         self.seconds = 0.0
-        self._sent = Sent()
+        self._sent = Traffic()
         self._exchange: AllToAll | None = None
         group.track(self._sent)
 
@@ -359,16 +358,16 @@ class Channel:
             self._exchange.interrupt()
 
 
-class _Arriving:
-    """A partly received message, with the fields of its `_HEAD`."""
+class _IncomingMessage:
+    """A partly received message, with the fields of its `_HEADER`."""
 
     def __init__(self) -> None:
-        self.number: int | None = None  # None until the head has been received
+        self.number: int | None = None  # None until the header has been received
         self.length = 0
         self.purpose = b""
-        self._head: bytearray | None = bytearray(_HEAD.size)
+        self._header: bytearray | None = bytearray(_HEADER.size)
         self.content: Any = bytearray()  # not bytes, because kernels take writable arrays
-        self.rest = memoryview(self._head)  # buffer for the next bytes
+        self.rest = memoryview(self._header)  # buffer for the next bytes
         self.complete = False
 
     def advance(self, count: int) -> None:
@@ -376,9 +375,9 @@ class _Arriving:
         self.rest = self.rest[count:]
         if len(self.rest):
             return
-        if self._head is not None:
-            self.number, self.length, self.purpose = _HEAD.unpack(self._head)
-            self._head = None
+        if self._header is not None:
+            self.number, self.length, self.purpose = _HEADER.unpack(self._header)
+            self._header = None
             self.complete = self.length == 0
             if not self.complete:
                 self.content = bytearray(self.length)

@@ -17,7 +17,7 @@ from .group import Group
 logger = logging.getLogger(__name__)
 
 
-def align(group: Group, parameters: Iterable[Parameter]) -> None:
+def broadcast_parameters(group: Group, parameters: Iterable[Parameter]) -> None:
     """Copy the parameters of rank 0 to all processes, and check the result.
 
     Raises:
@@ -47,7 +47,7 @@ def _differing(group: Group, values: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def check_training_step(group: Group, step: nn.Cell) -> None:
-    """Check that a user's training step has left the same parameters on all processes.
+    """Check that a user's training step keeps parameters equal on all processes.
 
     Moving statistics may differ. A collective call.
 
@@ -56,8 +56,8 @@ def check_training_step(group: Group, step: nn.Cell) -> None:
     """
     if group.size == 1:
         return
-    own = {id(parameter) for parameter in moving_statistics(step)}
-    parameters = [parameter for parameter in parameters_of(step) if id(parameter) not in own]
+    statistics = {id(parameter) for parameter in moving_statistics(step)}
+    parameters = [parameter for parameter in parameters_of(step) if id(parameter) not in statistics]
     differing = _differing(group, {parameter.name: parameter.asnumpy() for parameter in parameters})
     if differing:
         raise TrainerError(
@@ -89,7 +89,7 @@ def merge_on_main(group: Group, gradient_sums: Iterable[Parameter], parts: Itera
 
 
 def clear_on_followers(group: Group, gradient_sums: Iterable[Parameter], parts: Iterable[Stateful]) -> None:
-    """After a restore, clear the state merged by `merge_on_main` on ranks above 0."""
+    """Clear restored state of `merge_on_main` on all ranks but 0, which holds all of it."""
     if group.is_main:
         return
     for part in parts:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .group import Group
 
-WHOLE_BYTES = 1 << 16  # up to this size each process sends whole arrays to all others, which saves a second exchange
+DIRECT_BYTES = 1 << 16  # up to this size each process sends all of its array to the others, in one exchange
 MESSAGE_ENTRIES = 1 << 22  # maximum number of float32 entries in a message
 
 
@@ -23,8 +23,8 @@ class DenseSum:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        # Results by the shapes of the input. They are reused, because MindSpore copies an operator's results anyway,
-        # and new memory costs more than the addition.
+        # Shapes of the input -> results. Reused, because MindSpore copies an operator's results anyway, and allocating
+        # memory costs more than the addition.
         self._totals: dict[tuple[tuple[int, ...], ...], list[np.ndarray]] = {}
 
     def add(self, values: np.ndarray, token: np.ndarray | None = None) -> np.ndarray:
@@ -53,37 +53,38 @@ class DenseSum:
         totals = self._totals.get(shapes)
         if totals is None:
             totals = self._totals[shapes] = [np.empty(shape, np.float32) for shape in shapes]
-        flat, flat_totals = ([array.reshape(-1) for array in whole] for whole in (arrays, totals))
+        flat, flat_totals = ([array.reshape(-1) for array in group] for group in (arrays, totals))
         entries = sum(array.size for array in flat)
         for start in range(0, entries, MESSAGE_ENTRIES):
             end = min(entries, start + MESSAGE_ENTRIES)
-            self._sum_part(cut(flat, start, end), cut(flat_totals, start, end), end - start)
+            self._sum_part(slice_entries(flat, start, end), slice_entries(flat_totals, start, end), end - start)
         return totals
 
     def _sum_part(self, parts: list[np.ndarray], totals: list[np.ndarray], entries: int) -> None:
         """Set `totals` to the sums of all processes' `parts`, which have equal lengths.
 
-        Each process sums one share of a large array, and sends the result to the others.
+        Each process sums one share of a large array and sends the result to the others.
         """
         rank, size = self._group.rank, self._group.size
-        if size == 2 or 4 * entries <= WHOLE_BYTES:  # between two processes, shares would save no bytes
+        if size == 2 or 4 * entries <= DIRECT_BYTES:  # between two processes, shares would save no bytes
             self._add_up([parts] * size, totals)
             return
-        ends = [entries * (number + 1) // size for number in range(size)]
+        ends = [entries * (owner + 1) // size for owner in range(size)]
         shares = [*zip([0, *ends], ends, strict=False)]
-        own_totals = [cut(totals, *share) for share in shares]
-        self._add_up([cut(parts, *share) for share in shares], own_totals[rank])
-        received = self._group.all_to_all([own_totals[rank]] * size, in_graph=True)
+        totals_of = [slice_entries(totals, *share) for share in shares]
+        self._add_up([slice_entries(parts, *share) for share in shares], totals_of[rank])
+        received = self._group.all_to_all([totals_of[rank]] * size, in_graph=True)
         for owner, message in enumerate(received):
             if owner != rank:
-                for total, part in zip(own_totals[owner], split(message, own_totals[owner]), strict=True):
+                for total, part in zip(totals_of[owner], split_message(message, totals_of[owner]), strict=True):
                     total[:] = part
 
     def _add_up(self, parts: list[list[np.ndarray]], totals: list[np.ndarray]) -> None:
         """Send `parts[r]` to each rank r; set `totals` to the received sums."""
         received = self._group.all_to_all(parts, in_graph=True)
         terms = [
-            message if rank == self._group.rank else split(message, totals) for rank, message in enumerate(received)
+            message if rank == self._group.rank else split_message(message, totals)
+            for rank, message in enumerate(received)
         ]
         for total, first, second, *others in zip(totals, *terms, strict=True):
             np.add(first, second, out=total)
@@ -91,7 +92,7 @@ class DenseSum:
                 total += other
 
 
-def cut(arrays: Sequence[np.ndarray], start: int, end: int) -> list[np.ndarray]:
+def slice_entries(arrays: Sequence[np.ndarray], start: int, end: int) -> list[np.ndarray]:
     """Return views of the entries `start` to `end` of 1-D arrays laid end to end."""
     views: list[np.ndarray] = []
     first = 0
@@ -103,8 +104,8 @@ def cut(arrays: Sequence[np.ndarray], start: int, end: int) -> list[np.ndarray]:
     return views
 
 
-def split(message: bytes, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return views of a message of float32 entries, as long as each of the `arrays`."""
+def split_message(message: bytes, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Split a message of float32 entries into views with the sizes of `arrays`."""
     flat = np.frombuffer(message, np.float32)
     views: list[np.ndarray] = []
     start = 0

@@ -17,7 +17,7 @@ from .group import Group
 
 BUCKET_ENTRIES = 1 << 22  # float32 entries of several gradients in one message; each message costs at least 0.7 ms
 BEFORE = "trainer.before."  # prefix of parameters that snapshots leave out
-_HEAD = 2  # number of values in `rows` and in `head`, before those of tasks
+_HEAD = 2  # number of leading values in `rows` and in `head`, before the values of tasks
 _TINY = 1e-30  # smallest divisor
 
 
@@ -28,14 +28,15 @@ class Exchange(nn.Cell):
     sum of the denominators of all processes. `begin` computes them from the numbers of rows. A process without rows
     takes part with a dummy batch, whose loss and gradients are ignored.
 
-    Each process multiplies its loss by its share of the denominator before the backward pass. The gradients are then as
-    large as with one process, which matters in float16, and only have to be added.
+    Each process multiplies its loss by its share of the denominator before the backward pass. The sum of the gradients
+    is then the result, and gradients are as large as with one process, which matters in float16.
 
-    With several tasks the loss is float32 [T], one value per task. `rows` is then float32 [2 + 2 * T]: the two numbers
-    of rows, the tasks' denominators on this process, and their denominators on all processes.
+    With several tasks the loss is float32 [T], one value per task. `rows` is then float32 [2 + 2 * T]: the numbers of
+    rows on this process and on all processes, then the tasks' denominators on this process and on all processes.
 
-    On CPU `DenseSum` computes the sums. A token, passed from each sum to the next, keeps their order the same on all
-    processes.
+    On CPU `DenseSum` computes the sums. A token, passed from each sum to the next, gives all processes the same order
+    of sums. `head`, float32 [2 + T], is summed together with the gradients: this process's part of the loss, 1 if its
+    values are not finite, and the loss sum of each task.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Exchange(nn.Cell):
         denominator: str = "rows",  # kind of denominator, see `trainer.graph.denominators`
     ) -> None:
         super().__init__(auto_prefix=False)
-        self.adds, self.counts = denominator == "one", denominator == "counted"
+        self.is_sum_loss, self.has_denominators = denominator == "one", denominator == "counted"
         self.processes, self.is_main = group.size, group.is_main
         self.combine = combine
         self.tasks = tasks
@@ -67,7 +68,7 @@ class Exchange(nn.Cell):
             self.share_token(Parameter(Tensor(np.zeros(1, np.float32)), name="trainer.exchange", requires_grad=False))
         else:
             self.all_reduce = ops.AllReduce()
-        # these compile faster than indices, slices and loops: see `graph.program`
+        # These operators compile faster than indices, slices and loops; see `graph.program`.
         self.pick, self.map = ops.Gather(), ops.HyperMap()
         self.index_0, self.index_1, self.only_index_0 = (Tensor(index, mstype.int32) for index in (0, 1, [0]))
         self.buffers = tuple(buffers)
@@ -77,7 +78,7 @@ class Exchange(nn.Cell):
         )
 
     def share_token(self, token: Parameter) -> None:
-        """Share the token, float32 [1], with other exchanges on the same connections."""
+        """Set the token, float32 [1], that all exchanges on these connections share."""
         hide(self, "token", token)
 
     def add(self, values):
@@ -93,7 +94,7 @@ class Exchange(nn.Cell):
 
         Not for several tasks with different denominators.
         """
-        if self.tasks is not None and self.counts:
+        if self.tasks is not None and self.has_denominators:
             return self._first(self._all_of_tasks(rows))
         return self._second(rows)
 
@@ -114,13 +115,13 @@ class Exchange(nn.Cell):
             rows: number of rows of this process and of all processes, float32 [2].
             own: denominator of this process's loss, a number or float32 []; with tasks float32 [T].
         """
-        if self.counts:
+        if self.has_denominators:
             own = self.own(ops.reshape(own, (-1,)), rows)
             total = self.add(own)
             if self.has_sums:
                 total = ops.select(self.sums > 0, ops.ones_like(total), total)
             return ops.concat((own, total) if self.tasks is None else (rows, own, total))
-        if self.adds:
+        if self.is_sum_loss:
             rows = ops.minimum(rows, 1.0)
         if self.tasks is None:
             return rows
@@ -134,7 +135,7 @@ class Exchange(nn.Cell):
     def restore_buffers(self, rows):
         """Restore the buffers after a forward pass of dummy rows."""
         for index, buffer in enumerate(self.buffers):
-            # Not a branch, which MindSpore cannot compile together with the Python operators that use tables.
+            # Not a branch: MindSpore cannot compile one together with the Python operators of tables.
             no_rows = ops.broadcast_to(self._first(rows) == 0, buffer.shape)
             ops.assign(buffer, ops.select(no_rows, self.before[index], buffer))
 
@@ -158,11 +159,11 @@ class Exchange(nn.Cell):
     def mean(self, gradients, rows, loss, statistics_finite, rows_finite=True):
         """Return mean gradients, mean loss, and whether all processes have finite values.
 
-        These values are the moving statistics and the row gradients of tables: `statistics_finite` and `rows_finite`
-        say whether they are finite on this process.
+        `statistics_finite` and `rows_finite` say whether this process's moving statistics, and its row gradients of
+        tables, are finite.
         """
-        bad = self._bad(rows, statistics_finite, rows_finite)
-        head = ops.stack((self.own(self.weigh(loss, rows), rows), bad))
+        non_finite = self._non_finite(rows, statistics_finite, rows_finite)
+        head = ops.stack((self.own(self.weigh(loss, rows), rows), non_finite))
         head = self._with_tasks(head, loss, rows)
         if self.sums_on_host:
             totals, head = self._total_on_host(gradients, head, rows)
@@ -171,7 +172,7 @@ class Exchange(nn.Cell):
             for gradient in gradients:
                 parts += (self.own(gradient, rows),)
             totals, head = self._total(parts, head, self._first(rows) / self._second(rows))
-        self._note_tasks(head, rows)
+        self._record_tasks(head, rows)
         return self._cast_like(totals, gradients), self._loss(head, rows), self._second(head) == 0
 
     def _cast_like(self, totals, gradients):
@@ -208,8 +209,8 @@ class Exchange(nn.Cell):
 
         The means are the total of all processes' `sums`, divided by `weight`.
         """
-        bad = self._bad(rows, statistics_finite, rows_finite)
-        head = ops.stack((bad, bad))
+        non_finite = self._non_finite(rows, statistics_finite, rows_finite)
+        head = ops.stack((non_finite, non_finite))
         if self.sums_on_host:
             totals, head = self._total_on_host(sums, head, ops.ones_like(head))  # `sums` have no dummy rows; see `own`
         else:
@@ -223,11 +224,11 @@ class Exchange(nn.Cell):
         """Return the loss over the rows of all processes."""
         own = self.own(self.weigh(loss, rows), rows)
         head = self.add(self._with_tasks(ops.stack((own, ops.zeros_like(own))), loss, rows))
-        self._note_tasks(head, rows)
+        self._record_tasks(head, rows)
         return self._loss(head, rows)
 
     def _loss(self, head, rows):
-        if self.counts and self.tasks is None:  # NaN if nothing counts, as in one process
+        if self.has_denominators and self.tasks is None:  # NaN if the denominator is 0, as in one process
             return self._first(head) * (self._second(rows) / self._second(rows))
         return self._first(head)
 
@@ -237,18 +238,19 @@ class Exchange(nn.Cell):
             return head
         return ops.concat((head, self.own(loss * self._own_of_tasks(rows), rows)))
 
-    def _note_tasks(self, head, rows):
+    def _record_tasks(self, head, rows):
         if self.tasks is not None:
             self.tasks.add(head[_HEAD:], self._all_of_tasks(rows))
 
-    def _bad(self, rows, statistics_finite, rows_finite):
+    def _non_finite(self, rows, statistics_finite, rows_finite):
+        """Return a number > 0 if values of this process are not finite, else 0."""
         own_rows = self._first(rows)
-        bad = ops.zeros_like(own_rows)
+        flag = ops.zeros_like(own_rows)
         if statistics_finite is not True:
-            bad = ops.cast(ops.logical_and(own_rows > 0, ops.logical_not(statistics_finite)), mstype.float32)
+            flag = ops.cast(ops.logical_and(own_rows > 0, ops.logical_not(statistics_finite)), mstype.float32)
         if rows_finite is not True:
-            bad = bad + ops.cast(ops.logical_not(rows_finite), mstype.float32)
-        return bad
+            flag = flag + ops.cast(ops.logical_not(rows_finite), mstype.float32)
+        return flag
 
     def _total_on_host(self, parts, head, rows):
         """Return the sums of `parts` and `head`; `parts` count as 0 if `rows[0]` is 0."""
@@ -261,7 +263,7 @@ class Exchange(nn.Cell):
         if self.combine is not None:
             means = ()
             for part in parts:
-                means += (part / ops.maximum(share, 1e-30 * ops.ones_like(share)),)
+                means += (part / ops.maximum(share, _TINY * ops.ones_like(share)),)
             return self.combine(means), self.add(head)
         sizes = ()
         for part in parts:

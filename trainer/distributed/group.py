@@ -1,10 +1,10 @@
 """`Group`: the processes of a job and their collectives on NumPy arrays.
 
-A collective of MindSpore's exchanges the addresses of the processes. After that, they use their own connections
-(`all_to_all`), where every message names its purpose: the verb, which is the method that the user has called (such as
-`fit`), and the collective. MindSpore's collectives do not suffice on CPU: it has AllReduce, AllGather and Broadcast
-only inside graphs, needs a program for each size of message, and has no AlltoAll. On a device with collectives,
-gradients are summed with them (`exchange`).
+The processes exchange their addresses with MindSpore's AllGather, and then use their own connections (`all_to_all`).
+Every message names its purpose: the verb, which is the method that the user has called (such as `fit`), and the
+collective. On CPU, MindSpore's collectives do not suffice: AllReduce, AllGather and Broadcast work only inside graphs
+and need a program for each message size, and there is no AlltoAll. On other devices, `exchange` sums gradients with
+MindSpore's AllReduce.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError, ConfigurationError, TrainerError
-from .all_to_all import AllToAll, Sent
+from .all_to_all import AllToAll, Traffic
 from .launched import is_launched, process_count
 
 logger = logging.getLogger(__name__)
 
-_FRAME_BYTES = 4096  # maximum length of the JSON that `Introduction` gathers
+_FRAME_BYTES = 4096  # maximum length of the JSON that `AddressExchange` gathers
 
 
 class Group:
@@ -35,7 +35,7 @@ class Group:
 
     rank = 0
     size = 1
-    bytes_sent = 0  # to other processes so far, over these connections and those of `track`
+    bytes_sent = 0  # to other processes, including connections passed to `track`
     messages_sent = 0
     verb = "a call between verbs"
 
@@ -66,16 +66,16 @@ class Group:
 
         Args:
             parts: see `AllToAll.exchange`.
-            in_graph: whether an operator of a running graph calls it, on a thread of MindSpore's; otherwise the thread
-                that runs graphs does.
+            in_graph: whether an operator of a running graph makes the call, on one of MindSpore's threads; otherwise
+                the thread that runs graphs makes it.
         """
         return list(parts)
 
     def connect(self) -> None:
         """Open the connections; a collective call on the thread that runs graphs."""
 
-    def track(self, sent: Sent) -> None:
-        """Add what another thread's connections send to `bytes_sent` and `messages_sent`."""
+    def track(self, sent: Traffic) -> None:
+        """Include another thread's counter in `bytes_sent` and `messages_sent`."""
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
         """Return the array of rank 0; all pass the same shape and dtype."""
@@ -98,16 +98,16 @@ class Group:
         """
         if self.size == 1:
             return make()
-        value, error_of_main = None, None
+        value, failure = None, None
         if self.is_main:
             try:
                 value = make()
             except (ConfigurationError, CheckpointError) as error:
-                error_of_main = [isinstance(error, ConfigurationError), str(error)]
-        value, error_of_main = self.gather_json([value, error_of_main])[0]
-        if error_of_main is not None:
-            of_configuration, message = error_of_main
-            raise ConfigurationError(message) if of_configuration else CheckpointError(message)
+                failure = [isinstance(error, ConfigurationError), str(error)]
+        value, failure = self.gather_json([value, failure])[0]
+        if failure is not None:
+            is_configuration, message = failure
+            raise ConfigurationError(message) if is_configuration else CheckpointError(message)
         return value
 
     def any(self, flag: bool) -> bool:
@@ -145,8 +145,8 @@ class Group:
         """
         if self.size == 1:
             return
-        own = {name: [zlib.crc32(np.ascontiguousarray(array).data), array.shape] for name, array in arrays.items()}
-        first, *others = self.gather_json(own)
+        sums = {name: [zlib.crc32(np.ascontiguousarray(array).data), array.shape] for name, array in arrays.items()}
+        first, *others = self.gather_json(sums)
         for rank, other in enumerate(others, 1):
             differing = sorted(name for name in {*first, *other} if first.get(name) != other.get(name))
             if differing:
@@ -166,18 +166,18 @@ class World(Group):
         self.rank, self.size = rank, size
         self._thread = threading.get_ident()
         self._connections: AllToAll | None = None
-        self._tracked: list[Sent] = []
+        self._tracked: list[Traffic] = []
 
     def gather(self, array: np.ndarray) -> np.ndarray:  # noqa: D102 - `Group` documents the collectives
-        parts = self._tell_all(np.ascontiguousarray(array), f"gather {array.dtype.str} {[*array.shape]}")
+        parts = self._send_to_all(np.ascontiguousarray(array), f"gather {array.dtype.str} {[*array.shape]}")
         return np.stack([np.frombuffer(part, array.dtype).reshape(array.shape) for part in parts])
 
     def gather_bytes(self, message: bytes) -> list[bytes]:  # noqa: D102
-        return [bytes(part) for part in self._tell_all(message, "gather bytes")]
+        return [bytes(part) for part in self._send_to_all(message, "gather bytes")]
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:  # noqa: D102
-        own = np.ascontiguousarray(array) if self.is_main else b""
-        received = self._tell_all(own, f"broadcast {array.dtype.str} {[*array.shape]}")[0]
+        message = np.ascontiguousarray(array) if self.is_main else b""
+        received = self._send_to_all(message, f"broadcast {array.dtype.str} {[*array.shape]}")[0]
         return np.frombuffer(received, array.dtype).reshape(array.shape).copy()
 
     def all_to_all(self, parts: Sequence[Any], *, in_graph: bool = False) -> list[Any]:  # noqa: D102
@@ -189,17 +189,17 @@ class World(Group):
         self.connect()
         self._exchange([b""] * self.size, "wait", deadline=math.inf)
 
-    def track(self, sent: Sent) -> None:  # noqa: D102
+    def track(self, sent: Traffic) -> None:  # noqa: D102
         self._tracked.append(sent)
 
     def connect(self) -> None:  # noqa: D102
-        if threading.get_ident() != self._thread:  # its messages would mix with those of the steps
+        if threading.get_ident() != self._thread:  # messages of two threads would mix
             raise TrainerError("collectives must be called on the thread that runs graphs; this is another thread")
         if self._connections is None:
-            self._connections = AllToAll(Introduction(self.rank, self.size))
+            self._connections = AllToAll(AddressExchange(self.rank, self.size))
             self.track(self._connections.sent)
 
-    def _tell_all(self, message: Any, collective: str) -> list[Any]:
+    def _send_to_all(self, message: Any, collective: str) -> list[Any]:
         self.connect()
         return self._exchange([message] * self.size, collective)
 
@@ -211,7 +211,7 @@ class World(Group):
         return received
 
 
-class Introduction:
+class AddressExchange:
     """Gathers JSON with MindSpore's AllGather, before the processes are connected."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -234,7 +234,7 @@ _world: Group | None = None
 def join() -> Group:
     """Return this process's group; start MindSpore's communication if launched.
 
-    A scheduler process, which `msrun` starts with the same command, never returns from this call.
+    The scheduler process, which `msrun` starts with the same command, never returns from this call.
 
     Raises:
         ConfigurationError: a launcher started several processes, and they cannot connect.
@@ -247,14 +247,14 @@ def join() -> Group:
         if count == 1:
             return SINGLE
         if "MS_ROLE" in os.environ:
-            raise _cannot_meet(count, "MS_SCHED_HOST and MS_SCHED_PORT are not set")
+            raise _connection_error(count, "MS_SCHED_HOST and MS_SCHED_PORT are not set")
     from mindspore import communication
 
     if not communication.GlobalComm.INITED:
         try:
             communication.init()
         except (RuntimeError, ValueError) as error:
-            raise _cannot_meet(count, error) from error
+            raise _connection_error(count, error) from error
     rank, size = int(communication.get_rank()), int(communication.get_group_size())
     if size == 1:
         return SINGLE
@@ -263,7 +263,7 @@ def join() -> Group:
     return _world
 
 
-def _cannot_meet(count: int, reason: object) -> ConfigurationError:
+def _connection_error(count: int, reason: object) -> ConfigurationError:
     """Return the error for launched processes that cannot connect."""
     return ConfigurationError(
         f"this process is one of {count} started by a launcher, and they cannot join ({reason}), so each would train "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from ..mindspore_internals.compilation import collection_skipped
+from ..mindspore_internals.compilation import without_garbage_collection
 
 
 class _Gather(nn.Cell):
@@ -22,5 +22,5 @@ class _Gather(nn.Cell):
 
 def gather(array: np.ndarray) -> np.ndarray:
     """Return the joined int32 arrays of all processes, equal in length."""
-    with collection_skipped():
+    with without_garbage_collection():
         return np.array(_Gather().compile_and_run(Tensor(array)).asnumpy())

@@ -1,8 +1,8 @@
 """Start, supervise and clean up a job on this machine (``trainer launch``).
 
 The processes get the environment variables that MindSpore documents for dynamic clusters, as if `msrun` had started
-them; the equivalent `msrun` command is printed. Unlike `msrun`, the supervisor forwards SIGTERM and SIGINT and waits
-for snapshots, it ends the job seconds after a process has failed, and if it is killed, all processes end.
+them; the equivalent `msrun` command is printed. Unlike `msrun`, the supervisor forwards SIGTERM and SIGINT, waits for
+snapshots, and ends the job seconds after a process has failed. If the supervisor is killed, all processes end.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def launch(job: Job) -> int:
     with supervisor.signals():
         for attempt in range(job.max_restarts + 1):
             if attempt:
-                supervisor.say(f"starting all processes again ({attempt} of {job.max_restarts})")
+                supervisor.log(f"starting all processes again ({attempt} of {job.max_restarts})")
             code = supervisor.run(attempt)
             if not code or supervisor.stop_signal is not None:
                 break
@@ -105,7 +105,7 @@ class Supervisor:
     def _workers(self) -> list[WatchedProcess]:
         return self._processes[1:]
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print a message on standard error."""
         with contextlib.suppress(OSError):  # the job continues without it
             print(f"trainer launch: {text}", file=sys.stderr, flush=True)
@@ -151,18 +151,18 @@ class Supervisor:
             self._move_logs(folder)
             workers, self._processes = self._workers, []
         if self._failed is not None:
-            self.say(self._failed.report())
-        ended = self._failed or next((process for process in workers if process.popen.returncode), None)
-        return 0 if ended is None else ended.exit_code
+            self.log(self._failed.report())
+        failed = self._failed or next((process for process in workers if process.popen.returncode), None)
+        return 0 if failed is None else failed.exit_code
 
     def _start(self, attempt: int, folder: Path, note: Path) -> None:
         job = self.job
-        with socket.create_server((_HOST, 0)) as free:
-            port = free.getsockname()[1]
-        self.say(f"{job.processes} processes, as {job.as_msrun(port)}")
-        # MindSpore's collectives fail after 30 seconds by default, but a late process may still be compiling; this
-        # supervisor detects failures itself. MindSpore also waits 3 to 5 seconds before it looks for new processes
-        # again, which would delay every start.
+        with socket.create_server((_HOST, 0)) as server:
+            port = server.getsockname()[1]  # a free port
+        self.log(f"{job.processes} processes, as {job.as_msrun(port)}")
+        # By default, MindSpore's collectives fail after 30 seconds, when a late process may still be compiling; this
+        # supervisor detects failures itself. MindSpore also looks for new processes only every 3 to 5 seconds, which
+        # would delay every start.
         defaults = {"MS_CPU_COMM_OP_TIMEOUT": "1800"}
         defaults |= {f"MS_RETRY_INTERVAL_{bound}": "1" for bound in ("LOWER", "UPPER")}
         common = {**defaults, **os.environ, "MS_WORKER_NUM": str(job.processes), "MS_SCHED_HOST": _HOST}
@@ -174,7 +174,7 @@ class Supervisor:
             worker = {**common, "MS_ROLE": WORKER, "MS_NODE_ID": str(rank)}
             cores = share_of_cores(rank, job.processes) if job.bind_cores else []
             self._processes.append(WatchedProcess(f"rank {rank}", job.arguments, worker, folder, cores))
-            if self.stop_signal is not None:  # arrived before the process was started
+            if self.stop_signal is not None:  # it arrived before the process was started
                 self._processes[-1].signal(self.stop_signal)
 
     def _watch(self) -> None:
@@ -188,22 +188,22 @@ class Supervisor:
                 if self._deadline is None and self.stop_signal is not None:
                     self._deadline = time.monotonic() + self.job.grace_seconds
                 if self._deadline is not None and time.monotonic() > self._deadline:
-                    self._end(running, selector)
+                    self._terminate(running, selector)
             while selector.get_map() and self._read(selector, 0):  # read the rest of the pipes
                 pass
             self._check_failed()
 
-    def _end(self, running: Sequence[WatchedProcess], selector: selectors.BaseSelector) -> None:
+    def _terminate(self, running: Sequence[WatchedProcess], selector: selectors.BaseSelector) -> None:
         """End processes that have not ended by themselves: SIGTERM, then SIGKILL."""
         if self._failed is None:
             for process in running:
-                late = f"had not ended {self.job.grace_seconds:g} s after the signal (--grace-seconds) and was killed"
-                self.say(f"{process.name} (pid {process.popen.pid}) {late}")
+                reason = f"had not ended {self.job.grace_seconds:g} s after the signal (--grace-seconds) and was killed"
+                self.log(f"{process.name} (pid {process.popen.pid}) {reason}")
         else:
             for process in running:
                 process.signal(signal.SIGTERM)
-            ends = time.monotonic() + TERM_SECONDS
-            while time.monotonic() < ends and any(process.popen.poll() is None for process in running):
+            deadline = time.monotonic() + TERM_SECONDS
+            while time.monotonic() < deadline and any(process.popen.poll() is None for process in running):
                 self._read(selector, 0.1)
         for process in running:
             process.kill()
@@ -212,10 +212,10 @@ class Supervisor:
         """Record the first process that failed; dying of a forwarded signal is no failure."""
         number = self.stop_signal
         watched = self._processes if number is None else self._workers
-        # exit codes that are not a failure; None while the process runs
-        sound = (None, 0) if number is None else (None, 0, 128 + number, -number)
+        # Exit codes that are not a failure; None while the process runs.
+        accepted = (None, 0) if number is None else (None, 0, 128 + number, -number)
         if self._failed is None:
-            self._failed = next((process for process in watched if process.popen.poll() not in sound), None)
+            self._failed = next((process for process in watched if process.popen.poll() not in accepted), None)
             if self._failed is not None:
                 self._deadline = time.monotonic() + GRACE_SECONDS
 
@@ -230,12 +230,12 @@ class Supervisor:
     def _move_logs(self, folder: Path) -> None:
         """Move the logs into the run folder, if rank 0 has reported one."""
         if self.job.logs is None and self._run_folder is not None and Path(self._run_folder).is_dir():
-            kept = Path(self._run_folder) / LOGS
+            target = Path(self._run_folder) / LOGS
             with contextlib.suppress(OSError):
-                kept.mkdir(parents=True, exist_ok=True)
+                target.mkdir(parents=True, exist_ok=True)
                 for process in self._processes:
-                    with open(process.log_path, "rb") as source, open(kept / process.log_path.name, "ab") as log:
+                    with open(process.log_path, "rb") as source, open(target / process.log_path.name, "ab") as log:
                         shutil.copyfileobj(source, log)
                 shutil.rmtree(folder)
-                folder = kept
-        self.say(f"logs in {folder}")
+                folder = target
+        self.log(f"logs in {folder}")

@@ -20,18 +20,18 @@ _FAILURES = (DataError, GraphError)
 def pack(value: Any, arrays: Sequence[np.ndarray]) -> bytes:
     """Serialize a JSON-able value and arrays of numbers, bools or fixed-width text.
 
-    The bytes are the length of the head, the head in JSON, and the arrays in C order.
+    The bytes are the length of the header, the header in JSON, and the arrays in C order.
     """
-    head = json.dumps([value, [[array.dtype.str, array.shape] for array in arrays]]).encode()
-    return b"".join([len(head).to_bytes(LENGTH_BYTES, "little"), head, *(array.tobytes() for array in arrays)])
+    header = json.dumps([value, [[array.dtype.str, array.shape] for array in arrays]]).encode()
+    return b"".join([len(header).to_bytes(LENGTH_BYTES, "little"), header, *(array.tobytes() for array in arrays)])
 
 
 def unpack(message: bytes) -> tuple[Any, list[np.ndarray]]:
     """Return the arguments of `pack`, bit for bit, with writable arrays."""
     start = LENGTH_BYTES + int.from_bytes(message[:LENGTH_BYTES], "little")
-    value, described = json.loads(message[LENGTH_BYTES:start])
+    value, forms = json.loads(message[LENGTH_BYTES:start])
     arrays = []
-    for dtype, shape in described:
+    for dtype, shape in forms:
         arrays.append(np.frombuffer(message, dtype, int(np.prod(shape)), start).reshape(shape).copy())
         start += arrays[-1].nbytes
     return value, arrays
@@ -48,7 +48,7 @@ def gather_states(group: Group, state: Mapping[str, Any]) -> list[dict[str, Any]
 
 
 def lockstep_outputs(
-    group: Group, own: Iterable[tuple[Any, int]], join_exchange: Callable[[str], None], *, share: bool = True
+    group: Group, outputs: Iterable[tuple[Any, int]], join_exchange: Callable[[str], None], *, share: bool = True
 ) -> Iterator[tuple[Any, int]]:
     """Yield (outputs, rows) of all processes' batches on every process.
 
@@ -57,20 +57,20 @@ def lockstep_outputs(
 
     Args:
         group: the processes; all of them consume this iterator.
-        own: this process's outputs (tensors and host arrays in tuples and mappings of any depth) and number of rows,
-            0 for dummy rows.
-        join_exchange: called after each batch, and also after the end of `own`, to take part in the exchanges of the
-            other processes. Its argument describes a problem with this process's batch, or is "".
+        outputs: (outputs, rows) of this process's batches: tensors and host arrays in tuples and mappings of any depth,
+            and the number of rows, 0 for dummy rows.
+        join_exchange: called after each batch, and also after the end of `outputs`, to take part in the exchanges of
+            the other processes. Its argument describes a problem with this process's batch, or is "".
         share: whether each process yields the batches of all, not only its own.
 
     Raises:
         DataError, GraphError: on all processes, if a batch is invalid or does not fit the network; names the rank.
     """
     if group.size == 1:
-        yield from own
+        yield from outputs
         return
-    batches = iter(own)
-    group.wait_for_all()  # connect before a process can be late
+    batches = iter(outputs)
+    group.wait_for_all()  # connects while no process is late
     while True:
         batch, problem, failed = None, "", _FAILED
         try:
@@ -91,8 +91,8 @@ def lockstep_outputs(
             yield batch
         for part in parts:
             if len(part) > 1:
-                (described, rows), arrays = unpack(part[1:])
-                yield _restore(described, iter(arrays)), rows
+                (structure, rows), arrays = unpack(part[1:])
+                yield _restore(structure, iter(arrays)), rows
         if all(part[0] == _ENDED for part in parts):
             return
 
@@ -113,9 +113,9 @@ def _describe(value: Any, arrays: list[np.ndarray]) -> Any:
     return {"host": on_host}
 
 
-def _restore(described: Any, arrays: Iterator[np.ndarray]) -> Any:
-    if isinstance(described, list):
-        return tuple([_restore(item, arrays) for item in described])
-    if "names" in described:
-        return dict(zip(described["names"], _restore(described["values"], arrays), strict=True))
-    return next(arrays) if described["host"] else Tensor(next(arrays))
+def _restore(structure: Any, arrays: Iterator[np.ndarray]) -> Any:
+    if isinstance(structure, list):
+        return tuple([_restore(item, arrays) for item in structure])
+    if "names" in structure:
+        return dict(zip(structure["names"], _restore(structure["values"], arrays), strict=True))
+    return next(arrays) if structure["host"] else Tensor(next(arrays))

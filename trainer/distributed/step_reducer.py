@@ -2,8 +2,8 @@
 
 Such a step passes its gradients through a reducer before the optimizer. `nn.TrainOneStepCell` and its subclasses have a
 `grad_reducer`; other cells use a `nn.DistributedGradReducer`. MindSpore's reducer gives all processes the same weight.
-`StepReducer` replaces it and weights each process by its number of rows, so that batches may differ in size and a
-process without rows may take part.
+`StepReducer` replaces it and weights each process by its number of rows. Batches may then differ in size, and a process
+may have no rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StepReducer(nn.Cell):
 
     def __init__(self, exchange: Exchange, rows: Parameter, factor: float) -> None:
         super().__init__(auto_prefix=False)
-        # Hidden, because the reducer becomes a part of the user's step, which should not get more parameters or cells.
+        # Hidden, so that the user's step, which contains the reducer, gets no additional parameters or cells.
         hide(self, "exchange", exchange)
         hide(self, "rows", rows)
         self.factor = factor
@@ -42,14 +42,14 @@ class StepReducer(nn.Cell):
 
 
 def reducers_of(step: nn.Cell) -> list[tuple[nn.Cell, str]]:
-    """Return where a training step reduces its gradients: cells and attribute names.
+    """Return (cell, attribute name) for each gradient reducer of a training step.
 
-    If no cell holds a reducer, these are the `grad_reducer` of each `nn.TrainOneStepCell`, which is an identity unless
+    Without any reducer, returns the `grad_reducer` of each `nn.TrainOneStepCell`, which is an identity unless
     MindSpore's context is data-parallel.
     """
     cells = [cell for _, cell in cells_and_names(step)]
-    held = [(cell, name) for cell in cells for name, child in children_of(cell).items() if _is_reducer(child)]
-    return held or [(cell, "grad_reducer") for cell in cells if isinstance(cell, nn.TrainOneStepCell)]
+    reducers = [(cell, name) for cell in cells for name, child in children_of(cell).items() if _is_reducer(child)]
+    return reducers or [(cell, "grad_reducer") for cell in cells if isinstance(cell, nn.TrainOneStepCell)]
 
 
 def replace_reducers(step: nn.Cell, exchange: Exchange, rows: Parameter) -> None:

@@ -36,8 +36,8 @@ class WatchedProcess:
             start_new_session=True,  # Ctrl-C reaches the supervisor only, which forwards it
             preexec_fn=_die_with_parent(),
         )
-        if cores:  # threads that it starts later inherit the cores
-            with contextlib.suppress(OSError):  # it has ended, or the cores are unavailable
+        if cores:  # inherited by threads that the process starts later
+            with contextlib.suppress(OSError):  # the process has ended, or the cores are unavailable
                 os.sched_setaffinity(self.popen.pid, cores)
         assert self.popen.stdout is not None
         self.output = self.popen.stdout
@@ -94,18 +94,18 @@ class WatchedProcess:
 
 def share_of_cores(number: int, processes: int) -> list[int]:
     """Return adjacent cores for process `number` of `processes`; none if too few."""
-    # MindSpore's waiting threads spin, so processes slow each other down on shared cores: with two processes that share
-    # two cores, a step takes up to 1.8x as long.
+    # MindSpore's waiting threads spin, so processes on shared cores slow each other down: with two processes on two
+    # shared cores, a step takes up to 1.8x as long.
     cores = sorted(os.sched_getaffinity(0))
     if processes == 1 or len(cores) < processes:
         return []
-    first, end = (len(cores) * border // processes for border in (number, number + 1))
+    first, end = (len(cores) * bound // processes for bound in (number, number + 1))
     return cores[first:end]
 
 
 def _die_with_parent() -> Callable[[], None]:
     """Return a function that makes a child process die with the supervisor."""
-    libc = ctypes.CDLL(None)  # loaded before the fork: little is safe between fork and exec
+    libc = ctypes.CDLL(None)  # loaded before the fork, because few calls are safe between fork and exec
     parent = os.getpid()
 
     def prepare() -> None:

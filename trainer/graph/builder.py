@@ -17,11 +17,11 @@ from ..data.chunk import Chunk
 from ..data.ragged import ListTypes
 from ..embedding.layers.embedding_cells import reads_ids
 from ..errors import ConfigurationError
-from ..mindspore_internals.cell_structure import moving_statistics, own_overflow_status, share_parameters
-from ..mindspore_internals.compilation import count_programs, drop_programs, drop_with
+from ..mindspore_internals.cell_structure import moving_statistics, patched_overflow_status, share_parameters
+from ..mindspore_internals.compilation import count_programs, drop_programs, release_with_owner
 from ..mindspore_internals.cpu_kernels import limit_for_convolutions
 from ..mindspore_internals.device import claim_training
-from ..mindspore_internals.execution import operator_by_operator
+from ..mindspore_internals.execution import eager_mode
 from ..mindspore_internals.shared_memory import overwrite
 from ..state import StepOutputs
 from .accumulation import OpenAccumulation
@@ -79,9 +79,9 @@ class StepBuilder:
 
     def __post_init__(self, eval_network: nn.Cell | None) -> None:
         network, loss_fn = self.network, self.loss_fn
-        drop_with(self, self._cells)
+        release_with_owner(self, self._cells)
         # Context in which steps are created. A gradient function created in graph mode would compile its arguments.
-        self.making: Callable[[], Any] = contextlib.nullcontext if self.compiled else operator_by_operator
+        self.making: Callable[[], Any] = contextlib.nullcontext if self.compiled else eager_mode
         limit_for_convolutions(network)
         several = isinstance(loss_fn, MultiTaskLoss)
         columns = self.loss_columns
@@ -332,6 +332,6 @@ class StepBuilder:
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Set training mode; restore the network's own modes on exit."""
-        with own_overflow_status(self.network if self.optimizer is None else None), modes_put_back(self.network):
+        with patched_overflow_status(self.network if self.optimizer is None else None), modes_put_back(self.network):
             (self.step or self.network).set_train(True)
             yield

@@ -18,14 +18,14 @@ from ..data.chunk import Chunk
 from ..errors import GraphError, TrainerError
 from ..mindspore_internals import execution
 from ..mindspore_internals.compilation import compiling
-from ..mindspore_internals.execution import await_operators, operator_by_operator
+from ..mindspore_internals.execution import eager_mode, wait_for_operators
 from ..mindspore_internals.messages import (
     LAMBDA,
     cannot_be_compiled,
     failed_assertion,
     is_of_lambda,
+    location_in_network,
     main_message,
-    place_in_network,
 )
 from ..state import StepOutputs
 from .program import StepOptions
@@ -86,7 +86,7 @@ class EagerCall:
 
     def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
         """Return the cell's outputs; `like` is ignored."""
-        with operator_by_operator():
+        with eager_mode():
             return self.cell(*tensors)
 
 
@@ -111,7 +111,7 @@ class EvaluationCall(GraphCall):
                 outputs = eager(*tensors)
                 _wait_for(outputs)
             except Exception:
-                await_operators()
+                wait_for_operators()
                 raise error from None
             logger.warning(
                 "eval_network %s cannot be compiled and runs operator by operator, many times slower: %s",
@@ -174,7 +174,7 @@ def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
     )
     logger.debug("MindSpore's whole message: %s", error)
     text = str(error)
-    location = place_in_network(text)
+    location = location_in_network(text)
     where = f" [{location}]" if location else ""
     of_lambda = is_of_lambda(error)
     reason = LAMBDA if of_lambda else failed_assertion(text) or main_message(text) or type(error).__name__

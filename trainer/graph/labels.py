@@ -14,7 +14,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..errors import DataError
-from ..mindspore_internals.execution import await_operators, operator_by_operator
+from ..mindspore_internals.execution import eager_mode, wait_for_operators
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ def _wanted_shapes(number, loss, labels, dtypes, prediction):
     _shapes[number] = labels[0], prediction
     if not _differ_by_ones(labels[0], prediction):
         return labels
-    with operator_by_operator():
+    with eager_mode():
         broadcasts = _broadcasts(_casts[number].loss_fn, labels, dtypes, prediction)
     if broadcasts is None:
         text = "labels have the shape %s and predictions %s; does %s broadcast them? Give both one shape"
@@ -191,7 +191,7 @@ def _broadcasts(loss, labels, dtypes, prediction) -> bool | None:
         try:
             return float(np.mean(call(Tensor(predicted), *tensors).asnumpy()))
         except Exception:
-            await_operators()
+            wait_for_operators()
             return None
 
     before, after = value(rows, labels), value(rows[::-1], labels)

@@ -20,7 +20,7 @@ from ..checks import choice, is_number, number, refuse
 from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import ConfigurationError
 from ..mindspore_internals import device
-from ..mindspore_internals.cell_structure import cells_and_names, children_of, foreign_conversion, hide, replace_child
+from ..mindspore_internals.cell_structure import cells_and_names, children_of, hide, replace_child, user_conversion
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def convert(network: nn.Cell, precision: Precision) -> None:
         )
     if not precision.lowers:
         return
-    foreign = foreign_conversion(network)
+    foreign = user_conversion(network)
     if foreign:
         raise ConfigurationError(
             f"amp_level={precision.level!r}: the network was already converted ({foreign}); converting it twice would "

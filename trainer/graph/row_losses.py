@@ -11,7 +11,7 @@ from mindspore import dtype as mstype
 
 from ..data.column_checks import label_columns
 from ..errors import ConfigurationError
-from ..mindspore_internals.execution import await_operators, operator_by_operator
+from ..mindspore_internals.execution import eager_mode, wait_for_operators
 from .denominators import COUNTED, ONE, ClassWeights, Declared, RowCount, denominator_of, name_of, reduction_of
 from .losses import broadcasting
 
@@ -134,8 +134,8 @@ def _reduces(loss_fn: Any) -> bool:
         prediction = Tensor(np.linspace(0.3, 0.7, int(np.prod(predicted)), dtype=np.float32).reshape(predicted))
         labels = [Tensor(np.array([0, 1], dtype).reshape(labelled))] * label_columns(loss_fn)
         try:
-            with operator_by_operator():
+            with eager_mode():
                 return call(prediction, *labels).ndim == 0
         except Exception:
-            await_operators()
+            wait_for_operators()
     return reduction_of(loss_fn) not in (None, "none")

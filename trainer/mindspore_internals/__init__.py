@@ -1,7 +1,7 @@
 """All uses of private MindSpore code.
 
-Each module describes the behaviour it relies on. If the installed MindSpore behaves differently, public functions are
-used instead and `fall_back` warns once.
+Each module describes the behaviour it relies on. If the installed MindSpore behaves differently, the module uses public
+functions instead and calls `warn_of_fallback`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ def public_only() -> bool:
 
 
 @functools.cache
-def fall_back(what: str, cost: str) -> None:
+def warn_of_fallback(what: str, cost: str) -> None:
     """Warn, once per process, how MindSpore differs and what the fallback costs."""
     logger.warning(
-        "this MindSpore differs from the versions the trainer was written for: %s. Results stay correct, "
-        "because a public "
-        "function is used instead; %s",
+        "this MindSpore differs from the versions the trainer was written for: %s. Results stay correct, because a "
+        "public function is used instead; %s",
         what,
         cost,
     )

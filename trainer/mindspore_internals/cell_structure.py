@@ -7,8 +7,8 @@ This module relies on the following behaviour of MindSpore:
 - `nn.TrainOneStepWithLossScaleCell` calls only its `get_overflow_status` to decide whether to skip an update.
 - The normalisation cells of `nn` and `mint` name their moving statistics as listed in `moving_statistics`.
 - `mindspore.amp.auto_mixed_precision` and `build_train_network` store their level in `_amp_level` and wrap cells in
-  `_OutputTo16` or `_OutputTo32`; `Cell.to_float` sets the flags `fp16` and `bf16`. If these names change, a second
-  conversion is not noticed.
+  `_OutputTo16` or `_OutputTo32`; `Cell.to_float` sets the flags `fp16` and `bf16`. If these names change,
+  `user_conversion` misses such a conversion.
 
 A user's cell may have an attribute with the name of a method, as in `self.trainable_params =
 network.trainable_params()`. This module therefore calls the methods of the class `nn.Cell`, not of the instance.
@@ -27,7 +27,7 @@ from . import device
 
 
 def cells_and_names(root: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
-    """Yield every cell below `root`, itself first, with its path."""
+    """Yield (path, cell) for `root` and every cell below it."""
     return nn.Cell.cells_and_names(root)
 
 
@@ -60,30 +60,31 @@ def hide(cell: nn.Cell, name: str, value: object) -> None:
 
 def copy_cell(cell: nn.Cell) -> nn.Cell:
     """Return a shallow copy of a cell, with its own attributes."""
-    twin = copy.copy(cell)
-    object.__setattr__(twin, "__dict__", dict(vars(cell)))  # `copy.copy` shares it
+    result = copy.copy(cell)
+    object.__setattr__(result, "__dict__", dict(vars(cell)))  # `copy.copy` shares it
     for registry in ("_cells", "_params"):
-        hide(twin, registry, copy.copy(vars(cell)[registry]))
-    return twin
+        hide(result, registry, copy.copy(vars(cell)[registry]))
+    return result
 
 
 def share_parameters(cell: nn.Cell, other: nn.Cell) -> None:
     """Replace the parameters of `cell` by those of `other` with equal attribute names."""
-    own = vars(cell)["_params"]
-    own.update({name: parameter for name, parameter in vars(other)["_params"].items() if name in own})
+    parameters = vars(cell)["_params"]
+    shared = vars(other)["_params"]
+    parameters.update({name: parameter for name, parameter in shared.items() if name in parameters})
 
 
 @contextlib.contextmanager
-def own_overflow_status(step: nn.Cell | None) -> Iterator[None]:
+def patched_overflow_status(step: nn.Cell | None) -> Iterator[None]:
     """Give `nn.TrainOneStepWithLossScaleCell` an overflow check that has a kernel."""
     kind = nn.TrainOneStepWithLossScaleCell
-    ours = (
+    needs_patch = (
         isinstance(step, kind)
         and not device.current().has_overflow_status
         and type(step).get_overflow_status is kind.get_overflow_status
         and "get_overflow_status" not in vars(step)
     )
-    if not ours:
+    if not needs_patch:
         yield
         return
     hide(step, "get_overflow_status", types.MethodType(_overflow_status, step))
@@ -122,7 +123,7 @@ def moving_statistics(network: nn.Cell) -> list[Parameter]:
     return list({id(value): value for value in values if isinstance(value, Parameter)}.values())
 
 
-def foreign_conversion(network: nn.Cell) -> str | None:
+def user_conversion(network: nn.Cell) -> str | None:
     """Describe how a user converted `network` to low precision, or return None."""
     level = getattr(network, "_amp_level", None)
     if level:

@@ -1,4 +1,4 @@
-"""Read the protocol buffers messages of a .ckpt file.
+"""Read the protocol buffer messages of a .ckpt file.
 
 This module relies on their declaration in `mindspore.train.checkpoint_pb2`. A file is one `Checkpoint` message. The
 seven bytes ``crc_num`` and a big-endian CRC-32 of ten bytes may follow.
@@ -13,15 +13,15 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-_MARK = b"crc_num"
-_DIGITS = 10
+_CHECKSUM_MARK = b"crc_num"
+_CHECKSUM_BYTES = 10
 
 
 class Piece(NamedTuple):
-    """A parameter, or a slice of one that is too large for one message."""
+    """A parameter, or a slice of a parameter that is too large for one message."""
 
     name: str
-    shape: Sequence[int]  # any integers that the file contains
+    shape: Sequence[int]  # as in the file, unchecked
     dtype: str | None  # name in the file, such as "Float32"; None for a parameter that is a map
     content: bytes
 
@@ -35,8 +35,11 @@ def pieces(content: bytes) -> list[Piece]:
     from google.protobuf.message import DecodeError
     from mindspore.train.checkpoint_pb2 import Checkpoint
 
-    if content[-len(_MARK) - _DIGITS : -_DIGITS] == _MARK:
-        content, expected = content[: -len(_MARK) - _DIGITS], int.from_bytes(content[-_DIGITS:], "big")
+    if content[-len(_CHECKSUM_MARK) - _CHECKSUM_BYTES : -_CHECKSUM_BYTES] == _CHECKSUM_MARK:
+        content, expected = (
+            content[: -len(_CHECKSUM_MARK) - _CHECKSUM_BYTES],
+            int.from_bytes(content[-_CHECKSUM_BYTES:], "big"),
+        )
         if zlib.crc32(content) != expected:
             raise ValueError("its checksum is wrong")
     try:

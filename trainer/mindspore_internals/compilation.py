@@ -3,7 +3,7 @@
 This module relies on the following MindSpore internals:
 - `compiler_modules.api` calls `gc.collect()` before each compilation, through the name `gc` of its module. If only
   MindSpore's modules are loaded, this takes 60 ms, an eighth of a small program's compile time. `gc.freeze()` would
-  save most of it, but the user may have frozen objects, and `gc.get_freeze_count()` takes 27 ms to find out.
+  save most of it, but the user may have frozen objects, and finding out with `gc.get_freeze_count()` takes 27 ms.
 - `compiler_modules.parser` calls `inspect.getsourcelines` through the name `inspect` of its module, for each function
   of a graph in each compilation. A small program has 85 functions; at 0.5 ms each they take a fifth of its compile
   time.
@@ -58,37 +58,37 @@ def compiling(cell: nn.Cell, *, for_one_core: bool = False) -> Iterator[None]:
     with compile_lock:
         release_dropped()
         plan = planned_for_one_core() if for_one_core else contextlib.nullcontext()
-        with collection_skipped(), parser_cached(), fast_max_pooling(cell), plan:
+        with without_garbage_collection(), with_cached_parser(), fast_max_pooling(cell), plan:
             yield
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, known: object, replacement: object) -> Iterator[None]:
-    """Replace `owner.name` if it is `known`; restore it on exit."""
-    if known is None or vars(owner).get(name) is not known:  # another MindSpore version, or nested
+def _patched(owner: Any, name: str, original: object, replacement: object) -> Iterator[None]:
+    """Replace `owner.name` if it is `original`; restore it on exit."""
+    if original is None or vars(owner).get(name) is not original:  # another MindSpore version, or already patched
         yield
         return
     setattr(owner, name, replacement)
     try:
         yield
     finally:
-        setattr(owner, name, known)
+        setattr(owner, name, original)
 
 
-def _with(module: Any, **functions: Callable[..., Any]) -> SimpleNamespace:
+def _copy_of_module(module: Any, **functions: Callable[..., Any]) -> SimpleNamespace:
     """Return a stand-in for a module, with some functions replaced."""
     return SimpleNamespace(**{**vars(module), **functions})
 
 
-_gc = _with(gc, collect=lambda generation=2: 0)
+_gc = _copy_of_module(gc, collect=lambda generation=2: 0)
 
 
-def collection_skipped() -> contextlib.AbstractContextManager[None]:
+def without_garbage_collection() -> contextlib.AbstractContextManager[None]:
     """Make MindSpore compile without a garbage collection."""
-    return _replaced(api, "gc", gc, _gc)
+    return _patched(api, "gc", gc, _gc)
 
 
-_known: dict[tuple[str, CodeType], tuple[list[str], int]] = {}
+_source_cache: dict[tuple[str, CodeType], tuple[list[str], int]] = {}
 
 
 def _source_lines(source: Callable[..., Any]) -> tuple[list[str], int]:
@@ -97,57 +97,60 @@ def _source_lines(source: Callable[..., Any]) -> tuple[list[str], int]:
     if not isinstance(code, CodeType):
         return inspect.getsourcelines(source)
     key = (code.co_filename, code)  # equal code objects may come from different files
-    if key not in _known:
-        _known[key] = inspect.getsourcelines(source)
-    lines, first = _known[key]
+    if key not in _source_cache:
+        _source_cache[key] = inspect.getsourcelines(source)
+    lines, first = _source_cache[key]
     return list(lines), first
 
 
-_find_location: Any = vars(parser.Parser).get("get_location")
+_original_get_location: Any = vars(parser.Parser).get("get_location")
 
 
 def _get_location(self: Any, node: Any) -> list[Any]:
     """Return the position, source and comments of a syntax node; cached in the node."""
     if not isinstance(node, ast.AST):  # None, or several nodes
-        return _find_location(self, node)
+        return _original_get_location(self, node)
     function = (self.filename, self.line_offset)  # functions with equal sources share nodes
     cached = getattr(node, "_trainer_location", None)
     if cached is None or cached[0] != function:
-        cached = function, _find_location(self, node)
+        cached = function, _original_get_location(self, node)
         node._trainer_location = cached  # type: ignore[attr-defined]
     return list(cached[1])
 
 
-_inspect, _log = _with(inspect, getsourcelines=_source_lines), _with(log, debug=lambda *message, **options: None)
+_inspect, _log = (
+    _copy_of_module(inspect, getsourcelines=_source_lines),
+    _copy_of_module(log, debug=lambda *message, **options: None),
+)
 
 
 @contextlib.contextmanager
-def parser_cached() -> Iterator[None]:
+def with_cached_parser() -> Iterator[None]:
     """Make MindSpore's parser look up the source of each function and node only once."""
     with (
-        _replaced(parser, "inspect", inspect, _inspect),
-        _replaced(parser.Parser, "get_location", _find_location, _get_location),
-        contextlib.nullcontext() if log.get_level() == "0" else _replaced(parser, "logger", log, _log),
+        _patched(parser, "inspect", inspect, _inspect),
+        _patched(parser.Parser, "get_location", _original_get_location, _get_location),
+        contextlib.nullcontext() if log.get_level() == "0" else _patched(parser, "logger", log, _log),
     ):
         yield
 
 
 def compilations_are_short() -> bool:
-    """Return whether this MindSpore still has all names that this module replaces."""
-    with collection_skipped(), parser_cached():
+    """Return whether this MindSpore has all names that this module patches."""
+    with without_garbage_collection(), with_cached_parser():
         replaced = api.gc is _gc and parser.inspect is _inspect
         return replaced and parser.Parser.get_location is _get_location and parser.logger in (_log, log)
 
 
-_dropped: deque[nn.Cell] = deque()  # cells whose unused programs `release_dropped` will release
+_dropped: deque[nn.Cell] = deque()  # cells for `release_dropped`
 
 
-def drop_with(owner: object, cells: Mapping[Any, nn.Cell]) -> None:
+def release_with_owner(owner: object, cells: Mapping[Any, nn.Cell]) -> None:
     """Have `release_dropped` release the programs of `cells` once `owner` is gone.
 
-    The garbage collector itself must not release programs, because it may run on any thread. To release a program,
-    MindSpore waits until no program runs. It holds the GIL meanwhile, but Python operators of a running program need
-    the GIL, so the process would hang.
+    The garbage collector must not release programs itself, because it may run on any thread. To release a program,
+    MindSpore waits, holding the GIL, until no program runs. A running program with Python operators needs the GIL, so
+    the process would deadlock.
 
     No cell may refer to `owner`. Cells may be added to the mapping later.
     """
@@ -196,7 +199,7 @@ def redirect_graph_dumps() -> Iterator[None]:
 def notebook_sources(cells: Iterable[nn.Cell | None]) -> Iterator[None]:
     """Write source files for notebook inputs that define `cells`; remove them on exit.
 
-    Writes only files that are missing, and only below the temporary folder, where the names of notebook inputs point.
+    Writes only missing files below the temporary folder, where the names of notebook inputs point.
     """
     created: list[Path] = []
     try:
@@ -230,6 +233,6 @@ def _files_of(kind: type) -> frozenset[str]:
 def _missing_files(cells: Iterable[nn.Cell | None]) -> list[Path]:
     kinds = {type(part) for cell in cells if isinstance(cell, nn.Cell) for _, part in cells_and_names(cell)}
     files = set().union(*map(_files_of, kinds))
-    below = tempfile.gettempdir() + os.sep  # text, because comparing paths is slow and every `fit` runs this
-    missing = (name for name in sorted(files) if name.startswith(below) and not os.path.exists(name))
+    prefix = tempfile.gettempdir() + os.sep  # text, because comparing paths is slow and every `fit` runs this
+    missing = (name for name in sorted(files) if name.startswith(prefix) and not os.path.exists(name))
     return [Path(name) for name in missing if linecache.getlines(name)]

@@ -69,8 +69,7 @@ def _load_library() -> None:
 def planned_for_one_core() -> Iterator[None]:
     """Make sums of programs compiled in the block independent of the number of cores.
 
-    oneDNN then creates each operator for one thread; the former number is restored on exit. Requires
-    `can_plan_for_one_core`.
+    oneDNN then creates each operator for one thread. Requires `can_plan_for_one_core`.
     """
     _load_library()
     library, before = _library(), ctypes.c_int()
@@ -126,7 +125,7 @@ def is_affected() -> bool:
 
 
 def user_choice() -> str | None:
-    """Return the user's own setting of oneDNN's instructions, as NAME=value, or None."""
+    """Return the user's setting of oneDNN's instruction set as NAME=value, or None."""
     return next((f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)), None)
 
 
@@ -144,7 +143,7 @@ def _library_path() -> Path:
 
 def _library() -> ctypes.CDLL | None:
     try:
-        # NOLOAD opens the copy that MindSpore uses; another copy would have its own setting
+        # NOLOAD opens MindSpore's copy; another copy would have its own setting.
         library = ctypes.CDLL(str(_library_path()), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         library.dnnl_get_effective_cpu_isa.restype = ctypes.c_uint
         library.dnnl_set_max_cpu_isa.restype = ctypes.c_int
@@ -155,7 +154,7 @@ def _library() -> ctypes.CDLL | None:
 
 @contextlib.contextmanager
 def fast_max_pooling(network: nn.Cell) -> Iterator[None]:
-    """Compile training in the block with `AdaptiveMaxPool2D` if maxima are the same."""
+    """Compile max pooling as `AdaptiveMaxPool2D` where the maxima are the same."""
     cells = [] if device.current().fast_max_pooling else _replaceable(network)
     for cell in cells:
         hide(cell, "window", _pair(cell.kernel_size))
@@ -189,7 +188,7 @@ def _construct(self, x):
     if x.ndim == 3:
         return self.max_pool(x.unsqueeze(0)).squeeze(0)
     height, width = self.window
-    whole = x.shape[2] % height == 0 and x.shape[3] % width == 0
-    if self.training and whole and x.dtype in (mstype.float16, mstype.float32):
+    divides = x.shape[2] % height == 0 and x.shape[3] % width == 0
+    if self.training and divides and x.dtype in (mstype.float16, mstype.float32):
         return ops.adaptive_max_pool2d(x, (x.shape[2] // height, x.shape[3] // width))
     return self.max_pool(x)

@@ -21,8 +21,8 @@ def undecorated(function: Any) -> Any:
     """Return the innermost function behind `function`."""
     for _ in range(20):  # bounded, because a decorator could refer to itself
         inner = getattr(function, "__wrapped__", None)
-        if inner is None and _tells_nothing(function):
-            inner = _in_closure(function)
+        if inner is None and _is_variadic(function):
+            inner = _wrapped_in_closure(function)
         if not callable(inner):
             return function
         function = inner
@@ -30,12 +30,12 @@ def undecorated(function: Any) -> Any:
 
 
 def names_read(function: Any) -> set[str]:
-    """Return the names in a function's constants; they include keys of ``kwargs``."""
+    """Return the identifiers in a function's constants, which include keys of kwargs."""
     code = getattr(function, "__code__", None)
     return {text for text in getattr(code, "co_consts", ()) if isinstance(text, str) and text.isidentifier()}
 
 
-def _tells_nothing(function: Any) -> bool:
+def _is_variadic(function: Any) -> bool:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -44,11 +44,11 @@ def _tells_nothing(function: Any) -> bool:
     return len(named) < len(parameters) and named in ([], ["self"])
 
 
-def _in_closure(function: Any) -> Any:
-    found = []
+def _wrapped_in_closure(function: Any) -> Any:
+    functions = []
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # the closure's cell is empty
             if inspect.isfunction(cell.cell_contents):
-                found.append(cell.cell_contents)
-    constructors = [inner for inner in found if inner.__name__ == "__init__"] or found
-    return constructors[0] if len(constructors) == 1 else None
+                functions.append(cell.cell_contents)
+    candidates = [inner for inner in functions if inner.__name__ == "__init__"] or functions
+    return candidates[0] if len(candidates) == 1 else None

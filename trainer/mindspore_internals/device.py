@@ -4,7 +4,7 @@ Only this module asks MindSpore for the device; other code reads an ability of `
 table of abilities, with the date on which each device was last tested.
 
 This module relies on the following behaviour of MindSpore:
-- `get_context("device_target")` names the device. MindSpore selects a GPU or an Ascend by itself if the plugin loads.
+- `get_context("device_target")` names the device. By default MindSpore selects a GPU or an Ascend whose plugin loads.
 - `mindspore.set_device` can change the device until the first operator runs. `DeviceManagerConf` records that call, but
   does not record `set_context(device_target=...)`.
 """
@@ -126,21 +126,21 @@ def choose(name: str | None) -> Device:
         ConfigurationError: `name` is None and MindSpore has selected another device than the CPU by itself, the device
             does not exist here, or another device has already run operators.
     """
-    found = current()
-    wanted = CHOICES[choice("device", name, CHOICES, optional=True) or "auto"]
-    if wanted is not None:
-        return found if wanted == found.name else _change(found.name, wanted)
-    if found.name == CPU.name or _is_set():
-        return found
+    device = current()
+    target = CHOICES[choice("device", name, CHOICES, optional=True) or "auto"]
+    if target is not None:
+        return device if target == device.name else _change(device.name, target)
+    if device.name == CPU.name or _is_set():
+        return device
     if name is None:
         raise ConfigurationError(
-            f"device: MindSpore has selected the {found.name} by itself; pass "
-            f"device={found.name.lower()!r} to train on "
+            f"device: MindSpore has selected the {device.name} by itself; pass "
+            f"device={device.name.lower()!r} to train on "
             "it, device='cpu', or device='auto' for the device that MindSpore selects (a choice by "
             "mindspore.set_device counts too; one by set_context cannot be recognized)"
         )
-    logger.warning("device='auto': training on the %s, which MindSpore has taken", found.name)
-    return found
+    logger.warning("device='auto': training on the %s, which MindSpore has selected", device.name)
+    return device
 
 
 def _is_set() -> bool:
@@ -153,22 +153,22 @@ def _is_set() -> bool:
         return False
 
 
-def _change(found: str, wanted: str) -> Device:
+def _change(previous: str, target: str) -> Device:
     if _trains_on:  # MindSpore would also change the device of existing programs
-        raise ConfigurationError(f"device={wanted.lower()!r}: {_TOO_LATE}")
+        raise ConfigurationError(f"device={target.lower()!r}: {_TOO_LATE}")
     try:
-        mindspore.set_device(wanted)
+        mindspore.set_device(target)
     except (RuntimeError, ValueError) as error:
-        mindspore.set_context(device_target=found)  # a `set_device` that fails has already changed it
-        raise ConfigurationError(f"device={wanted.lower()!r}: {_reason(wanted, str(error))}") from None
-    return DEVICES[wanted]
+        mindspore.set_context(device_target=previous)  # a failed `set_device` has changed it
+        raise ConfigurationError(f"device={target.lower()!r}: {_reason(target, str(error))}") from None
+    return DEVICES[target]
 
 
-def _reason(wanted: str, message: str) -> str:
+def _reason(target: str, message: str) -> str:
     if "Unsupported device target" not in message:
         return _TOO_LATE
     reason = "MindSpore has no such device here"
-    if wanted == GPU.name and (missing := gpu_libraries.missing()):
+    if target == GPU.name and (missing := gpu_libraries.missing()):
         reason += f": {', '.join(missing)} cannot be loaded"
     return f"{reason}; `trainer doctor` lists what is missing"
 

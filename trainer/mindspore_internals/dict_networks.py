@@ -27,16 +27,16 @@ def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
         ConfigurationError: the attribute is not a tuple or list of strings, or `construct` requires several arguments.
     """
     kind: Any = network if isinstance(network, type) else type(network)
-    own = {} if kind is network else vars(network)
-    # avoid `getattr` on a cell without the attribute, which is slow
-    if not (ATTRIBUTE in own or hasattr(kind, ATTRIBUTE) or kind.__getattr__ is not nn.Cell.__getattr__):
+    attributes = {} if kind is network else vars(network)
+    # `getattr` on a cell without the attribute is slow.
+    if not (ATTRIBUTE in attributes or hasattr(kind, ATTRIBUTE) or kind.__getattr__ is not nn.Cell.__getattr__):
         return ()
     declared = getattr(network, ATTRIBUTE, None)
     if declared is None:
         return ()
     if not isinstance(declared, tuple | list) or not declared or not all(isinstance(key, str) for key in declared):
-        wanted = "the names of the columns in its dict, as ('user', 'item')"
-        refuse(f"network: {kind.__name__}.{ATTRIBUTE}", wanted, declared)
+        accepted = "the names of the columns in its dict, as ('user', 'item')"
+        refuse(f"network: {kind.__name__}.{ATTRIBUTE}", accepted, declared)
     parameters = list(inspect.signature(kind.construct).parameters.values())[1:]
     required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if len(required) != 1 or parameters.index(required[0]) != 0:
@@ -49,26 +49,26 @@ def batch_keys(network: nn.Cell | type[nn.Cell]) -> tuple[str, ...]:
 def require_declared_keys(network: nn.Cell) -> None:
     """Refuse a network that indexes its input by name but declares no `batch_keys`.
 
-    The bytecode of `construct` is inspected, because MindSpore's own error for such an index names neither the network
-    nor the missing attribute.
+    Inspects the bytecode of `construct`, because MindSpore's error for such an index names neither the network nor the
+    missing attribute.
     """
     kind = type(network)
     construct = inspect.unwrap(kind.construct)
     if batch_keys(network) or not inspect.isfunction(construct):
         return
     argument = next(iter(construct.__code__.co_varnames[1 : construct.__code__.co_argcount]), None)
-    steps = [(step.opname.partition("_CHECK")[0], step.argval) for step in dis.get_instructions(construct)]
-    if ("STORE_FAST", argument) in steps:  # the name is assigned another value
+    code = [(step.opname.partition("_CHECK")[0], step.argval) for step in dis.get_instructions(construct)]
+    if ("STORE_FAST", argument) in code:  # the name is assigned another value
         return
-    read = [
+    keys = [
         key
-        for loaded, (name, key), (index, _) in zip(steps, steps[1:], steps[2:], strict=False)
+        for loaded, (name, key), (index, _) in zip(code, code[1:], code[2:], strict=False)
         if loaded == ("LOAD_FAST", argument) and (name, index) == ("LOAD_CONST", "BINARY_SUBSCR") and type(key) is str
     ]
-    if read:
+    if keys:
         raise ConfigurationError(
-            f"network: {kind.__name__}.construct reads {read[0]!r} of {argument!r} by name, and receives tensors by "
-            f"position; name the columns of its dict: {kind.__name__}.{ATTRIBUTE} = {tuple(dict.fromkeys(read))}"
+            f"network: {kind.__name__}.construct reads {keys[0]!r} of {argument!r} by name, and receives tensors by "
+            f"position; name the columns of its dict: {kind.__name__}.{ATTRIBUTE} = {tuple(dict.fromkeys(keys))}"
         )
 
 

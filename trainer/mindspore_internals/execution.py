@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -26,12 +27,12 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ..errors import ConfigurationError
-from . import fall_back, public_only
+from . import public_only, warn_of_fallback
 from .compiler_modules import api
 
 
 class _Recorder:
-    """Stands in for the executor during one call; records arguments and outputs."""
+    """Wraps the executor during one call; records its arguments and outputs."""
 
     def __init__(self, executor: Any) -> None:
         self.executor = executor
@@ -60,36 +61,36 @@ def compiled(cell: nn.Cell, tensors: tuple[Tensor, ...]) -> tuple[Any, str | Non
     The name is None if running the program by name does not give the same outputs.
 
     The name is recorded during the call, because a name from an earlier call may be outdated. MindSpore numbers the
-    shapes of arguments. When it deletes a network that was called with some shapes, it forgets their number. The next
-    call of any network with the same shapes then compiles a program with another name.
+    shapes of arguments, and drops the number of some shapes when it deletes a network that was called with them. The
+    next call of any network with these shapes compiles a program with another name.
     """
     if not available():
         return cell.compile_and_run(*tensors), None
-    holder = api._cell_graph_executor
-    recorder = _Recorder(holder._graph_executor)
+    owner = api._cell_graph_executor
+    recorder = _Recorder(owner._graph_executor)
     try:
-        holder._graph_executor = recorder
+        owner._graph_executor = recorder
     except (AttributeError, TypeError):
         return cell.compile_and_run(*tensors), None
     try:
         outputs = cell.compile_and_run(*tensors)
     finally:
-        holder._graph_executor = recorder.executor
+        owner._graph_executor = recorder.executor
     if len(recorder.calls) == 1:
         arguments, program, raw = recorder.calls[0]
-        asked = len(arguments) == len(tensors) and all(a is b for a, b in zip(arguments, tensors, strict=True))
-        if asked and _same(_finish(raw), outputs):
+        same_arguments = len(arguments) == len(tensors) and all(map(operator.is_, arguments, tensors))
+        if same_arguments and _same(_convert(raw), outputs):
             return outputs, program
-    fall_back("a compiled program cannot be run by its name", "each call takes some 0.3 ms longer")
+    warn_of_fallback("a compiled program cannot be run by its name", "each call takes some 0.3 ms longer")
     return outputs, None
 
 
 def run(program: str, tensors: tuple[Tensor, ...]) -> Any:
     """Run the program with a name returned by `compiled`."""
-    return _finish(api._cell_graph_executor._graph_executor(tensors, program))
+    return _convert(api._cell_graph_executor._graph_executor(tensors, program))
 
 
-def _finish(outputs: Any) -> Any:
+def _convert(outputs: Any) -> Any:
     return outputs if _are_tensors(outputs) else api._convert_python_data(outputs)
 
 
@@ -112,8 +113,8 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         if one is other:
             return True
-        alike = isinstance(other, Tensor) and (one.dtype, one.shape) == (other.dtype, other.shape)
-        return alike and one.asnumpy().tobytes() == other.asnumpy().tobytes()
+        same_form = isinstance(other, Tensor) and (one.dtype, one.shape) == (other.dtype, other.shape)
+        return same_form and one.asnumpy().tobytes() == other.asnumpy().tobytes()
     return type(one) is type(other) and one == other
 
 
@@ -122,7 +123,7 @@ _MAX_LATE_FAILURES = 100  # limit of pending errors from one eager run
 
 
 @contextlib.contextmanager
-def operator_by_operator() -> Iterator[None]:
+def eager_mode() -> Iterator[None]:
     """Run cells operator by operator; restore the user's mode on exit."""
     mode = mindspore.get_context("mode")
     if mode == mindspore.PYNATIVE_MODE:
@@ -135,11 +136,11 @@ def operator_by_operator() -> Iterator[None]:
         mindspore.set_context(mode=mode)
 
 
-def await_operators() -> None:
+def wait_for_operators() -> None:
     """Wait for pending eager operators, so that their errors do not surface later."""
     for _ in range(_MAX_LATE_FAILURES):
         try:
-            # The queue is first in, first out: this operator runs after all others.
+            # The queue is first in, first out, so this operator runs last.
             (ops.zeros((1,), mstype.float32) + 1).asnumpy()
         except Exception as error:
             _logger.debug("an operator failed late: %s", error)
@@ -147,19 +148,19 @@ def await_operators() -> None:
             return
 
 
-_process: int | None = None
+_graph_process: int | None = None  # the process that ran the first graph
 
 
 def check_not_forked() -> None:
-    """Record that this process runs graphs; refuse a fork of a process that ran some.
+    """Record that this process runs graphs; refuse a fork of a process that ran graphs.
 
     Raises:
         ConfigurationError: the process was forked after its parent ran graphs.
     """
-    global _process
-    _process = _process or os.getpid()
-    if _process != os.getpid():
+    global _graph_process
+    _graph_process = _graph_process or os.getpid()
+    if _graph_process != os.getpid():
         raise ConfigurationError(
-            f"this process was forked from process {_process}, which has run MindSpore graphs: none can run here. "
-            "Start it by multiprocessing's 'spawn' or 'forkserver', or fork before the first graph"
+            f"this process was forked from process {_graph_process}, which has run MindSpore graphs: none can run "
+            "here. Start it by multiprocessing's 'spawn' or 'forkserver', or fork before the first graph"
         )

@@ -38,8 +38,8 @@ LIBRARIES = {
     "libcusolver.so.11": ("nvidia-cusolver-cu11", "cusolver"),
     "libcudnn.so.8": ("nvidia-cudnn-cu11", "cudnn"),
 }
-_RELEASE = "Cuda compilation tools, release 11.6, V11.6.0"
-_NEWEST_MACHINE_CODE = 8  # major number of the compute capability
+_NVCC_RELEASE = "Cuda compilation tools, release 11.6, V11.6.0"
+_NEWEST_MAJOR = 8  # major number of the compute capability
 _CAPABILITY = (75, 76)  # attributes of cuDeviceGetAttribute: major and minor number of the compute capability
 
 
@@ -53,7 +53,7 @@ class Card:
     @property
     def compiles_at_first_use(self) -> bool:
         """Whether the driver compiles MindSpore's operators before the first one runs."""
-        return self.capability[0] > _NEWEST_MACHINE_CODE
+        return self.capability[0] > _NEWEST_MAJOR
 
 
 def prepare() -> None:
@@ -61,10 +61,10 @@ def prepare() -> None:
 
     Does nothing if the libraries or the driver are missing, or if MindSpore has already been imported.
     """
-    if "mindspore" in sys.modules or not any(map(_packaged, LIBRARIES)) or not loads(DRIVER):
+    if "mindspore" in sys.modules or not any(map(_path_in_package, LIBRARIES)) or not loads(DRIVER):
         return
     if not missing():
-        with _release_for_mindspore():
+        with _provided_nvcc():
             importlib.import_module("mindspore")
 
 
@@ -86,14 +86,11 @@ def plugin_is_loaded() -> bool:
 
 def missing() -> dict[str, str]:
     """Load the libraries; return those that are missing, with their packages."""
-    absent = {}
-    for library, (package, _) in LIBRARIES.items():
-        if not loads(str(_packaged(library) or library)):
-            absent[library] = package
-    return absent
+    packages = {library: package for library, (package, _) in LIBRARIES.items()}
+    return {name: package for name, package in packages.items() if not loads(str(_path_in_package(name) or name))}
 
 
-def _packaged(library: str) -> Path | None:
+def _path_in_package(library: str) -> Path | None:
     """Return the path of a library in its package, or None if it is not installed."""
     spec = importlib.util.find_spec("nvidia")
     for folder in spec.submodule_search_locations or () if spec else ():
@@ -113,15 +110,15 @@ def loads(library: str) -> bool:
 
 
 @contextlib.contextmanager
-def _release_for_mindspore() -> Iterator[None]:
-    """Provide an `nvcc` that prints `_RELEASE`, unless the user has set CUDA_HOME."""
+def _provided_nvcc() -> Iterator[None]:
+    """Provide an `nvcc` that prints `_NVCC_RELEASE`, unless CUDA_HOME is set."""
     if os.environ.get("CUDA_HOME"):
         yield
         return
     with tempfile.TemporaryDirectory() as folder:
         nvcc = Path(folder) / "bin" / "nvcc"
         nvcc.parent.mkdir()
-        nvcc.write_text(f"#!/bin/sh\necho '{_RELEASE}'\n")
+        nvcc.write_text(f"#!/bin/sh\necho '{_NVCC_RELEASE}'\n")
         nvcc.chmod(0o755)
         os.environ["CUDA_HOME"] = folder
         try:

@@ -22,7 +22,7 @@ _NO_GRAPH = re.compile(r"unsupported (statement|expression|syntax|AST)", re.IGNO
 _LIBRARIES = (Path(mindspore.__file__).parent, Path(__file__).parents[1])
 
 
-def silence_adams_operator() -> None:
+def silence_adam_warning() -> None:
     """Silence the deprecation warning of `FusedSparseAdam`, which `nn.Adam` creates."""
     reported: set[str] = getattr(_decorator, "DEPRECATE_SET", set())
     reported.add("FusedSparseAdam2.8.0")
@@ -36,7 +36,7 @@ LAMBDA = (
 
 def is_of_lambda(error: Exception) -> bool:
     """Return whether MindSpore failed to read the source of a lambda."""
-    # A source line that was cut out of a call may be invalid Python, such as "lambda x: x)".
+    # A source line taken from the middle of a call may be invalid Python, such as "lambda x: x)".
     unreadable = isinstance(error, SyntaxError) and "lambda" in (error.text or "")
     return unreadable or "Parse Lambda Function Fail" in str(error)
 
@@ -59,13 +59,12 @@ def failed_assertion(message: str) -> str | None:
     """
     if _ASSERTED.search(message) is None:
         return None
-    found = _OPERATOR.search(message)
-    operator = f"operator {found['name'] or found['full']}" if found else "an operator that MindSpore does not name"
+    match = _OPERATOR.search(message)
+    operator = f"operator {match['name'] or match['full']}" if match else "an operator that MindSpore does not name"
     return (
         f"an assertion failed on the GPU (error 710), reported by {operator}; usually an index, such as an id of an "
         "embedding or a class number, is out of range. The GPU cannot be used in this process any more: "
-        "start the process again, "
-        "with device='cpu' to see the value"
+        "start the process again, with device='cpu' to see the value"
     )
 
 
@@ -78,7 +77,7 @@ def main_message(message: str) -> str:
     return ""
 
 
-def place_in_network(message: str) -> str | None:
+def location_in_network(message: str) -> str | None:
     """Return "file:line: code" of the innermost frame in the user's code, or None."""
     frames = [
         frame

@@ -1,14 +1,14 @@
 """Structure of `mindspore.dataset` pipelines, and the order in which they shuffle.
 
-The size of an endless pipeline is never requested, because the call would not return.
+This module never asks for the size of an endless pipeline, because the call would not return.
 
 This module relies on the following MindSpore internals:
 - A pipeline keeps its inputs in `children`. `.repeat()` without a count is a `RepeatDataset` whose `count` is -1. A
   `GeneratorDataset` keeps the user's object in `source`. If this changes, `tests/trainer/data/test_sources.py` hangs.
 - For epoch e, `RandomSampler` shuffles the order of the previous epoch by GNU's `std::shuffle`. The random numbers come
   from an `std::mt19937` (M. Matsumoto, T. Nishimura, "Mersenne Twister", 1998; also in NumPy) seeded with the
-  pipeline's seed + e. `is_known` detects a MindSpore built with another C++ library; shuffled arrays are then read row
-  by row from the pipeline.
+  pipeline's seed + e. `shuffles_as_expected` detects a MindSpore built with another C++ library; shuffled arrays are
+  then read row by row from the pipeline.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from . import fall_back, public_only
+from . import public_only, warn_of_fallback
 
-_UNSET = 5489  # seed returned before one is set (std::mt19937::default_seed); pipelines then draw their own
+_UNSET = 5489  # the seed before one is set (std::mt19937::default_seed); pipelines then draw their own
 
 
 def current_seed() -> int | None:
@@ -53,12 +53,12 @@ def seeded(seed: int) -> Iterator[None]:
         np.random.set_state(generators[1])
 
 
-_USED = ("create_tuple_iterator", "get_col_names", "get_dataset_size", "set_init_step")
+_METHODS = ("create_tuple_iterator", "get_col_names", "get_dataset_size", "set_init_step")
 
 
 def is_pipeline(data: Any) -> bool:
     """Return whether `data` has the methods of pipelines that the trainer uses."""
-    return all(hasattr(data, name) for name in _USED)
+    return all(hasattr(data, name) for name in _METHODS)
 
 
 def is_bounded(dataset: Any) -> bool:
@@ -72,25 +72,25 @@ def is_bounded(dataset: Any) -> bool:
     return source is None or hasattr(source, "__len__")
 
 
-_LARGEST = (1 << 32) - 1  # largest number that the generator returns
+_MAX_NUMBER = (1 << 32) - 1  # largest number that the generator returns
 _BLOCK = 1 << 16
-_TRIED_ROWS, _TRIED_EPOCHS = 300, 2  # enough rows to distinguish the draws of older and newer C++ libraries
+_TEST_ROWS, _TEST_EPOCHS = 300, 2  # enough rows to distinguish the draws of older and newer C++ libraries
 
 
-def reshuffled(order: np.ndarray, seed: int) -> np.ndarray:
+def next_order(order: np.ndarray, seed: int) -> np.ndarray:
     """Return the order of the next epoch, int64 [n], from the `order` of the last one.
 
     Before the first epoch, the order is 0 to n - 1. `seed` is the pipeline's seed plus the number of the next epoch.
     """
-    rows, shuffled, state = len(order), order.tolist(), np.random.RandomState(seed & _LARGEST)
-    if rows <= _LARGEST // max(rows, 1):  # `std::shuffle` uses one random number for two swaps
+    rows, shuffled, state = len(order), order.tolist(), np.random.RandomState(seed & _MAX_NUMBER)
+    if rows <= _MAX_NUMBER // max(rows, 1):  # `std::shuffle` uses one random number for two swaps
         start = 1
         if rows % 2 == 0 and rows:
-            other = int(_below(np.array([2]), state)[0])
+            other = int(_draw_below(np.array([2]), state)[0])
             shuffled[1], shuffled[other] = shuffled[other], shuffled[1]
             start = 2
         positions = np.arange(start, rows, 2)
-        numbers = _below((positions + 1) * (positions + 2), state)
+        numbers = _draw_below((positions + 1) * (positions + 2), state)
         pairs = zip(
             positions.tolist(), (numbers // (positions + 2)).tolist(), (numbers % (positions + 2)).tolist(), strict=True
         )
@@ -100,40 +100,40 @@ def reshuffled(order: np.ndarray, seed: int) -> np.ndarray:
     else:
         for begin in range(1, rows, _BLOCK):
             positions = np.arange(begin, min(begin + _BLOCK, rows))
-            for position, other in zip(positions.tolist(), _below(positions + 1, state).tolist(), strict=True):
+            for position, other in zip(positions.tolist(), _draw_below(positions + 1, state).tolist(), strict=True):
                 shuffled[position], shuffled[other] = shuffled[other], shuffled[position]
     return np.array(shuffled, np.int64)
 
 
-def _below(counts: np.ndarray, state: np.random.RandomState) -> np.ndarray:
+def _draw_below(counts: np.ndarray, state: np.random.RandomState) -> np.ndarray:
     """Draw a number below each of `counts` like `std::uniform_int_distribution`."""
 
     def draw(count: int) -> np.ndarray:
         return state.randint(0, 1 << 32, count, dtype=np.uint32).astype(np.int64)
 
-    scale = _LARGEST // counts
+    scale = _MAX_NUMBER // counts
     limit = counts * scale
     numbers, start = draw(len(counts)), 0
-    while len(refused := np.flatnonzero(numbers[start:] >= limit[start:])):
-        start += int(refused[0])
+    while len(rejected := np.flatnonzero(numbers[start:] >= limit[start:])):
+        start += int(rejected[0])
         numbers = np.concatenate((numbers[:start], numbers[start + 1 :], draw(1)))
     return numbers // scale
 
 
 @functools.cache
-def is_known() -> bool:
-    """Return whether a small pipeline shuffles as `reshuffled` does; cached."""
+def shuffles_as_expected() -> bool:
+    """Test whether a small pipeline shuffles as `next_order` computes; cached."""
     import mindspore.dataset as ms_dataset
 
     if public_only():
         return False
     with seeded(0):
-        dataset = ms_dataset.NumpySlicesDataset((np.arange(_TRIED_ROWS),), ["row"], shuffle=True).batch(_TRIED_ROWS)
-        iterator = dataset.create_tuple_iterator(num_epochs=_TRIED_EPOCHS, output_numpy=True)
-    order = np.arange(_TRIED_ROWS)
-    for epoch in range(_TRIED_EPOCHS):
-        order = reshuffled(order, epoch)
+        dataset = ms_dataset.NumpySlicesDataset((np.arange(_TEST_ROWS),), ["row"], shuffle=True).batch(_TEST_ROWS)
+        iterator = dataset.create_tuple_iterator(num_epochs=_TEST_EPOCHS, output_numpy=True)
+    order = np.arange(_TEST_ROWS)
+    for epoch in range(_TEST_EPOCHS):
+        order = next_order(order, epoch)
         if not all(np.array_equal(batch[0], order) for batch in iterator):
-            fall_back("pipelines shuffle in a different order", "shuffled arrays are read row by row")
+            warn_of_fallback("pipelines shuffle in a different order", "shuffled arrays are read row by row")
             return False
     return True

@@ -4,7 +4,7 @@ This module relies on `ops.Custom` with `func_type="pyfunc"`: it calls a Python 
 MindSpore's threads, also inside the loop of `SunkSteps`. It reads the number of inputs from the function's signature
 and never releases the function.
 
-MindSpore assumes that operators have no side effects. If their order matters, each call takes a token as an input: a
+MindSpore assumes that operators have no side effects. To fix the order of calls, each takes a token as an input: a
 Parameter with the result of the previous call.
 """
 
@@ -46,13 +46,13 @@ def operator_of_many(method: Callable[..., tuple[np.ndarray, ...]], inputs: int,
 
 
 def _signature_of(inputs: int) -> inspect.Signature:
-    names = [inspect.Parameter(f"array{number}", inspect.Parameter.POSITIONAL_ONLY) for number in range(inputs)]
-    return inspect.Signature(names)
+    parameters = [inspect.Parameter(f"array{index}", inspect.Parameter.POSITIONAL_ONLY) for index in range(inputs)]
+    return inspect.Signature(parameters)
 
 
 def _custom(method: Callable[..., Any], signature: inspect.Signature, out_shape: Any, out_dtype: Any) -> ops.Custom:
-    # MindSpore never releases the function, so it refers weakly to its owner, which may hold large tables. A
-    # `WeakMethod` takes twice as long to call.
+    # MindSpore never releases the function, so the function must not keep its owner alive, which may own large tables.
+    # Calling a `WeakMethod` takes twice as long as this.
     owner, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
 
     def call(*arrays):

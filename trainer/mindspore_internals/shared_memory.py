@@ -12,7 +12,7 @@ import functools
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from . import device, fall_back, public_only
+from . import device, public_only, warn_of_fallback
 from .compilation import compile_lock
 
 
@@ -36,7 +36,7 @@ def try_view() -> bool:
             parameter.asnumpy()  # waits for the operator
     live = bool((view == 3.0).all())
     if not live:
-        fall_back(
+        warn_of_fallback(
             "Parameter.asnumpy() does not share memory with the parameter",
             "rows of embedding tables are copied twice more in each call, loaded parameters once more",
         )
@@ -46,12 +46,12 @@ def try_view() -> bool:
 class HostMirror:
     """A parameter [n, ...] and a host array with the same values.
 
-    If views are live (see `views_are_live`), both are the same memory; otherwise `push` and `pull` copy the values.
+    With live views (see `views_are_live`), both are the same memory; otherwise `push` and `pull` copy the values.
 
     Args:
         parameter: the parameter; `array` changes its size n.
-        in_branch: whether programs use the parameter in a branch. A branch keeps using the memory that it was compiled
-            with, so each size then has its own memory, which is kept.
+        in_branch: whether programs use the parameter in a branch. A compiled branch keeps using its memory, so each
+            size keeps its own memory.
     """
 
     def __init__(self, parameter: Parameter, *, in_branch: bool = False) -> None:
@@ -59,7 +59,7 @@ class HostMirror:
         self.live = views_are_live()
         self._array: np.ndarray | None = None
         self._in_branch = in_branch
-        self._of_size: dict[int, Tensor] = {}
+        self._tensor_of_size: dict[int, Tensor] = {}
 
     def array(self, size: int) -> np.ndarray:
         """Return the host array [size, ...]; resize the parameter if necessary."""
@@ -73,17 +73,17 @@ class HostMirror:
         return self._array
 
     def _values(self, size: int) -> Tensor:
-        if size in self._of_size:
-            return self._of_size[size]
+        if size in self._tensor_of_size:
+            return self._tensor_of_size[size]
         values = ops.zeros((size, *self.parameter.shape[1:]), self.parameter.dtype)
         if self._in_branch:
-            self._of_size[size] = values
+            self._tensor_of_size[size] = values
         return values
 
     def push(self) -> None:
         """Make the values of the host array visible to the graph."""
         if not self.live:
-            # `assign`, because a compiled branch keeps the old value after `set_data`
+            # Not `set_data`, after which a compiled branch would keep the old value.
             ops.assign(self.parameter, Tensor(self._array))
 
     def pull(self) -> np.ndarray:
@@ -97,7 +97,7 @@ class HostMirror:
 def overwrite(parameter: Parameter, value: np.ndarray) -> None:
     """Set the value of `parameter`, visible to compiled graphs too."""
     view = parameter.asnumpy() if views_are_live() else None
-    # If the address changes from call to call, `asnumpy` returns copies, and a value written to one would be lost.
+    # If the address changes between calls, `asnumpy` returns copies, and a value written to a copy would be lost.
     if view is not None and view.flags.writeable and _address(view) == _address(parameter.asnumpy()):
         view[...] = value
     else:  # not `set_data`: a compiled step that contains a branch would keep using the old value

@@ -20,15 +20,15 @@ _PACKAGES = ("mindspore", "trainer", "callbacks")  # no cell of these packages c
 
 
 class TracedInput(Tensor):
-    """Marks an input of a network, and a part of it taken equally from every row."""
+    """Marks a network's input, or the same part of every row of an input."""
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return a part; it is marked if it has all rows and the indices are constant."""
         part = super().__getitem__(index)
         indices = index if isinstance(index, tuple) else (index,)
-        # A bool is a mask. A slice of the rows would be another share of a larger batch.
-        constant = all(one is None or type(one) in (int, slice, EllipsisType) for one in indices)
-        axes = sum(type(one) in (int, slice) for one in indices)
+        # A bool is a mask. A slice of the rows would take another share of a larger batch.
+        constant = all(i is None or type(i) in (int, slice, EllipsisType) for i in indices)
+        axes = sum(type(i) in (int, slice) for i in indices)
         all_rows = indices[:1] == (slice(None),) or (indices[:1] == (Ellipsis,) and axes < self.ndim)
         # MindSpore returns the input itself for a slice that takes all of this batch.
         return TracedInput(part) if constant and all_rows else Tensor(part)
@@ -37,16 +37,16 @@ class TracedInput(Tensor):
 @contextlib.contextmanager
 def record_branches() -> Iterator[list[Tensor]]:
     """Yield a list that collects the tensors used as conditions inside the block."""
-    decided: list[Tensor] = []
+    conditions: list[Tensor] = []
     original = Tensor.__bool__
 
-    def noted(tensor: Tensor) -> bool:
-        decided.append(tensor)
+    def record(tensor: Tensor) -> bool:
+        conditions.append(tensor)
         return bool(original(tensor))
 
-    Tensor.__bool__ = noted
+    Tensor.__bool__ = record
     try:
-        yield decided
+        yield conditions
     finally:
         Tensor.__bool__ = original
 
@@ -54,11 +54,13 @@ def record_branches() -> Iterator[list[Tensor]]:
 def differs_in_training(network: nn.Cell) -> bool:
     """Return whether the code of a user's cell reads a flag `training`."""
     kinds = {kind for _, cell in cells_and_names(network) for kind in type(cell).__mro__}
-    own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in (*_PACKAGES, "builtins", "abc", "typing")]
-    methods = [value for kind in own for value in vars(kind).values() if isinstance(value, FunctionType)]
+    user_kinds = [
+        kind for kind in kinds if kind.__module__.partition(".")[0] not in (*_PACKAGES, "builtins", "abc", "typing")
+    ]
+    methods = [value for kind in user_kinds for value in vars(kind).values() if isinstance(value, FunctionType)]
     return any(_mentions_training(method.__code__) for method in methods)
 
 
 def _mentions_training(code: CodeType) -> bool:
-    inside = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return "training" in code.co_names or "training" in code.co_consts or any(map(_mentions_training, inside))
+    nested = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return "training" in code.co_names or "training" in code.co_consts or any(map(_mentions_training, nested))

@@ -15,8 +15,8 @@ import numpy as np
 from ..data.chunk import Chunk
 from ..data.feed import Feed
 from ..data.waiting import Observer
-from ..distributed.agreement import StopHooks, agree_to_stop, all_go_on
-from ..distributed.dense_state import align, check_training_step
+from ..distributed.agreement import StopHooks, agree_to_continue, agree_to_stop
+from ..distributed.dense_state import broadcast_parameters, check_training_step
 from ..graph.dropout import repeatable
 from ..graph.graph_call import TrainRunner
 from ..graph.program import StepOptions
@@ -231,7 +231,7 @@ class Run:
             if self.stopped():
                 return False
             meet()
-            return all_go_on(self.group, hooks, ready)
+            return agree_to_continue(self.group, hooks, ready)
 
         return self.feed.chunks(position, left, lambda: not gate(None), gate, step=step, inline=inline)
 
@@ -300,7 +300,7 @@ def train(
         warn_of_own_statistics(trainer.network, trainer.group)
         cells = [cell for cell in (trainer.network, trainer.optimizer) if cell is not None]
         trained = {id(parameter): parameter for cell in cells for parameter in parameters_of(cell)}  # no duplicates
-        align(trainer.group, list(trained.values()))
+        broadcast_parameters(trainer.group, list(trained.values()))
         before_first_step()
         if not cursor.position.micro_batches:
             trainer.builder.accumulation.clear()  # discard the sums of a training that stopped between two updates

@@ -83,10 +83,10 @@ def test_a_shuffled_pipeline_is_read_in_its_own_order(rows, epochs, drop_remaind
 
 
 def test_an_order_of_another_c_plus_plus_library_is_noticed(monkeypatch, caplog):
-    monkeypatch.setattr(pipelines, "reshuffled", lambda order, seed: np.random.default_rng(seed).permutation(order))
-    pipelines.is_known.cache_clear()
+    monkeypatch.setattr(pipelines, "next_order", lambda order, seed: np.random.default_rng(seed).permutation(order))
+    pipelines.shuffles_as_expected.cache_clear()
     try:
         assert not UserData(ds.NumpySlicesDataset((X, Y), ["x", "y"]).batch(5)).source().in_memory
     finally:
-        pipelines.is_known.cache_clear()
+        pipelines.shuffles_as_expected.cache_clear()
     assert "pipelines shuffle in a different order" in caplog.text

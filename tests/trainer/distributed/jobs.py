@@ -50,7 +50,9 @@ def run_program(program, *arguments, **options):
     """Run a job of ``python PROGRAM ARGUMENTS``, which has to end well."""
     code, output = run("python", program, *arguments, **options)
     assert code == 0, output
-    assert "behaves unlike" not in output  # `fall_back`'s warning, on a MindSpore that is as it should be
+    assert (
+        "this MindSpore differs from" not in output
+    )  # `warn_of_fallback`'s warning, on a MindSpore that is as it should be
 
 
 def wait_for(condition, seconds=60):

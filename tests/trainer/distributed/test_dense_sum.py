@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.distributed.threads import connected
-from trainer.distributed.dense_sum import WHOLE_BYTES, DenseSum
+from trainer.distributed.dense_sum import DIRECT_BYTES, DenseSum
 from trainer.errors import TrainerError
 
 
@@ -14,7 +14,7 @@ def members(request):
         yield members, run
 
 
-@pytest.mark.parametrize("length", [1, WHOLE_BYTES // 4, WHOLE_BYTES // 4 + 1, 100_003])
+@pytest.mark.parametrize("length", [1, DIRECT_BYTES // 4, DIRECT_BYTES // 4 + 1, 100_003])
 def test_all_have_the_bits_of_the_sum_in_the_order_of_ranks(members, length):
     members, run = members
     rng = np.random.default_rng(0)
@@ -29,7 +29,7 @@ def test_all_have_the_bits_of_the_sum_in_the_order_of_ranks(members, length):
     np.testing.assert_array_equal(values, before, err_msg="what was given is not changed")
 
 
-@pytest.mark.parametrize("entries", [WHOLE_BYTES // 16, 30_000, 1 << 22])
+@pytest.mark.parametrize("entries", [DIRECT_BYTES // 16, 30_000, 1 << 22])
 def test_gradients_of_any_shapes_are_summed_with_their_head(members, monkeypatch, entries):
     """In messages of at most so many entries; those of a process without rows count as 0, and its head counts."""
     monkeypatch.setattr("trainer.distributed.dense_sum.MESSAGE_ENTRIES", entries)

@@ -76,7 +76,7 @@ def test_statistics_are_those_of_the_rows_before_the_last_update(undisturbed):
     finite = ALL["x"][:1000][np.isfinite(ALL["x"][:1000])]
     assert moments.mean == pytest.approx(finite.mean())
     assert moments.deviation == pytest.approx(finite.std())
-    assert features.statistics["z"].greatest == ALL["z"][:1000].max()
+    assert features.statistics["z"].maximum == ALL["z"][:1000].max()
     early = {name: column[:200] for name, column in ALL.items()}
     assert set(features.transform(early)["ids"][:, 1]) > {0, 2, 3}
 

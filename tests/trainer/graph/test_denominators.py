@@ -8,7 +8,7 @@ from trainer import Trainer
 from trainer.errors import ConfigurationError, DataError
 from trainer.graph.denominators import denominator_of
 from trainer.graph.multi_task import MultiTaskLoss
-from trainer.mindspore_internals.execution import operator_by_operator
+from trainer.mindspore_internals.execution import eager_mode
 
 ROWS = 12
 RNG = np.random.default_rng(1)
@@ -68,7 +68,7 @@ LOSSES = {
 def test_parts_add_up_to_the_whole_batch(name):
     loss, prediction, label = LOSSES[name]
     denominator = denominator_of(loss)
-    with operator_by_operator():
+    with eager_mode():
 
         def value(part):
             labels = Tensor(label[part])

@@ -2,14 +2,14 @@
 
 import pytest
 
-from trainer.mindspore_internals import fall_back
+from trainer.mindspore_internals import warn_of_fallback
 from trainer.mindspore_internals.shared_memory import try_view
 
 
 @pytest.fixture(autouse=True)
 def _anew():
     try_view.cache_clear()
-    fall_back.cache_clear()
+    warn_of_fallback.cache_clear()
     yield
     try_view.cache_clear()
-    fall_back.cache_clear()
+    warn_of_fallback.cache_clear()

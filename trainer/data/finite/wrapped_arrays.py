@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...mindspore_internals.pipelines import is_known, reshuffled
+from ...mindspore_internals.pipelines import next_order, shuffles_as_expected
 from .sources import ArraySource, PipelineSource
 
 
@@ -35,7 +35,7 @@ class WrappedArrays(ArraySource):
             self._ordered_by = self.seed, self.first_epoch
         while self._pass < epoch - self.first_epoch:
             self._pass += 1
-            self._order = reshuffled(self._order, self.seed + self._pass)
+            self._order = next_order(self._order, self.seed + self._pass)
         return self._order
 
 
@@ -55,7 +55,7 @@ def wrapped_arrays(dataset: Any, seed: int) -> WrappedArrays | None:
         return None
     rows, batch_size = len(columns[0]), dataset.batch_size
     shuffle = type(inner.sampler).__name__ == "RandomSampler"
-    if rows < (batch_size if dataset.drop_remainder else 1) or (shuffle and not is_known()):
+    if rows < (batch_size if dataset.drop_remainder else 1) or (shuffle and not shuffles_as_expected()):
         return None
     arrays = dict(zip(names, columns, strict=True))
     return WrappedArrays(dataset, arrays, seed, shuffle)

@@ -15,7 +15,7 @@ from mindspore import dtype as mstype
 from ...errors import ConfigurationError, did_you_mean
 from ...mindspore_internals.cell_structure import cells_and_names, zeros_for_any_id
 from ...mindspore_internals.dict_networks import by_position
-from ...mindspore_internals.execution import await_operators, operator_by_operator
+from ...mindspore_internals.execution import eager_mode, wait_for_operators
 from ...mindspore_internals.messages import main_message
 from ...mindspore_internals.traced_inputs import TracedInput, differs_in_training, record_branches
 from ..planning.layout import ColumnElement, ColumnPart, Component, DenseField, FieldMap
@@ -197,7 +197,7 @@ def run_traced(
         cell.probe = received
     network.set_train(False)
     try:
-        with operator_by_operator(), zeros_for_any_id(cell for cell, _ in training):
+        with eager_mode(), zeros_for_any_id(cell for cell, _ in training):
             outputs = by_position(network).construct(*(TracedInput(column) for column in columns))
             for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
                 if isinstance(output, Tensor):
@@ -205,7 +205,7 @@ def run_traced(
     except Exception as error:
         failure = error
     finally:
-        await_operators()
+        wait_for_operators()
         for cell in cells:
             cell.probe = None
         network.set_train(mode)
