@@ -100,9 +100,8 @@ class IdFeature(Feature):
 
     @cached_property
     def _declared_digest(self) -> str:
-        ids = np.unique(
-            to_ids(np.asarray(self._declared_values()).astype(np.str_ if self.dtype == "str" else np.int64))
-        )
+        values = np.asarray(self._declared_values()).astype(np.str_ if self.dtype == "str" else np.int64)
+        ids = np.unique(to_ids(values))
         return hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()
 
     def declaration(self) -> dict[str, Any]:

@@ -36,10 +36,8 @@ def pieces(content: bytes) -> list[Piece]:
     from mindspore.train.checkpoint_pb2 import Checkpoint
 
     if content[-len(_CHECKSUM_MARK) - _CHECKSUM_BYTES : -_CHECKSUM_BYTES] == _CHECKSUM_MARK:
-        content, expected = (
-            content[: -len(_CHECKSUM_MARK) - _CHECKSUM_BYTES],
-            int.from_bytes(content[-_CHECKSUM_BYTES:], "big"),
-        )
+        expected = int.from_bytes(content[-_CHECKSUM_BYTES:], "big")
+        content = content[: -len(_CHECKSUM_MARK) - _CHECKSUM_BYTES]
         if zlib.crc32(content) != expected:
             raise ValueError("its checksum is wrong")
     try:

@@ -76,7 +76,7 @@ def _patched(owner: Any, name: str, original: object, replacement: object) -> It
 
 
 def _copy_of_module(module: Any, **functions: Callable[..., Any]) -> SimpleNamespace:
-    """Return a stand-in for a module, with some functions replaced."""
+    """Return a copy of a module with some functions replaced."""
     return SimpleNamespace(**{**vars(module), **functions})
 
 
@@ -118,10 +118,8 @@ def _get_location(self: Any, node: Any) -> list[Any]:
     return list(cached[1])
 
 
-_inspect, _log = (
-    _copy_of_module(inspect, getsourcelines=_source_lines),
-    _copy_of_module(log, debug=lambda *message, **options: None),
-)
+_inspect = _copy_of_module(inspect, getsourcelines=_source_lines)
+_log = _copy_of_module(log, debug=lambda *message, **options: None)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ from mindspore import Tensor, nn
 
 from .cell_structure import cells_and_names
 
-_PACKAGES = ("mindspore", "trainer", "callbacks")  # no cell of these packages changes ids in training only
+# No cell of these packages changes ids in training only.
+_PACKAGES = ("mindspore", "trainer", "callbacks", "builtins", "abc", "typing")
 
 
 class TracedInput(Tensor):
@@ -54,9 +55,7 @@ def record_branches() -> Iterator[list[Tensor]]:
 def differs_in_training(network: nn.Cell) -> bool:
     """Return whether the code of a user's cell reads a flag `training`."""
     kinds = {kind for _, cell in cells_and_names(network) for kind in type(cell).__mro__}
-    user_kinds = [
-        kind for kind in kinds if kind.__module__.partition(".")[0] not in (*_PACKAGES, "builtins", "abc", "typing")
-    ]
+    user_kinds = [kind for kind in kinds if kind.__module__.partition(".")[0] not in _PACKAGES]
     methods = [value for kind in user_kinds for value in vars(kind).values() if isinstance(value, FunctionType)]
     return any(_mentions_training(method.__code__) for method in methods)
 

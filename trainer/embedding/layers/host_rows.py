@@ -106,9 +106,8 @@ class HostRows:
             if any(store.is_frozen for store in self._stores):
                 self._preserve(positions)
             self._hyperparameters[0] = rate[0]
-            rounding = self._halves, self._keys, int(step[0])
-            layout = self._words, gradients, self._words, self._hyperparameters
-            self._apply(addresses, self._codes, positions, *layout, *rounding)
+            options = self._hyperparameters, self._halves, self._keys, int(step[0])
+            self._apply(addresses, self._codes, positions, self._words, gradients, self._words, *options)
         return token + np.float32(1)
 
     def _preserve(self, positions: np.ndarray) -> None:

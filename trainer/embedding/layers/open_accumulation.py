@@ -36,8 +36,7 @@ def take(tables: SparseTables) -> dict[str, np.ndarray]:
     """
     arrays = {}
     for stacks, members in _position_groups(tables):
-        parameters = [tables.gradient_sum(stack) for stack in stacks]
-        carried = tables.carried.get(stacks[0])
+        carried, parameters = tables.carried.get(stacks[0]), map(tables.gradient_sum, stacks)
         sums = [None if parameter is None else parameter.asnumpy() for parameter in parameters]
         if tables.by_owner:
             carried, sums = _merge_on_main(tables, carried, sums)

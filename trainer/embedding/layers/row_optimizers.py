@@ -296,8 +296,8 @@ def row_optimizer_like(dense: nn.Cell | None) -> RowOptimizer:
     """Return the row optimizer that corresponds to a dense optimizer.
 
     Adam and its variants give `RowAdam`, Adagrad `RowAdagrad`, FTRL `RowFTRL`, SGD and Momentum `RowSGD`; anything
-    else gives `RowAdagrad` with a warning. The result keeps Adam's decays and FTRL's powers, but no
-    weight decay, which would change every row in every step.
+    else gives `RowAdagrad` with a warning. The result keeps Adam's decays and FTRL's powers, but no weight decay, which
+    would change every row in every step.
     """
     chosen = getattr(dense, "row_optimizer", None)
     if isinstance(chosen, RowOptimizer):  # passed to the Trainer directly, for a network without dense parameters

@@ -284,20 +284,8 @@ class RowKernel:
         parts = min(self._max_threads, len(positions) * used_words * 4 // _MIN_BYTES) or 1
         blocks = np.empty((parts, _BLOCK_LENGTH), np.int64)
         scratch = np.empty((parts, width + halves), np.float32)  # one float32 row for each part
-        arguments = (
-            addresses,
-            codes,
-            positions,
-            width,
-            values,
-            used_words,
-            hyperparameters,
-            halves,
-            keys,
-            step,
-            scratch,
-        )
-        first = self._write_blocks(*arguments, blocks)
+        rows, options = (addresses, codes, positions, width, values, used_words), (hyperparameters, halves, keys, step)
+        first = self._write_blocks(*rows, *options, scratch, blocks)
         if parts == 1:
             self._call(first)
         else:
