@@ -62,7 +62,7 @@ def padded_size(rows: int, fine: int = FINE, *, few: bool = False) -> int:
     """
     if few and rows <= fine:
         return min(max(2 * SMALLEST, 1 << ((rows - 1).bit_length() | 1)), fine)
-    return bucket(rows, 4, least=SMALLEST, coarse=fine)
+    return bucket(rows, 4, minimum=SMALLEST, coarse=fine)
 
 
 class RowPadding:

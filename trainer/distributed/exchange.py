@@ -11,7 +11,7 @@ from mindspore import dtype as mstype
 
 from ..mindspore_internals import device
 from ..mindspore_internals.cell_structure import hide
-from ..mindspore_internals.python_operators import operator, operator_of_many
+from ..mindspore_internals.python_operators import operator, operator_with_inputs
 from .dense_sum import DenseSum
 from .group import Group
 
@@ -64,7 +64,10 @@ class Exchange(nn.Cell):
             self.sum_on_host = operator(self.dense_sum.add, lambda values, token: values)
             self.sums_on_host = combine is None and gradients > 0
             if self.sums_on_host:
-                self.sum_gradients = operator_of_many(self.dense_sum.add_gradients, gradients + 3, gradients + 1)
+                outputs = gradients + 1  # the gradients and `head`, with the shapes of the first inputs
+                self.sum_gradients = operator_with_inputs(
+                    self.dense_sum.add_gradients, outputs + 2, lambda *shapes: shapes[:outputs], outputs
+                )
             self.share_token(Parameter(Tensor(np.zeros(1, np.float32)), name="trainer.exchange", requires_grad=False))
         else:
             self.all_reduce = ops.AllReduce()
@@ -98,9 +101,9 @@ class Exchange(nn.Cell):
             return self._first(self._all_of_tasks(rows))
         return self._second(rows)
 
-    def own_of(self, rows, part):
-        """Return `own` with its arguments reversed, for `ops.partial`."""
-        return self.own(part, rows)
+    def zero_if_dummy_of(self, rows, part):
+        """Call `zero_if_dummy` with its arguments reversed, for `ops.partial`."""
+        return self.zero_if_dummy(part, rows)
 
     def _first(self, values):
         return self.pick(values, self.index_0, 0)
@@ -108,19 +111,19 @@ class Exchange(nn.Cell):
     def _second(self, values):
         return self.pick(values, self.index_1, 0)
 
-    def begin(self, rows, own):
+    def begin(self, rows, denominator):
         """Return the `rows` that other methods take; see the class.
 
         Args:
             rows: number of rows of this process and of all processes, float32 [2].
-            own: denominator of this process's loss, a number or float32 []; with tasks float32 [T].
+            denominator: denominator of this process's loss, a number or float32 []; with tasks float32 [T].
         """
         if self.has_denominators:
-            own = self.own(ops.reshape(own, (-1,)), rows)
-            total = self.add(own)
+            local = self.zero_if_dummy(ops.reshape(denominator, (-1,)), rows)
+            total = self.add(local)
             if self.has_sums:
                 total = ops.select(self.sums > 0, ops.ones_like(total), total)
-            return ops.concat((own, total) if self.tasks is None else (rows, own, total))
+            return ops.concat((local, total) if self.tasks is None else (rows, local, total))
         if self.is_sum_loss:
             rows = ops.minimum(rows, 1.0)
         if self.tasks is None:
@@ -139,19 +142,21 @@ class Exchange(nn.Cell):
             no_rows = ops.broadcast_to(self._first(rows) == 0, buffer.shape)
             ops.assign(buffer, ops.select(no_rows, self.before[index], buffer))
 
-    def weigh(self, loss, rows):
+    def scale_loss(self, loss, rows):
         """Return this process's contribution to the loss over all rows."""
         if self.tasks is None:
             return loss * (self._first(rows) / ops.maximum(self._second(rows), _TINY))
-        return self.tasks.weighted_sum(loss * (self._own_of_tasks(rows) / ops.maximum(self._all_of_tasks(rows), _TINY)))
+        return self.tasks.weighted_sum(
+            loss * (self._local_of_tasks(rows) / ops.maximum(self._all_of_tasks(rows), _TINY))
+        )
 
-    def _own_of_tasks(self, rows):
+    def _local_of_tasks(self, rows):
         return rows[_HEAD : _HEAD + self.count]
 
     def _all_of_tasks(self, rows):
         return rows[_HEAD + self.count :]
 
-    def own(self, part, rows):
+    def zero_if_dummy(self, part, rows):
         """Return `part`, a gradient or loss, as float32; zeros for dummy rows."""
         part = ops.cast(part, mstype.float32)
         return ops.select(ops.broadcast_to(self._first(rows) > 0, part.shape), part, ops.zeros_like(part))
@@ -163,14 +168,14 @@ class Exchange(nn.Cell):
         tables, are finite.
         """
         non_finite = self._non_finite(rows, statistics_finite, rows_finite)
-        head = ops.stack((self.own(self.weigh(loss, rows), rows), non_finite))
+        head = ops.stack((self.zero_if_dummy(self.scale_loss(loss, rows), rows), non_finite))
         head = self._with_tasks(head, loss, rows)
         if self.sums_on_host:
             totals, head = self._total_on_host(gradients, head, rows)
         else:
             parts = ()
             for gradient in gradients:
-                parts += (self.own(gradient, rows),)
+                parts += (self.zero_if_dummy(gradient, rows),)
             totals, head = self._total(parts, head, self._first(rows) / self._second(rows))
         self._record_tasks(head, rows)
         return self._cast_like(totals, gradients), self._loss(head, rows), self._second(head) == 0
@@ -183,7 +188,7 @@ class Exchange(nn.Cell):
         share = factor * self._first(rows) / self._second(rows)
         parts = ()
         for gradient in gradients:
-            parts += (self.own(ops.cast(gradient, mstype.float32) * share, rows),)
+            parts += (self.zero_if_dummy(ops.cast(gradient, mstype.float32) * share, rows),)
         return self._cast_like(self._total(parts, ops.zeros((_HEAD,), mstype.float32), share)[0], gradients)
 
     def clip(self, gradients, dense, squares, norm):
@@ -212,7 +217,7 @@ class Exchange(nn.Cell):
         non_finite = self._non_finite(rows, statistics_finite, rows_finite)
         head = ops.stack((non_finite, non_finite))
         if self.sums_on_host:
-            totals, head = self._total_on_host(sums, head, ops.ones_like(head))  # `sums` have no dummy rows; see `own`
+            totals, head = self._total_on_host(sums, head, ops.ones_like(head))  # `sums` have no dummy rows
         else:
             totals, head = self._total(sums, head, self._first(rows) / self._second(rows))
         means = ()
@@ -222,8 +227,8 @@ class Exchange(nn.Cell):
 
     def mean_loss(self, loss, rows):
         """Return the loss over the rows of all processes."""
-        own = self.own(self.weigh(loss, rows), rows)
-        head = self.add(self._with_tasks(ops.stack((own, ops.zeros_like(own))), loss, rows))
+        local = self.zero_if_dummy(self.scale_loss(loss, rows), rows)
+        head = self.add(self._with_tasks(ops.stack((local, ops.zeros_like(local))), loss, rows))
         self._record_tasks(head, rows)
         return self._loss(head, rows)
 
@@ -236,7 +241,7 @@ class Exchange(nn.Cell):
         """Return `head` followed by this process's loss sum of each task."""
         if self.tasks is None:
             return head
-        return ops.concat((head, self.own(loss * self._own_of_tasks(rows), rows)))
+        return ops.concat((head, self.zero_if_dummy(loss * self._local_of_tasks(rows), rows)))
 
     def _record_tasks(self, head, rows):
         if self.tasks is not None:

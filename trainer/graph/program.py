@@ -143,7 +143,7 @@ class TrainStep(nn.Cell):
         if self.exchange is not None:
             *columns, rows_of_all = columns
             loss, prediction = self._apply_forward(columns)
-            weighed = self.exchange.weigh(loss, rows_of_all)
+            weighed = self.exchange.scale_loss(loss, rows_of_all)
         else:
             loss, prediction = self._apply_forward(columns)
             weighed = loss
@@ -233,7 +233,7 @@ class TrainStep(nn.Cell):
         if self.exchange is not None:
             weight = self.exchange.denominator(rows_of_all)
             loss = self.exchange.mean_loss(loss, rows_of_all)
-            gradients = self.map(ops.partial(self.exchange.own_of, rows_of_all), gradients)
+            gradients = self.map(ops.partial(self.exchange.zero_if_dummy_of, rows_of_all), gradients)
         else:
             weight = self._micro_weight(columns)
         if self.kind == COUNTED:  # gradients are NaN if no label of the micro-batch counts

@@ -28,7 +28,7 @@ def operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[i
     return _custom(method, inspect.signature(method), out_shape, mstype.float32)
 
 
-def operator_of_shapes(
+def operator_with_inputs(
     method: Callable[..., Any], inputs: int, out_shape: Callable[..., Any], outputs: int | None = None
 ) -> ops.Custom:
     """Return an operator that calls a method with the given number of inputs.
@@ -38,11 +38,6 @@ def operator_of_shapes(
     """
     dtype = mstype.float32 if outputs is None else (mstype.float32,) * outputs
     return _custom(method, _signature_of(inputs), out_shape, dtype)
-
-
-def operator_of_many(method: Callable[..., tuple[np.ndarray, ...]], inputs: int, outputs: int) -> ops.Custom:
-    """Return an operator whose float32 outputs have the shapes of its first inputs."""
-    return operator_of_shapes(method, inputs, lambda *shapes: shapes[:outputs], outputs)
 
 
 def _signature_of(inputs: int) -> inspect.Signature:

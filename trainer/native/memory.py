@@ -35,7 +35,7 @@ class Memory:
             self._file = open(path, "w+b")  # noqa: SIM115 - lives as long as the mapping
 
     def grow(self, size: int) -> int:
-        """Grow to at least `size` bytes; return the new size.
+        """Grow to at minimum `size` bytes; return the new size.
 
         Drop the arrays from `array` first. While one of them is in use, `grow` copies the content to a new mapping
         instead, and the array keeps the old mapping.
@@ -109,7 +109,7 @@ class Columns(dict[str, np.ndarray]):
         self[name] = self._memory[name].array(dtype, self._length)
 
     def reserve(self, rows: int) -> None:
-        """Grow to at least `rows` rows; no other thread may be using a column."""
+        """Grow to at minimum `rows` rows; no other thread may be using a column."""
         if rows <= self._length:
             return
         length, self._length = self._length, max(rows, 2 * self._length)
@@ -124,18 +124,18 @@ class Columns(dict[str, np.ndarray]):
                 self[name] = grown
 
 
-def bucket(count: int, per_octave: int = 1, *, least: int = 1, coarse: int = 0) -> int:
+def bucket(count: int, per_octave: int = 1, *, minimum: int = 1, coarse: int = 0) -> int:
     """Round `count` up to one of few sizes, so that few programs are compiled.
 
     The sizes are the powers of two. For counts above `coarse`, the range between two powers of two is divided into
-    `per_octave` equal steps. All sizes are multiples of `least`.
+    `per_octave` equal steps. All sizes are multiples of `minimum`.
 
     Args:
         count: number that has to fit, >= 0.
         per_octave: number of sizes per factor of two, a power of two.
-        least: smallest size, a power of two.
+        minimum: smallest size, a power of two.
         coarse: count up to which only powers of two are used.
     """
     octave = 1 << max(0, (count - 1).bit_length() - 1)
-    step = max(least, octave // (per_octave if count > coarse else 1))
+    step = max(minimum, octave // (per_octave if count > coarse else 1))
     return -(-max(1, count) // step) * step

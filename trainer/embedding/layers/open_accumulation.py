@@ -60,15 +60,15 @@ def _merge_on_main(
     `sums` holds this process's sum for each stack that shares the rows, float32 [1 + rows or more, dim].
     """
     group = tables.group
-    own = np.zeros((0, 1 + len(sums)), np.int32)
+    open_rows = np.zeros((0, 1 + len(sums)), np.int32)
     if carried is not None:
-        own = np.concatenate((carried.component_of[:, None], carried.rows.T), axis=1).astype(np.int32)
-    parts = group.gather_rows(own)
-    gradients = [None if total is None else group.gather_rows(total[: 1 + len(own)]) for total in sums]
+        open_rows = np.concatenate((carried.component_of[:, None], carried.rows.T), axis=1).astype(np.int32)
+    parts = group.gather_rows(open_rows)
+    gradients = [None if total is None else group.gather_rows(total[: 1 + len(open_rows)]) for total in sums]
     rows = np.concatenate(parts)
     if not group.is_main or not len(rows):
         return None, [None] * len(sums)
-    # Stacks that share positions give every id its own row, so the first stack's rows identify the ids.
+    # Stacks that share positions give every id its open_rows row, so the first stack's rows identify the ids.
     _, first, inverse = np.unique(rows[:, :2], axis=0, return_index=True, return_inverse=True)
     inverse = np.split(inverse.reshape(-1) + 1, np.cumsum([len(part) for part in parts])[:-1])
     merged: list[np.ndarray | None] = []

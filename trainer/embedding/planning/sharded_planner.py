@@ -71,10 +71,10 @@ class ShardedPlanner(Planner):
     def _stepwise(self, table: int) -> bool:
         return self.trainable[table] and self.tables[table].spec.admission is not None
 
-    def _query_weights(self, wanted: Sequence[tuple[int, np.ndarray]], problem: str = "") -> None:
-        tables = [self.tables[index] for index, _ in wanted]
+    def _query_weights(self, reads: Sequence[tuple[int, np.ndarray]], problem: str = "") -> None:
+        tables = [self.tables[index] for index, _ in reads]
         queries = [
-            RowQuery(ids, padding_of(table, ids), table.shards) for table, (_, ids) in zip(tables, wanted, strict=True)
+            RowQuery(ids, padding_of(table, ids), table.shards) for table, (_, ids) in zip(tables, reads, strict=True)
         ]
         text = np.frombuffer(problem.encode(), np.uint8)
         questions = [

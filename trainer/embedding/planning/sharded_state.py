@@ -160,16 +160,16 @@ class _RowAssignment:
 
     def _assign_rows(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return a row for each of `ids`: the one from an earlier state, or a new one."""
-        own = np.zeros(len(ids), np.int32)
+        result = np.zeros(len(ids), np.int32)
         indices, known = find(self._ids, ids)
         known &= rows != DEFAULT_ROW
-        own[known] = self._rows[indices[known]]
+        result[known] = self._rows[indices[known]]
         new = np.flatnonzero(~known & (rows != DEFAULT_ROW))
         new = new[np.argsort(rows[new])]  # keep the order of rows, which decides ties in eviction
-        own[new] = np.arange(self._next, self._next + len(new), dtype=np.int32)
+        result[new] = np.arange(self._next, self._next + len(new), dtype=np.int32)
         self._next += len(new)
-        self._ids, self._rows = np.concatenate((self._ids, ids[new])), np.concatenate((self._rows, own[new]))
-        return own
+        self._ids, self._rows = np.concatenate((self._ids, ids[new])), np.concatenate((self._rows, result[new]))
+        return result
 
 
 def renumbered(
@@ -189,8 +189,8 @@ def renumbered(
             for _, rows, own_ids in blocks(arrays_of(state["arrays"], name), "rows", "ids"):
                 indices, known = find(rows, saved)
                 ids[known] = own_ids[indices[known]]
-        own = (saved != DEFAULT_ROW) & table.shards.owned(ids)
+        is_owned = (saved != DEFAULT_ROW) & table.shards.owned(ids)
         numbers = np.zeros(len(saved), np.int32)
-        numbers[own] = table.shards.to_global(table.map.get(ids[own]))
+        numbers[is_owned] = table.shards.to_global(table.map.get(ids[is_owned]))
         arrays[f"{name}/{OPEN_ROWS}"] = group.total(numbers)
     return arrays

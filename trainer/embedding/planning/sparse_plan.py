@@ -28,7 +28,7 @@ Carry = dict[int, OpenRows]  # key: the first of the stacks that share positions
 
 def padded_size(count: int) -> int:
     """Return the padded size for `count` distinct rows plus 2 %."""
-    return bucket(count + count // 50, 16, least=MIN_SIZE, coarse=_MAX_POWER_OF_TWO)
+    return bucket(count + count // 50, 16, minimum=MIN_SIZE, coarse=_MAX_POWER_OF_TWO)
 
 
 class PaddedSizes:

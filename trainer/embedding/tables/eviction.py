@@ -92,10 +92,10 @@ def _evictable(table: TableRows) -> np.ndarray:
     return allowed
 
 
-def evict_least_used(table: TableRows, wanted: int, record: UndoRecord) -> int:
-    """Evict up to `wanted` least recently or frequently used rows; return how many."""
+def evict_least_used(table: TableRows, count: int, record: UndoRecord) -> int:
+    """Evict up to `count` least recently or frequently used rows; return how many."""
     key = "frequency" if "frequency" in table.columns else "last_step"
-    rows = smallest(table.columns[key][: table.next_row], _evictable(table), wanted)
+    rows = smallest(table.columns[key][: table.next_row], _evictable(table), count)
     _evict(table, rows, record, "evicted")
     return len(rows)
 
