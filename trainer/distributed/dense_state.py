@@ -89,7 +89,7 @@ def merge_on_main(group: Group, gradient_sums: Iterable[Parameter], parts: Itera
 
 
 def clear_on_followers(group: Group, gradient_sums: Iterable[Parameter], parts: Iterable[Stateful]) -> None:
-    """Clear restored state of `merge_on_main` on all ranks but 0, which holds all of it."""
+    """Clear the restored state of `merge_on_main` on all ranks except 0."""
     if group.is_main:
         return
     for part in parts:

@@ -1,4 +1,4 @@
-"""Find the internals that the trainer uses and this MindSpore lacks, by using them."""
+"""Test which of the internals that the trainer uses this MindSpore lacks."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ _graph_process: int | None = None  # the process that ran the first graph
 
 
 def check_not_forked() -> None:
-    """Record that this process runs graphs; refuse a fork of a process that ran graphs.
+    """Record that this process runs graphs; refuse it in a forked child.
 
     Raises:
         ConfigurationError: the process was forked after its parent ran graphs.

@@ -113,8 +113,7 @@ class OwnerStackProgram(HostStackProgram):
 
     def __init__(self, *arguments: Any, group: Group, token: Parameter) -> None:
         super().__init__(*arguments)
-        dim, members = self.dim, len(self.tables)
-        self.members = members
+        dim, self.num_tables = self.dim, len(self.tables)
         self.is_main = group.is_main
         # For `first_number`: two gathers compile faster than a slice and a reshape.
         self.pick, self.index_0, self.only_index_0 = ops.Gather(), Tensor(0, mstype.int32), Tensor([0], mstype.int32)
@@ -137,7 +136,7 @@ class OwnerStackProgram(HostStackProgram):
         """Do nothing: the constructor creates the operators."""
 
     def load(self, parts: list[TablePlan], size: int) -> None:
-        """Mark the chunk's plans as started; `OwnerRows.set_exchange` has set its exchanges."""
+        """Mark the chunk's plans as started; `set_exchange` has set its exchanges."""
         for part in parts if self.trainable else ():
             self.tables[part.table].start()
 
@@ -168,7 +167,7 @@ class OwnerStackProgram(HostStackProgram):
         """Return the sum of squares of `sums`; only rank 0 counts a shared default row."""
         rows = ops.sum(sums * sums, 1)
         if not self.is_main:
-            rows = ops.select(owned > self.members, rows, ops.zeros_like(rows))
+            rows = ops.select(owned > self.num_tables, rows, ops.zeros_like(rows))
         return ops.sum(rows)
 
     def update(self, positions, owned, sums, lr):

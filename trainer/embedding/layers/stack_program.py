@@ -84,7 +84,7 @@ class StackProgram(nn.Cell):
 
     @property
     def differentiated(self) -> list[Parameter]:
-        """Parameters to differentiate; `gradient` turns their gradients into row gradients."""
+        """Parameters to differentiate; `gradient` converts their gradients."""
         return [self.rows]
 
     def use_reader(self) -> None:

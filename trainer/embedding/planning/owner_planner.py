@@ -318,7 +318,7 @@ class OwnerPlanner(ShardedPlanner):
 
 
 def _sightings(seen: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Return how often, and in which batch last, each row is seen in the batches of `mask`."""
+    """Return each row's count, and its last batch, in the batches of `mask`."""
     counts, first = seen[mask], int(np.argmax(mask))
     return np.stack((counts.sum(axis=0), first + len(counts) - 1 - np.argmax(counts[::-1] > 0, axis=0)))
 

@@ -114,7 +114,7 @@ class IdMap:
         return self._size + (self._zero_key_row >= 0)
 
     def kernel_arguments(self) -> list[int]:
-        """Return the row of `ZERO_KEY_ID` and `Buckets.addresses`, for `id_kernels.find_rows`.
+        """Return the row of `ZERO_KEY_ID` and `Buckets.addresses`, for kernels.
 
         The result is valid until the map changes.
         """
