@@ -156,7 +156,7 @@ class OwnerPlanner(ShardedPlanner):
                 yield index, stacks
                 index += 2 + bundle.indirect
 
-    def _complete(self, plan: SparsePlan, num_batches: int) -> None:
+    def _finish_plan(self, plan: SparsePlan, num_batches: int) -> None:
         """Tell owners which rows each step reads; add the exchanges to the plan."""
         if not plan.train:
             return

@@ -53,7 +53,7 @@ class Planner:
         self._steps = UniqueIndexer()
         parts = [part for component in fields.components for part in component.parts]
         self._replaced = {part.column for part in parts if part.elements is None}  # columns that hold only ids
-        self._same_rows: dict[int, bool] = {}  # table -> result of `_compare`
+        self._same_rows: dict[int, bool] = {}  # table -> result of `_compare_rows`
         self._can_plan_together = [
             can_plan_together(table) and trained for table, trained in zip(self.tables, self.trainable, strict=True)
         ]
@@ -95,7 +95,7 @@ class Planner:
         out = [column if index in self._replaced else hash_text(column) for index, column in enumerate(batched)]
         stacks = len(self.layout.stacks)
         plan = SparsePlan(train, [0] * stacks, [0] * stacks, lengths=[column.shape[1] for column in batched])
-        updates = (np.arange(num_batches) + fill) // self.accumulate  # the optimizer update each batch belongs to
+        updates = (np.arange(num_batches) + fill) // self.accumulate  # index of each batch's optimizer update
         for bundle in self.layout.bundles:
             components = [self.fields.components[index] for index in bundle.components]
             bundle_ids = [ids[index] for index in bundle.components]
@@ -112,7 +112,7 @@ class Planner:
             self.carry.clear()
         plan.carry = dict(self.carry)
         plan.tables.sort(key=lambda part: part.table)
-        self._complete(plan, num_batches)
+        self._finish_plan(plan, num_batches)
         if not stacked:
             plan.inputs = [array[0] for array in plan.inputs]
         return tuple(out if stacked else [column[0] for column in out]), plan
@@ -153,7 +153,7 @@ class Planner:
     def _query_owners(self, ids: Sequence[np.ndarray], train: bool, now: float) -> None:
         """Hook: query other processes for the rows of every component's ids."""
 
-    def _complete(self, plan: SparsePlan, num_batches: int) -> None:
+    def _finish_plan(self, plan: SparsePlan, num_batches: int) -> None:
         """Hook: finish a plan that contains all bundles; its inputs have a batch axis."""
 
     def join_exchange(self, problem: str = "") -> None:
@@ -178,14 +178,14 @@ class Planner:
         count, first = len(updates), stacks[0]
         empty = OpenRows(np.zeros(0, np.int32), np.zeros((len(stacks), 0), np.int32))
         carried = self.carry.get(first, empty)
-        head = np.zeros(len(carried.component_of), np.int32)  # positions of the carried rows
-        chunk: list[np.ndarray] = []
+        carried_positions = np.zeros(len(carried.component_of), np.int32)
+        inverses: list[np.ndarray] = []
         rows_of: list[list[np.ndarray]] = [[] for _ in stacks]
         component_of: list[np.ndarray] = []
         start = 1
         ids_of = [part.reshape(count, -1) for part in ids]
         leaders = [self.layout.stacks[first].tables[member] for member in range(len(ids))]
-        self._compare(stacks, leaders)
+        self._compare_rows(stacks, leaders)
         for member, rows in enumerate(self._rows_of_all(leaders, ids_of, now)):
             indices = np.flatnonzero(carried.component_of == member)
             tables = [self.layout.stacks[stack].tables[member] for stack in stacks]
@@ -193,14 +193,14 @@ class Planner:
             for stack, table, table_rows, all_rows in zip(stacks, tables, distinct, rows_of, strict=True):
                 plan.tables.append(TablePlan(table, table_rows, stack, start))
                 all_rows.append(table_rows)
-            head[indices] = np.arange(start, start + len(indices), dtype=np.int32)
+            carried_positions[indices] = np.arange(start, start + len(indices), dtype=np.int32)
             if start > 1:
                 inverse += np.int32(start - 1) * (inverse > 0)  # padding stays 0
-            chunk.append(inverse)
+            inverses.append(inverse)
             component_of.append(np.full(len(distinct[0]), member, np.int32))
             start += len(distinct[0])
-        joined = chunk[0] if len(chunk) == 1 else np.concatenate(chunk, axis=1)
-        steps, positions = self._number_steps(joined, updates, head, start)
+        joined = inverses[0] if len(inverses) == 1 else np.concatenate(inverses, axis=1)
+        steps, positions = self._number_steps(joined, updates, carried_positions, start)
         ids_per_batch = joined.shape[1]
         size = self._work_sizes.fitting(first, start, ids_per_batch * (batches + self.accumulate - 1))
         needed = max(map(len, steps.values())) + 1
@@ -214,11 +214,11 @@ class Planner:
             last = steps[int(updates[-1])] - 1
             all_stacks = np.stack([np.concatenate(rows) for rows in rows_of])
             self.carry[first] = OpenRows(np.concatenate(component_of)[last], all_stacks[:, last])
-        ends = np.cumsum([part.shape[1] for part in chunk])[:-1]
+        ends = np.cumsum([part.shape[1] for part in inverses])[:-1]
         split = np.split(positions, ends, axis=1)
         return [part.reshape(member_ids.shape) for part, member_ids in zip(split, ids, strict=True)]
 
-    def _compare(self, stacks: Sequence[int], leaders: Sequence[int]) -> None:
+    def _compare_rows(self, stacks: Sequence[int], leaders: Sequence[int]) -> None:
         """Record which tables have the same row numbers as the first table of their ids."""
         for stack in stacks[1:]:
             for leader, index in zip(leaders, self.layout.stacks[stack].tables, strict=True):
@@ -268,26 +268,26 @@ class Planner:
         return table.lookup(ids.reshape(-1), None if padding is None else padding.reshape(-1)).reshape(ids.shape)
 
     def _number_steps(
-        self, chunk: np.ndarray, updates: np.ndarray, head: np.ndarray, bound: int
+        self, chunk: np.ndarray, updates: np.ndarray, carried: np.ndarray, bound: int
     ) -> tuple[dict[int, np.ndarray], np.ndarray]:
-        """Number the distinct positions of each update; the first begins with `head`.
+        """Number the distinct positions of each update; the first begins with `carried`.
 
         Returns ({update: its distinct positions in the chunk}, the number of each element of `chunk` in its update).
         """
-        if len(updates) == 1 and not len(head):  # a single step keeps the chunk's numbers
+        if len(updates) == 1 and not len(carried):  # a single step keeps the chunk's numbers
             return {int(updates[0]): np.arange(1, bound, dtype=np.int32)}, chunk
         positions = np.empty(chunk.shape, np.int32)
         steps: dict[int, np.ndarray] = {}
         for update in np.unique(updates):
             batches = np.flatnonzero(updates == update)
             values = chunk[batches[0]] if len(batches) == 1 else chunk[batches].reshape(-1)
-            start = head if update == updates[0] else head[:0]
-            if len(start):
-                values = np.concatenate((start, values))
+            prefix = carried if update == updates[0] else carried[:0]
+            if len(prefix):
+                values = np.concatenate((prefix, values))
             # Padding is position 0; passed as -1, `UniqueIndexer` numbers it 0.
             step, inverse = self._steps(values - 1, bound)
             steps[int(update)] = step + 1
-            positions[batches] = inverse[len(start) :].reshape(len(batches), -1)
+            positions[batches] = inverse[len(prefix) :].reshape(len(batches), -1)
         return steps, positions
 
     def _train_indirect(
@@ -303,9 +303,9 @@ class Planner:
         """Plan an indirect bundle: number its ids and build each table's map."""
         numbers = np.zeros(ids.shape, np.int32)
         for update in np.unique(updates):
-            batches_of = updates == update
-            _, inverse = np.unique(ids[batches_of].reshape(-1), return_inverse=True)
-            numbers[batches_of] = inverse.reshape(ids[batches_of].shape) + 1
+            mask = updates == update
+            _, inverse = np.unique(ids[mask].reshape(-1), return_inverse=True)
+            numbers[mask] = inverse.reshape(ids[mask].shape) + 1
         for member, (stack, index) in enumerate(zip(bundle.stacks, component.specs, strict=True)):
             reads = component.elements(member, ids.shape[2])
             (positions,) = self._train(bundle, [stack], [ids[:, :, reads]], updates, batches, plan, now)
