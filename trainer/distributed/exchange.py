@@ -35,8 +35,8 @@ class Exchange(nn.Cell):
     rows on this process and on all processes, then the tasks' denominators on this process and on all processes.
 
     On CPU `DenseSum` computes the sums. A token, passed from each sum to the next, gives all processes the same order
-    of sums. `head`, float32 [2 + T], is summed together with the gradients: this process's part of the loss, 1 if its
-    values are not finite, and the loss sum of each task.
+    of sums. `head`, float32 [2 + T], is summed together with the gradients: this process's part of the loss, a number
+    greater than 0 if its values are not finite, and the loss sum of each task.
     """
 
     def __init__(

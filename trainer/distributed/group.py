@@ -128,15 +128,6 @@ class Group:
         parts = self.gather_bytes(np.ascontiguousarray(array).tobytes())
         return [np.frombuffer(part, dtype).reshape(-1, *shape) for part in parts]
 
-    def gather_known(self, array: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
-        """Return the 1-D arrays of all ranks; every rank knows their `lengths`.
-
-        To send different arrays to each rank, use `all_to_all`.
-        """
-        if self.size == 1:
-            return [array]
-        return [part[:length] for part, length in zip(self.gather_rows(array), lengths, strict=True)]
-
     def check_same(self, what: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Check that named arrays are the same on all processes, bit for bit.
 

@@ -91,6 +91,12 @@ class Output:
     weights: str | None = None
     vector: NumberVector | None = None
 
+    @property
+    def id_table(self) -> Table:
+        """The table of an output of ids."""
+        assert self.table is not None
+        return self.table
+
 
 class Inputs(dict):
     """Network inputs by name, then labels and weights; see `Features.batch`.

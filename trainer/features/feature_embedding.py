@@ -191,12 +191,14 @@ class FeatureEmbedding(nn.Cell):
         if ids:
             columns: dict[str, dict[str, Any]] = {}
             for output in ids:
-                table = f"{prefix}{output.table.name}"
+                table = f"{prefix}{output.id_table.name}"
                 if table in columns:
                     columns[f"{table}/{output.name}"] = {"table": table}
                 else:
                     columns[table] = _table_options(output, prefix, options)
-            shared = {output.table.name for output in ids} & {output.table.name for output in (*pooled, *sequences)}
+            shared = {output.id_table.name for output in ids} & {
+                output.id_table.name for output in (*pooled, *sequences)
+            }
             # A group reads its tables together only if their padding is the same. If a list reads one of them, all get
             # the padding id.
             padding = {"padding": PADDING} if shared else {}
@@ -205,7 +207,7 @@ class FeatureEmbedding(nn.Cell):
 
         def list_cell(kind: type[Embedding], output: Output, **arguments: Any) -> Embedding:
             """Return the cell that reads a list from an existing or a new table."""
-            table = f"{prefix}{output.table.name}"
+            table = f"{prefix}{output.id_table.name}"
             if table in tables:
                 return kind(self.dim, table=tables[table], **arguments)
             arguments |= {"padding": PADDING, "name": table}
@@ -275,16 +277,16 @@ def _ids_and_lists(features: Features, exclude: Sequence[str]) -> tuple[list[Out
 def _check_dim(outputs: Sequence[Output], dim: int) -> None:
     """Raise if a feature's vectors have another length than `dim`."""
     for output in outputs:
-        if output.table.dim not in (None, dim):
+        if output.id_table.dim not in (None, dim):
             raise ConfigurationError(
-                f"feature {output.name!r} has dim={output.table.dim}; a FeatureEmbedding stacks vectors of one "
+                f"feature {output.name!r} has dim={output.id_table.dim}; a FeatureEmbedding stacks vectors of one "
                 f"length, here {dim}: leave dim out of the feature, or give it its own FeatureEmbedding"
             )
 
 
 def _table_options(output: Output, prefix: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a feature's table that differ from `options`."""
-    table = dict(output.table.options or {})
+    table = dict(output.id_table.options or {})
     if table.get("mode", options["mode"]) == "dense" and table.get("capacity", options.get("capacity")) is None:
         table["capacity"] = _dense_rows(output)
     if prefix and table.get("path") is not None:
@@ -294,13 +296,12 @@ def _table_options(output: Output, prefix: str, options: dict[str, Any]) -> dict
 
 def _dense_rows(output: Output) -> int:
     """Return the number of rows of a dense table, which the feature must determine."""
-    assert output.table is not None
-    if output.table.size is None:
+    if output.id_table.size is None:
         raise ConfigurationError(
             f"feature {output.name!r}: mode='dense' needs the number of ids; give it a vocabulary (learned ones with "
             "max_size) or hash_buckets, or options={'mode': 'dense', 'capacity': ...}"
         )
-    return output.table.size
+    return output.id_table.size
 
 
 def _number_columns(

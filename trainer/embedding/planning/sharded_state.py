@@ -94,11 +94,10 @@ def _join(group: Group, part: np.ndarray, counts: list[int], folder: Path | None
     starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
     block = max(1, BLOCK_BYTES // max(1, width * part.itemsize))
     for first in range(0, max(counts), block):
-        lengths = [max(0, min(count - first, block)) for count in counts]
-        blocks_of = group.gather_known(part[first : first + block].reshape(-1), [length * width for length in lengths])
+        received = group.gather_rows(part[first : first + block])
         if whole is not None:
-            for start, length, values in zip(starts, lengths, blocks_of, strict=True):
-                whole[start + first : start + first + length] = values.reshape(length, *columns)
+            for start, values in zip(starts + first, received, strict=True):
+                whole[start : start + len(values)] = values
     return whole
 
 

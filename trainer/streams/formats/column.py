@@ -110,11 +110,12 @@ class Column:
 
     def blank(self, rows: int) -> Any:
         """Return a column of `rows` zeros, or of empty lists."""
+        sizes = [size for size in self.shape if size is not None]
         if self.ragged:
-            values, offsets = np.empty((0, *self.shape[1:]), self.dtype), np.zeros(rows + 1, np.int64)
+            values, offsets = np.empty((0, *sizes), self.dtype), np.zeros(rows + 1, np.int64)
             lists: dict[str, Any] = {n: getattr(self, n) for n in ("padding", "max_length", "per_octave")}
             return Ragged(values, offsets, **lists)
-        return np.zeros((rows, *self.shape), self.dtype)
+        return np.zeros((rows, *sizes), self.dtype)
 
     def cells(self, cell: str, delimiter: str) -> Any:
         """Split a list written as text.
