@@ -65,7 +65,7 @@ class OwnerPlanner(ShardedPlanner):
         """Tell the other processes that no ids follow, unless they already know."""
         if self._announced == _MORE:
             self._announced = _NONE
-            self._exchange_questions()
+            self._exchange_requests()
 
     def plan(
         self,
@@ -94,22 +94,22 @@ class OwnerPlanner(ShardedPlanner):
 
     def _share_problem(self, problem: str, train: bool) -> None:
         if train:
-            self._exchange_questions(problem=problem)
+            self._exchange_requests(problem=problem)
         super()._share_problem(problem, train)
 
-    def _exchange_questions(
-        self, questions: Sequence[Sequence[np.ndarray]] | None = None, now: float = 0.0, problem: str = ""
+    def _exchange_requests(
+        self, requests: Sequence[Sequence[np.ndarray]] | None = None, now: float = 0.0, problem: str = ""
     ) -> list[list[np.ndarray]]:
-        """Exchange questions, times and problems with all ranks; return the questions.
+        """Exchange requests, times and problems with all ranks; return the requests.
 
-        Without `questions`, every rank gets empty arrays.
+        Without `requests`, every rank gets empty arrays.
         """
         text = np.frombuffer(problem.encode(), np.uint8)
         time_bits = np.float64(now).view(np.int64)  # the message consists of int64
         clock = np.array([self._uses_system_clock, time_bits, self._placeholder, self._announced], np.int64)
         count = sum(3 if self._stepwise(table) else 1 for *_, table in self._reads())
-        questions = questions or [[np.zeros(0, np.int64)] * count] * self.group.size
-        received = exchange_parts(self._connections, [[clock, text, *arrays] for arrays in questions], np.int64)
+        requests = requests or [[np.zeros(0, np.int64)] * count] * self.group.size
+        received = exchange_parts(self._connections, [[clock, text, *arrays] for arrays in requests], np.int64)
         if self._announced == _NONE:
             return []
         announced = [clock[3] for clock, *_ in received]
@@ -126,20 +126,21 @@ class OwnerPlanner(ShardedPlanner):
         if not train:
             self._query_weights(list(self._ids_of_tables(ids)))
             return
-        questions: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
+        requests: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         read = list(self._ids_of_tables(ids))
         for index, part in read:
-            requests = self.tables[index].question(part, placeholder=self._placeholder, stepwise=self._stepwise(index))
-            for rank, arrays in enumerate(requests):
-                questions[rank] += arrays
-        requested = self._exchange_questions(questions, now)
+            stepwise = self._stepwise(index)
+            table_requests = self.tables[index].start_query(part, placeholder=self._placeholder, stepwise=stepwise)
+            for rank, arrays in enumerate(table_requests):
+                requests[rank] += arrays
+        requested = self._exchange_requests(requests, now)
         answers: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         start = 0
         for index, part in read:
             count = 3 if self._stepwise(index) else 1
-            requests = [parts[start : start + count] for parts in requested]
+            table_requests = [parts[start : start + count] for parts in requested]
             start += count
-            rows_of = self.tables[index].answer(requests, len(part), self._now, train=self.trainable[index])
+            rows_of = self.tables[index].answer(table_requests, len(part), self._now, train=self.trainable[index])
             for rank, rows in enumerate(rows_of):
                 answers[rank].append(rows)
         received = exchange_parts(self._connections, answers, np.int32)
@@ -186,9 +187,9 @@ class OwnerPlanner(ShardedPlanner):
         plan.exchanges = [exchanges[stack] for stack in range(len(parts_of))]
 
     def _list_rows(
-        self, parts: Sequence[TablePlan], steps: Sequence[np.ndarray], size: int
+        self, parts: Sequence[TablePlan], windows: Sequence[np.ndarray], size: int
     ) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
-        """Divide the rows of each window, whose positions are in `steps`, by owner.
+        """Divide the rows of each window, whose positions are in `windows`, by owner.
 
         Returns (sent, lists). `sent` has, for each window and rank, the positions within the window of the rank's
         rows. `lists` has four int32 arrays to send to each rank:
@@ -200,7 +201,8 @@ class OwnerPlanner(ShardedPlanner):
         """
         shards, members = self.tables[parts[0].table].shards, len(parts)
         numbers, member = np.zeros(size, np.int32), np.zeros(size, np.int32)
-        seen_at = np.ones((2, size), np.int64)  # a table that does not count sightings sees a row once per step
+        # Count and last batch of each row; a table that does not count sightings sees a row once per window.
+        sightings = np.ones((2, size), np.int64)
         counted = self._any_counts_sightings(parts)
         for index, part in enumerate(parts):
             numbers[part.inside], member[part.inside] = part.rows, index
@@ -209,30 +211,30 @@ class OwnerPlanner(ShardedPlanner):
         keys, rows = (owners * members + member).astype(np.int32), shards.to_local(numbers)
         bounds = np.arange((shards.size + 1) * members + 1)
         sent: list[list[np.ndarray]] = []
-        heads = np.zeros((shards.size, len(steps), 2 * members), np.int32)
+        counts = np.zeros((shards.size, len(windows), 2 * members), np.int32)
         lists: list[tuple[list[np.ndarray], ...]] = [([], [], []) for _ in range(shards.size)]
-        for step, positions in enumerate(steps):
-            step_keys = keys[positions]
-            order = np.argsort(step_keys, kind="stable")
-            starts = np.searchsorted(step_keys[order], bounds)
+        for window, positions in enumerate(windows):
+            window_keys = keys[positions]
+            order = np.argsort(window_keys, kind="stable")
+            starts = np.searchsorted(window_keys[order], bounds)
             lengths = np.diff(starts).reshape(-1, members)
             defaults = order[starts[shards.size * members] :]
             if counted:
                 for part in parts:
                     if self._counts_sightings(part.table):
-                        seen_at[:, part.inside] = _sightings(self.tables[part.table].seen, self._windows == step)
+                        sightings[:, part.inside] = _sightings(self.tables[part.table].seen, self._windows == window)
             sent.append([])
             for rank, (listed, seen, last) in enumerate(lists):
                 indices = order[starts[rank * members] : starts[(rank + 1) * members]]
                 indices = np.concatenate((indices, defaults)) if len(defaults) else indices
-                heads[rank, step, :members], heads[rank, step, members:] = lengths[rank], lengths[-1]
+                counts[rank, window, :members], counts[rank, window, members:] = lengths[rank], lengths[-1]
                 listed.append(rows[positions[indices]])
                 if counted:
-                    seen.append(seen_at[0, positions[indices]].astype(np.int32))
+                    seen.append(sightings[0, positions[indices]].astype(np.int32))
                 if counted and self.accumulate > 1:
-                    last.append(seen_at[1, positions[indices]].astype(np.int32))
+                    last.append(sightings[1, positions[indices]].astype(np.int32))
                 sent[-1].append((indices + 1).astype(np.int32))
-        return sent, [[head, *map(_joined, parts)] for head, parts in zip(heads, lists, strict=True)]
+        return sent, [[count, *map(_joined, parts)] for count, parts in zip(counts, lists, strict=True)]
 
     def _counts_sightings(self, table: int) -> bool:
         """Return whether owners need to know how often, or when, each row is seen."""
@@ -244,18 +246,18 @@ class OwnerPlanner(ShardedPlanner):
         parts: Sequence[TablePlan],
         sent: list[list[np.ndarray]],
         requested: Sequence[Sequence[np.ndarray]],
-        steps: int,
+        windows: int,
     ) -> StackExchange:
         """Number the rows that this process owns and that any process has listed."""
         members = len(parts)
-        heads_of, rows_of, seen_of, last_of = zip(*requested, strict=True)
-        heads = [head.reshape(steps, 2 * members) for head in heads_of]
-        ends = np.cumsum([head.sum(axis=1) for head in heads], axis=0).T  # [steps, ranks]
-        members_of = np.tile(np.arange(members), 2 * steps)
-        member = _by_step([np.repeat(members_of, head) for head in heads_of], heads)
-        rows = _by_step(rows_of, heads)
-        seen = _by_step(seen_of, heads) if self._any_counts_sightings(parts) else None
-        last = None if seen is None or self.accumulate == 1 else _by_step(last_of, heads)
+        counts_of, rows_of, seen_of, last_of = zip(*requested, strict=True)
+        counts = [count.reshape(windows, 2 * members) for count in counts_of]
+        ends = np.cumsum([count.sum(axis=1) for count in counts], axis=0).T  # [windows, ranks]
+        members_of = np.tile(np.arange(members), 2 * windows)
+        member = _by_window([np.repeat(members_of, count) for count in counts_of], counts)
+        rows = _by_window(rows_of, counts)
+        seen = _by_window(seen_of, counts) if self._any_counts_sightings(parts) else None
+        last = None if seen is None or self.accumulate == 1 else _by_window(last_of, counts)
         tables = [self.tables[part.table] for part in parts]
         starts = np.cumsum([0, *(max(1, table.table.next_row) for table in tables)])
         keys = np.concatenate((starts[:-1], starts[member] + rows))  # begins with the default row of each table
@@ -267,15 +269,15 @@ class OwnerPlanner(ShardedPlanner):
         row_of = np.concatenate(([0], np.concatenate((np.zeros(members, np.int32), rows))[first])).astype(np.int32)
         inverse = inverse[members:]
         bounds = np.concatenate(([0], np.cumsum(ends[:, -1])))
-        pieces = [slice(bounds[step], bounds[step + 1]) for step in range(steps)]
-        self._record(parts, member_of, row_of, inverse, pieces, seen, last)
+        slices = [slice(bounds[window], bounds[window + 1]) for window in range(windows)]
+        self._record(parts, member_of, row_of, inverse, slices, seen, last)
         indices, trained = [], []
-        for piece in pieces:
-            step, index = self._owned_steps(inverse[piece] - 1, len(distinct))
-            trained.append(step + 1)
+        for span in slices:
+            owned, index = self._owned_steps(inverse[span] - 1, len(distinct))
+            trained.append(owned + 1)
             indices.append(index)
         table_of = np.array([part.table for part in parts], np.int32)[member_of]
-        rows_sent = [inverse[piece] for piece in pieces]
+        rows_sent = [inverse[span] for span in slices]
         return StackExchange(self._windows, sent, rows_sent, list(ends), indices, table_of, row_of, trained)
 
     def _any_counts_sightings(self, parts: Sequence[TablePlan]) -> bool:
@@ -287,7 +289,7 @@ class OwnerPlanner(ShardedPlanner):
         member_of: np.ndarray,
         row_of: np.ndarray,
         inverse: np.ndarray,
-        pieces: Sequence[slice],
+        slices: Sequence[slice],
         seen: np.ndarray | None,
         last: np.ndarray | None,
     ) -> None:
@@ -303,11 +305,11 @@ class OwnerPlanner(ShardedPlanner):
             steps: list[np.ndarray] = []
             if table.meta_names:
                 for batch, window in enumerate(self._windows):
-                    piece = pieces[window]
-                    numbers = renumbered[inverse[piece]]
+                    span = slices[window]
+                    numbers = renumbered[inverse[span]]
                     if seen is not None:
                         # With accumulation, the last batch that sees a row records all sightings of the window.
-                        counts = seen[piece] if last is None else seen[piece] * (last[piece] == batch)
+                        counts = seen[span] if last is None else seen[span] * (last[span] == batch)
                         numbers = np.repeat(numbers, counts)
                     steps.append(numbers[numbers > 0])
             width = max(map(len, steps), default=0)
@@ -327,7 +329,7 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0, np.int32), *parts])
 
 
-def _by_step(parts: Sequence[np.ndarray], heads: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate the arrays of all ranks, ordered by step and then by rank."""
-    split = [np.split(part, np.cumsum(head.sum(axis=1))[:-1]) for part, head in zip(parts, heads, strict=True)]
+def _by_window(parts: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> np.ndarray:
+    """Concatenate the arrays of all ranks, ordered by window and then by rank."""
+    split = [np.split(part, np.cumsum(count.sum(axis=1))[:-1]) for part, count in zip(parts, counts, strict=True)]
     return np.concatenate([piece for pieces in zip(*split, strict=True) for piece in pieces])

@@ -77,10 +77,8 @@ class ShardedPlanner(Planner):
             RowQuery(ids, padding_of(table, ids), table.shards) for table, (_, ids) in zip(tables, reads, strict=True)
         ]
         text = np.frombuffer(problem.encode(), np.uint8)
-        questions = [
-            [text, *(query.keys[query.owners == rank] for query in queries)] for rank in range(self.group.size)
-        ]
-        requested = exchange_parts(self.group, questions, np.int64)
+        requests = [[text, *(query.keys[query.owners == rank] for query in queries)] for rank in range(self.group.size)]
+        requested = exchange_parts(self.group, requests, np.int64)
         raise_problems([text for text, *_ in requested])
         answers = []
         for _, *parts in requested:

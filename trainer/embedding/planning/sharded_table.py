@@ -88,7 +88,7 @@ class OwnedTable:
 
     # -- which id has which row ----------------------------------------------------------------------------------
 
-    def question(self, ids: np.ndarray, *, stepwise: bool, placeholder: bool = False) -> list[list[np.ndarray]]:
+    def start_query(self, ids: np.ndarray, *, stepwise: bool, placeholder: bool = False) -> list[list[np.ndarray]]:
         """Begin the query for `ids`, int64 [steps, n]; return the requests to owners.
 
         The request to a rank is a list of int64 arrays: [ids], or if `stepwise` [number of ids in each step, ids, how
