@@ -73,7 +73,7 @@ class DeltaPolicy:
         All processes call it. Rank 0 decides, because it writes the snapshot.
         """
         newest, self.folder = self._newest, path.parent
-        self._changed, rows = self.tables.changed(self.CONSUMER), self.tables.rows
+        self._changed, rows = self.tables.count_changed(self.CONSUMER), self.tables.rows
         self.delta = self.tables.group.from_main(lambda: self._is_worth_it(newest, path, rows))
         return newest.name if self.delta and newest is not None else None
 

@@ -86,7 +86,7 @@ def grown(growing):
     table.map = IdMap() if growing else IdMap(expected=1 << 17)
     if not growing:
         table.reserve(1 << 15)
-    table.follow("snapshot")
+    table.track_changes("snapshot")
     return table
 
 

@@ -171,13 +171,13 @@ def test_a_row_optimizer_has_the_kernel_that_its_own_class_declares():
 
 def test_rows_of_a_call_that_failed_count_as_changed():
     (table,) = tables_of(RowSGD(), 1).values()
-    table.follow("snapshot")
+    table.track_changes("snapshot")
     table.columns["dirty.snapshot"][:] = False
     rows = table.plan(np.array([[3, 4, 1_000]]))
     table.record(np.unique(rows), np.array([[1, 2, 3]]), 0.0)
     table.start()
     table.rollback()
-    assert table.changed("snapshot") == 2
+    assert table.count_changed("snapshot") == 2
 
 
 KERNEL = """

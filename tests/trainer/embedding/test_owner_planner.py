@@ -176,7 +176,7 @@ def train_together(group, rules, accumulate=1, step=step):
 def content(tables, number):
     """Return counters and rows by id of table `number` of all processes; default rows have to be the same."""
     for own in tables:
-        own[number].follow("test")
+        own[number].track_changes("test")
     states = [take(own[number], "test", full=True) for own in tables]
     names = [name for name in states[0][0] if name not in ("rows", "removed", "sketch")]
     arrays = [{name: np.asarray(array) for name, array in arrays.items()} for arrays, _ in states]

@@ -104,7 +104,7 @@ def gather(tables, *, full, sketches=(None,) * 9):
 
     def give(group):
         table = tables[group.rank]
-        table.follow("snapshot")
+        table.track_changes("snapshot")
         arrays, about = take(table, "snapshot", full=full)
         json = joined_json(group, {"t": about})["t"]
         return gather_table(group, own_part(table, arrays, sketches[group.rank]), None), json
@@ -121,7 +121,7 @@ def join(tables, *, full, sketches=(None,) * 9):
 
     def give(group):
         table = tables[group.rank]
-        table.follow("snapshot")
+        table.track_changes("snapshot")
         arrays, about = take(table, "snapshot", full=full)
         own = own_part(table, arrays, sketches[group.rank])
         return {f"t/{key}": np.array(value) for key, value in own.items()}, joined_json(group, {"t": about})

@@ -189,13 +189,13 @@ def test_plans_that_were_not_trained_can_be_undone(admission):
 
 def test_the_ids_of_rows_are_kept_only_for_those_who_ask_for_them():
     table, other = make(), make()
-    other.follow("snapshot")
+    other.track_changes("snapshot")
     for ids in ([5, 6, 7], [7, 8], list(range(100, 5000))):
         step(table, ids, add=1)
         step(other, ids, add=1)
     assert other.nbytes - table.nbytes >= 8 * len(table)
     table.plan(np.array([[9, 10]]))  # and is never trained
-    table.follow("snapshot")
+    table.track_changes("snapshot")
     other.plan(np.array([[9, 10]]))
     rows = np.arange(1, table.next_row)
     assert table.ids_of(rows).tolist() == other.ids_of(rows).tolist()

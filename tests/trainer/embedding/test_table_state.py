@@ -81,7 +81,7 @@ def test_a_restored_table_goes_on_exactly_as_the_interrupted_one():
     run(straight, 0, 60)
     run(interrupted, 0, 40)
     assert interrupted.pending
-    interrupted.follow("snapshot")
+    interrupted.track_changes("snapshot")
     restore(resumed, *saved(take(interrupted, "snapshot", full=True)))
     run(resumed, 40, 60)
     assert content(resumed) == content(straight)
@@ -91,7 +91,7 @@ def test_a_restored_table_goes_on_exactly_as_the_interrupted_one():
 
 def test_a_full_state_and_its_deltas_give_the_same_table():
     trained, resumed = make(), make()
-    trained.follow("snapshot")
+    trained.track_changes("snapshot")
     run(trained, 0, 10, ahead=0)
     chain = [saved(take(trained, "snapshot", full=True))]
     for turn in range(10, 50, 8):
@@ -107,7 +107,7 @@ def test_a_full_state_and_its_deltas_give_the_same_table():
 
 def test_a_delta_holds_only_what_changed():
     table = make(admission=None, eviction=None)
-    table.follow("snapshot")
+    table.track_changes("snapshot")
     run(table, 0, 5, ahead=0)
     take(table, "snapshot", full=True)
     table.plan(np.array([[7, 8, 7]]))
@@ -122,7 +122,7 @@ def test_a_delta_holds_only_what_changed():
 def test_two_followers_do_not_take_changes_from_each_other():
     table = make(admission=None, eviction=None)
     for consumer in ("snapshot", "serving"):
-        table.follow(consumer)
+        table.track_changes(consumer)
     run(table, 0, 3, ahead=0)
     first = saved(take(table, "snapshot", full=False))[0]
     second = saved(take(table, "serving", full=False))[0]
@@ -132,7 +132,7 @@ def test_two_followers_do_not_take_changes_from_each_other():
 
 def test_training_on_does_not_change_a_state_that_was_taken():
     table = make()
-    table.follow("snapshot")
+    table.track_changes("snapshot")
     run(table, 0, 30, ahead=0)
     expected = saved(take(table, "snapshot", full=True))[0]
     arrays, _ = take(table, "snapshot", full=True)
@@ -147,7 +147,7 @@ def test_weights_alone_are_those_of_the_whole_rows(full):
     """Also of rows that a plan ahead evicts, and of rows that are trained before they are read."""
     tables = make(), make()
     for table in tables:
-        table.follow("snapshot")
+        table.track_changes("snapshot")
         run(table, 0, 40)
     assert any(plan.evicted for plan in tables[0].pending)
     expected = saved(take(tables[0], "snapshot", full=full))[0]
@@ -176,7 +176,7 @@ def test_a_cut_survives_growth_and_partial_copies(tmp_path):
 
 def test_another_table_is_refused():
     table = make()
-    table.follow("snapshot")
+    table.track_changes("snapshot")
     state = take(table, "snapshot", full=True)
     with pytest.raises(CheckpointMismatchError, match="width 6, the saved one 5: they differ in optimizer"):
         check_states({"t": SparseTable(TableSpec("t", 3), np.zeros(3, np.float32))}, [all_tables(state)])
@@ -185,7 +185,7 @@ def test_another_table_is_refused():
 def test_a_delta_without_its_base_is_noticed():
     table, other = make(admission=None, eviction=None), make(admission=None, eviction=None)
     for turn, each in enumerate((table, other)):
-        each.follow("snapshot")
+        each.track_changes("snapshot")
         plan(each, turn)
         commit(each)
     chain = [all_tables(take(other, "snapshot", full=True)), all_tables(take(table, "snapshot", full=False))]
@@ -195,7 +195,7 @@ def test_a_delta_without_its_base_is_noticed():
 
 def test_states_taken_while_another_thread_plans_are_exact():
     table = make()
-    table.follow("snapshot")
+    table.track_changes("snapshot")
     ready, room = queue.Queue(), threading.Semaphore(4)
     states = []
 
@@ -226,7 +226,7 @@ def test_states_taken_while_another_thread_plans_are_exact():
 def test_what_was_frozen_stays_when_the_table_starts_over():
     table = SparseTable(TableSpec("t", 3), np.zeros(0, np.float32))
     table.put(np.arange(2000), np.ones((2000, 3), np.float32))
-    table.follow("folder")
+    table.track_changes("folder")
     arrays, _ = take(table, "folder", full=True)
     ids, weights = table.rebuild(np.zeros(2, np.float32), table.shards)
     table.put(ids, 2 * weights)
@@ -238,7 +238,7 @@ def test_what_was_frozen_stays_when_the_table_starts_over():
 def test_a_delta_after_an_earlier_state_is_restored_removes_the_ids_that_came_later():
     """`ModelCheckpoint(restore_best=True)` goes back; a server that has the newer version must lose those ids, too."""
     table, served = make(admission=None, eviction=None), make(admission=None, eviction=None)
-    table.follow("serving")
+    table.track_changes("serving")
     run(table, 0, 2, ahead=0)
     early = saved(take(table, "serving", full=True))
     run(table, 2, 6, ahead=0)

@@ -293,9 +293,9 @@ class SparseTables(nn.Cell):
         """Number of rows in all tables."""
         return sum(len(table) + 1 for table in self.tables.values())
 
-    def changed(self, consumer: str) -> int:
+    def count_changed(self, consumer: str) -> int:
         """Return how many rows were trained since the consumer's last state; at first all."""
-        return sum(table.changed(consumer) for table in self.tables.values())
+        return sum(table.count_changed(consumer) for table in self.tables.values())
 
     def take(
         self, consumer: str = "snapshot", *, full: bool = True, weights_only: bool = False, folder: Path | None = None
@@ -316,7 +316,7 @@ class SparseTables(nn.Cell):
         updates = self._update_counts()
         for index, (name, table) in enumerate(self.tables.items()):
             first = consumer not in table.tombstones
-            table.follow(consumer)
+            table.track_changes(consumer)
             state, json[name] = table_state.take(table, consumer, full=full or first, weights_only=weights_only)
             json[name]["updates"] = updates[index]
             arrays |= {f"{name}/{key}": value for key, value in state.items()}

@@ -67,9 +67,9 @@ class ShardedTables(SparseTables):
         """Number of rows in all tables of all processes."""
         return self._total(len(table) for table in self.tables.values()) + len(self.tables)
 
-    def changed(self, consumer: str) -> int:
+    def count_changed(self, consumer: str) -> int:
         """Return how many rows all processes trained since the consumer's last state."""
-        return self._total([super().changed(consumer)])
+        return self._total([super().count_changed(consumer)])
 
     def _total(self, counts: Iterable[int]) -> int:
         return int(self.group.total(np.array([sum(counts)], np.int64))[0])

@@ -226,7 +226,7 @@ class TableRows:
 
     # -- changes -------------------------------------------------------------------------------------------------
 
-    def follow(self, consumer: str) -> None:
+    def track_changes(self, consumer: str) -> None:
         """Start tracking changes for `consumer`, with all current rows marked as changed."""
         with self.lock:
             if consumer not in self.tombstones:
@@ -242,7 +242,7 @@ class TableRows:
         for consumer in self.tombstones:
             self.columns[dirty_column(consumer)][rows] = True
 
-    def changed(self, consumer: str) -> int:
+    def count_changed(self, consumer: str) -> int:
         """Return how many rows changed since the consumer's last state; at first all."""
         if consumer not in self.tombstones:
             return len(self) + 1

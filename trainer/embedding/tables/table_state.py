@@ -93,7 +93,7 @@ def take(
     hold the bits of a float32. Changes by uncommitted plans are left out.
 
     Args:
-        table: the table, which must already track changes for `consumer` (`TableRows.follow`).
+        table: the table, which must already track changes for `consumer` (`TableRows.track_changes`).
         consumer: name of the change tracking to use; it is reset.
         full: return all rows, not only those changed since the consumer's last state.
         weights_only: leave out optimizer slots: "values" is [n, dim].
