@@ -18,7 +18,7 @@ from mindspore import Tensor, nn
 from tests.trainer.contents import assert_same, content
 from trainer import Every, LambdaCallback, ModelCheckpoint, Trainer
 from trainer.embedding import Embedding, Eviction, RowAdagrad
-from trainer.embedding.tables.hashing import first_rows
+from trainer.embedding.tables.hashing import initial_rows
 from trainer.errors import CheckpointMismatchError, ConfigurationError
 from trainer.streams import Column, FileStream, ReplayStream, Schema
 
@@ -130,7 +130,7 @@ class Dense(nn.Cell):
 def test_clipping_takes_the_norm_over_dense_parameters_and_touched_rows(data):
     """One step of SGD moves every weight by its clipped gradient, so dense training says what is right."""
     numbers = np.unique(data["ids"][:BATCH])
-    weights = first_rows(numbers, 4, Taste().taste.host_table().seed, "normal", 0.01)
+    weights = initial_rows(numbers, 4, Taste().taste.host_table().seed, "normal", 0.01)
     one = {name: column[:BATCH] for name, column in data.items()}
     numbered = {**one, "ids": np.searchsorted(numbers, one["ids"]).astype(np.int32)}
     results = []

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trainer.embedding.tables.hashing import first_rows, hash_strings, mix64, stable_seed, to_ids, uniform64
+from trainer.embedding.tables.hashing import hash_strings, initial_rows, mix64, stable_seed, to_ids, uniform64
 from trainer.errors import DataError
 
 
@@ -35,24 +35,24 @@ def test_floats_are_no_ids():
         to_ids(np.zeros(3, np.float32), "'user'")
 
 
-def test_first_rows_depend_on_id_and_seed_only():
+def test_initial_rows_depend_on_id_and_seed_only():
     ids = np.array([5, -7, 2**60])
-    rows = first_rows(ids, 7, stable_seed(1, "user"))
+    rows = initial_rows(ids, 7, stable_seed(1, "user"))
     assert rows.dtype == np.float32
-    assert np.array_equal(first_rows(ids[::-1], 7, stable_seed(1, "user"))[::-1], rows)
-    assert not np.array_equal(first_rows(ids, 7, stable_seed(1, "item")), rows)
-    assert not np.array_equal(first_rows(ids, 7, stable_seed(2, "user")), rows)
+    assert np.array_equal(initial_rows(ids[::-1], 7, stable_seed(1, "user"))[::-1], rows)
+    assert not np.array_equal(initial_rows(ids, 7, stable_seed(1, "item")), rows)
+    assert not np.array_equal(initial_rows(ids, 7, stable_seed(2, "user")), rows)
 
 
-def test_first_rows_have_the_distribution_asked_for():
+def test_initial_rows_have_the_distribution_asked_for():
     ids = np.arange(20_000)
-    normal = first_rows(ids, 8, 3, "normal", 0.5)
+    normal = initial_rows(ids, 8, 3, "normal", 0.5)
     assert abs(normal.mean()) < 0.01
     assert normal.std() == pytest.approx(0.5, rel=0.02)
     assert np.abs(np.corrcoef(normal, rowvar=False) - np.eye(8)).max() < 0.03
     assert (np.abs(normal) < 0.5).mean() == pytest.approx(0.6827, abs=0.01)
-    uniform = first_rows(ids, 8, 3, "uniform", 0.5)
+    uniform = initial_rows(ids, 8, 3, "uniform", 0.5)
     assert np.abs(uniform).max() <= 0.5
     assert uniform.std() == pytest.approx(0.5 / np.sqrt(3), rel=0.02)
-    assert not first_rows(ids[:3], 8, 3, "zeros").any()
+    assert not initial_rows(ids[:3], 8, 3, "zeros").any()
     assert uniform64(ids, 9).mean() == pytest.approx(0.5, abs=0.01)

@@ -6,7 +6,7 @@ import pytest
 from trainer.embedding import Eviction, MinSightings, Probability
 from trainer.embedding.planning.sparse_plan import UniqueIndexer
 from trainer.embedding.tables.eviction import PINNED_PLANS, smallest
-from trainer.embedding.tables.hashing import first_rows
+from trainer.embedding.tables.hashing import initial_rows
 from trainer.embedding.tables.spec import DEFAULT_ROW
 from trainer.embedding.tables.table import SparseTable, TableSpec
 
@@ -46,7 +46,7 @@ def test_a_new_row_is_a_function_of_the_id():
     step(other, [12], add=0)
     step(other, [99, 10], add=0)
     assert np.array_equal(weights(one, [10, 12]), weights(other, [10, 12]))
-    assert np.array_equal(weights(one, [10])[0, :DIM], first_rows(np.array([10]), DIM, one.seed)[0])
+    assert np.array_equal(weights(one, [10])[0, :DIM], initial_rows(np.array([10]), DIM, one.seed)[0])
     assert (weights(one, [10])[0, DIM:] == 0.25).all()
 
 
@@ -80,7 +80,7 @@ def test_rows_follow_a_dict_through_a_million_sightings():
         mine = trained != DEFAULT_ROW
         trainings = np.array([model[one] for one in owners[mine].tolist()], np.float32)
         assert np.array_equal(values[mine, -1], 0.25 + trainings)
-        assert np.array_equal(values[mine, :DIM], first_rows(owners[mine], DIM, table.seed))
+        assert np.array_equal(values[mine, :DIM], initial_rows(owners[mine], DIM, table.seed))
         values[:, -1] += 1
         table.commit(values)
         model |= {one: model[one] + 1 for one in owners[mine].tolist()}

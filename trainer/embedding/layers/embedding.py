@@ -17,14 +17,14 @@ from ...errors import ConfigurationError, DataError
 from ...mindspore_internals.cell_structure import hide
 from ...mindspore_internals.shared_memory import HostMirror
 from ...mindspore_internals.traced_inputs import TracedInput
-from ..tables.hashing import INITIALIZERS, UNSHARDED, Shards, first_rows, stable_seed, to_ids
+from ..tables.hashing import INITIALIZERS, UNSHARDED, Shards, initial_rows, stable_seed, to_ids
 from ..tables.spec import DTYPES, Eviction, MinSightings, Probability, TableSpec
 from ..tables.table import SparseTable
 from .row_optimizer import RowOptimizer
 
 DENSE_ROWS = 1_000_000  # largest capacity for which mode "auto" takes a dense table
 MODES = ("auto", "dense", "sparse")
-FIRST_ROWS = 64  # rows of a new working set
+INITIAL_SIZE = 64  # rows of a new working set
 
 _serial = itertools.count()  # for preliminary names of unnamed tables
 
@@ -35,11 +35,11 @@ class WorkingSet:
     reader: nn.Cell | None = None  # a `host_rows.ReadRows` that sums the gradients
 
     def __init__(self, name: str, dim: int) -> None:
-        self.rows = _scratch(f"{name}.rows", (FIRST_ROWS, dim))  # a training step's distinct rows; differentiated
-        self.reading = _scratch(f"{name}.reading", (FIRST_ROWS, dim))  # rows of a read-only chunk
+        self.rows = _scratch(f"{name}.rows", (INITIAL_SIZE, dim))  # a training step's distinct rows; differentiated
+        self.reading = _scratch(f"{name}.reading", (INITIAL_SIZE, dim))  # rows of a read-only chunk
         # in an indirect bundle (see `planning.layout`): the position of each id's row in `rows` and in `reading`
-        self.step_map = _scratch(f"{name}.step_map", (FIRST_ROWS,), mstype.int32)
-        self.reading_map = _scratch(f"{name}.reading_map", (FIRST_ROWS,), mstype.int32)
+        self.step_map = _scratch(f"{name}.step_map", (INITIAL_SIZE,), mstype.int32)
+        self.reading_map = _scratch(f"{name}.reading_map", (INITIAL_SIZE,), mstype.int32)
         self.token = _scratch(f"{name}.gradient_token", (1,))  # differentiated instead of `rows` if there is a reader
         self._mirrors: dict[str, HostMirror] = {}
 
@@ -72,13 +72,13 @@ class Embedding(nn.Cell):
             arguments of the table are ignored.
         optimizer: `RowOptimizer`; by default the one that matches the Trainer's dense optimizer.
         initializer: "normal", "uniform" or "zeros".
-        scale: standard deviation ("normal") or bound ("uniform") of the first values.
+        scale: standard deviation ("normal") or bound ("uniform") of the initial values.
         admission: decides which new ids get a row: `MinSightings`, `Probability`, or None for all of them.
         eviction: decides which ids lose their row: `Eviction`, "lru", "lfu", or None. With None, ids that find the
             table full share the default row.
         mode: "auto", "dense" or "sparse"; see `capacity`.
         padding: id that marks a missing value and gives zeros, or None.
-        seed: seed of the first values, which depend only on this seed, the table's name and the id.
+        seed: seed of the initial values, which depend only on this seed, the table's name and the id.
         path: file to keep the rows in, for tables larger than memory.
         dtype: "float32", or "float16": a weight takes 2 bytes in a sparse table and its snapshots. A step computes in
             float32 and rounds at random to one of the two nearest values, so that small updates add up. Weights beyond
@@ -175,7 +175,7 @@ class Embedding(nn.Cell):
         if self.is_dense:
             assert capacity is not None
             seed = stable_seed(spec.seed, spec.name)
-            values = first_rows(np.arange(capacity), spec.dim, seed, spec.initializer, spec.scale)
+            values = initial_rows(np.arange(capacity), spec.dim, seed, spec.initializer, spec.scale)
             self.weight = Parameter(Tensor(values), name="weight")
         else:
             # A run may switch the cell to a working set shared with other tables; keep the private one.

@@ -89,7 +89,7 @@ class RowAdagrad(RowOptimizer):
 
     Args:
         lr: see `RowOptimizer`.
-        accum: first value of the accumulator, > 0.
+        accum: initial value of the accumulator, > 0.
         row_wise: keep one accumulator per row instead of one per weight.
     """
 
@@ -248,7 +248,7 @@ class RowFTRL(RowOptimizer):
 
     Args:
         lr: see `RowOptimizer`.
-        accum: first value of the sum of squared gradients, > 0.
+        accum: initial value of the sum of squared gradients, > 0.
         lr_power: power of that sum in the learning rate, <= 0.
         l1: strength of the L1 regularization.
         l2: strength of the L2 regularization.

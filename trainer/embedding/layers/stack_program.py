@@ -13,7 +13,7 @@ from ...mindspore_internals.shared_memory import HostMirror
 from ..planning.layout import ColumnElement
 from ..planning.sparse_plan import TablePlan
 from ..tables.table import SparseTable
-from .embedding import FIRST_ROWS, Embedding, WorkingSet
+from .embedding import INITIAL_SIZE, Embedding, WorkingSet
 from .row_optimizer import RowOptimizer
 
 
@@ -61,7 +61,7 @@ class StackProgram(nn.Cell):
 
     def build(self) -> None:
         """Create the parameters and operators of this kind of program."""
-        blank = np.zeros((FIRST_ROWS, self.width), np.float32)
+        blank = np.zeros((INITIAL_SIZE, self.width), np.float32)
         hide(self, "work", Parameter(Tensor(blank), name=f"embedding.{self.name}.work", requires_grad=False))
         hide(self, "_mirror", HostMirror(self.work))
 

@@ -68,7 +68,7 @@ def pin_and_expire(table: TableRows, rows: np.ndarray, record: UndoRecord, now: 
     ttl = table.spec.eviction.ttl if table.spec.eviction is not None else None
     if ttl is None:
         return rows
-    # An expired id that occurs again starts from its first value, even if no sweep has evicted it yet.
+    # An expired id that occurs again starts from its initial value, even if no sweep has evicted it yet.
     expired = (rows >= 0) & (now - table.columns["last_time"][rows] > ttl) & (rows != DEFAULT_ROW)
     if expired.any():
         evicted = np.unique(rows[expired])

@@ -1,4 +1,4 @@
-"""Hash ids: strings to integers, first values of rows, owners of rows."""
+"""Hash ids: strings to integers, initial values of rows, owners of rows."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def uniform64(ids: np.ndarray, seed: int) -> np.ndarray:
     return (mix64(mix64(ids) ^ np.uint64(seed)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def first_rows(
+def initial_rows(
     ids: np.ndarray, dim: int, seed: int | np.ndarray, initializer: str = "normal", scale: float = 0.01
 ) -> np.ndarray:
     """Return the initial row of every id, [n, dim] float32, a function of (seed, id).

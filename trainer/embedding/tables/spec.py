@@ -1,4 +1,4 @@
-"""`TableSpec`: defines a sparse table's size, first values and policies."""
+"""`TableSpec`: defines a sparse table's size, initial values and policies."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Eviction:
 class TableSpec:
     """The definition of a table, without its contents."""
 
-    name: str  # unique; together with `seed` it determines all first values
+    name: str  # unique; together with `seed` it determines all initial values
     dim: int  # length of a vector
     capacity: int | None = None  # maximum number of ids with their own row; None: unlimited
     initializer: str = "normal"  # or "uniform", "zeros"
-    scale: float = 0.01  # standard deviation or bound of the first values
+    scale: float = 0.01  # standard deviation or bound of the initial values
     seed: int = 0
     admission: MinSightings | Probability | None = None
     eviction: Eviction | None = None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .eviction import UndoRecord, evict_least_used, pin_and_expire, undo
-from .hashing import UNSHARDED, Shards, first_rows
+from .hashing import UNSHARDED, Shards, initial_rows
 from .id_map import find
 from .spec import DEFAULT_ROW, PADDING, TableSpec
 from .table_rows import TableRows
@@ -143,7 +143,7 @@ class SparseTable(TableRows):
             return rows
         with self.changing():
             new = self.take_rows(len(fitting))
-            self.write_first(new, fitting)
+            self.write_initial(new, fitting)
             self.map.add(fitting, new)
             self.record_ids(new, fitting)
             self.columns["live"][new] = True
@@ -214,7 +214,7 @@ def plan_together(
     for (dim, initializer, scale), parts in new.items():
         ids_of_all = np.concatenate([new_ids for _, _, new_ids in parts])
         seeds = np.repeat(np.array([table.seed for table, *_ in parts], np.uint64), [len(part[2]) for part in parts])
-        values = first_rows(ids_of_all, dim, seeds, initializer, scale)
+        values = initial_rows(ids_of_all, dim, seeds, initializer, scale)
         start = 0
         for table, first, new_ids in parts:
             table.store.write_range(first, values[start : start + len(new_ids)], table.first_slots)
@@ -271,7 +271,7 @@ def plan_same_rows(
             _record_plan(table, leader_ids, plan.steps)
             if new:
                 table.map.add(leader_ids, np.arange(first, first + new, dtype=np.int32))
-                values = first_rows(leader_ids, spec.dim, table.seed, spec.initializer, spec.scale)
+                values = initial_rows(leader_ids, spec.dim, table.seed, spec.initializer, spec.scale)
                 table.store.write_range(first, values, table.first_slots)
     if np.array_equal(planned, rows):
         table.numbering = leader.numbering

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ...native.memory import Columns
-from .hashing import UNSHARDED, Shards, first_rows, stable_seed
+from .hashing import UNSHARDED, Shards, initial_rows, stable_seed
 from .id_map import IdMap
 from .row_store import RowStore
 from .spec import DEFAULT_ROW, PADDING, Admission, TableSpec
@@ -80,7 +80,7 @@ class TableRows:
         return np.concatenate((weights, slots), axis=1)
 
     def reset_default_row(self) -> None:
-        """Reset the default row's weights to zeros and its slots to their first values."""
+        """Reset the default row: zero weights, and slots with their initial values."""
         self.store.write(np.array([DEFAULT_ROW]), self.packed(np.zeros((1, self.spec.dim), np.float32)))
 
     @contextlib.contextmanager
@@ -216,12 +216,12 @@ class TableRows:
             kernels.draw_keys.ready()(self.columns["id"], rows, np.uint64(self.seed), keys)
         return keys
 
-    def write_first(self, rows: np.ndarray, ids: np.ndarray) -> None:
-        """Set `rows` to the first values of `ids`, slots included, block by block."""
+    def write_initial(self, rows: np.ndarray, ids: np.ndarray) -> None:
+        """Set `rows` to the initial values of `ids`, slots included, block by block."""
         spec = self.spec
         for start in range(0, len(rows), _BLOCK):
             block = slice(start, start + _BLOCK)
-            weights = first_rows(ids[block], spec.dim, self.seed, spec.initializer, spec.scale)
+            weights = initial_rows(ids[block], spec.dim, self.seed, spec.initializer, spec.scale)
             self.store.write(rows[block], self.packed(weights))
 
     # -- changes -------------------------------------------------------------------------------------------------

@@ -319,7 +319,7 @@ def rewind(table: SparseTable, states: Sequence[tuple[Arrays, Mapping[str, Any]]
     """
     with table.changing():
         live = np.flatnonzero(table.columns["live"][: table.next_row] & ~table.columns["uncommitted"][: table.next_row])
-        table.write_first(live, table.ids_of(live))
+        table.write_initial(live, table.ids_of(live))
         table.reset_default_row()
         for arrays, _ in states:
             for _, saved_rows, ids, values in blocks(arrays, "rows", "ids", "values"):
