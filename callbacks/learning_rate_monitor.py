@@ -103,7 +103,7 @@ class ReduceLROnPlateau(Patience):
         super().__init__(monitor, patience, min_delta, mode)
         self.factor = number("ReduceLROnPlateau(factor=...)", factor, above=0, below=1)
         self.cooldown = whole("ReduceLROnPlateau(cooldown=...)", cooldown, 0)
-        self.min_lr = number("ReduceLROnPlateau(min_lr=...)", min_lr, least=0.0)
+        self.min_lr = number("ReduceLROnPlateau(min_lr=...)", min_lr, minimum=0.0)
 
     def _clear(self) -> None:
         super()._clear()

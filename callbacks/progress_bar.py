@@ -64,8 +64,8 @@ class ProgressBar(Callback):
         terminal: bool | None = None,
         results: bool = True,
     ) -> None:
-        self.refresh_seconds = number("ProgressBar(refresh_seconds=...)", refresh_seconds, least=0.0)
-        self.line_seconds = number("ProgressBar(line_seconds=...)", line_seconds, least=0.0)
+        self.refresh_seconds = number("ProgressBar(refresh_seconds=...)", refresh_seconds, minimum=0.0)
+        self.line_seconds = number("ProgressBar(line_seconds=...)", line_seconds, minimum=0.0)
         self.file, self.terminal, self.results = file, terminal, results
         self._bar: Any = None
         self._panel: Panel | None = None

@@ -47,7 +47,7 @@ class PrometheusMonitor(Callback):
     def __init__(
         self, port: int = 8000, addr: str = "127.0.0.1", every: Every | int | None = None, namespace: str = "trainer"
     ) -> None:
-        self.port = whole("PrometheusMonitor(port=...)", port, 0, most=65535)
+        self.port = whole("PrometheusMonitor(port=...)", port, 0, maximum=65535)
         if not isinstance(namespace, str) or not namespace.isidentifier():
             refuse("PrometheusMonitor(namespace=...)", "letters, digits and _", namespace)
         self.addr, self.namespace = addr, namespace

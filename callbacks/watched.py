@@ -50,7 +50,7 @@ class Watched:
         self.owner = owner
         self.name = nonempty_text(f"{owner}(monitor=...)", name, "the name of a metric such as 'val_loss'")
         self.requested_mode = self.mode = choice(f"{owner}(mode=...)", mode, ("auto", "min", "max"))
-        self.min_delta = number(f"{owner}(min_delta=...)", min_delta, least=0.0)
+        self.min_delta = number(f"{owner}(min_delta=...)", min_delta, minimum=0.0)
 
     def use_direction(self, higher_is_better: bool | None) -> None:
         """Set the direction for mode "auto"; raise an error if the metric declares none."""

@@ -47,7 +47,7 @@ from trainer import Schedule, Trainer, Window
 from trainer.streams import ReplayStream
 
 TRAIN, BATCH = 1200, 50
-SPANS = {"program": 0, "callback": 1, "step": 2, "operator": 3}
+SPAN_COLORS = {"program": 0, "callback": 1, "step": 2, "operator": 3}
 
 
 def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -57,7 +57,7 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     return {"x": x[:TRAIN], "y": y[:TRAIN]}, {"x": x[TRAIN:], "y": y[TRAIN:]}
 
 
-def make(rate: Any) -> Trainer:
+def make_trainer(rate: Any) -> Trainer:
     """Return a trainer for a small network with reproducible initial weights."""
     mindspore.set_seed(1)
     np.random.seed(1)
@@ -79,7 +79,7 @@ def schedules() -> str:
 def lr_finder() -> str:
     """Draw a learning rate range test."""
     finder = LRFinder(1e-5, 1, steps=80)
-    make(1e-3).fit(digits()[0], epochs=100, batch_size=BATCH, sink_size=1, callbacks=[finder])
+    make_trainer(1e-3).fit(digits()[0], epochs=100, batch_size=BATCH, sink_size=1, callbacks=[finder])
     return chart_svg(
         {"loss": (finder.rates, finder.losses)},
         f"Loss over learning rate, {finder.least:g} to {finder.most:g}",
@@ -95,7 +95,7 @@ def averages() -> str:
     train, valid = digits()
     curves = {}
     for name, callbacks in (("weights", []), ("EMA", [EMA(decay=0.98)]), ("SWA", [SWA(start=72)])):
-        history = make(0.02).fit(train, 15, valid, batch_size=BATCH, callbacks=callbacks)
+        history = make_trainer(0.02).fit(train, 15, valid, batch_size=BATCH, callbacks=callbacks)
         curves[name] = (history.steps["val_loss"], history.history["val_loss"])
     return chart_svg(curves, "Validation loss of weights and of their averages", "optimizer step", "val_loss")
 
@@ -104,7 +104,7 @@ def early_stopping() -> str:
     """Draw a run that stops when its validation loss no longer falls."""
     train, valid = digits()
     stopping = EarlyStopping("val_loss", patience=4)
-    history = make(0.01).fit(train, 60, valid, batch_size=BATCH, callbacks=[stopping])
+    history = make_trainer(0.01).fit(train, 60, valid, batch_size=BATCH, callbacks=[stopping])
     steps = history.steps["val_loss"]
     epoch_loss = (history.steps["loss"], history.history["loss"])
     curves = {"loss": epoch_loss, "val_loss": (steps, history.history["val_loss"])}
@@ -115,7 +115,7 @@ def early_stopping() -> str:
 def profiler(calls: int = 3) -> str:
     """Draw the last calls of a profiler's trace, with one row per thread."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make(1e-3)
+        trainer = make_trainer(1e-3)
         trainer.run_dir = Path(folder)
         measured = Profiler(steps=20, verbose=False)
         trainer.fit(digits()[0], 6, batch_size=BATCH, sink_size=1, callbacks=[measured])
@@ -125,18 +125,18 @@ def profiler(calls: int = 3) -> str:
     programs = [span for span in spans if span["name"] == "program"][-calls - 1 :]
     begin, end = programs[0]["ts"] + programs[0]["dur"], programs[-1]["ts"] + programs[-1]["dur"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    width, left, tall = 900, 120, 58
-    height = 40 + tall * len(names)
+    width, left, row_height = 900, 120, 58
+    height = 40 + row_height * len(names)
     parts = [f'<text x="12" y="22" font-weight="bold">{calls} steps, {(end - begin) / 1000:.1f} ms</text>']
     for row, (thread, name) in enumerate(sorted(names.items())):
-        top = 34 + tall * row
+        top = 34 + row_height * row
         parts.append(f'<text x="12" y="{top + 24}">{html.escape(name)}</text>')
         for span in spans:
             if span["tid"] != thread or span["ts"] + span["dur"] <= begin or span["ts"] >= end:
                 continue
             x = left + (width - left - 12) * (max(span["ts"], begin) - begin) / (end - begin)
             wide = (width - left - 12) * (min(span["ts"] + span["dur"], end) - max(span["ts"], begin)) / (end - begin)
-            color = COLORS[SPANS.get(span["name"], SPANS.get(span["cat"], 0))]
+            color = COLORS[SPAN_COLORS.get(span["name"], SPAN_COLORS.get(span["cat"], 0))]
             parts.append(f'<rect x="{x:.1f}" y="{top}" width="{max(wide, 0.6):.1f}" height="40" fill="{color}"/>')
             if wide > 7 * len(span["name"]):
                 parts.append(f'<text x="{x + 4:.1f}" y="{top + 24}" fill="#fff">{html.escape(span["name"])}</text>')
@@ -152,7 +152,7 @@ def plateau() -> str:
     train, valid = digits()
     rates = LearningRateMonitor(every=1)
     lowering = ReduceLROnPlateau(factor=0.3, patience=2)
-    history = make(0.03).fit(train, 25, valid, batch_size=BATCH, sink_size=1, callbacks=[lowering, rates])
+    history = make_trainer(0.03).fit(train, 25, valid, batch_size=BATCH, sink_size=1, callbacks=[lowering, rates])
     losses = [value / 10 for value in history.history["val_loss"]]
     curves = {
         "learning rate": (rates.curve.steps, rates.curve.values),
@@ -166,7 +166,7 @@ def checkpoints() -> str:
     train, valid = digits()
     with tempfile.TemporaryDirectory() as folder:
         saving = ModelCheckpoint(folder, monitor="val_loss", keep_best=1, keep_last=2)
-        history = make(0.02).fit(train, 20, valid, batch_size=BATCH, callbacks=[saving])
+        history = make_trainer(0.02).fit(train, 20, valid, batch_size=BATCH, callbacks=[saving])
         kept = sorted(path.name for path in Path(folder).glob("step_*"))
     marks = {f"{name}{' (best)' if name == saving.best_name else ''}": int(name.removeprefix("step_")) for name in kept}
     newest = max(marks, key=lambda name: marks[name])
@@ -188,7 +188,7 @@ def skipped() -> str:
 
     skipping = SkipNonFinite(every=1)
     callbacks = [skipping, LambdaCallback(on_train_step_end=note)]
-    make(0.005).fit(rows, 1, batch_size=BATCH, sink_size=1, shuffle=False, callbacks=callbacks)
+    make_trainer(0.005).fit(rows, 1, batch_size=BATCH, sink_size=1, shuffle=False, callbacks=callbacks)
     marks = {f"step {record['step']}": record["step"] for record in skipping.skipped}
     return chart_svg(
         {"loss": (list(losses), list(losses.values()))},
@@ -199,7 +199,7 @@ def skipped() -> str:
     )
 
 
-class LossRose:
+class LossIncrease:
     """A drift detector that fires once, when the loss exceeds 1.5 times its minimum."""
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ def drift() -> str:
     net = nn.Dense(8, 1)
     trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 0.02))
     stream = ReplayStream({"x": x, "label": label})
-    callbacks = [DriftMonitor(LossRose()), LambdaCallback(on_window_end=note, on_drift=mark)]
+    callbacks = [DriftMonitor(LossIncrease()), LambdaCallback(on_window_end=note, on_drift=mark)]
     trainer.online_train(stream, callbacks, batch_size=50, window=Window(rows=1000))
     marks = {"DriftMonitor": events[0]}
     curves = {"window_log_loss": (list(losses), list(losses.values()))}
@@ -241,7 +241,7 @@ def drift() -> str:
 def device_stats() -> str:
     """Draw the number of CPU cores that a run uses."""
     stats = DeviceStats(every=40)
-    make(1e-3).fit(digits()[0], 60, batch_size=BATCH, sink_size=1, callbacks=[stats])
+    make_trainer(1e-3).fit(digits()[0], 60, batch_size=BATCH, sink_size=1, callbacks=[stats])
     records = stats.records[1:]
     cores = ([record["step"] for record in records], [record["process_cpu"] for record in records])
     return chart_svg({"cores": cores}, "DeviceStats: device/process_cpu", "optimizer step", "cores in use")
@@ -252,7 +252,8 @@ def lines() -> list[str]:
     train, valid = digits()
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        make(5e-3).fit(train, 2, valid, batch_size=BATCH, sink_size=1, callbacks=[LossMonitor(8), TimeMonitor()])
+        callbacks = [LossMonitor(8), TimeMonitor()]
+        make_trainer(5e-3).fit(train, 2, valid, batch_size=BATCH, sink_size=1, callbacks=callbacks)
     return printed.getvalue().splitlines()
 
 
@@ -261,7 +262,7 @@ def files() -> list[str]:
     train, valid = digits()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        trainer = make(5e-3)
+        trainer = make_trainer(5e-3)
         trainer.run_dir = folder
         trainer.fit(train, 2, valid, batch_size=BATCH, sink_size=1, callbacks=[CSVLogger(), JSONLinesLogger()])
         shown = []
@@ -281,7 +282,7 @@ def prometheus() -> list[str]:
     train, valid = digits()
     monitor = PrometheusMonitor(port=0, every=1)
     callbacks = [monitor, LambdaCallback(order=1, on_train_end=scrape)]
-    make(5e-3).fit(train, 2, valid, batch_size=BATCH, sink_size=1, callbacks=callbacks)
+    make_trainer(5e-3).fit(train, 2, valid, batch_size=BATCH, sink_size=1, callbacks=callbacks)
     shown = [line for line in seen[-1].splitlines() if not line.startswith("#")]
     return ["$ curl -s localhost:8000/metrics | grep -v '^#'", *shown]
 

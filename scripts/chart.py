@@ -36,51 +36,53 @@ def chart_svg(
         marks: x positions of vertical lines, by their text.
         width, height: size in pixels.
     """
-    known = {
+    drawable = {
         name: [(x, y) for x, y in zip(*curve, strict=True) if math.isfinite(x) and math.isfinite(y)]
         for name, curve in curves.items()
     }
-    known = {name: points for name, points in known.items() if len(points) > 1}
-    if not known:
+    drawable = {name: points for name, points in drawable.items() if len(points) > 1}
+    if not drawable:
         return ""
-    every = [point for points in known.values() for point in points]
+    points_drawn = [point for points in drawable.values() for point in points]
     scale = math.log10 if log_x else float
-    left, right = scale(min(x for x, _ in every)), scale(max(x for x, _ in every))
-    low, high = min(y for _, y in every), max(y for _, y in every)
+    left, right = scale(min(x for x, _ in points_drawn)), scale(max(x for x, _ in points_drawn))
+    low, high = min(y for _, y in points_drawn), max(y for _, y in points_drawn)
     if low == high:
         low, high = low - 0.5, high + 0.5
     low, high = low - HEADROOM * (high - low), high + HEADROOM * (high - low)
-    inner, tall = width - LEFT - RIGHT, height - TOP - BOTTOM
+    inner_width, inner_height = width - LEFT - RIGHT, height - TOP - BOTTOM
 
     def pixel(x: float, y: float) -> tuple[float, float]:
-        return LEFT + inner * (scale(x) - left) / ((right - left) or 1), TOP + tall * (high - y) / (high - low)
+        x_share, y_share = (scale(x) - left) / ((right - left) or 1), (high - y) / (high - low)
+        return LEFT + inner_width * x_share, TOP + inner_height * y_share
 
     parts = [_text(width / 2, 20, title, "middle", weight="bold")]
     for value in _ticks(low, high):
-        at = pixel(every[0][0], value)[1]
-        parts.append(f'<path d="M{LEFT} {at:.1f}h{inner}" stroke="#ddd"/>')
-        parts.append(_text(LEFT - 6, at + 4, f"{value:g}", "end"))
+        position = pixel(points_drawn[0][0], value)[1]
+        parts.append(f'<path d="M{LEFT} {position:.1f}h{inner_width}" stroke="#ddd"/>')
+        parts.append(_text(LEFT - 6, position + 4, f"{value:g}", "end"))
     for value in _decades(left, right) if log_x else _ticks(left, right):
-        at = pixel(value, low)[0]
-        parts.append(f'<path d="M{at:.1f} {TOP}v{tall}" stroke="#eee"/>')
-        parts.append(_text(at, TOP + tall + 16, f"{value:g}", "middle"))
-    parts.append(_text(LEFT + inner / 2, height - 8, x_label, "middle"))
-    parts.append(f'<g transform="translate(14 {TOP + tall / 2:.1f}) rotate(-90)">{_text(0, 0, y_label, "middle")}</g>')
+        position = pixel(value, low)[0]
+        parts.append(f'<path d="M{position:.1f} {TOP}v{inner_height}" stroke="#eee"/>')
+        parts.append(_text(position, TOP + inner_height + 16, f"{value:g}", "middle"))
+    parts.append(_text(LEFT + inner_width / 2, height - 8, x_label, "middle"))
+    middle, label = TOP + inner_height / 2, _text(0, 0, y_label, "middle")
+    parts.append(f'<g transform="translate(14 {middle:.1f}) rotate(-90)">{label}</g>')
     legend = float(LEFT)
-    for number, (name, points) in enumerate(known.items()):
-        # Dash later curves, so that a curve beneath them stays visible.
+    for number, (name, points) in enumerate(drawable.items()):
+        # Later curves are dashed, so that a curve beneath them stays visible.
         style = f'stroke="{COLORS[number % len(COLORS)]}"' + (' stroke-dasharray="7 5"' if number > 2 else "")
         line = " ".join("{:.1f},{:.1f}".format(*pixel(x, y)) for x, y in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke-width="1.8" {style}/>')
-        if len(known) > 1:
+        if len(drawable) > 1:
             parts.append(f'<path d="M{legend:.0f} 38h18" stroke-width="3" {style}/>')
             parts.append(_text(legend + 24, 42, name, "start"))
             legend += 48 + 7 * len(name)
     for text, x in (marks or {}).items():
-        at = pixel(x, low)[0]
-        side, shift = ("end", -5) if at > LEFT + inner / 2 else ("start", 5)
-        parts.append(f'<path d="M{at:.1f} {TOP}v{tall}" stroke="#b0413e" stroke-dasharray="4 3"/>')
-        parts.append(_text(at + shift, TOP + 12, text, side))
+        position = pixel(x, low)[0]
+        side, shift = ("end", -5) if position > LEFT + inner_width / 2 else ("start", 5)
+        parts.append(f'<path d="M{position:.1f} {TOP}v{inner_height}" stroke="#b0413e" stroke-dasharray="4 3"/>')
+        parts.append(_text(position + shift, TOP + 12, text, side))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{html.escape(title)}" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12" fill="#333">'

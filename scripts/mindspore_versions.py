@@ -35,7 +35,7 @@ _PROGRAM = (
 
 
 def pinned() -> list[str]:
-    """Return the versions of both lock files; the last is the default of `make test`."""
+    """Return the versions in both lock files; `make test` uses the last by default."""
     locks = ("requirements-mindspore.lock", "requirements.lock")
     return [pin for name in locks for pin in re.findall(r"^mindspore==(\S+)", (ROOT / name).read_text(), re.MULTILINE)]
 
@@ -73,20 +73,20 @@ def _differences(version: str) -> list[str]:
     python = sys.executable if installed("mindspore") == version else ROOT / folder / "bin" / "python"
     environment = {**os.environ, "GLOG_v": "3"}
     command = [python, "-c", _PROGRAM]
-    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
-    return json.loads(told.splitlines()[-1])
+    output = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    return json.loads(output.splitlines()[-1])
 
 
-def written(page: str, rows: Sequence[Sequence[str]]) -> str:
+def updated_page(page: str, rows: Sequence[Sequence[str]]) -> str:
     """Return the page with these rows in its table; keep the rows of other versions."""
-    found = _TABLE.search(page)
-    if found is None:
+    match = _TABLE.search(page)
+    if match is None:
         raise SystemExit(f"{PAGE} has no table that begins with {' | '.join(HEADS)}")
-    lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in found[1].splitlines()]
+    lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in match[1].splitlines()]
     by_version = {line[0]: line for line in (*lines, *rows)}
     newest_first = sorted(by_version, key=Version, reverse=True)
     text = "\n".join(table(HEADS, [by_version[version] for version in newest_first])) + "\n"
-    return page[: found.start()] + text + page[found.end() :]
+    return page[: match.start()] + text + page[match.end() :]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for version in () if options.counted_only else versions:
         run(version)
     rows = [row(version) for version in versions]
-    PAGE.write_text(written(PAGE.read_text("utf-8"), rows), "utf-8")
+    PAGE.write_text(updated_page(PAGE.read_text("utf-8"), rows), "utf-8")
     print("\n".join(table(HEADS, rows)))
     return int(any(cells[HEADS.index("failed")] != "0" for cells in rows))
 

@@ -1,6 +1,6 @@
-"""Draw the pictures of the documentation from real training runs.
+"""Draw pictures for the documentation from real training runs.
 
-They show a terminal, `trainer compare`, a notebook, a report, a sweep and TensorBoard.
+The pictures show a terminal, `trainer compare`, a notebook, a report, a sweep and TensorBoard.
 
     python scripts/pictures.py docs/pictures --python .venv/bin/python
 
@@ -29,7 +29,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from report_pictures import look_at, photograph
+from report_pictures import check_page, take_screenshots
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMN, LINE, MARGIN = 7.9, 19, 16
@@ -67,52 +67,52 @@ def main() -> int:
     parser.add_argument("--python", type=Path, default=ROOT / ".venv" / "bin" / "python", help="has the trainer")
     parser.add_argument("--chromium", default=shutil.which("chromium"), help="program; default: found on the path")
     parser.add_argument("--only", choices=KINDS, nargs="+", default=KINDS)
-    given = parser.parse_args()
-    python = str(given.python.absolute())
-    with tempfile.TemporaryDirectory() as name:
-        work = Path(name)
+    options = parser.parse_args()
+    python = str(options.python.absolute())
+    with tempfile.TemporaryDirectory() as folder_name:
+        work = Path(folder_name)
         for columns, run, rate in ((80, "digits", "2e-3"), (140, "digits-fast", "8e-3")):
             text = EXPERIMENT.format(base=ROOT / "configs" / "lenet_digits.yaml", run=run, rate=rate)
             (work / f"{run}.yaml").write_text(text)
-            shown = record([python, "-m", "mindspore_trainer", "fit", f"{run}.yaml"], columns, work)
-            if "terminal" in given.only:
-                draw(given.folder / f"terminal-{columns}.svg", [f"$ trainer fit {run}.yaml", *shown], columns)
-        if "compare" in given.only:
+            lines_shown = record([python, "-m", "mindspore_trainer", "fit", f"{run}.yaml"], columns, work)
+            if "terminal" in options.only:
+                draw(options.folder / f"terminal-{columns}.svg", [f"$ trainer fit {run}.yaml", *lines_shown], columns)
+        if "compare" in options.only:
             lines = []
             for words in (["runs"], ["compare", "runs/digits", "runs/digits-fast"]):
-                shown = record([python, "-m", "mindspore_trainer", *words], 110, work)
-                lines += [f"$ trainer {' '.join(words)}", *shown, ""]
-            draw(given.folder / "compare.svg", lines[:-1], 110)
-        in_browser(given, python, work)
+                lines_shown = record([python, "-m", "mindspore_trainer", *words], 110, work)
+                lines += [f"$ trainer {' '.join(words)}", *lines_shown, ""]
+            draw(options.folder / "compare.svg", lines[:-1], 110)
+        browser_pictures(options, python, work)
     return 0
 
 
-def in_browser(given: argparse.Namespace, python: str, work: Path) -> None:
+def browser_pictures(options: argparse.Namespace, python: str, work: Path) -> None:
     """Take the pictures that need a browser."""
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
-        if "report" in given.only:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
+        if "report" in options.only:
             command = [python, "-m", "mindspore_trainer", "report", "runs/digits", "runs/digits-fast"]
             subprocess.run([*command, "--output", "report.html"], cwd=work, env=environment(), check=True)
-            photograph(browser, work / "report.html", str(given.folder / "report"))
-        if "sweep" in given.only:
+            take_screenshots(browser, work / "report.html", str(options.folder / "report"))
+        if "sweep" in options.only:
             command = [python, "-m", "mindspore_trainer", "sweep", "digits.yaml", "--monitor", "val_accuracy"]
             values = ["optimizer.init_args.learning_rate=1e-3,4e-3,1.6e-2", "fit.batch_size=32,128"]
             options = [part for value in values for part in ("--vary", value)]
             subprocess.run([*command, *options, "--set", "fit.epochs=3"], cwd=work, env=environment(), check=True)
             view = browser.new_page(viewport={"width": 1400, "height": 1000})
-            look_at(view, (work / "sweeps" / "digits" / "report.html").as_uri(), 1400)
-            view.screenshot(path=given.folder / "sweep.png")
-        if "notebook" in given.only:
+            check_page(view, (work / "sweeps" / "digits" / "report.html").as_uri(), 1400)
+            view.screenshot(path=options.folder / "sweep.png")
+        if "notebook" in options.only:
             view = browser.new_page(viewport={"width": 1000, "height": 1130})
             view.goto(notebook(python, work).as_uri())
             view.wait_for_timeout(1500)
-            view.screenshot(path=given.folder / "notebook.png", full_page=True)
-        if "tensorboard" in given.only:
+            view.screenshot(path=options.folder / "notebook.png", full_page=True)
+        if "tensorboard" in options.only:
             view = browser.new_page(viewport={"width": 1400, "height": 900})
-            tensorboard(view, work, given.folder)
+            tensorboard(view, work, options.folder)
         browser.close()
 
 

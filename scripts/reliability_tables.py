@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return a Markdown table."""
-    return ["| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *rows)]
+    return ["| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *rows)]
 
 
 def ways_and_values() -> list[str]:
-    """Read each value in each form, and compare it with the value in a list of rows."""
+    """Return how values in each form are read, compared with the values in a list."""
     from scripts.value_ways import WAYS, UnsupportedError
     from trainer.features import Categorical, Features, ListFeature, Numeric, Time
 
@@ -49,18 +49,18 @@ def ways_and_values() -> list[str]:
     expected: dict[str, Any] = {}
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, way in WAYS.items():
+        for name, read in WAYS.items():
             cells = [name]
             for case, (feature, values) in cases.items():
                 try:
-                    found = way(Features([feature]), values, Path(folder))
+                    outcome = read(Features([feature]), values, Path(folder))
                 except UnsupportedError:
                     cells.append("-")
                     continue
-                if found == expected.setdefault(case, found):
-                    aside = sum(row is None for row in found)
+                if outcome == expected.setdefault(case, outcome):
+                    aside = sum(row is None for row in outcome)
                     cells.append(
-                        "same" if not aside else "set aside" if aside == len(found) else f"same, {aside} set aside"
+                        "same" if not aside else "set aside" if aside == len(outcome) else f"same, {aside} set aside"
                     )
                 else:
                     cells.append("as its text")
@@ -69,14 +69,14 @@ def ways_and_values() -> list[str]:
 
 
 def roles_losses_and_verbs() -> list[str]:
-    """Return how each role is used, as tested by `tests/trainer/test_roles.py`."""
+    """Return how each method uses each role, as `tests/trainer/test_roles.py` tests."""
     from tests.trainer.role_cases import CASES, FILES, OTHER_ROLES, PARTS, VERBS
 
-    heads = (*VERBS, *PARTS, *FILES)
-    tried = [(case.roles, case.loss, case.result if case.used else "refused", case.verbs) for case in CASES]
-    tried += [(roles, CASES[0].loss, found, verbs) for roles, found, verbs in OTHER_ROLES]
-    rows = [[roles, loss, *(found if verb in verbs else "-" for verb in heads)] for roles, loss, found, verbs in tried]
-    return table(["declared roles", "loss", *heads], rows)
+    headings = (*VERBS, *PARTS, *FILES)
+    tested = [(case.roles, case.loss, case.result if case.used else "refused", case.verbs) for case in CASES]
+    tested += [(roles, CASES[0].loss, outcome, verbs) for roles, outcome, verbs in OTHER_ROLES]
+    rows = [[roles, loss, *(how if verb in verbs else "-" for verb in headings)] for roles, loss, how, verbs in tested]
+    return table(["declared roles", "loss", *headings], rows)
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {
@@ -85,7 +85,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
 }
 
 
-def written(page: str, names: Sequence[str] = tuple(TABLES)) -> str:
+def updated_page(page: str, names: Sequence[str] = tuple(TABLES)) -> str:
     """Return the page with these tables regenerated."""
     for name in names:
         begin, end = f"<!-- table: {name} -->", f"<!-- end of table: {name} -->"
@@ -107,7 +107,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page differs")
     arguments = parser.parse_args()
     before = PAGE.read_text(encoding="utf-8")
-    after = written(before)
+    after = updated_page(before)
     if not arguments.check:
         PAGE.write_text(after, encoding="utf-8")
     return int(arguments.check and before != after)

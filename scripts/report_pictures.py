@@ -31,42 +31,42 @@ def main() -> int:
     parser.add_argument("prefix", help="of the pictures' names: PREFIX-1400-light.png, ...")
     parser.add_argument("--height", type=int, default=1000, help="of a picture; default: 1000")
     parser.add_argument("--chromium", default=shutil.which("chromium"), help="program; default: found on the path")
-    given = parser.parse_args()
+    options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
-        photograph(browser, given.page, given.prefix, given.height)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
+        take_screenshots(browser, options.page, options.prefix, options.height)
         browser.close()
     return 0
 
 
-def photograph(browser: Any, page: Path, prefix: str, height: int = 1000) -> None:
+def take_screenshots(browser: Any, page: Path, prefix: str, height: int = 1000) -> None:
     """Write PREFIX-WIDTH-SCHEME.png for two widths, each in light and dark mode."""
     from PIL import Image
 
     for width in (1400, 390):
         for scheme in ("light", "dark"):
             view = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
-            look_at(view, page.resolve().as_uri(), width)
+            check_page(view, page.resolve().as_uri(), width)
             path = f"{prefix}-{width}-{scheme}.png"
             view.screenshot(path=path)
             Image.open(path).quantize(256).save(path, optimize=True)  # reduces the file to a third of its size
             view.close()
 
 
-def look_at(view: Any, address: str, width: int) -> None:
+def check_page(view: Any, address: str, width: int) -> None:
     """Open the page and check scripts, requests, width and zoom."""
-    wrong: list[str] = []
-    view.on("pageerror", lambda error: wrong.append(str(error)))
-    view.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    problems: list[str] = []
+    view.on("pageerror", lambda error: problems.append(str(error)))
+    view.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     view.on(
-        "request", lambda request: None if request.url.startswith(("file:", "data:")) else wrong.append(request.url)
+        "request", lambda request: None if request.url.startswith(("file:", "data:")) else problems.append(request.url)
     )
     view.goto(address)
     view.wait_for_selector("html[data-ready]", timeout=60_000)
     view.wait_for_timeout(1500)
-    assert not wrong, wrong
+    assert not problems, problems
     assert view.evaluate("document.documentElement.scrollWidth") <= width
     view.locator("figure[tabindex]").first.focus()
     before = view.evaluate(RANGE)

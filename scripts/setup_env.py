@@ -1,12 +1,12 @@
 """Bring `.venv` up to date with `requirements.lock` and the project.
 
     python scripts/setup_env.py
-    python scripts/setup_env.py run                only what `make run` needs; the rest follows with the next target
-    MINDSPORE=2.8.0 python scripts/setup_env.py    brings `.venv-2.8.0`, with that MindSpore in the place of the lock's
+    python scripts/setup_env.py run                install only what `make run` needs
+    MINDSPORE=2.8.0 python scripts/setup_env.py    update `.venv-2.8.0`, with another MindSpore than the lock's
 
-Standard library only: it runs before anything is installed. What was installed is remembered as a digest of the
-lock, the packaging files, the interpreter and the folder, so an unchanged checkout costs a few milliseconds and a
-moved, interrupted or re-locked one is repaired. Two runs at once wait for each other.
+The script uses only the standard library, because it runs before anything is installed. It stores a digest of the
+lock, the packaging files, the interpreter and the folder. If the digest is unchanged, it returns within milliseconds;
+otherwise, as after a moved folder or an interrupted run, it installs again. Concurrent runs wait for each other.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ INPUTS = (
 )
 EXTRAS = "arrow,dev,docs,examples,kafka,mlflow,monitor,onnx,prometheus,redis,report,retrieval,s3,serve,sweep,test,wandb"
 RUN_EXTRAS = "arrow,examples,report"
-PARTS = {"run": ("requirements-run.lock", RUN_EXTRAS, 400), "all": ("requirements.lock", EXTRAS, 600)}  # lock, ..., MB
-# Elsewhere pip would pick the wheel tagged for any platform, which holds Linux ARM binaries.
+# part -> (lock file, extras, download size in MB)
+PARTS = {"run": ("requirements-run.lock", RUN_EXTRAS, 400), "all": ("requirements.lock", EXTRAS, 600)}
+# On other platforms, pip would install MindSpore's wheel for "any" platform, which contains Linux ARM binaries.
 PLATFORMS = {
     ("Linux", "x86_64"),
     ("Linux", "aarch64"),
@@ -47,23 +48,23 @@ PLATFORMS = {
     ("Darwin", "arm64"),
     ("Windows", "AMD64"),
 }
-# pip's settings, and uv's options for the same
+# pip's setting -> uv's option
 _OPTIONS = {"index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links"}
 
 
 def main(part: str = "all") -> int:
-    """Install what is missing of a part, "run" or "all"; return the exit code."""
+    """Install the part "run" or "all" if it is not up to date; return the exit code."""
     if (platform.system(), platform.machine()) not in PLATFORMS:
         known = ", ".join(sorted("-".join(pair) for pair in PLATFORMS))
         print(
             f"MindSpore has no wheel for {platform.system()}-{platform.machine()}; it runs on {known}", file=sys.stderr
         )
         return 2
-    enough = {digest("all"), digest(part)}
-    if _installed() in enough:
+    accepted_digests = {digest("all"), digest(part)}
+    if _installed() in accepted_digests:
         return 0
     with _exclusive():
-        if _installed() in enough:  # another run has finished the job while this one waited
+        if _installed() in accepted_digests:  # another run has installed it while this one waited
             return 0
         started = time.monotonic()
         python, size = platform.python_version(), PARTS[part][2]
@@ -85,11 +86,11 @@ def main(part: str = "all") -> int:
 
 
 def digest(part: str = "all") -> str:
-    """Return the digest of an up-to-date `.venv`, the same from inside and outside."""
-    found = hashlib.sha256(f"{VENV}\n{sys.version}\n{os.path.realpath(sys.base_prefix)}\n{part}".encode())
+    """Return the digest of an up-to-date `.venv`; its own Python gives the same."""
+    hasher = hashlib.sha256(f"{VENV}\n{sys.version}\n{os.path.realpath(sys.base_prefix)}\n{part}".encode())
     for name in INPUTS:
-        found.update((ROOT / name).read_bytes())
-    return found.hexdigest()
+        hasher.update((ROOT / name).read_bytes())
+    return hasher.hexdigest()
 
 
 def _installed() -> str | None:
@@ -105,10 +106,10 @@ def _python() -> Path:
 
 def _install(part: str) -> None:
     requirements = _requirements(part)
-    sound = _installed() == digest("run")
+    is_run_environment = _installed() == digest("run")
     STAMP.unlink(missing_ok=True)
     # The environment's own interpreter cannot replace itself.
-    if not sound and Path(sys.prefix).resolve() != VENV:
+    if not is_run_environment and Path(sys.prefix).resolve() != VENV:
         venv.create(VENV, with_pip=True, clear=VENV.exists(), symlinks=os.name != "nt")
     lock = VENV / "requirements.lock"
     lock.write_text(requirements)
@@ -126,7 +127,7 @@ def _install(part: str) -> None:
 
 
 def _requirements(part: str) -> str:
-    """Return the lock of a part with the pin of the MindSpore that is asked for."""
+    """Return the lock of a part, with the MindSpore version of the variable MINDSPORE."""
     lock = (ROOT / PARTS[part][0]).read_text()
     if not MINDSPORE:
         return lock
@@ -139,7 +140,7 @@ def _requirements(part: str) -> str:
 
 
 def _pin(lock: str, start: str) -> str:
-    """Return the lines of the package whose first line begins with `start`, or ""."""
+    """Return the lines of the pin whose first line begins with `start`, or ""."""
     lines = lock.split("\n")
     first = next((number for number, line in enumerate(lines) if line.startswith(start)), len(lines))
     last = next((number for number in range(first, len(lines)) if not lines[number].endswith("\\")), first)
@@ -148,10 +149,10 @@ def _pin(lock: str, start: str) -> str:
 
 def _install_by(install: list[str | Path], lock: Path, options: list[str | Path], part: str) -> None:
     subprocess.run([*install, *options, "--require-hashes", "--requirement", lock], check=True, cwd=ROOT)
-    # What an older checkout left there names its version, and Python run in this folder finds it first.
+    # Python, started in this folder, would find an older checkout's metadata first, with its version number.
     for old in ROOT.glob("*.egg-info"):
         shutil.rmtree(old)
-    # The lock holds setuptools, so the build needs no environment and no download of its own.
+    # Build without isolation, because the lock already contains setuptools.
     project = f"{ROOT}[{PARTS[part][1]}]"
     subprocess.run(
         [*install, *options, "--no-deps", "--no-build-isolation", "--editable", project], check=True, cwd=ROOT
@@ -159,7 +160,7 @@ def _install_by(install: list[str | Path], lock: Path, options: list[str | Path]
 
 
 def _uv(pip: list[str | Path]) -> list[str | Path]:
-    """Install uv as the lock pins it, and return its command: it takes a fraction of pip's time."""
+    """Install the pinned uv, which is faster than pip; return its install command."""
     pinned = VENV / "uv.lock"
     pinned.write_text(_pin((ROOT / "requirements.lock").read_text(), "uv=="))
     subprocess.run([*pip, "--require-hashes", "--requirement", pinned], check=True, cwd=ROOT)
@@ -167,11 +168,11 @@ def _uv(pip: list[str | Path]) -> list[str | Path]:
 
 
 def _indexes_of_pip() -> list[str]:
-    """Return uv's options for the package indexes that pip is told to use, by its files or the environment."""
+    """Return uv options for the package indexes that pip is configured to use."""
     command = [_python(), "-m", "pip", "config", "list"]
-    told = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
-    options = ["--index-strategy", "unsafe-best-match"]  # pip's: the best version of all indexes
-    for line in told.splitlines():
+    settings = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    options = ["--index-strategy", "unsafe-best-match"]  # like pip: the best version among all indexes
+    for line in settings.splitlines():
         name, _, value = line.partition("=")
         option = _OPTIONS.get(name.rpartition(".")[2])
         for part in value.strip("'\"").split() if option else ():

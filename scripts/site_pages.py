@@ -65,14 +65,14 @@ def callback_entries() -> str:
 
 
 def metric_entries() -> str:
-    """Return an entry for each of our metrics, and the names of MindSpore's metrics."""
+    """Return entries for this package's metrics, and a list of MindSpore's metrics."""
     named = registry.named_metrics()
-    shown = {registry.display_name(name, kind): kind for name, kind in sorted(named.items()) if name != "acc"}
+    shown = {registry.display_name(name, cls): cls for name, cls in sorted(named.items()) if name != "acc"}
     others = sorted(set(registry.metric_names()) - set(shown) - {"acc"})
-    own = "".join(_entry("###", f"`{name}`", kind) for name, kind in shown.items())
+    sections = "".join(_entry("###", f"`{name}`", cls) for name, cls in shown.items())
     listed = ", ".join(f"`{name}`" for name in others)
     heading = "### MindSpore's: confusion matrix, precision, recall, F1 {#mindspores}"
-    return f"{own}\n{heading}\n\nThese names mean the metrics of `mindspore.train`: {listed}.\n"
+    return f"{sections}\n{heading}\n\nThese names mean the metrics of `mindspore.train`: {listed}.\n"
 
 
 def public_names() -> dict[str, str]:
@@ -83,7 +83,7 @@ def public_names() -> dict[str, str]:
 
 def api_entries() -> str:
     """Return an entry for each public name: signature, arguments, and an example."""
-    of_metrics = {kind.__name__ for kind in registry.named_metrics().values()}
+    of_metrics = {cls.__name__ for cls in registry.named_metrics().values()}
     parts, names = [], public_names()
     for package in PACKAGES:
         parts.append(f"\n## {package}\n")
@@ -116,11 +116,11 @@ def example(name: str) -> tuple[str, str]:
     Raises:
         LookupError: no page uses the name.
     """
-    found = [(len(code.splitlines()) > EXAMPLE_LINES, "(" not in code, page == "examples.md", len(code), page, code)
+    uses = [(len(code.splitlines()) > EXAMPLE_LINES, "(" not in code, page == "examples.md", len(code), page, code)
              for page, code, words in _statements() if name in words]  # fmt: skip
-    if not found:
+    if not uses:
         raise LookupError(f"no page has an example of {name}: write one in docs/examples.md")
-    *_, page, code = min(found)
+    *_, page, code = min(uses)
     return page, code
 
 
@@ -149,7 +149,7 @@ def _nodes(text: str) -> Iterator[ast.stmt]:
 
 
 def keyword_table() -> str:
-    """Return a table that maps keywords and methods of other frameworks to ours."""
+    """Return a table from keywords and methods of other frameworks to our own."""
     rows = [f"| `{name}` | `{ours}`; taken as it is |" for name, ours in SAME_MEANING.items()]
     rows += [f"| `{name}` | {hint} |" for name, hint in HINTS.items()]
     rows += [f"| `trainer.{name}(...)` | `{hint}` |" for name, hint in VERBS.items()]
@@ -186,17 +186,17 @@ def with_glossary_links(markdown: str, glossary: str) -> str:
     for term in TERMS:
         parts = _PROTECTED.split(markdown)
         word = re.compile(rf"\b{term}s?\b", re.I if term != "window" else 0)  # do not link "Windows"
-        for place in range(0, len(parts), 2):  # odd parts are protected
-            if word.search(parts[place]):
+        for index in range(0, len(parts), 2):  # odd parts are protected
+            if word.search(parts[index]):
                 anchor = f"{glossary}#{term.replace(' ', '-')}"
-                parts[place] = word.sub(lambda found, at=anchor: f"[{found[0]}]({at})", parts[place], count=1)
+                parts[index] = word.sub(lambda found, at=anchor: f"[{found[0]}]({at})", parts[index], count=1)
                 break
         markdown = "".join(parts)
     return markdown
 
 
-def _entry(level: str, name: str, kind: type) -> str:
-    return _ENTRY.format(level=level, name=name, module=kind.__module__, kind=kind.__name__)
+def _entry(level: str, name: str, cls: type) -> str:
+    return _ENTRY.format(level=level, name=name, module=cls.__module__, kind=cls.__name__)
 
 
 def _with_anchors(row: re.Match) -> str:

@@ -1,7 +1,7 @@
 """Pass the same Python values to features in every supported form.
 
-A form is a file format, a library's table, or a request body. `WAYS` maps the name of each form to a function that
-returns the network's inputs. `scripts/reliability_tables.py` and the property test of the features compare them.
+A form is a file format, a library's table, or a request body. `WAYS` maps each form's name to a function that returns
+the network's inputs. `scripts/reliability_tables.py` and a property test of the features compare these inputs.
 """
 
 from __future__ import annotations
@@ -103,16 +103,16 @@ def _numpy(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _masked(values: Sequence[Any]) -> dict[str, Any]:
-    known = [value for value in values if value is not None]
+    present = [value for value in values if value is not None]
     if list in _types(values):
         raise UnsupportedError
-    filled = _numpy([known[0] if value is None else value for value in values] if known else [])[COLUMN]
+    filled = _numpy([present[0] if value is None else value for value in values] if present else [])[COLUMN]
     return {COLUMN: np.ma.MaskedArray(filled, [value is None for value in values])}
 
 
-def _in_memory(form: Callable[[Sequence[Any]], Any]) -> Callable[[Features, Sequence[Any], Path], Outcome]:
+def _from_memory(convert: Callable[[Sequence[Any]], Any]) -> Callable[[Features, Sequence[Any], Path], Outcome]:
     def outcome(features: Features, values: Sequence[Any], folder: Path) -> Outcome:
-        rows = features.read(form(values), labelled=False)
+        rows = features.read(convert(values), labelled=False)
         return _outcome(features, rows.columns, [row for row in range(rows.count) if row not in rows.bad], rows.count)
 
     return outcome
@@ -129,19 +129,19 @@ def _outcome(features: Features, columns: dict[str, Any], good: Sequence[int], c
     for number, row in enumerate(good):
         if row < count or row >= last:
             parts = [column[np.array([number])] for column in inputs.values()]
-            found = tuple(getattr(part, "values", part).tobytes() for part in parts)
+            row_inputs = tuple(getattr(part, "values", part).tobytes() for part in parts)
             if row < count:
-                rows[row] = found
+                rows[row] = row_inputs
             if row >= last:
-                rows[row - last + count] = found
+                rows[row - last + count] = row_inputs
     assert rows[:count] == rows[count:]
     return tuple(rows[:count])
 
 
 def _one_row(features: Features, values: Sequence[Any], folder: Path) -> Outcome:
     # {"x": [...]} would be read as a column of several rows, so wrap lists as a list of one row
-    alone = _in_memory(lambda own: {COLUMN: own[0]} if list not in _types(values) else [{COLUMN: own[0]}])
-    return tuple(alone(features, [value], folder)[0] for value in values)
+    one_row = _from_memory(lambda row: {COLUMN: row[0]} if list not in _types(values) else [{COLUMN: row[0]}])
+    return tuple(one_row(features, [value], folder)[0] for value in values)
 
 
 def _many_rows(features: Features, values: Sequence[Any], folder: Path) -> Outcome:
@@ -151,20 +151,20 @@ def _many_rows(features: Features, values: Sequence[Any], folder: Path) -> Outco
     return _outcome(features, rows.columns, good, len(values), copies)
 
 
-def _file(suffix: str, write: Callable[[Path, Sequence[Any]], None], times: int = 1) -> Any:
+def _file(suffix: str, write: Callable[[Path, Sequence[Any]], None], copies: int = 1) -> Any:
     def outcome(features: Features, values: Sequence[Any], folder: Path) -> Outcome:
         path = folder / f"values.{suffix}"
-        write(path, list(values) * times)
-        kept: Any = Features(features.features, keep=["row"])
-        kept.learned, kept.is_fitted = features.learned, True
+        write(path, list(values) * copies)
+        features_with_row: Any = Features(features.features, keep=["row"])
+        features_with_row.learned, features_with_row.is_fitted = features.learned, True
         good, parts = [], []
-        for rows in rows_of(kept, path, labelled=False, kept=True):
+        for rows in rows_of(features_with_row, path, labelled=False, kept=True):
             good += [int(row) for row in rows.columns["row"]]
             parts.append(rows.columns)
         if not parts:
             return (None,) * len(values)
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return _outcome(features, columns, good, len(values), times)
+        return _outcome(features, columns, good, len(values), copies)
 
     return outcome
 
@@ -203,7 +203,7 @@ def _request(body: Callable[[Sequence[Any]], tuple[bytes, str]]) -> Any:
 
         rows = rows_of_body(*body(values))
         if rows.rows is None:
-            return _in_memory(lambda own: rows.table)(features, values, folder)
+            return _from_memory(lambda row: rows.table)(features, values, folder)
         schema = features.unlabelled_schema
         decoded = schema.convert({COLUMN: [row[COLUMN] for row in rows.rows]}, rows.count, refuse_bools=True)
         return _outcome(features, decoded.columns, decoded.row.tolist(), rows.count)
@@ -213,7 +213,7 @@ def _request(body: Callable[[Sequence[Any]], tuple[bytes, str]]) -> Any:
 
 _NULLABLE = {int: "Int64", float: "Float64", bool: "boolean", str: "string", datetime.datetime: "datetime64[ns]"}
 _UNSIGNED = {int: "UInt64"}
-_OF_ARROW = {
+_ARROW = {
     int: pd.ArrowDtype(pa.int64()),
     float: pd.ArrowDtype(pa.float64()),
     bool: pd.ArrowDtype(pa.bool_()),
@@ -224,22 +224,22 @@ _OF_ARROW = {
 }
 
 WAYS: dict[str, Callable[[Features, Sequence[Any], Path], Outcome]] = {
-    "a list of rows": _in_memory(lambda values: [{COLUMN: value} for value in values]),
+    "a list of rows": _from_memory(lambda values: [{COLUMN: value} for value in values]),
     "one row at a time": _one_row,
     "a thousand rows": _many_rows,
-    "a dict of lists": _in_memory(lambda values: {COLUMN: list(values)}),
-    "NumPy": _in_memory(_numpy),
-    "NumPy, masked": _in_memory(_masked),
-    "pandas, object": _in_memory(lambda values: pd.DataFrame({COLUMN: pd.Series(list(values), dtype=object)})),
-    "pandas, nullable": _in_memory(lambda values: _pandas(values, _NULLABLE)),
-    "pandas, UInt64": _in_memory(lambda values: _pandas(_unsigned(values), _UNSIGNED)),
-    "pandas, Arrow": _in_memory(lambda values: _pandas(values, _OF_ARROW)),
-    "pandas, category": _in_memory(lambda values: _pandas(values, _NULLABLE | _OF_ARROW).astype("category")),
-    "Arrow": _in_memory(_arrow),
-    "Arrow dictionary": _in_memory(lambda values: _dictionary(_arrow(values))),
-    "PyCapsule stream": _in_memory(lambda values: CapsuleFrame(_arrow(values))),
-    "PyCapsule array": _in_memory(lambda values: CapsuleBatch(_arrow(values))),
-    "interchange": _in_memory(lambda values: _interchange(_arrow(values))),
+    "a dict of lists": _from_memory(lambda values: {COLUMN: list(values)}),
+    "NumPy": _from_memory(_numpy),
+    "NumPy, masked": _from_memory(_masked),
+    "pandas, object": _from_memory(lambda values: pd.DataFrame({COLUMN: pd.Series(list(values), dtype=object)})),
+    "pandas, nullable": _from_memory(lambda values: _pandas(values, _NULLABLE)),
+    "pandas, UInt64": _from_memory(lambda values: _pandas(_unsigned(values), _UNSIGNED)),
+    "pandas, Arrow": _from_memory(lambda values: _pandas(values, _ARROW)),
+    "pandas, category": _from_memory(lambda values: _pandas(values, _NULLABLE | _ARROW).astype("category")),
+    "Arrow": _from_memory(_arrow),
+    "Arrow dictionary": _from_memory(lambda values: _dictionary(_arrow(values))),
+    "PyCapsule stream": _from_memory(lambda values: CapsuleFrame(_arrow(values))),
+    "PyCapsule array": _from_memory(lambda values: CapsuleBatch(_arrow(values))),
+    "interchange": _from_memory(lambda values: _interchange(_arrow(values))),
     "CSV": _file("csv", _write_csv),
     "CSV, in blocks": _file("csv", _write_csv, 400),
     "JSON lines": _file("jsonl", _write_lines),

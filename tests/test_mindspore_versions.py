@@ -13,7 +13,7 @@ RESULTS = """<testsuites><testsuite errors="1" failures="2" skipped="3" tests="1
 
 def test_the_page_has_a_row_for_each_version_that_is_pinned():
     page = mindspore_versions.PAGE.read_text("utf-8")
-    assert mindspore_versions.written(page, []) == page
+    assert mindspore_versions.updated_page(page, []) == page
     assert all(f"\n| {version} | " in page for version in mindspore_versions.pinned())
 
 

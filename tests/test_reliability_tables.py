@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.reliability_tables import PAGE, TABLES, written
+from scripts.reliability_tables import PAGE, TABLES, updated_page
 
 pytestmark = [pytest.mark.docs, pytest.mark.long]
 
@@ -10,4 +10,4 @@ pytestmark = [pytest.mark.docs, pytest.mark.long]
 @pytest.mark.parametrize("name", TABLES)
 def test_the_page_tells_what_the_command_finds(name):
     page = PAGE.read_text(encoding="utf-8")
-    assert written(page, [name]) == page
+    assert updated_page(page, [name]) == page

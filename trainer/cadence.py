@@ -19,7 +19,7 @@ class Counters(Protocol):
     samples_seen: int
 
 
-class Gathers(Protocol):
+class JsonGatherer(Protocol):
     """The processes that train together (`trainer.distributed.group.Group`)."""
 
     def gather_json(self, value: Any) -> list[Any]:
@@ -32,9 +32,9 @@ _UNITS = {"steps": "global_step", "samples": "samples_seen", "epochs": "epoch"}
 class Every:
     """A cadence: every n optimizer steps, samples, finished epochs or seconds.
 
-    With steps, it is due at multiples of n. Program calls that train several steps end at these multiples, so
-    `Every(steps=2)` limits calls to 2 steps. With samples, it is due after the call that *crosses* a multiple of n. The
-    default cadences of callbacks do not shorten calls, so they too are due after the call that crosses a multiple. With
+    In steps, the cadence is due at multiples of n. Program calls that train several steps end at these multiples, so
+    `Every(steps=2)` limits calls to 2 steps. In samples, it is due after the call that *crosses* a multiple of n. The
+    default cadences of callbacks do not shorten calls, so they are also due after the call that crosses a multiple. In
     seconds, it is due n seconds after it was last due.
 
     Attributes:
@@ -70,12 +70,12 @@ class Every:
         self._mark = time.monotonic() if self._counter is None else getattr(progress, self._counter) // self.n
 
     def due(self, progress: Counters) -> bool:
-        """Return whether the cadence is due; a second check at the same step is False."""
+        """Return whether the cadence is due; False if asked again at the same step."""
         if self._counter is None:
             now = time.monotonic()
-            begun = now if self._mark is None else self._mark
-            is_due = now - begun >= self.n
-            self._mark = now if is_due else begun
+            last_due = now if self._mark is None else self._mark
+            is_due = now - last_due >= self.n
+            self._mark = now if is_due else last_due
             return is_due
         count = getattr(progress, self._counter) // self.n
         is_due = count > (self._mark or 0)
@@ -100,8 +100,8 @@ class Every:
 def cadence(owner: str, value: Any, default: Every | None = None) -> Every:
     """Return an `Every` for `value`: an `Every`, a number of optimizer steps, or None.
 
-    None means `default`, which does not shorten calls. An `Every` is copied, so that two callbacks that share it keep
-    separate counts.
+    None means `default`, which does not shorten calls. An `Every` is copied, so that callbacks that were given the same
+    object count separately.
 
     Raises:
         ConfigurationError: `value` is of another type, or the number is not positive.
@@ -128,23 +128,23 @@ class StepMarks:
     @classmethod
     def of(cls, cadences: Iterable[Any]) -> StepMarks:
         """Return the marks of the cadences with `cuts_calls`; other values are ignored."""
-        cutting = {each.n for each in cadences if isinstance(each, Every) and each.cuts_calls}
-        return cls(tuple(sorted(map(int, cutting))))
+        multiples = {every.n for every in cadences if isinstance(every, Every) and every.cuts_calls}
+        return cls(tuple(sorted(map(int, multiples))))
 
-    def of_all(self, group: Gathers) -> StepMarks:
+    def of_all(self, group: JsonGatherer) -> StepMarks:
         """Return the union of the marks of all processes; a collective call."""
         return StepMarks(tuple(sorted({n for every in group.gather_json(self.every) for n in every})))
 
-    def call_size(self, step: int, most: int) -> int:
+    def call_size(self, step: int, max_steps: int) -> int:
         """Return the number of steps, at most `most`, for the call after `step`.
 
-        The steps up to the next mark are divided into calls of about the same size, because a call of few steps costs
-        nearly as much as a full one.
+        The steps up to the next mark are divided into calls of nearly equal size, because a short call costs almost as
+        much as a full one.
         """
         if not self.every:
-            return most
-        left = min(n - step % n for n in self.every)
-        return -(-left // -(-left // most))
+            return max_steps
+        remaining = min(n - step % n for n in self.every)
+        return -(-remaining // -(-remaining // max_steps))
 
 
 NO_MARKS = StepMarks()

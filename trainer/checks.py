@@ -1,7 +1,7 @@
-"""Checks of arguments, with errors that name the received and accepted values.
+"""Argument checks whose errors name the received and the accepted values.
 
-Unless documented otherwise, a check returns the checked value or raises ConfigurationError. `argument` is the name of
-the argument in the message: "epochs", or "EarlyStopping(patience=...)" for a constructor argument.
+Unless documented otherwise, a check returns the value or raises ConfigurationError. `argument` is the argument's name
+in the message: "epochs", or "EarlyStopping(patience=...)" for a constructor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def refuse(argument: str, wanted: str, value: Any, hint: str = "") -> NoReturn:
 
 
 def require(module: str, needs: str, extra: str) -> Any:
-    """Import an optional module; `needs` starts the error: "DeviceStats needs psutil"."""
+    """Import an optional module; the error begins with `needs` ("A needs B")."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -76,19 +76,19 @@ def nonempty_text(argument: str, value: Any, wanted: str = "a non-empty text", *
 
 
 def whole(
-    argument: str, value: Any, least: int = 1, *, most: int | None = None, optional: bool = False, also: str = ""
+    argument: str, value: Any, minimum: int = 1, *, maximum: int | None = None, optional: bool = False, also: str = ""
 ) -> Any:
     """Return `value` as int if it is a whole number within the bounds.
 
     Args:
-        least, most: smallest and largest accepted value; None: unbounded.
+        minimum, maximum: smallest and largest accepted value; None: unbounded.
         optional: whether None is accepted.
         also: other accepted values, for the message, such as ", or -1 to choose".
     """
     if optional and value is None:
         return None
-    if not is_whole(value) or value < least or (most is not None and value > most):
-        bounds = f">= {least}" if most is None else f"from {least} to {most}"
+    if not is_whole(value) or value < minimum or (maximum is not None and value > maximum):
+        bounds = f">= {minimum}" if maximum is None else f"from {minimum} to {maximum}"
         refuse(argument, f"a whole number {bounds}{also}{' or None' if optional else ''}", value)
     return int(value)
 
@@ -97,9 +97,9 @@ def number(
     argument: str,
     value: Any,
     *,
-    least: float | None = None,
+    minimum: float | None = None,
     above: float | None = None,
-    most: float | None = None,
+    maximum: float | None = None,
     below: float | None = None,
     optional: bool = False,
     what: str = "a number",
@@ -107,23 +107,23 @@ def number(
     """Return `value` as float if it is a real number within the bounds, not NaN.
 
     Args:
-        least, most: smallest and largest accepted value.
-        above, below: bounds that are not accepted themselves; infinity asks for a finite number.
+        minimum, maximum: smallest and largest accepted value.
+        above, below: exclusive bounds; ``below=math.inf`` requires a finite number.
         optional: whether None is accepted.
         what: name of the quantity, for the message, such as "seconds".
     """
     if optional and value is None:
         return None
-    good = is_number(value) and (least is None or value >= least) and (above is None or value > above)
-    if not (good and (most is None or value <= most) and (below is None or value < below)):
-        wanted = " ".join((what, _interval(least, above, most, None if below == math.inf else below))).strip()
+    good = is_number(value) and (minimum is None or value >= minimum) and (above is None or value > above)
+    if not (good and (maximum is None or value <= maximum) and (below is None or value < below)):
+        wanted = " ".join((what, _interval(minimum, above, maximum, None if below == math.inf else below))).strip()
         refuse(argument, wanted + (" or None" if optional else ""), value)
     return float(value)
 
 
-def _interval(least: float | None, above: float | None, most: float | None, below: float | None) -> str:
-    low = least if above is None else above
-    high = most if below is None else below
+def _interval(minimum: float | None, above: float | None, maximum: float | None, below: float | None) -> str:
+    low = minimum if above is None else above
+    high = maximum if below is None else below
     if low is None:
         return "" if high is None else f"{'<=' if below is None else '<'} {high:g}"
     if high is None:
@@ -146,11 +146,11 @@ def seconds(argument: str, value: Any) -> float | None:
     return float(given)
 
 
-def batches(name: str, value: Any, *, least: int = 1) -> None:
-    """Check for a whole number of batches >= `least`, a share in (0.0, 1.0], or None."""
-    fits = value >= least if is_whole(value) else is_number(value) and 0 < value <= 1
+def batches(name: str, value: Any, *, minimum: int = 1) -> None:
+    """Check for a number of batches >= `minimum`, a share in (0.0, 1.0], or None."""
+    fits = value >= minimum if is_whole(value) else is_number(value) and 0 < value <= 1
     if value is not None and not fits:
-        refuse(name, f"a whole number of batches >= {least}, a share of them in (0.0, 1.0], or None", value)
+        refuse(name, f"a whole number of batches >= {minimum}, a share of them in (0.0, 1.0], or None", value)
 
 
 def function(argument: str, value: Any, *, optional: bool = True) -> Callable[..., Any] | None:
@@ -168,7 +168,7 @@ def any_number(argument: str, value: Any) -> float:
 
 
 def epochs(value: Any) -> int:
-    """Return `value` if it is a number of epochs; if it is data, the error has a hint."""
+    """Return `value` if it is a number of epochs; the error for data has a hint."""
     if hasattr(value, "shape") or isinstance(value, list | tuple):
         raise ConfigurationError(
             "epochs received data; inputs and labels go together into the first argument: "

@@ -44,7 +44,7 @@ class MissingPackageError(ConfigurationError):
 
 
 class DataError(TrainerError, ValueError):
-    """Unusable data in a dataset or stream; the message names column and position."""
+    """Invalid data in a dataset or stream; the message names column and position."""
 
 
 class GraphError(TrainerError, RuntimeError):
@@ -64,7 +64,7 @@ class CheckpointDamagedError(CheckpointError):
 
 
 class CheckpointNotFoundError(CheckpointError):
-    """There is no snapshot at the given path: the folder is missing or empty."""
+    """The path has no snapshot: the folder is missing or empty."""
 
 
 class CheckpointMismatchError(CheckpointError):

@@ -1,4 +1,4 @@
-"""Masks credentials in text, by name, position in a URL, or remembered value.
+"""Mask credentials, recognized by name, by position in a URL, or as remembered.
 
 All output of the program (log lines, errors, run folders, snapshots, output of commands) passes through here.
 """
@@ -10,29 +10,29 @@ from collections.abc import Mapping
 from typing import Any
 
 MASK = "***"
-_NAMED = re.compile(
+_SECRET_NAME = re.compile(
     r"(password|passwd|passphrase|secret)$|(^|[^a-z])(pwd|token|credentials?|(api|access|private|secret)[^a-z]?key)$"
     r"|(^|\.)sasl\.(?!mechanisms?$)[\w.]+$",
     re.IGNORECASE,
 )
-# Both patterns run in linear time: they do not search a long text again from every letter.
-_USER = re.compile(r"(?P<scheme>\b[a-zA-Z][\w+.-]{0,100}://)(?P<user>[^\s'\"/]*)@")
-_PAIR = re.compile(
+# Both patterns take linear time: the lookbehind and the length limit prevent a new search from every letter.
+_URL_USER = re.compile(r"(?P<scheme>\b[a-zA-Z][\w+.-]{0,100}://)(?P<user>[^\s'\"/]*)@")
+_ASSIGNMENT = re.compile(
     r"(?P<name>(?<![\w.-])[\w.-]+)(?P<sign>['\"]?\s*=\s*|['\"]\s*:\s*)(?P<value>\$\{env:\w+\}|\"[^\"]*\"|'[^']*'|[^\s'\"&;,)}\]]+)"
 )
 _REFERENCE = re.compile(r"\$\{env:\w+\}")
-_SHORTEST = 6  # minimum length of a remembered value; shorter values would match inside other words
+_MIN_LENGTH = 6  # shorter values are not remembered, because they would match inside other words
 _remembered: dict[str, None] = {}
 
 
 def is_secret(name: object) -> bool:
     """Return whether `name`, a key, argument or dotted path, names a credential."""
-    return isinstance(name, str) and _NAMED.search(name) is not None
+    return isinstance(name, str) and _SECRET_NAME.search(name) is not None
 
 
 def remember_secret(value: object) -> None:
     """Mask `value` wherever it appears from now on."""
-    if isinstance(value, str) and len(value) >= _SHORTEST:
+    if isinstance(value, str) and len(value) >= _MIN_LENGTH:
         _remembered[value] = None
 
 
@@ -48,10 +48,10 @@ def remember_credentials(value: Any, name: object = "") -> None:
         for item in value:
             remember_credentials(item, name)
     elif isinstance(value, str):
-        secrets = [match["user"].partition(":")[2] for match in _USER.finditer(value)]
-        secrets += [match["value"].strip("'\"") for match in _PAIR.finditer(value) if is_secret(match["name"])]
+        secrets = [match["user"].partition(":")[2] for match in _URL_USER.finditer(value)]
+        secrets += [match["value"].strip("'\"") for match in _ASSIGNMENT.finditer(value) if is_secret(match["name"])]
         for secret in (*secrets, value if is_secret(name) else ""):
-            if not _says_nothing(secret) and not is_masked(secret):
+            if not _is_empty_or_reference(secret) and not is_masked(secret):
                 remember_secret(secret)
 
 
@@ -60,8 +60,8 @@ def mask_text(text: str) -> str:
     for value in _remembered:
         text = text.replace(value, MASK)
     if "@" in text:
-        text = _USER.sub(_without_user, text)
-    return _PAIR.sub(_without_value, text) if "=" in text or ":" in text else text
+        text = _URL_USER.sub(_mask_password, text)
+    return _ASSIGNMENT.sub(_mask_assigned_secret, text) if "=" in text or ":" in text else text
 
 
 def mask_value(value: Any, name: object = "") -> Any:
@@ -74,7 +74,7 @@ def mask_value(value: Any, name: object = "") -> Any:
     if isinstance(value, list | tuple):
         return [mask_value(item, name) for item in value]
     if is_secret(name) and isinstance(value, str | int | float) and not isinstance(value, bool):
-        return value if _says_nothing(str(value)) else MASK
+        return value if _is_empty_or_reference(str(value)) else MASK
     return mask_text(value) if isinstance(value, str) else value
 
 
@@ -83,20 +83,20 @@ def is_masked(text: object) -> bool:
     return isinstance(text, str) and re.search(r"^\*{3}$|//\*{3}@|=\*{3}($|[&;\s])", text) is not None
 
 
-def _says_nothing(text: str) -> bool:
+def _is_empty_or_reference(text: str) -> bool:
     return not text or _REFERENCE.fullmatch(text) is not None
 
 
-def _without_user(match: re.Match[str]) -> str:
+def _mask_password(match: re.Match[str]) -> str:
     if match["scheme"].lower().startswith("abfs") and ":" not in match["user"]:
         return match[0]  # Azure: abfs://container@account.dfs.core.windows.net
     password = match["user"].partition(":")[2] or match["user"]
-    return match[0] if _says_nothing(password) else f"{match['scheme']}{MASK}@"
+    return match[0] if _is_empty_or_reference(password) else f"{match['scheme']}{MASK}@"
 
 
-def _without_value(match: re.Match[str]) -> str:
+def _mask_assigned_secret(match: re.Match[str]) -> str:
     value = match["value"]
-    if not is_secret(match["name"]) or _says_nothing(value.strip("'\"")) or value in ("None", "none", "null"):
+    if not is_secret(match["name"]) or _is_empty_or_reference(value.strip("'\"")) or value in ("None", "none", "null"):
         return match[0]
     quote = value[0] if value[0] in "'\"" else ""
     return f"{match['name']}{match['sign']}{quote}{MASK}{quote}"

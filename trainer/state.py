@@ -95,7 +95,7 @@ class StopReason:
 
 
 def host_copy(tensor: Any) -> np.ndarray:
-    """Return a writable host copy, twice as fast as with `asnumpy`."""
+    """Return a writable host copy; twice as fast as copying `asnumpy()`."""
     dtype = NUMPY_DTYPES.get(str(tensor.dtype))
     if dtype is None:
         return np.array(tensor.asnumpy())
@@ -109,12 +109,13 @@ class StepOutputs:
     The first access to `loss`, `losses` or `predictions` copies to the host; without access, nothing is copied.
 
     Attributes:
-        losses_device: the losses as the program returned them, a Tensor of shape [K] or []. If `weighed`, the shape is
-            [K, 2] or [2], with a loss and its denominator.
+        losses_device: the losses as the program returned them, a Tensor of shape [K] or []. If `has_denominators`, the
+            shape is [K, 2] or [2], with a loss and its denominator.
         predictions_device: the network's output as the program returned it, or None.
         returned: the full output of the user's training step, or the prediction of a network that returns its own loss;
             None for other networks, and with several steps per call.
-        weighed: whether each loss comes with its denominator, because that is not the number of rows.
+        has_denominators: whether the program returns the denominator of each loss; without it, the denominator is the
+            number of rows.
         chunk: the trained chunk.
         num_steps: number of batches trained on, at most K; with gradient accumulation, the number of micro-batches.
         num_samples: rows trained on by all processes.
@@ -126,7 +127,7 @@ class StepOutputs:
     num_steps: int
     num_samples: int
     returned: Any = None
-    weighed: bool = False
+    has_denominators: bool = False
     _losses: np.ndarray | None = field(default=None, init=False, repr=False)
     _predictions: np.ndarray | None = field(default=None, init=False, repr=False)
 
@@ -136,16 +137,16 @@ class StepOutputs:
         if self._losses is None:
             device = self.losses_device
             if device.ndim == 0:
-                self._losses = np.array([device.item()], np.float32)  # five times as fast as asnumpy
+                self._losses = np.array([device.item()], np.float32)  # `item` is five times as fast as `asnumpy`
             else:
-                numbers = host_copy(device).astype(np.float32, copy=False).reshape(-1, self.numbers_per_loss)
-                self._losses = numbers[: self.num_steps, 0]
+                values = host_copy(device).astype(np.float32, copy=False).reshape(-1, self.values_per_loss)
+                self._losses = values[: self.num_steps, 0]
         return self._losses
 
     @property
-    def numbers_per_loss(self) -> int:
+    def values_per_loss(self) -> int:
         """2 if `losses_device` contains denominators too, else 1."""
-        return 2 if self.weighed else 1
+        return 2 if self.has_denominators else 1
 
     @property
     def loss(self) -> float:
@@ -209,7 +210,7 @@ class State:
         data_wait: share of time spent waiting for data since the start of the epoch or of the latest window, 0 to 1;
             None before the first step.
         data_waits: with several processes, the `data_wait` of each rank in the last completed epoch or window; None
-            before the first one is complete, and with one process.
+            before the first epoch or window ends, and with one process.
         warned_of_non_finite: whether this call has warned about a non-finite loss or prediction.
         skipped_steps: updates skipped because of an overflow or a non-finite value, as last read from the device.
     """

@@ -1,4 +1,4 @@
-"""`Trainer`: arguments and methods; built by `run/trained_network.py`."""
+"""`Trainer`, the public class; its constructor is in `run/trained_network.py`."""
 
 from __future__ import annotations
 
@@ -355,4 +355,4 @@ class Trainer(MindSporeVerbs):
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError that suggests a similar attribute."""
-            raise keywords.missing_verb(type(self), name)
+            raise keywords.missing_attribute(type(self), name)

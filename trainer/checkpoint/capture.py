@@ -279,9 +279,9 @@ def restore_generators(states: Mapping[str, Any]) -> None:
     if name != "MT19937" or len(keys) != _WORDS:
         raise ValueError(f"the state of NumPy's generator is of {name!r} with {len(keys)} words, not of MT19937")
     # NumPy does not check the position and would read past the end of its words
-    position, has_gauss = whole("position", position, 0, most=_WORDS), whole("has_gauss", has_gauss, 0, most=1)
-    words = np.array([whole("word", key, 0, most=2**32 - 1) for key in keys], np.uint32)
-    seed = whole("mindspore_seed", states.get("mindspore_seed"), 0, most=2**32 - 1, optional=True)
+    position, has_gauss = whole("position", position, 0, maximum=_WORDS), whole("has_gauss", has_gauss, 0, maximum=1)
+    words = np.array([whole("word", key, 0, maximum=2**32 - 1) for key in keys], np.uint32)
+    seed = whole("mindspore_seed", states.get("mindspore_seed"), 0, maximum=2**32 - 1, optional=True)
     random.setstate((version, tuple(internal), gauss if gauss is None else any_number("gauss", gauss)))
     np.random.set_state((name, words, position, has_gauss, any_number("cached", cached)))
     if seed is not None:

@@ -1,4 +1,4 @@
-"""Translates or refuses keywords of Keras, Lightning and Hugging Face."""
+"""Translate or refuse keywords of Keras, Lightning and Hugging Face."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ VERBS = {
 
 
 def translated(*also: str, **renamed: str) -> Callable[[Method], Method]:
-    """Let a method accept keywords of other trainers, or name ours in the error.
+    """Decorate a method to accept other trainers' keywords, or suggest ours.
 
     Args:
         also: keywords that the method accepts through its ``**kwargs``.
         renamed: arguments of `fit` that this method has under another name, such as train_dataset="stream".
     """
-    same = {name: renamed.get(ours, ours) for name, ours in SAME_MEANING.items()} | renamed
+    aliases = {name: renamed.get(canonical, canonical) for name, canonical in SAME_MEANING.items()} | renamed
 
     def decorate(method: Method) -> Method:
         parameters = inspect.signature(method).parameters
@@ -79,55 +79,55 @@ def translated(*also: str, **renamed: str) -> Callable[[Method], Method]:
         positional = [name for name, parameter in parameters.items() if parameter.kind is _POSITIONAL]
 
         @functools.wraps(method)
-        def take(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             if not kwargs.keys() <= known:
-                given = {*positional[: len(args)], *kwargs}
-                kwargs = dict(_translate(method.__name__, known, same, given, item) for item in kwargs.items())
+                passed = {*positional[: len(args)], *kwargs}
+                kwargs = dict(_translate(method.__name__, known, aliases, passed, item) for item in kwargs.items())
                 kwargs.pop("verbose", None)
             if "epochs" in kwargs and "epochs" in positional[: len(args)]:
                 epochs(args[positional.index("epochs")])  # raise the error for labels passed in place of epochs
             return method(*args, **kwargs)
 
-        return cast(Method, take)
+        return cast(Method, wrapper)
 
     return decorate
 
 
 def _translate(
-    verb: str, known: set[str], same: dict[str, str], given: set[str], item: tuple[str, Any]
+    method: str, known: set[str], aliases: dict[str, str], passed: set[str], item: tuple[str, Any]
 ) -> tuple[str, Any]:
     """Translate a keyword and its value for the method, or raise TypeError."""
     name, value = item
     if name in known:
         return item
-    verb = "Trainer" if verb == "__init__" else verb
-    if name == "verbose" and verb != "Trainer":
-        return _verbose(verb, known, given, value)
-    ours = same.get(name)
-    if ours in known:
-        if ours in given:
-            raise TypeError(f"{verb}: {name} is another name of {ours}; give only one of them")
-        given.add(ours)
-        return ours, value
+    method = "Trainer" if method == "__init__" else method
+    if name == "verbose" and method != "Trainer":
+        return _verbose(method, known, passed, value)
+    canonical = aliases.get(name)
+    if canonical in known:
+        if canonical in passed:
+            raise TypeError(f"{method}: {name} is another name of {canonical}; give only one of them")
+        passed.add(canonical)
+        return canonical, value
     if name in HINTS:
-        raise TypeError(f"{verb}: {name} {HINTS[name]}")
-    if ours is not None:
-        raise TypeError(f"{verb}: pass {name} as {ours} to {'Trainer' if ours == 'loss_scale' else 'fit'}")
-    raise TypeError(f"{verb} takes no {name!r}{did_you_mean(name, known - {'self'})}")
+        raise TypeError(f"{method}: {name} {HINTS[name]}")
+    if canonical is not None:
+        raise TypeError(f"{method}: pass {name} as {canonical} to {'Trainer' if canonical == 'loss_scale' else 'fit'}")
+    raise TypeError(f"{method} takes no {name!r}{did_you_mean(name, known - {'self'})}")
 
 
-def _verbose(verb: str, known: set[str], given: set[str], value: Any) -> tuple[str, Any]:
+def _verbose(method: str, known: set[str], passed: set[str], value: Any) -> tuple[str, Any]:
     if value not in (0, 1, "auto"):
         raise TypeError(
-            f"{verb}: verbose takes 0 (nothing is shown) or 1; received {value!r}. Callbacks decide what is shown: "
+            f"{method}: verbose takes 0 (nothing is shown) or 1; received {value!r}. Callbacks decide what is shown: "
             "callbacks=[LossMonitor()] prints lines"
         )
-    quiet = not value and "callbacks" in known and "callbacks" not in given
+    quiet = not value and "callbacks" in known and "callbacks" not in passed
     return ("callbacks", []) if quiet else ("verbose", None)
 
 
-def missing_verb(kind: type, name: str) -> AttributeError:
-    """Return the error for a missing attribute; it names our method for the same task."""
+def missing_attribute(kind: type, name: str) -> AttributeError:
+    """Return the error for a missing attribute; it suggests our counterpart."""
     if name in VERBS:
         return AttributeError(f"{kind.__name__} has no {name!r}: {VERBS[name]}")
     public = [known for known in dir(kind) if not known.startswith("_")]

@@ -28,7 +28,7 @@ class MindSporeMae(Mae):
 
     name = None  # type: ignore[assignment]
 
-    def expect(self, meaning: Meaning) -> None:
+    def set_meaning(self, meaning: Meaning) -> None:
         """Ignore the loss, because MindSpore compares labels with the raw outputs."""
 
     def value(self) -> float:

@@ -84,16 +84,16 @@ class MindSporeVerbs(TrainerBase):
     def train_network(self) -> nn.Cell:
         """The cell of network, loss and optimizer; without an optimizer, the network."""
         trainer: Any = self
-        return self.network if self.optimizer is None else self._made_once("train", lambda: TrainNetwork(trainer))
+        return self.network if self.optimizer is None else self._cached_cell("train", lambda: TrainNetwork(trainer))
 
     @property
     def eval_network(self) -> nn.Cell | None:
         """The user's evaluation cell, else a cell of network and loss, or None."""
-        given = self.own_eval_network
-        if given is not None or not self.metrics or self.loss_fn is None:
-            return given
+        cell = self.own_eval_network
+        if cell is not None or not self.metrics or self.loss_fn is None:
+            return cell
         cast = self.precision.level in ("O2", "O3", "auto")
-        return self._made_once("eval", lambda: nn.WithEvalCell(self.network, self.loss_fn, cast))
+        return self._cached_cell("eval", lambda: nn.WithEvalCell(self.network, self.loss_fn, cast))
 
     @eval_network.setter
     def eval_network(self, cell: nn.Cell | None) -> None:
@@ -104,17 +104,17 @@ class MindSporeVerbs(TrainerBase):
         """The network."""
         return self.network
 
-    def _made_once(self, name: str, make: Callable[[], nn.Cell]) -> nn.Cell:
+    def _cached_cell(self, name: str, create: Callable[[], nn.Cell]) -> nn.Cell:
         cells = vars(self).setdefault("_cells_of_mindspore", {})
         if name not in cells:
-            cells[name] = make()
+            cells[name] = create()
         return cells[name]
 
 
 def predict(trainer: TrainerBase, *predict_data: Any, backend: str | None = None, config: Any = None) -> Any:
     """Apply the network to Tensors, as `mindspore.Model.predict` does.
 
-    The backend "lite" also runs the network itself, like MindSpore without MindSpore Lite. `config` has no effect.
+    The backend "lite" runs the network itself, as MindSpore does without MindSpore Lite. `config` is ignored.
 
     Raises:
         ConfigurationError: `backend` is neither None nor "lite".
@@ -122,19 +122,19 @@ def predict(trainer: TrainerBase, *predict_data: Any, backend: str | None = None
     if checks.choice("backend", backend, ("lite",), optional=True):
         logger.warning("predict: MindSpore Lite is not used; the network itself is applied")
     if all(isinstance(item, Tensor) for item in predict_data):
-        return _tensors(trainer_predict(trainer, ([predict_data],), None, False))
-    kept = trainer.network.training
+        return _to_tensors(trainer_predict(trainer, ([predict_data],), None, False))
+    was_training = trainer.network.training
     trainer.network.set_train(False)
     try:
         return trainer.network(*predict_data)
     finally:
-        trainer.network.set_train(kept)
+        trainer.network.set_train(was_training)
 
 
-def _tensors(outputs: Any) -> Any:
+def _to_tensors(outputs: Any) -> Any:
     if isinstance(outputs, dict):
-        return {name: _tensors(output) for name, output in outputs.items()}
-    return tuple(map(_tensors, outputs)) if isinstance(outputs, tuple) else Tensor(outputs)
+        return {name: _to_tensors(output) for name, output in outputs.items()}
+    return tuple(map(_to_tensors, outputs)) if isinstance(outputs, tuple) else Tensor(outputs)
 
 
 @keywords.translated("batch_size", "shuffle", "sharded", "max_steps", "max_time", "resume")
@@ -153,8 +153,8 @@ def fit(
 ) -> History:
     """Train and validate up to `epoch`, as `mindspore.Model.fit` does.
 
-    If a MindSpore callback is passed, each step is a separate call for any sink size, as in MindSpore on CPU.
-    Evaluation takes one batch at a time. `options` are the other keywords of `Trainer.fit`.
+    With a MindSpore callback, each step is a separate call for any sink size, as in MindSpore on CPU. Evaluation takes
+    one batch at a time. `options` are the other keywords of `Trainer.fit`.
 
     Raises:
         ConfigurationError: a number of epochs is invalid.
@@ -164,50 +164,50 @@ def fit(
     checks.boolean("valid_dataset_sink_mode", valid_dataset_sink_mode)
     if not checks.is_whole(initial_epoch) or not 0 <= initial_epoch < max(epoch, 1):
         checks.refuse("initial_epoch", f"a whole number from 0 below epoch={epoch}", initial_epoch)
-    for number in valid_frequency if isinstance(valid_frequency, Sequence) else (valid_frequency,):
-        checks.whole("valid_frequency", number, also=" (epochs), or a list of epochs")
+    for frequency in valid_frequency if isinstance(valid_frequency, Sequence) else (valid_frequency,):
+        checks.whole("valid_frequency", frequency, also=" (epochs), or a list of epochs")
     return training.fit(
         trainer,
         train_dataset,
         epoch - initial_epoch,
         valid_dataset,
-        None if valid_frequency == 1 else _EpochsOfCall(valid_frequency, initial_epoch),
+        None if valid_frequency == 1 else _ValidationEpochs(valid_frequency, initial_epoch),
         [] if callbacks is None else callbacks,
-        checks.steps_per_call(dataset_sink_mode and not _watches_steps(callbacks), sink_size),
+        checks.steps_per_call(dataset_sink_mode and not _has_mindspore_callback(callbacks), sink_size),
         first_epoch=initial_epoch,
         **options,
     )
 
 
-def _watches_steps(callbacks: Any) -> bool:
-    given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-    return any(isinstance(callback, MindSporeCallback) for callback in given)
+def _has_mindspore_callback(callbacks: Any) -> bool:
+    callback_list = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    return any(isinstance(callback, MindSporeCallback) for callback in callback_list)
 
 
-class _EpochsOfCall(Every):
-    """Cadence for `valid_frequency`: every n epochs of a `fit` call, or listed epochs."""
+class _ValidationEpochs(Every):
+    """`valid_frequency` as a cadence: every n epochs of a call, or listed epochs."""
 
     def __init__(self, epochs: int | Sequence[int], initial_epoch: int) -> None:
         super().__init__(epochs=1)
-        self._wanted, self._initial, self._base = epochs, initial_epoch, 0
+        self._due_epochs, self._initial_epoch, self._epoch_offset = epochs, initial_epoch, 0
 
     def start(self, progress: Any) -> None:
-        """Count epochs from the current one, which gets the number `initial_epoch`."""
+        """Number the epochs of this call from `initial_epoch`."""
         super().start(progress)
-        self._base = progress.epoch - self._initial
+        self._epoch_offset = progress.epoch - self._initial_epoch
 
     def due(self, progress: Any) -> bool:
         """Return whether an epoch that needs validation has just ended."""
         if not super().due(progress):
             return False
-        epoch = progress.epoch - self._base
-        return epoch % self._wanted == 0 if isinstance(self._wanted, int) else epoch in self._wanted
+        epoch = progress.epoch - self._epoch_offset
+        return epoch % self._due_epochs == 0 if isinstance(self._due_epochs, int) else epoch in self._due_epochs
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of `Every` and the offset of the call's epochs."""
-        return {**super().state_dict(), "base": self._base}
+        return {**super().state_dict(), "base": self._epoch_offset}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state_dict`."""
         super().load_state_dict(state)
-        self._base = state.get("base", 0)
+        self._epoch_offset = state.get("base", 0)

@@ -23,18 +23,18 @@ from .commands import (
 )
 from .console import Console, logging_to, print_error, print_traceback, recorded_output
 
-_REPORTING = ("fit", "online", "launch", "serve")  # commands with results in files; other commands print their results
+_WRITING_FILES = ("fit", "online", "launch", "serve")  # commands whose results are files, not their output
 
 
 class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Reject unknown options; show the command's usage and the most similar option."""
-        known, unknown = super().parse_known_args(args, namespace)
+        namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             option = next((word for word in unknown if word.startswith("-")), "").partition("=")[0]
             hint = did_you_mean(option, self._option_string_actions, 0.7) if option else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        return known, unknown
+        return namespace, unknown
 
     def error(self, message: str) -> Any:
         self.print_usage(sys.stderr)
@@ -72,9 +72,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command_parser(commands: Any, name: str) -> argparse.ArgumentParser:
     _, text, examples = _COMMANDS[name]
-    shown = "\n".join(f"  trainer {name} {example}".rstrip() for example in examples)
-    kind = argparse.RawDescriptionHelpFormatter
-    return commands.add_parser(name, help=text, description=text, epilog=f"examples:\n{shown}", formatter_class=kind)
+    example_lines = "\n".join(f"  trainer {name} {example}".rstrip() for example in examples)
+    epilog, formatter = f"examples:\n{example_lines}", argparse.RawDescriptionHelpFormatter
+    return commands.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=formatter)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         args = _parser().parse_args(arguments)
-    except SystemExit as leaving:  # --help or a wrong command line; a caller of `main` needs the number
-        return int(leaving.code or 0)
+    except SystemExit as exit_request:  # --help or a wrong command line; `main` returns the exit code instead
+        return int(exit_request.code or 0)
     handler = Console()
     try:
         with logging_to(handler, args.verbose):
@@ -114,14 +114,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped by SIGINT", file=sys.stderr)
         return 130
-    except SystemExit as leaving:
+    except SystemExit as exit_request:
         for number in (signal.SIGTERM, signal.SIGHUP):
-            if leaving.code == 128 + number:
+            if exit_request.code == 128 + number:
                 print(f"stopped by {number.name}", file=sys.stderr)
-        return leaving.code if isinstance(leaving.code, int) else 1
+        return exit_request.code if isinstance(exit_request.code, int) else 1
 
 
-_BY_TASK = {
+_COMMANDS_BY_TASK = {
     "begin": ("init", "models", "schema"),
     "train": ("fit", "online", "launch", "sweep"),
     "look": ("runs", "compare", "report", "watch", "evaluate", "features"),
@@ -137,7 +137,7 @@ _EXIT_CODES = """exit codes: 0 done, 1 the run failed, 2 a wrong configuration o
 def _overview() -> str:
     """Return the help text that lists the commands by task."""
     lines = ["usage: trainer COMMAND ...; `trainer COMMAND --help` shows its options"]
-    for task, names in _BY_TASK.items():
+    for task, names in _COMMANDS_BY_TASK.items():
         lines += ["", f"{task}:", *(f"  {name:<10} {_COMMANDS[name][1]}" for name in names)]
     return "\n".join([*lines, "", _EXIT_CODES])
 
@@ -145,7 +145,7 @@ def _overview() -> str:
 def _run(args: argparse.Namespace) -> int:
     """Run a command and return its exit code.
 
-    A failed write to stdout is an error only for commands that print their result.
+    If stdout cannot be written, commands whose results are files still succeed.
     """
     code = 0
     with recorded_output() as output:
@@ -159,7 +159,7 @@ def _run(args: argparse.Namespace) -> int:
     if output.lost is None:
         return code
     reason = output.lost.strerror or output.lost
-    if args.command in _REPORTING:
+    if args.command in _WRITING_FILES:
         print(f"standard output cannot be written ({reason}); the files of the run are complete", file=sys.stderr)
         return code
     if not isinstance(output.lost, BrokenPipeError):  # no message if the reader closed the pipe, as `head` does

@@ -49,24 +49,24 @@ def print_traceback(*exception: Any) -> None:
 
 
 class Console(logging.StreamHandler):
-    """Log handler that remembers the last error, so that it is not printed again.
+    """Log handler that remembers the last error, so that it is not printed twice.
 
-    Messages about raw rows are written only once, because train, valid and test are often parts of the same files.
+    Messages about raw rows are logged once, because train, valid and test are often parts of the same files.
     """
 
     last_error = ""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a log record, unless it repeats a message about raw rows."""
         if record.name.startswith("trainer.features."):
             message = record.getMessage()
-            if message in self._said:
+            if message in self._logged:
                 return
-            self._said.add(message)
+            self._logged.add(message)
         if record.levelno >= logging.ERROR:
             self.last_error = mask_text(record.getMessage())
         super().emit(record)
@@ -80,12 +80,12 @@ class Console(logging.StreamHandler):
 def logging_to(handler: logging.Handler, verbose: bool = False) -> Iterator[None]:
     """Write this package's log to `handler`, and hide MindSpore's log.
 
-    No error is lost, because MindSpore also raises its errors as exceptions.
+    MindSpore's errors are still reported, because it also raises them as exceptions.
     """
     loggers = [logging.getLogger(name) for name in ("trainer", "callbacks")]
     levels = [logger.level for logger in loggers]
-    quiet = "GLOG_v" not in os.environ and "mindspore" not in sys.modules
-    if quiet:
+    hides_mindspore_log = "GLOG_v" not in os.environ and "mindspore" not in sys.modules
+    if hides_mindspore_log:
         os.environ["GLOG_v"] = "4"  # noqa: SIM112 (MindSpore's spelling)
     for logger in loggers:
         logger.addHandler(handler)
@@ -96,24 +96,26 @@ def logging_to(handler: logging.Handler, verbose: bool = False) -> Iterator[None
         for logger, level in zip(loggers, levels, strict=True):
             logger.removeHandler(handler)
             logger.setLevel(level)
-        if quiet:
+        if hides_mindspore_log:
             del os.environ["GLOG_v"]  # noqa: SIM112
 
 
-def print_results(finished: Run) -> None:
+def print_results(run: Run) -> None:
     """Print the last and best metrics of a finished run, and where its files are."""
     from callbacks.output import without_equal_losses
 
     from ..storage.fetch import PUBLISHED
     from .runs.compare import duration, number, table
 
-    metrics = finished.metrics
+    metrics = run.metrics
     results = {**without_equal_losses(metrics["results"]), "steps": metrics["progress"]["global_step"]}
     best = {("train_loss" if name == "loss" else name): values for name, values in metrics["best"].items()}
     rows = [["result", "last", "best", "at step", "in snapshot"]]
     for name, value in results.items():
-        at = best.get(name)
-        cells = ["", "", ""] if at is None else [number(at["value"]), str(at["step"]), at["snapshot"] or "none kept"]
+        entry = best.get(name)
+        cells = ["", "", ""]
+        if entry is not None:
+            cells = [number(entry["value"]), str(entry["step"]), entry["snapshot"] or "none kept"]
         rows.append([name, number(value), *cells])
     print("\n".join(table(rows)))
     before = metrics.get("seconds_before", 0.0)
@@ -122,15 +124,15 @@ def print_results(finished: Run) -> None:
     with contextlib.suppress(ValueError):  # the snapshot is not below the working directory
         snapshot = Path(snapshot).relative_to(Path.cwd()) if metrics["snapshot"] else snapshot
     print(f"snapshot {snapshot}")
-    print(f"run folder {finished.path}")
-    verbs = ["report"] + ["serve"] * (finished.path / PUBLISHED).is_dir()
-    print(f"next: {', or '.join(f'trainer {verb} {finished.path}' for verb in verbs)}")
+    print(f"run folder {run.path}")
+    commands = ["report"] + ["serve"] * (run.path / PUBLISHED).is_dir()
+    print(f"next: {', or '.join(f'trainer {verb} {run.path}' for verb in commands)}")
 
 
 class RecordedOutput:
     """Wrapper of standard output that remembers its latest failed write.
 
-    Exceptions alone are not enough: callbacks swallow them, and a write may fail as late as the last flush.
+    The exception alone is not enough: user code may catch it, and the last flush may be the first call that fails.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -163,7 +165,7 @@ class RecordedOutput:
 def recorded_output() -> Iterator[RecordedOutput]:
     """Record failed writes to `sys.stdout` inside the context.
 
-    After a failure, everything printed later is discarded.
+    After a failed write, stdout is replaced by the null device when the context ends.
     """
     stream = sys.stdout
     output = RecordedOutput(stream)

@@ -48,7 +48,7 @@ from .sweep_plan import (
     record_version,
     recorded_names,
 )
-from .sweep_search import MAKERS
+from .sweep_search import SEARCHES
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def sweep(
     Raises:
         ConfigurationError: invalid arguments, an invalid configuration of a trial, or the folder holds another sweep.
     """
-    space = {path: _space(path, values) for path, values in vary.items()}
+    space = {path: _search_values(path, values) for path, values in vary.items()}
     plan = Plan(
         str(Path(config).absolute()), space, search, trials, monitor, mode, prune, command, seed, tuple(overrides)
     )
@@ -99,7 +99,7 @@ def sweep(
     return _Sweep(plan, Path(folder)).run(processes)
 
 
-def _space(path: str, values: Any) -> Any:
+def _search_values(path: str, values: Any) -> Any:
     if isinstance(values, tuple) and len(values) in (2, 3) and values[2:] in ((), ("log",)):
         low, high = values[:2]
         log = len(values) == 3
@@ -112,7 +112,7 @@ def _space(path: str, values: Any) -> Any:
 
 
 def _check(plan: Plan) -> None:
-    choice("search", plan.search, MAKERS)
+    choice("search", plan.search, SEARCHES)
     choice("mode", plan.mode, MODES)
     choice("command", plan.command, ("fit", "online"))
     whole("trials", plan.trials, optional=True)
@@ -135,11 +135,11 @@ def _check_first(plan: Plan) -> None:
     from .configuration.loader import load_config
 
     first = {path: v.low if isinstance(v, Range) else v[0] for path, v in plan.vary.items()}
-    load_config(plan.config, [*plan.overrides, *_settings(first)])
+    load_config(plan.config, [*plan.overrides, *_set_arguments(first)])
 
 
-def _own_publications(config: str, settings: list[str], folder: Path) -> list[str]:
-    """Return overrides that make a trial publish to a subfolder of its own."""
+def _publish_overrides(config: str, settings: list[str], folder: Path) -> list[str]:
+    """Return overrides that make a trial publish to a subfolder of its run folder."""
     from .configuration.loader import load_config
 
     root = dump_line(str(folder / "published"))
@@ -148,7 +148,7 @@ def _own_publications(config: str, settings: list[str], folder: Path) -> list[st
     return [f"{path}.init_args.root={root}" for path in publishers]
 
 
-def _settings(values: Mapping[str, Any]) -> list[str]:
+def _set_arguments(values: Mapping[str, Any]) -> list[str]:
     return [f"{path}={dump_line(value)}" for path, value in values.items()]
 
 
@@ -159,14 +159,14 @@ def _sigterm_as_exit() -> Iterator[None]:
         yield
         return
 
-    def leave(number: int, frame: Any) -> None:
+    def exit_on_signal(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    previous_handler = signal.signal(signal.SIGTERM, exit_on_signal)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
 class _Sweep:
@@ -183,7 +183,7 @@ class _Sweep:
 
             write_json(folder / PLAN, plain(plan))
         self.trials = read_trials(folder)
-        self.search = MAKERS[plan.search](plan, self.trials)
+        self.search = SEARCHES[plan.search](plan, self.trials)
 
     def run(self, processes: int) -> list[Trial]:
         """Run all unfinished trials; return the trials, best first."""
@@ -204,7 +204,7 @@ class _Sweep:
                         break
                     time.sleep(POLL_SECONDS)
                     for trial in running:
-                        self._look_at(trial)
+                        self._update(trial)
                     running = [trial for trial in running if trial.state == "running"]
             finally:
                 _stop(running)  # trials still run only after an interruption; a resumed sweep resumes them
@@ -224,7 +224,7 @@ class _Sweep:
         return trial
 
     def _start(self, trial: Trial) -> None:
-        """Start a trial, or mark it as failed if its values are not a valid configuration."""
+        """Start a trial; mark it as failed if its configuration is invalid."""
         try:
             options = self._options(trial)
         except ConfigurationError as error:
@@ -247,19 +247,19 @@ class _Sweep:
     def _options(self, trial: Trial) -> list[str]:
         if (trial.folder / "config.yaml").is_file():
             return ["--resume", str(trial.folder)]
-        settings = [*self.plan.overrides, *_settings(trial.values), f"run_dir={dump_line(str(trial.folder))}"]
-        settings += _own_publications(self.plan.config, settings, trial.folder)
+        settings = [*self.plan.overrides, *_set_arguments(trial.values), f"run_dir={dump_line(str(trial.folder))}"]
+        settings += _publish_overrides(self.plan.config, settings, trial.folder)
         return [self.plan.config, *(part for text in settings for part in ("--set", text))]
 
-    def _look_at(self, trial: Trial) -> None:
+    def _update(self, trial: Trial) -> None:
         ended = not is_running(trial.folder) if trial.process is None else trial.process.poll() is not None
         version = record_version(trial.folder)
         if not ended and version == trial.record_version:
             return
         trial.record_version = version
-        measured = measurements(trial.folder, self.plan.monitor)
-        higher = bool(measured) and higher_is_better(trial, self.plan)
-        for step, value in measured[trial.reported :]:
+        recorded = measurements(trial.folder, self.plan.monitor)
+        higher = bool(recorded) and higher_is_better(trial, self.plan)
+        for step, value in recorded[trial.reported :]:
             trial.reported += 1
             if not ended and self.search.is_hopeless(trial, step, -value if higher else value):
                 (trial.folder / PRUNED).touch()

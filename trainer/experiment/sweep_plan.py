@@ -66,9 +66,9 @@ class Trial:
     folder: Path
     state: str = "waiting"  # "waiting", "running", "done", "pruned" or "failed"
     value: float | None = None  # best value of the monitored metric, or None
-    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)  # None if another process started it
-    reported: int = 0  # number of measurements passed to the search
-    record_version: tuple[int, int] | None = None  # version of the record when it was last read
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)  # None if a killed sweep started it
+    reported: int = 0  # how many measurements were passed to the search
+    record_version: tuple[int, int] | None = None  # `record_version` of the run's record when it was last read
 
 
 def read_plan(folder: Path) -> Plan:
@@ -121,15 +121,15 @@ def read_outcome(trial: Trial, plan: Plan) -> None:
         trial.state = "waiting"
     else:
         trial.state = "failed" if reason.startswith("exception") else "done"
-    measured = [value for _, value in measurements(trial.folder, plan.monitor)]
-    if measured:
-        trial.value = (max if higher_is_better(trial, plan) else min)(measured)
+    recorded = [value for _, value in measurements(trial.folder, plan.monitor)]
+    if recorded:
+        trial.value = (max if higher_is_better(trial, plan) else min)(recorded)
 
 
 def measurements(folder: Path, monitor: str) -> list[tuple[int, float]]:
     """Return the (step, value) pairs of a metric that a run has recorded so far."""
-    recorded = read_record(folder / RECORD).series
-    series = next((series for name, series in recorded.items() if monitor in _monitors_of(name)), None)
+    all_series = read_record(folder / RECORD).series
+    series = next((series for name, series in all_series.items() if monitor in _monitors_of(name)), None)
     if series is None:
         return []
     return [(step, value) for step, value in zip(series.steps, series.values, strict=True) if value is not None]

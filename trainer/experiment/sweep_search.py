@@ -52,15 +52,15 @@ class Optuna(Grid):
         optuna = require("optuna", "search 'optuna' needs Optuna", "sweep")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         pruner = optuna.pruners.MedianPruner(n_startup_trials=2) if plan.prune else optuna.pruners.NopPruner()
-        # the same seed would make a resumed sweep repeat the values of its first trials
+        # with the unchanged seed, a resumed sweep would repeat the values of its first trials
         sampler = optuna.samplers.TPESampler(seed=plan.seed + len(trials))
         self.study = optuna.create_study(sampler=sampler, pruner=pruner)
         self.distributions = {path: _distribution(values) for path, values in plan.vary.items()}
-        self.asked: dict[int, Any] = {}
+        self.optuna_trials: dict[int, Any] = {}
         for trial in trials:
             if trial.state == "waiting":
                 self.study.enqueue_trial(trial.values)
-                self.asked[trial.number] = self.study.ask(self.distributions)
+                self.optuna_trials[trial.number] = self.study.ask(self.distributions)
             elif trial.value is not None:
                 sign = -1.0 if higher_is_better(trial, plan) else 1.0
                 done = optuna.trial.create_trial(
@@ -70,14 +70,14 @@ class Optuna(Grid):
 
     def propose(self, number: int) -> dict[str, Any] | None:
         """Return the values that the study suggests next."""
-        self.asked[number] = self.study.ask(self.distributions)
-        return dict(self.asked[number].params)
+        self.optuna_trials[number] = self.study.ask(self.distributions)
+        return dict(self.optuna_trials[number].params)
 
     def is_hopeless(self, trial: Trial, step: int, loss: float) -> bool:
         """Return whether the pruner ends the trial, given its latest loss."""
-        asked = self.asked[trial.number]
-        asked.report(loss, step)
-        return bool(asked.should_prune())
+        optuna_trial = self.optuna_trials[trial.number]
+        optuna_trial.report(loss, step)
+        return bool(optuna_trial.should_prune())
 
     def ended(self, trial: Trial, loss: float | None) -> None:
         """Report the result of a trial to the study."""
@@ -85,7 +85,7 @@ class Optuna(Grid):
 
         states = {"pruned": optuna.trial.TrialState.PRUNED, "done": optuna.trial.TrialState.COMPLETE}
         state = states.get("" if loss is None else trial.state, optuna.trial.TrialState.FAIL)
-        self.study.tell(self.asked[trial.number], loss if state == states["done"] else None, state=state)
+        self.study.tell(self.optuna_trials[trial.number], loss if state == states["done"] else None, state=state)
 
 
 def _distribution(values: Any) -> Any:
@@ -97,4 +97,4 @@ def _distribution(values: Any) -> Any:
     return kind(values.low, values.high, log=values.log)
 
 
-MAKERS: dict[str, Callable[[Plan, Sequence[Trial]], Grid]] = {"grid": Grid, "random": Random, "optuna": Optuna}
+SEARCHES: dict[str, Callable[[Plan, Sequence[Trial]], Grid]] = {"grid": Grid, "random": Random, "optuna": Optuna}

@@ -132,7 +132,7 @@ class Features(Stateful):
         kept_columns = {name: replace(text_column(required=False), as_given=True) for name in self.keep}
         self.kept_schema = Schema({**kept_columns, **self.columns}, **shared)
         self.update_every = whole("Features(update_every=...)", update_every, optional=True)
-        self.max_bad_share = number("Features(max_bad_share=...)", max_bad_share, least=0, most=1, what="a share")
+        self.max_bad_share = number("Features(max_bad_share=...)", max_bad_share, minimum=0, maximum=1, what="a share")
         self.learned = Learned(self.features, self.columns)
         self.recent = Recent()
         self.is_fitted = not self.statistics

@@ -167,7 +167,7 @@ class Text(_ListBase):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("Text(ngrams=...)", self.ngrams, most=8)
+        whole("Text(ngrams=...)", self.ngrams, maximum=8)
 
     def raw(self) -> dict[str, Column]:
         return {self.source: text_column(self.required)}

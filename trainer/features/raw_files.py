@@ -60,8 +60,8 @@ class RawFiles(RawData):
         self._in_memory = in_memory
         self.shuffled_rows = whole("RawFiles(shuffled_rows=...)", shuffled_rows)
         self.part = choice("RawFiles(part=...)", part, PARTS, optional=True)
-        self.valid = number("RawFiles(valid=...)", valid, least=0)
-        self.test = number("RawFiles(test=...)", test, least=0)
+        self.valid = number("RawFiles(valid=...)", valid, minimum=0)
+        self.test = number("RawFiles(test=...)", test, minimum=0)
         if self.valid + self.test >= 1:
             raise ConfigurationError(
                 f"RawFiles(valid={valid}, test={test}) leaves nothing to train on; accepts shares that add up to less "

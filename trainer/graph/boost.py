@@ -64,7 +64,7 @@ class BoostConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "freeze_depths", tuple(self.freeze_depths))
-        number("freeze_share", self.freeze_share, least=0, below=1)
+        number("freeze_share", self.freeze_share, minimum=0, below=1)
         if not self.freeze_depths or not all(is_number(depth) and 0 < depth < 1 for depth in self.freeze_depths):
             refuse("freeze_depths", "numbers in (0, 1)", self.freeze_depths)
         whole("freeze_after", self.freeze_after, 0)

@@ -76,7 +76,8 @@ class MultiTaskLoss(nn.Cell):
             for name in names:
                 choice(f"MultiTaskLoss({option}=...)", name, self.tasks)
         self.weights = tuple(
-            number(f"MultiTaskLoss(weights={{{task!r}: ...}})", weights.get(task, 1.0), least=0) for task in self.tasks
+            number(f"MultiTaskLoss(weights={{{task!r}: ...}})", weights.get(task, 1.0), minimum=0)
+            for task in self.tasks
         )
         self.label_names = tuple(labels.get(task, task) for task in self.tasks)
         self.mask_places = tuple(self.tasks.index(masks[task]) if task in masks else -1 for task in self.tasks)

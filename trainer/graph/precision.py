@@ -197,7 +197,7 @@ def make_scaler(loss_scale: Any, precision: Precision) -> amp.LossScaler | None:
     if isinstance(loss_scale, amp.LossScaler):
         return loss_scale
     if is_number(loss_scale):
-        return amp.StaticLossScaler(number("loss_scale", loss_scale, least=1))
+        return amp.StaticLossScaler(number("loss_scale", loss_scale, minimum=1))
     if isinstance(loss_scale, amp.DynamicLossScaleManager):
         return amp.DynamicLossScaler(
             float(loss_scale.get_loss_scale()), int(loss_scale.scale_factor), int(loss_scale.scale_window)

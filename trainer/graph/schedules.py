@@ -52,7 +52,7 @@ class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
         super().__init__()
         self.kind = checks.choice("Schedule(kind=...)", kind, KINDS)
         self.peak = checks.number("Schedule(peak=...)", peak, above=0)
-        self.floor = checks.number("Schedule(floor=...)", floor, least=0.0)
+        self.floor = checks.number("Schedule(floor=...)", floor, minimum=0.0)
         factor = checks.whole("Schedule(steps_per_epoch=...)", steps_per_epoch, optional=True) or 1
         needs_total = kind not in ("constant", "inverse_sqrt")
         total = checks.whole("Schedule(total_steps=...)", total_steps, optional=not needs_total)

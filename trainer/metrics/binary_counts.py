@@ -31,7 +31,7 @@ class BinarySums(Sums):
         self, link: str = "auto", negative_sampling_rate: float | None = None, correct_probability: bool = True
     ) -> None:
         self.link = check_link(link)
-        rate = number("negative_sampling_rate", negative_sampling_rate, above=0, most=1, optional=True)
+        rate = number("negative_sampling_rate", negative_sampling_rate, above=0, maximum=1, optional=True)
         self.rate = 1.0 if rate is None else rate
         self.shift = math.log(self.rate) if correct_probability else 0.0
         self.logits_seen = link in ("sigmoid", "softmax")

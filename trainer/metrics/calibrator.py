@@ -64,7 +64,7 @@ class Calibrator(Stateful):
             "calibration: negative_sampling_rate",
             negative_sampling_rate,
             above=0,
-            most=1,
+            maximum=1,
             optional=True,
             what="a share",
         )

@@ -31,7 +31,7 @@ class PageHinkley:
 
     def __init__(self, threshold: float = 0.1, delta: float = 0.005, min_values: int = 5) -> None:
         self.threshold = number("threshold", threshold, above=0, below=math.inf)
-        self.delta = number("delta", delta, least=0, below=math.inf)
+        self.delta = number("delta", delta, minimum=0, below=math.inf)
         self.min_values = whole("min_values", min_values)
         self._restart()
 

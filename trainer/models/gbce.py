@@ -40,7 +40,7 @@ class GBCE(nn.Cell):
     def __init__(self, items: int, calibration: float = 0.75) -> None:
         super().__init__()
         self.others = float(whole("GBCE(items=...)", items, 2) - 1)
-        self.calibration = number("GBCE(calibration=...)", calibration, least=0, most=1)
+        self.calibration = number("GBCE(calibration=...)", calibration, minimum=0, maximum=1)
 
     def construct(self, vectors, item):
         vectors, item, rows = choices_of(vectors, item)

@@ -57,8 +57,8 @@ class InBatchSoftmax(nn.Cell):
         super().__init__()
         number("InBatchSoftmax(temperature=...)", temperature, above=0)
         choice("InBatchSoftmax(correction=...)", correction, ("batch", "running"), optional=True)
-        whole("InBatchSoftmax(buckets=...)", buckets, most=1 << 30)
-        number("InBatchSoftmax(rate=...)", rate, above=0, most=1)
+        whole("InBatchSoftmax(buckets=...)", buckets, maximum=1 << 30)
+        number("InBatchSoftmax(rate=...)", rate, above=0, maximum=1)
         self.scale, self.correction = 1.0 / temperature, correction
         self.is_running = correction == "running"
         self.own_item = _OwnItem()

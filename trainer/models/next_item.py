@@ -57,7 +57,7 @@ class NextItem(nn.Cell):
         super().__init__()
         model = type(self).__name__
         whole(f"{model}(positions=...)", positions)
-        self.drop = number(f"{model}(dropout=...)", dropout, least=0, below=1)
+        self.drop = number(f"{model}(dropout=...)", dropout, minimum=0, below=1)
         self.normalizes = boolean(f"{model}(normalize=...)", normalize)
         candidates = candidates_of(features, model, candidate)
         histories = [output.name for output in features.of_kind(Kind.LIST) if output.pooling is None]

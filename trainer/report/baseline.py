@@ -26,11 +26,11 @@ from .boosted_trees import BoostedTrees
 
 logger = logging.getLogger(__name__)
 
-RETRIEVED = 10  # items per user in the comparison of a two-tower model
-RETRIEVED_METRIC = f"recall_{RETRIEVED}"
+TOP_K = 10  # items per user in the comparison of a two-tower model
+RECALL = f"recall_{TOP_K}"
 IMPORTANCE_ROWS = 10_000
 SHUFFLES = 5  # per column
-DIGITS = 4  # decimals of the metrics in the table; models are compared after rounding to as many decimals
+DIGITS = 4  # decimals of the metrics in the table; also used to round metrics before comparing models
 
 Values = dict[str, float]
 
@@ -39,9 +39,9 @@ class Baseline(Callback):
     """Compares a run with plain models that learn from the same rows and features.
 
     The plain models are a regression (`trainer.models.linear_model.LinearModel`: logistic for classes, else ridge) and,
-    if scikit-learn is installed, gradient boosting. A two-tower model is compared with a recommendation of the most
-    popular items instead. `compare` prints the result. The object needs to be a callback only if `start` is set. All
-    processes read the same rows.
+    if scikit-learn is installed, gradient boosting. A two-tower model is instead compared with recommending the most
+    popular items. `compare` prints the result. Pass the object as a callback only if `start` is set. All processes read
+    the same rows.
 
     Args:
         train: raw rows to learn from, such as `RawFiles`.
@@ -55,7 +55,7 @@ class Baseline(Callback):
     def __init__(self, train: Any, test: Any, start: bool = False, rows: int = 200_000) -> None:
         self.train, self.test, self.start = train, test, start
         self.rows = whole("Baseline(rows=...)", rows)
-        self._plain: tuple[Inputs, LinearModel] | None = None
+        self._regression: tuple[Inputs, LinearModel] | None = None
 
     def setup(self, trainer: Any) -> None:
         """Initialise the network from the regression if `start` is set.
@@ -65,7 +65,7 @@ class Baseline(Callback):
         Raises:
             ConfigurationError: the run has no declared features with one label, or no metrics.
         """
-        features = _checked(trainer)
+        features = _checked_features(trainer)
         if not self.start:
             return
         linear = [cell for cell in trainer.network.cells() if isinstance(cell, Linear)]
@@ -77,24 +77,25 @@ class Baseline(Callback):
             return
         units = [cell for cell in trainer.network.cells() if isinstance(cell, LabelUnits)]
         linear[0].begin_as(self._linear(features, trainer.loss_fn)[1], *units)
-        logger.info("the network starts with the weights of a %s on the same features", _name(trainer.loss_fn))
+        name = _regression_name(trainer.loss_fn)
+        logger.info("the network starts with the weights of a %s on the same features", name)
 
     def compare(self, trainer: Any) -> dict[str, Any]:
         """Print the comparison on the test rows, and return it.
 
         Returns:
-            A dict. "model" has the run's metrics, {metric: value}. "plain" has the metrics of each plain model, by
-            name. "best" is the name of the model with the best first metric: "this run" or a plain model. "importance"
-            tells how much worse the first metric gets if a raw column is shuffled: {column: [mean, standard deviation
-            over the shuffles]}.
+            A dict. "model": the run's metrics, {metric: value}. "plain": the metrics of each plain model, by its name.
+            "best": the model with the best first metric, "this run" or the name of a plain model. "importance": how
+            much worse the first metric gets if a raw column is shuffled, {column: [mean, standard deviation over the
+            shuffles]}.
         """
-        features = _checked(trainer)
+        features = _checked_features(trainer)
         importance: dict[str, list[float]] = {}
         if isinstance(trainer.loss_fn, InBatchSoftmax):
-            own, popular = self._retrieved(trainer, features.labels[0])
-            results, higher = {"this run": own, "most popular items": popular}, True
+            run_metrics, popular = self._recalls(trainer, features.labels[0])
+            results, higher = {"this run": run_metrics, "most popular items": popular}, True
         else:
-            raw = _columns(list(_parts(features, self.test, None)))
+            raw = _concatenated(list(_raw_parts(features, self.test, None)))
             results = self._results(trainer, features, raw)
             higher = bool(directions(trainer.metrics)[next(iter(results["this run"]))])
             importance = _importance(trainer, features, raw, higher)
@@ -107,44 +108,44 @@ class Baseline(Callback):
         return {"model": results.pop("this run"), "plain": results, "best": best, "importance": importance}
 
     def _linear(self, features: Features, loss_fn: Any) -> tuple[Inputs, LinearModel]:
-        if self._plain is None:
-            inputs = _inputs(features, _columns(list(_parts(features, self.train, self.rows))))
-            self._plain = inputs, LinearModel(features, inputs, _classes(features, inputs, loss_fn))
-        return self._plain
+        if self._regression is None:
+            inputs = _inputs(features, _concatenated(list(_raw_parts(features, self.train, self.rows))))
+            self._regression = inputs, LinearModel(features, inputs, _classes(features, inputs, loss_fn))
+        return self._regression
 
     def _results(self, trainer: Any, features: Features, raw: Mapping[str, Any]) -> dict[str, Values]:
         """Return the metrics of the run and of each plain model."""
         test = _inputs(features, raw)
-        own = trainer.evaluate(test)
+        run_metrics = trainer.evaluate(test)
         inputs, linear = self._linear(features, trainer.loss_fn)
-        plain: dict[str, Any] = {_name(trainer.loss_fn): linear}
+        models: dict[str, Any] = {_regression_name(trainer.loss_fn): linear}
         try:
-            plain["gradient boosting"] = BoostedTrees(features, inputs, _classes(features, inputs, trainer.loss_fn))
+            models["gradient boosting"] = BoostedTrees(features, inputs, _classes(features, inputs, trainer.loss_fn))
         except ImportError:
             logger.info("no comparison with gradient boosting: scikit-learn is not installed")
-        results = {name: _measured(trainer, features, test, model.outputs(test)) for name, model in plain.items()}
-        names = [name for name in results[_name(trainer.loss_fn)] if name in own]
-        return {
-            name: {metric: values[metric] for metric in names} for name, values in {"this run": own, **results}.items()
-        }
+        results = {name: _model_metrics(trainer, features, test, model.outputs(test)) for name, model in models.items()}
+        names = [name for name in results[_regression_name(trainer.loss_fn)] if name in run_metrics]
+        results = {"this run": run_metrics, **results}
+        return {name: {metric: values[metric] for metric in names} for name, values in results.items()}
 
-    def _retrieved(self, trainer: Any, label: str) -> tuple[Values, Values]:
+    def _recalls(self, trainer: Any, label: str) -> tuple[Values, Values]:
         """Return the recall of the two-tower model and of the most popular items."""
         features = trainer.features
         train, test = (
-            _columns(list(_parts(features, data, most))) for data, most in ((self.train, self.rows), (self.test, None))
+            _concatenated(list(_raw_parts(features, data, max_rows)))
+            for data, max_rows in ((self.train, self.rows), (self.test, None))
         )
         items, first, counts = np.unique(train[label], return_index=True, return_counts=True)
-        shown = items[np.argsort(-counts, kind="stable")[:RETRIEVED]]
+        popular_items = items[np.argsort(-counts, kind="stable")[:TOP_K]]
         rows = {name: column for name, column in test.items() if name in features.columns}
-        of_items = item_vectors(trainer, {name: train[name][first] for name in rows})
-        nearest, _ = top_items(user_vectors(trainer, rows), of_items, min(RETRIEVED, len(items)))
+        vectors_of_items = item_vectors(trainer, {name: train[name][first] for name in rows})
+        nearest, _ = top_items(user_vectors(trainer, rows), vectors_of_items, min(TOP_K, len(items)))
         hits = (items[nearest] == np.asarray(test[label])[:, None]).any(1)
-        popular = np.isin(test[label], shown)
-        return {RETRIEVED_METRIC: float(hits.mean())}, {RETRIEVED_METRIC: float(popular.mean())}
+        popular = np.isin(test[label], popular_items)
+        return {RECALL: float(hits.mean())}, {RECALL: float(popular.mean())}
 
 
-def _checked(trainer: Any) -> Features:
+def _checked_features(trainer: Any) -> Features:
     features = trainer.features
     if features is None or len(features.labels) != 1:
         raise ConfigurationError("baseline: plain models need declared features with one label")
@@ -160,7 +161,7 @@ def _is_trained(trainer: Any, linear: Linear) -> bool:
     return rows or trainer.state.progress.global_step > 0 or bool(linear.numbers.weight.asnumpy().any())
 
 
-def _name(loss_fn: Any) -> str:
+def _regression_name(loss_fn: Any) -> str:
     return "logistic regression" if meaning_of(loss_fn).target in (BINARY, CLASSES) else "ridge regression"
 
 
@@ -171,8 +172,8 @@ def _classes(features: Features, inputs: Inputs, loss_fn: Any) -> int:
     return 2 if meaning_of(loss_fn).target == BINARY else 1
 
 
-def _measured(trainer: Any, features: Features, inputs: Inputs, outputs: np.ndarray) -> Values:
-    """Return the run's metrics for a plain model's `outputs` on the rows of `inputs`."""
+def _model_metrics(trainer: Any, features: Features, inputs: Inputs, outputs: np.ndarray) -> Values:
+    """Return the run's metrics, computed from a plain model's `outputs` for `inputs`."""
     metrics = {name: metric for name, metric in trainer.metrics.items() if not isinstance(metric, Loss)}
     weight = inputs[features.weight] if trainer.row_weights.of_metrics else None
     clear_metrics(metrics)
@@ -191,29 +192,29 @@ def _importance(trainer: Any, features: Features, raw: Mapping[str, Any], higher
         return float(trainer.evaluate(_inputs(features, columns))[first])
 
     unshuffled = evaluate(raw)
-    found = {}
+    importance = {}
     for name in dict.fromkeys(name for feature in features.features for name in feature.raw()):
         values = [evaluate({**raw, name: raw[name][rng.permutation(rows)]}) for _ in range(SHUFFLES)]
         costs = (unshuffled - np.array(values)) * (1 if higher else -1)
-        found[name] = [float(costs.mean()), float(costs.std())]
-    return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+        importance[name] = [float(costs.mean()), float(costs.std())]
+    return dict(sorted(importance.items(), key=lambda item: -item[1][0]))
 
 
 def _inputs(features: Features, raw: Mapping[str, Any]) -> Inputs:
     return Inputs(features.batch(raw))
 
 
-def _parts(features: Features, data: Any, most: int | None) -> Iterator[Mapping[str, Any]]:
+def _raw_parts(features: Features, data: Any, max_rows: int | None) -> Iterator[Mapping[str, Any]]:
     """Yield raw columns part by part until they have at least `most` rows."""
     count = 0
     for rows in rows_of(features, data):
         yield rows.columns
         count += rows.good
-        if most is not None and count >= most:
+        if max_rows is not None and count >= max_rows:
             return
 
 
-def _columns(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _concatenated(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

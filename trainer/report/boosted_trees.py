@@ -11,14 +11,14 @@ from ..features import Features
 from ..features.feature import IDS, NUMBERS, Kind
 
 _MAX_CATEGORIES = 254  # scikit-learn's limit per column, minus one category for other ids
-_LISTED = 32  # number of ids of a list feature that become columns
+_LIST_IDS = 32  # number of ids of a list feature that become columns
 
 
 class BoostedTrees:
     """Histogram-based gradient boosting with scikit-learn's defaults.
 
     Numbers are used unchanged. In a column of ids, each of the most frequent ids is a category, and all other ids share
-    one category. For lists, each of the most frequent ids becomes a column that tells whether the list contains the id.
+    one category. For a list feature, each of its most frequent ids becomes a column: 1 if the list contains the id.
 
     Args:
         features: the declared columns, fitted.
@@ -34,9 +34,9 @@ class BoostedTrees:
 
         self._has_numbers, self._is_number = bool(features.of_kind(Kind.NUMBERS)), classes == 1
         columns = range(len(features.of_kind(Kind.IDS)))
-        self._known = [_frequent(inputs[IDS][:, column], _MAX_CATEGORIES) for column in columns]
+        self._known = [_most_frequent(inputs[IDS][:, column], _MAX_CATEGORIES) for column in columns]
         lists = [output.name for output in features.of_kind(Kind.LIST)]
-        self._listed = {name: _frequent(inputs[name].values, _LISTED) for name in lists}
+        self._list_ids = {name: _most_frequent(inputs[name].values, _LIST_IDS) for name in lists}
         labels = np.asarray(inputs[features.labels[0]]).reshape(-1)
         weight = None if features.weight is None else np.asarray(inputs[features.weight]).reshape(-1)
         model = HistGradientBoostingRegressor if classes == 1 else HistGradientBoostingClassifier
@@ -49,24 +49,24 @@ class BoostedTrees:
         return self._model.predict(table) if self._is_number else self._model.decision_function(table)
 
     def _table(self, inputs: Mapping[str, Any]) -> np.ndarray:
-        parts = [_numbered(inputs[IDS][:, column], known)[:, None] for column, known in enumerate(self._known)]
+        parts = [_category_numbers(inputs[IDS][:, column], known)[:, None] for column, known in enumerate(self._known)]
         if self._has_numbers:
             parts.append(inputs[NUMBERS])
-        for name, known in self._listed.items():
-            holds = np.zeros((len(inputs[name]), 1 + len(known)))
-            row = np.repeat(np.arange(len(holds)), np.diff(inputs[name].offsets))
-            holds[row, _numbered(inputs[name].values, known)] = 1
-            parts.append(holds[:, 1:])
+        for name, known in self._list_ids.items():
+            contains = np.zeros((len(inputs[name]), 1 + len(known)))
+            row = np.repeat(np.arange(len(contains)), np.diff(inputs[name].offsets))
+            contains[row, _category_numbers(inputs[name].values, known)] = 1
+            parts.append(contains[:, 1:])
         return np.concatenate(parts, 1)
 
 
-def _frequent(ids: np.ndarray, most: int) -> np.ndarray:
+def _most_frequent(ids: np.ndarray, count: int) -> np.ndarray:
     """Return the most frequent ids, ascending."""
     distinct, counts = np.unique(ids, return_counts=True)
-    return np.sort(distinct[np.argsort(-counts, kind="stable")[:most]])
+    return np.sort(distinct[np.argsort(-counts, kind="stable")[:count]])
 
 
-def _numbered(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
+def _category_numbers(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Return 1 + the index of each id in `known`, or 0 for other ids."""
-    places = np.minimum(np.searchsorted(known, ids), max(0, len(known) - 1))
-    return np.where(known[places] == ids, 1 + places, 0) if len(known) else np.zeros(len(ids), np.int64)
+    positions = np.minimum(np.searchsorted(known, ids), max(0, len(known) - 1))
+    return np.where(known[positions] == ids, 1 + positions, 0) if len(known) else np.zeros(len(ids), np.int64)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .headline import place_of
+from .headline import legend_label
 from .run_data import RunData, Series, SweepData
 
 COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#14b8a6", "#ec4899", "#84cc16")
@@ -61,7 +61,7 @@ def _finish(plot: Any) -> Any:
             axis.formatter = NumeralTickFormatter(format="0.[0000]a")
             axis.ticker.num_minor_ticks = 0
     if isinstance(plot.y_range, DataRange1d):
-        # Bokeh's y axis spans 2 for a constant line, which would make a learning rate of 0.001 look like 0.
+        # By default, Bokeh's y axis spans 2 for a constant line; a learning rate of 0.001 would look like 0.
         shown = [renderer.data_source.data["y"] for renderer in plot.renderers if renderer.name == "data"]
         heights = [abs(y) for column in shown for y in column if y is not None and math.isfinite(y)]
         plot.y_range.default_span = max(heights, default=0.0) or 2.0
@@ -76,7 +76,7 @@ def _finish(plot: Any) -> Any:
         plot.add_layout(legend, "below")
         legend.orientation = "horizontal"
         legend.ncols = 2
-        plot.tags = [plot.height, LEGEND_ROW]  # page.js sets the height again when the number of legend rows changes
+        plot.tags = [plot.height, LEGEND_ROW]  # page.js updates the height when the number of legend rows changes
         plot.height += LEGEND_ROW * max(0, (len(legend.items) + 1) // 2 - 1)
     return plot
 
@@ -97,28 +97,28 @@ def lines(
         The figure, or None if there are no values.
     """
     names = [name for name in names if any(name in run.record.series for run in runs)]
-    drawn = [
+    curves = [
         (index, run, name, run.record.series[name])
         for index, run in enumerate(runs)
         for name in names
-        if _known(run.record.series.get(name))
+        if _has_values(run.record.series.get(name))
     ]
-    if not drawn or (unless_flat and all(len(set(series.values)) == 1 for *_, series in drawn)):
+    if not curves or (unless_flat and all(len(set(series.values)) == 1 for *_, series in curves)):
         return None
-    by_time = by_time and all(any(series.times) for _, _, _, series in drawn)
+    by_time = by_time and all(any(series.times) for _, _, _, series in curves)
     plot = _figure(title, "event time (UTC)" if by_time else "step", **({"x_axis_type": "datetime"} if by_time else {}))
-    rows = [_points(series, by_time) for _, _, _, series in drawn]
-    few = max(len(row["x"]) for row in rows) <= 60
-    for (index, run, name, _), row in zip(drawn, rows, strict=True):
-        number, short = names.index(name), place_of(name) if len(names) > 1 else ""
-        label = " ".join(filter(None, (run.name if len(runs) > 1 else "", short)))
+    rows = [_points(series, by_time) for _, _, _, series in curves]
+    show_points = max(len(row["x"]) for row in rows) <= 60
+    for (index, run, name, _), row in zip(curves, rows, strict=True):
+        number, series_label = names.index(name), legend_label(name) if len(names) > 1 else ""
+        label = " ".join(filter(None, (run.name if len(runs) > 1 else "", series_label)))
         color = color_of(index if len(runs) > 1 else number)
-        _draw(plot, row, color, DASHES[number % len(DASHES)], label, few, unnamed=name)
+        _draw(plot, row, color, DASHES[number % len(DASHES)], label, show_points, fallback=name)
     _hover(plot, [("", "@label"), ("step", "@step{0,0}"), ("value", "@y{0.[000000]}")])
     return _finish(plot)
 
 
-def _known(series: Series | None) -> bool:
+def _has_values(series: Series | None) -> bool:
     return series is not None and any(value is not None for value in series.values)
 
 
@@ -132,13 +132,13 @@ def _points(series: Series, by_time: bool) -> dict[str, list[Any]]:
     return {"x": list(x), "y": list(y), "step": list(step)}
 
 
-def _draw(plot: Any, row: Mapping, color: str, dash: str, label: str, marked: bool, unnamed: str = "") -> None:
+def _draw(plot: Any, row: Mapping, color: str, dash: str, label: str, show_points: bool, fallback: str = "") -> None:
     from bokeh.models import ColumnDataSource
 
-    source = ColumnDataSource({**row, "label": [label or unnamed] * len(row["x"])})
+    source = ColumnDataSource({**row, "label": [label or fallback] * len(row["x"])})
     legend = {"legend_label": label} if label else {}
     plot.line("x", "y", source=source, color=color, line_dash=dash, line_width=1.8, name="data", **legend)
-    if marked:
+    if show_points:
         plot.scatter("x", "y", source=source, color=color, size=5, **legend)
 
 
@@ -164,7 +164,7 @@ def calibration(runs: Sequence[RunData], task: str) -> Any | None:
     plot = _figure(f"Calibration {task}".strip(), "mean prediction", "share of positives")
     for index, name, table in scored:
         row = {"x": table["predicted"], "y": table["observed"], "weight": table["weight"]}
-        _draw(plot, row, color_of(index), "solid", name, marked=True, unnamed="Calibration")
+        _draw(plot, row, color_of(index), "solid", name, show_points=True, fallback="Calibration")
     ends = [0.0, max(max(table["predicted"]) for _, _, table in scored)]
     plot.line(ends, ends, color=NEUTRAL, line_dash="dotted")
     _hover(plot, [("", "@label"), ("predicted", "@x{0.0000}"), ("observed", "@y{0.0000}"), ("rows", "@weight{0,0}")])
@@ -180,10 +180,10 @@ def distribution(runs: Sequence[RunData], task: str) -> Any | None:
     for number, (kind, dash) in enumerate((("positives", "solid"), ("negatives", "dashed"))):
         for index, name, table in scored:
             counts, total = table[kind], sum(table[kind]) or 1.0
-            middles = [(low + high) / 2 for low, high in itertools.pairwise(table["edges"])]
-            row = {"x": middles, "y": [count / total for count in counts], "weight": counts}
+            centers = [(low + high) / 2 for low, high in itertools.pairwise(table["edges"])]
+            row = {"x": centers, "y": [count / total for count in counts], "weight": counts}
             color = color_of(index if len(runs) > 1 else number)
-            _draw(plot, row, color, dash, f"{name} {kind}".strip(), marked=False)
+            _draw(plot, row, color, dash, f"{name} {kind}".strip(), show_points=False)
     _hover(plot, [("", "@label"), ("prediction", "@x{0.0000}"), ("share", "@y{0.0000}"), ("rows", "@weight{0,0}")])
     return _finish(plot)
 
@@ -191,8 +191,8 @@ def distribution(runs: Sequence[RunData], task: str) -> Any | None:
 def tables(title: str, runs: Sequence[RunData], field: str, unit: float = 1) -> Any | None:
     """Plot a statistic of each sparse table over steps.
 
-    With more than `MAX_TABLE_CURVES` curves the legend would hide the figure. Each run then has a single curve, the sum
-    over its tables.
+    With more than `MAX_TABLE_CURVES` tables, each run has a single curve, the sum over its tables, because a longer
+    legend would hide the figure.
 
     Args:
         title: title of the figure.
@@ -203,12 +203,12 @@ def tables(title: str, runs: Sequence[RunData], field: str, unit: float = 1) -> 
     Returns:
         The figure, or None if all values are constant. The page's HTML table shows constant values.
     """
-    curves: dict[tuple[int, str], list[float]] = {}
+    values_by_table: dict[tuple[int, str], list[float]] = {}
     for index, run in enumerate(runs):
-        for _, of_step in run.record.tables:
-            for name, table in of_step.items():
-                curves.setdefault((index, name), []).append(table.get(field, 0))
-    if all(len(set(values)) == 1 for values in curves.values()):
+        for _, statistics in run.record.tables:
+            for name, table in statistics.items():
+                values_by_table.setdefault((index, name), []).append(table.get(field, 0))
+    if all(len(set(values)) == 1 for values in values_by_table.values()):
         return None
     names = [list(run.record.tables[-1][1]) if run.record.tables else [] for run in runs]
     summed = sum(map(len, names)) > MAX_TABLE_CURVES
@@ -217,9 +217,9 @@ def tables(title: str, runs: Sequence[RunData], field: str, unit: float = 1) -> 
         groups = {f"{len(names[index])} tables": names[index]} if summed else {name: [name] for name in names[index]}
         for number, (name, members) in enumerate(groups.items()):
             points = [
-                (step, sum(of_step[member][field] for member in members if member in of_step) / unit)
-                for step, of_step in run.record.tables
-                if any(member in of_step for member in members)
+                (step, sum(statistics[member][field] for member in members if member in statistics) / unit)
+                for step, statistics in run.record.tables
+                if any(member in statistics for member in members)
             ]
             label = f"{run.name} {name}" if len(runs) > 1 else name
             steps = [step for step, _ in points]
@@ -248,12 +248,12 @@ def parallel_coordinates(sweep: SweepData) -> Any | None:
         heights = [height(value) for (height, _), value in zip(scales, values, strict=True)]
         text = f"trial {name}: " + ", ".join(f"{k} {v}" for k, v in zip(axes, values, strict=True))
         data = {"x": list(range(len(axes))), "y": heights, "label": [text] * len(axes)}
-        color = _warmth(rank / max(1, len(trials) - 1))
+        color = _rank_color(rank / max(1, len(trials) - 1))
         width = 3.0 if rank == 0 else 1.4
         plot.line("x", "y", source=ColumnDataSource(data), color=color, line_width=width, name="data")
     for number, (_, ticks) in enumerate(scales):
-        beyond = {0.0: -0.05, 1.0: 1.05}  # move the end labels away from the lines
-        heights = [beyond.get(y, y) for y, _ in ticks]
+        outside = {0.0: -0.05, 1.0: 1.05}  # move the end labels away from the lines
+        heights = [outside.get(y, y) for y, _ in ticks]
         labels = {"x": [number] * len(ticks), "y": heights, "text": [text for _, text in ticks]}
         text_style = {"text_font_size": "11px", "text_color": NEUTRAL, "text_baseline": "middle", "x_offset": 5}
         plot.text("x", "y", "text", source=ColumnDataSource(labels), **text_style)
@@ -275,7 +275,7 @@ def _scale(values: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[fl
     return lambda value: heights[str(value)], [(height, kind) for kind, height in heights.items()]
 
 
-def _warmth(share: float) -> str:
+def _rank_color(share: float) -> str:
     """Return a color between red (share 0) and blue (share 1)."""
     ends = ((239, 68, 68), (59, 130, 246))
     return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(*ends, strict=True))

@@ -1,4 +1,4 @@
-"""The summary card of a run: its main metric, next to that of the plain models."""
+"""The summary card of a run: its main metric, beside the plain models' values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ..checks import four_digits
 from .run_data import RunData
 
-_SHORT = {"auc", "gauc", "mae", "mse", "rmse", "r2", "ndcg", "lr"}
-_PLACES = {
+_ACRONYMS = {"auc", "gauc", "mae", "mse", "rmse", "r2", "ndcg", "lr"}
+_SOURCE_WORDS = {
     "test": "test rows",
     "val": "validation",
     "train": "training",
@@ -18,7 +18,7 @@ _PLACES = {
     "window/lifetime": "all rows so far",
 }
 _SIZES = ("B", "kB", "MB", "GB", "TB")
-_FIRST = {  # prefix of a result -> prefix of its series, in order of preference
+_SERIES_PREFIXES = {  # prefix of a result -> prefix of its series, in order of preference
     "test_": "test/",
     "val_": "val/",
     "lifetime_": "window/lifetime_",
@@ -28,18 +28,18 @@ _FIRST = {  # prefix of a result -> prefix of its series, in order of preference
 
 
 def in_words(name: str) -> str:
-    """Return a metric's or series' name in words: "log_loss" becomes "Log loss"."""
-    place, _, metric = name.rpartition("/")
+    """Return the name of a metric or series in words: "log_loss" becomes "Log loss"."""
+    source, _, metric = name.rpartition("/")
     for horizon in ("decayed_", "lifetime_"):
-        if place == "window" and metric.startswith(horizon):
-            place, metric = f"window/{horizon[:-1]}", metric.removeprefix(horizon)
-    words = " ".join(word.upper() if word in _SHORT else word for word in metric.split("_"))
+        if source == "window" and metric.startswith(horizon):
+            source, metric = f"window/{horizon[:-1]}", metric.removeprefix(horizon)
+    words = " ".join(word.upper() if word in _ACRONYMS else word for word in metric.split("_"))
     words = words[:1].upper() + words[1:]
-    return words if place not in _PLACES or metric == "learning_rate" else f"{words}, {_PLACES[place]}"
+    return words if source not in _SOURCE_WORDS or metric == "learning_rate" else f"{words}, {_SOURCE_WORDS[source]}"
 
 
-def place_of(name: str) -> str:
-    """Return where a series was measured, for a legend: "val/auc" is "validation"."""
+def legend_label(name: str) -> str:
+    """Return which rows a series was measured on: "val/auc" is "validation"."""
     return in_words(name).partition(", ")[2] or in_words(name)
 
 
@@ -52,14 +52,14 @@ def size(count: float) -> str:
 
 
 def numbers(run: RunData) -> Iterator[tuple[str, str]]:
-    """Yield (label, value) for the main metric: last, best, and of each plain model."""
-    chosen = _chosen(run)
+    """Yield (label, value) of the main metric: last, best, and of each plain model."""
+    chosen = _main_metric(run)
     if chosen is None:
         return
-    place, metric = chosen
-    yield in_words(f"{_FIRST[place]}{metric}"), four_digits(run.results[place + metric])
+    source, metric = chosen
+    yield in_words(f"{_SERIES_PREFIXES[source]}{metric}"), four_digits(run.results[source + metric])
     best = run.best.get(f"val_{metric}")
-    if best is not None and place != "train_":
+    if best is not None and source != "train_":
         yield f"{in_words(metric)}, best of validation, step {best['step']:,}", four_digits(best["value"])
     for name, values in run.baseline.get("plain", {}).items():
         if metric in values:
@@ -69,9 +69,9 @@ def numbers(run: RunData) -> Iterator[tuple[str, str]]:
 def warning(run: RunData) -> str:
     """Return a warning if validation became worse after its best value, else "".
 
-    Metrics for which a snapshot was kept are checked first, then the card's main metric.
+    Metrics whose best snapshot was kept are checked first, then the main metric.
     """
-    chosen = _chosen(run)
+    chosen = _main_metric(run)
     kept = [name.removeprefix("val_") for name, best in run.best.items() if best.get("snapshot")]
     kept.sort(key=lambda name: name == "loss")  # the loss last, because log_loss may be the same metric
     first = chosen[1] if chosen else "loss"
@@ -89,11 +89,11 @@ def warning(run: RunData) -> str:
     return ""
 
 
-def _chosen(run: RunData) -> tuple[str, str] | None:
-    """Return prefix and name of the card's main metric; a loss is the last choice."""
+def _main_metric(run: RunData) -> tuple[str, str] | None:
+    """Return (prefix, name) of the main metric; a loss only if there is nothing else."""
     values = {name: value for name, value in run.results.items() if isinstance(value, float) and "/" not in name}
-    for place in _FIRST:
-        found = [name.removeprefix(place) for name in values if name.startswith(place)]
+    for source in _SERIES_PREFIXES:
+        found = [name.removeprefix(source) for name in values if name.startswith(source)]
         if found:
-            return place, min(found, key=lambda name: name.endswith("loss"))
+            return source, min(found, key=lambda name: name.endswith("loss"))
     return None

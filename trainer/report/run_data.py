@@ -1,4 +1,4 @@
-"""`RunData`: the data for a run's report page; `read_record` reads a record file."""
+"""The data of a run's report page (`RunData`), and the reader of its record file."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Record:
     tables: list[tuple[int, Mapping[str, Mapping[str, int]]]] = field(default_factory=list)
     seconds: Counter[str] = field(default_factory=Counter)  # by activity, summed over the attempts of a resumed run
     seconds_beside: Counter[str] = field(default_factory=Counter)  # by activity, on the reading thread
-    set_aside: list[str] = field(default_factory=list)  # number of raw rows that each attempt set aside, and reasons
+    set_aside: list[str] = field(default_factory=list)  # per attempt: how many raw rows were set aside, and why
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     directions: Mapping[str, bool | None] = field(default_factory=dict)  # metric -> higher is better; None if unknown
-    began: float | None = None  # start of the newest process that wrote to it, seconds since the epoch
+    began: float | None = None  # start of the last process that wrote the record, seconds since the epoch
     newest: float | None = None  # time of the last line, seconds since the epoch
 
 
@@ -66,11 +66,11 @@ class SweepData:
     rows: Sequence[tuple[str, str, Sequence[Any], float | None]]  # name, state, values of `paths`, metric
 
 
-_SPECIAL = ("time", "directions", "step", "event_time", "tables", "scores", "task", "seconds", "snapshot", "results")
+_NOT_SERIES = ("time", "directions", "step", "event_time", "tables", "scores", "task", "seconds", "snapshot", "results")
 
 
 def read_record(path: Path) -> Record:
-    """Read a ``record.jsonl``; skip invalid lines. A missing file is an empty record."""
+    """Read a ``record.jsonl``, skipping invalid lines; empty if the file is missing."""
     record = Record()
     try:
         lines = path.read_text("utf-8", errors="replace").splitlines()
@@ -82,11 +82,11 @@ def read_record(path: Path) -> Record:
             step = int(line["step"])
         except (ValueError, KeyError, TypeError):  # the line is still being written, or was truncated by a crash
             continue
-        _add(record, step, line)
+        _add_line(record, step, line)
     return record
 
 
-def _add(record: Record, step: int, line: Mapping[str, Any]) -> None:
+def _add_line(record: Record, step: int, line: Mapping[str, Any]) -> None:
     record.newest = line.get("time", record.newest)
     if "tables" in line:
         record.tables.append((step, line["tables"]))
@@ -109,7 +109,7 @@ def _add(record: Record, step: int, line: Mapping[str, Any]) -> None:
                 series.times[-1] = line["event_time"]
     else:
         for name, value in line.items():
-            if name not in _SPECIAL and (value is None or isinstance(value, int | float)):
+            if name not in _NOT_SERIES and (value is None or isinstance(value, int | float)):
                 series = record.series.setdefault(name, Series())
                 series.steps.append(step)
                 series.values.append(value)
@@ -124,7 +124,7 @@ def series_of_history(history: Mapping[str, Any]) -> dict[str, Series]:
         records["train/loss"] = Series(curve["steps"], curve["loss"], [None] * len(curve["steps"]))
     for name, values in history.get("history", {}).items():
         group = "epoch" if name == "loss" else "val" if name.startswith("val_") else "window"
-        short = name.removeprefix("val_").removeprefix("window_")
+        metric = name.removeprefix("val_").removeprefix("window_")
         steps = history["steps"][name]
-        records[f"{group}/{short}"] = Series(steps, values, [None] * len(steps))
+        records[f"{group}/{metric}"] = Series(steps, values, [None] * len(steps))
     return records

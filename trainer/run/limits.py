@@ -34,7 +34,7 @@ class Limits:
     def __post_init__(self) -> None:
         checks.whole("epochs", self.epochs, 0, optional=True)
         checks.whole("steps", self.steps, 0, optional=True)
-        checks.number("seconds", self.seconds, least=0, optional=True)
+        checks.number("seconds", self.seconds, minimum=0, optional=True)
 
     def start(self) -> None:
         """Start the clock of the `seconds` limit."""
@@ -71,7 +71,7 @@ class Trial:
         if not isinstance(self.fast_dev_run, bool):
             checks.whole("fast_dev_run", self.fast_dev_run, 0, also=", True or False")
         for name in ("overfit_batches", "limit_train_batches", "limit_valid_batches"):
-            checks.batches(name, getattr(self, name), least=0 if name == "limit_valid_batches" else 1)
+            checks.batches(name, getattr(self, name), minimum=0 if name == "limit_valid_batches" else 1)
         if self.overfit_batches is not None and self.limit_train_batches is not None:
             raise ConfigurationError(
                 "overfit_batches and limit_train_batches both say how many batches an epoch has; give one of them"

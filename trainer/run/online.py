@@ -221,8 +221,8 @@ def online_train(
 ) -> History:
     """Implement `Trainer.online_train`; `limits` are `max_steps` and `max_seconds`."""
     checks.whole("batch_size", batch_size, optional=True)
-    checks.number("idle_timeout", idle_timeout, least=0, optional=True, what="seconds")
-    checks.number("flush_after", flush_after, least=0, what="seconds")
+    checks.number("idle_timeout", idle_timeout, minimum=0, optional=True, what="seconds")
+    checks.number("flush_after", flush_after, minimum=0, what="seconds")
     window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
     if skip_non_finite:
         callbacks = _with_guard(callbacks)

@@ -199,8 +199,8 @@ class LossMeter:
 
     def add(self, outputs: StepOutputs) -> None:
         """Add the losses of one call; they are summed up every `HELD_CALLS` calls."""
-        self._losses.add(outputs.losses_device, outputs.num_steps * outputs.numbers_per_loss)
-        self._weighed = outputs.weighed
+        self._losses.add(outputs.losses_device, outputs.num_steps * outputs.values_per_loss)
+        self._weighed = outputs.has_denominators
         self._calls.append((outputs.num_steps, outputs.num_samples))
         if len(self._calls) >= HELD_CALLS:
             self._fold()

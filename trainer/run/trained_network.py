@@ -106,7 +106,7 @@ class TrainedNetwork:
         if weighs_metrics and columns.weight is not None:
             check_weighted(self.metrics, columns.weight)
         self.row_weights = RowWeights(columns.weight, columns.weighs and columns.kind == COUNTED, weighs_metrics)
-        self.has_own_seed = checks.whole("seed", seed, 0, most=2**32 - 1, optional=True) is not None
+        self.has_own_seed = checks.whole("seed", seed, 0, maximum=2**32 - 1, optional=True) is not None
         self.seed = (current_seed() if seed is None else seed) or 0
         self.compiled = network_checks.check_compile(network, compile)
         self.run_dir = None if run_dir is None else Path(run_dir)

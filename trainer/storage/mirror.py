@@ -64,7 +64,7 @@ class Mirror(Callback):
 
     def __init__(self, url: str, every: float = 5.0, wait: float = 60.0) -> None:
         self._every = number("Mirror(every=...)", every, above=0, what="seconds")
-        self._wait = number("Mirror(wait=...)", wait, least=0, what="seconds")
+        self._wait = number("Mirror(wait=...)", wait, minimum=0, what="seconds")
         self.location = Location(url)
         self.problem: str | None = None
         self._pass: MirrorPass | None = None

@@ -68,7 +68,7 @@ class DeadLetter:
     """
 
     def __init__(self, path: str | Path | None = None, max_bad_share: float = 0.01, min_rows: int = 1000) -> None:
-        number("max_bad_share", max_bad_share, least=0, most=1, what="a share")
+        number("max_bad_share", max_bad_share, minimum=0, maximum=1, what="a share")
         whole("min_rows", min_rows)
         self.path = None if path is None else Path(path)
         self.max_bad_share = max_bad_share

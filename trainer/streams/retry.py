@@ -38,7 +38,7 @@ class Retry:
     give_up_after: float | None = None
 
     def __post_init__(self) -> None:
-        number("cap", self.cap, least=_FIRST_WAIT)
+        number("cap", self.cap, minimum=_FIRST_WAIT)
         self.label = mask_text(self.label)
         self.failures = 0
         self._since = self._next = 0.0

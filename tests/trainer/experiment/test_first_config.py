@@ -11,7 +11,7 @@ from tests.trainer.models.tables import make_rows
 from trainer.errors import ConfigurationError, DataError
 from trainer.experiment import build, load_config
 from trainer.experiment.cli import main
-from trainer.experiment.commands.proposal import UNWRITTEN, propose
+from trainer.experiment.commands.proposal import UNSUPPORTED, propose
 from trainer.experiment.commands.table_summary import summarize
 from trainer.experiment.runs.run_folder import Run
 from trainer.features import Categorical, Features
@@ -166,7 +166,7 @@ def test_nothing_is_replaced_unless_that_is_asked_for(folder, tmp_path, monkeypa
 
 
 @pytest.mark.long(but=["deepfm", "din", "mmoe", "two_tower"])
-@pytest.mark.parametrize("model", [name for name in MODELS if name not in UNWRITTEN])
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in UNSUPPORTED])
 def test_every_model_gets_a_configuration_that_can_be_built(model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write({name: list(map(_plain, values)) for name, values in make_rows().items()}, tmp_path / "rows.jsonl")

@@ -40,7 +40,7 @@ def test_processes_of_unequal_environments_are_told_apart(tmp_path):
 
 
 def test_what_differs_is_named_with_the_ranks():
-    facts = [doctor.own_facts() for _ in range(3)]
+    facts = [doctor.local_facts() for _ in range(3)]
     (finding,) = doctor.compare_ranks(facts)
     assert (finding.name, finding.state) == ("same on all ranks", doctor.OK)
     facts[2]["code of trainer"] = "00000000"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 SECTION = '''
-    teacher: Annotated[ObjectSpec | None, Made("network")] = None
+    teacher: Annotated[ObjectSpec | None, sections.ObjectSection("network")] = None
     """A network that the other one learns from."""
 '''
 CONFIG = """\

@@ -14,7 +14,7 @@ import pytest
 
 from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
-from trainer.experiment.commands.sweep_command import _parsed
+from trainer.experiment.commands.sweep_command import _parse_variation
 from trainer.experiment.sweep import resume, sweep
 from trainer.experiment.sweep_plan import (
     Plan,
@@ -26,7 +26,7 @@ from trainer.experiment.sweep_plan import (
     read_plan,
     read_trials,
 )
-from trainer.experiment.sweep_search import MAKERS
+from trainer.experiment.sweep_search import SEARCHES
 
 DATA = """
 import numpy as np
@@ -128,19 +128,19 @@ def test_what_cannot_work_is_reported_before_the_first_trial(config, tmp_path, c
 
 
 def test_values_on_the_command_line():
-    assert _parsed("a.b=1,2.5,x") == ("a.b", [1, 2.5, "x"])
-    assert _parsed("a=1e-4..1e-1:log") == ("a", (1e-4, 1e-1, "log"))
-    assert _parsed("a=8..64") == ("a", (8, 64))
-    assert _parsed("network.hidden=[64,32],[128]") == ("network.hidden", [[64, 32], [128]])
-    assert _parsed("a=on,010,'x,y'") == ("a", ["on", 10, "x,y"])  # as in a file
-    assert _parsed("a=../one,../two") == ("a", ["../one", "../two"])
-    assert _parsed("a='1..2'") == ("a", ["1..2"])
+    assert _parse_variation("a.b=1,2.5,x") == ("a.b", [1, 2.5, "x"])
+    assert _parse_variation("a=1e-4..1e-1:log") == ("a", (1e-4, 1e-1, "log"))
+    assert _parse_variation("a=8..64") == ("a", (8, 64))
+    assert _parse_variation("network.hidden=[64,32],[128]") == ("network.hidden", [[64, 32], [128]])
+    assert _parse_variation("a=on,010,'x,y'") == ("a", ["on", 10, "x,y"])  # as in a file
+    assert _parse_variation("a=../one,../two") == ("a", ["../one", "../two"])
+    assert _parse_variation("a='1..2'") == ("a", ["1..2"])
 
 
 def test_random_draws_depend_on_seed_and_number_alone_and_stay_in_their_ranges():
     plan = Plan("x", {"rate": Range(1e-4, 1e-1, log=True), "dim": Range(4, 8), "kind": ["a", "b"]}, "random", 50)
-    draws = [MAKERS["random"](plan, []).propose(number) for number in range(200)]
-    assert draws == [MAKERS["random"](plan, []).propose(number) for number in range(200)]
+    draws = [SEARCHES["random"](plan, []).propose(number) for number in range(200)]
+    assert draws == [SEARCHES["random"](plan, []).propose(number) for number in range(200)]
     assert all(1e-4 <= draw["rate"] <= 1e-1 and draw["dim"] in range(4, 9) for draw in draws)
     assert 60 < sum(draw["rate"] < 10**-2.5 for draw in draws) < 140  # half of them below the middle of the logarithms
     assert {draw["kind"] for draw in draws} == {"a", "b"}
@@ -204,7 +204,7 @@ def test_a_metric_that_trials_do_not_record_is_refused_after_the_first_one(confi
 
 def test_optuna_learns_from_earlier_trials_and_ends_those_without_a_prospect(tmp_path):
     plan = Plan("x", {"rate": Range(0.0, 1.0)}, "optuna", 60, prune=True, mode="min")
-    search = MAKERS["optuna"](plan, [])
+    search = SEARCHES["optuna"](plan, [])
     tried = []
     for number in range(40):
         values = search.propose(number)
@@ -215,8 +215,8 @@ def test_optuna_learns_from_earlier_trials_and_ends_those_without_a_prospect(tmp
         tried.append(trial)
     assert abs(min(tried, key=lambda trial: trial.value).values["rate"] - 0.7) < 0.05
     waiting = Trial(40, {"rate": 0.25}, tmp_path / "040")
-    again = MAKERS["optuna"](plan, [*tried, waiting])  # as after a kill
-    assert again.asked[40].params == {"rate": 0.25}
+    again = SEARCHES["optuna"](plan, [*tried, waiting])  # as after a kill
+    assert again.optuna_trials[40].params == {"rate": 0.25}
     late = Trial(41, again.propose(41), tmp_path / "041")
     assert abs(late.values["rate"] - 0.7) < 0.3
     for number, loss in ((42, 0.1), (43, 0.1)):
@@ -229,13 +229,13 @@ def test_optuna_learns_from_earlier_trials_and_ends_those_without_a_prospect(tmp
 
 def test_optuna_draws_other_values_after_a_resume(tmp_path):
     plan = Plan("x", {"rate": Range(0.0, 1.0)}, "optuna", 6, mode="min")
-    search = MAKERS["optuna"](plan, [])
+    search = SEARCHES["optuna"](plan, [])
     done = []
     for number in range(3):
         trial = Trial(number, search.propose(number), tmp_path / f"{number:03d}", "done", 0.5)
         search.ended(trial, 0.5)
         done.append(trial)
-    again = MAKERS["optuna"](plan, done)
+    again = SEARCHES["optuna"](plan, done)
     rates = [trial.values["rate"] for trial in done] + [again.propose(number)["rate"] for number in range(3, 6)]
     assert len(set(rates)) == 6
 

@@ -65,7 +65,7 @@ class ParquetFolder(BlockSource):
         self.path = str(path) if is_url(path) else Path(path)
         whole("batch_size", batch_size)
         self.num_shards = whole("num_shards", num_shards)
-        self.shard_id = whole("shard_id", shard_id, 0, most=self.num_shards - 1)
+        self.shard_id = whole("shard_id", shard_id, 0, maximum=self.num_shards - 1)
         groups, names = _row_groups(self.path, columns)
         self.names = names
         self._groups = groups[self.shard_id :: self.num_shards]

@@ -31,7 +31,7 @@ class RowOptimizer(nn.Cell):
 
     def __init__(self, lr: float | None = None) -> None:
         super().__init__(auto_prefix=False)
-        number(f"{type(self).__name__}(lr=...)", lr, least=0, optional=True)
+        number(f"{type(self).__name__}(lr=...)", lr, minimum=0, optional=True)
         self.lr = lr
 
     def first_slots(self, dim: int) -> np.ndarray:

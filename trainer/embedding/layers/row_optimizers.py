@@ -97,7 +97,7 @@ class RowAdagrad(RowOptimizer):
 
     def __init__(self, lr: float | None = None, accum: float = 0.1, row_wise: bool = False) -> None:
         super().__init__(lr)
-        self.accum = number("RowAdagrad(accum=...)", accum, least=1e-12)
+        self.accum = number("RowAdagrad(accum=...)", accum, minimum=1e-12)
         self.row_wise = boolean("RowAdagrad(row_wise=...)", row_wise)
 
     def first_slots(self, dim: int) -> np.ndarray:
@@ -184,9 +184,9 @@ class RowAdam(RowOptimizer):
         row_wise: bool = False,
     ) -> None:
         super().__init__(lr)
-        self.beta1 = number("RowAdam(beta1=...)", beta1, least=0, below=1)
-        self.beta2 = number("RowAdam(beta2=...)", beta2, least=0, below=1)
-        self.eps = number("RowAdam(eps=...)", eps, least=0)
+        self.beta1 = number("RowAdam(beta1=...)", beta1, minimum=0, below=1)
+        self.beta2 = number("RowAdam(beta2=...)", beta2, minimum=0, below=1)
+        self.eps = number("RowAdam(eps=...)", eps, minimum=0)
         self.row_wise = boolean("RowAdam(row_wise=...)", row_wise)
 
     def first_slots(self, dim: int) -> np.ndarray:
@@ -260,9 +260,9 @@ class RowFTRL(RowOptimizer):
         self, lr: float | None = None, accum: float = 0.1, lr_power: float = -0.5, l1: float = 0.0, l2: float = 0.0
     ) -> None:
         super().__init__(lr)
-        self.accum = number("RowFTRL(accum=...)", accum, least=1e-12)
-        self.lr_power = number("RowFTRL(lr_power=...)", lr_power, most=0)
-        self.l1, self.l2 = number("RowFTRL(l1=...)", l1, least=0), number("RowFTRL(l2=...)", l2, least=0)
+        self.accum = number("RowFTRL(accum=...)", accum, minimum=1e-12)
+        self.lr_power = number("RowFTRL(lr_power=...)", lr_power, maximum=0)
+        self.l1, self.l2 = number("RowFTRL(l1=...)", l1, minimum=0), number("RowFTRL(l2=...)", l2, minimum=0)
 
     def first_slots(self, dim: int) -> np.ndarray:
         """Return accumulators and linear terms, [2 * dim]."""

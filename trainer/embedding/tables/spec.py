@@ -32,7 +32,7 @@ class Eviction:
     def __post_init__(self) -> None:
         choice("Eviction(when_full=...)", self.when_full, ("lru", "lfu"), optional=True)
         number("Eviction(ttl=...)", self.ttl, above=0, optional=True, what="seconds")
-        number("Eviction(share=...)", self.share, above=0, most=1)
+        number("Eviction(share=...)", self.share, above=0, maximum=1)
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Probability:
     p: float
 
     def __post_init__(self) -> None:
-        number("Probability(p=...)", self.p, above=0, most=1)
+        number("Probability(p=...)", self.p, above=0, maximum=1)
 
 
 class Admission:

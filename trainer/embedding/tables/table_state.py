@@ -166,7 +166,7 @@ def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str
                 owned.append(_check_arrays(table, arrays, json))
             _check_chain(chain, owned)
             limit = _MAX_FREE_ROWS + 100 * sum(arrays["rows"].shape[0] for arrays, _ in chain)
-            rows = max((whole("next_row", json["next_row"], most=limit) for _, json in chain), default=0)
+            rows = max((whole("next_row", json["next_row"], maximum=limit) for _, json in chain), default=0)
             if table.shards.size == 1:  # with several processes, each takes only a part of the rows
                 table.reserve(rows)
         except (CheckpointMismatchError, CheckpointDamagedError):
@@ -196,7 +196,7 @@ def _check_json(table: SparseTable, json: Mapping[str, Any], *, first: bool) -> 
     for key in ("step", "plans", "updates"):
         whole(key, json[key], 0)
     whole("width", json["width"], table.width)
-    whole("next_row", json["next_row"], DEFAULT_ROW + 1, most=2**31 - 1)
+    whole("next_row", json["next_row"], DEFAULT_ROW + 1, maximum=2**31 - 1)
     any_number("last_sweep", json["last_sweep"])
     for key, value in json["counters"].items():
         whole(f"counter {key}", value, 0)

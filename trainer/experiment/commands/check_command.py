@@ -1,4 +1,4 @@
-"""Implement `trainer check`: find mistakes in an experiment without training it."""
+"""Implement `trainer check`: find mistakes in an experiment without training."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def run(config: ExperimentConfig) -> str:
     Raises:
         ConfigErrors: the experiment has problems; all of them are reported at once.
     """
-    roles, wrong = declared_roles(config)
-    problems = [*stream_problems(config), *missing_beginning(config), *wrong, *tower_problems(config)]
+    roles, role_problems = declared_roles(config)
+    problems = [*stream_problems(config), *init_from_problems(config), *role_problems, *tower_problems(config)]
     if problems := [*problems, *argument_problems(config), *monitor_problems(config), *column_problems(config)]:
         raise ConfigErrors(problems)
     return f"nothing wrong with experiment {config.experiment!r}" + (f"\nroles: {roles}" if roles else "")
 
 
 def stream_problems(config: ExperimentConfig) -> list[Problem]:
-    """Return problems of streams: their paths, schemas and network inputs."""
+    """Return problems with the paths, schemas and network inputs of streams."""
     problems: list[Problem] = []
     data = config.data
     for spec in (data.train, data.valid, data.test, data.stream):
@@ -46,10 +46,10 @@ def stream_problems(config: ExperimentConfig) -> list[Problem]:
                 message = url_problem(path)
             if message is not None:
                 problems.append(Problem(stream.location, f"{stream.path}.init_args.path", message))
-            schema, wrong = _schema(stream, arguments.get("schema"))
-            problems += wrong
+            schema, schema_problems = _schema(stream, arguments.get("schema"))
+            problems += schema_problems
             if schema is not None and stream is data.stream:
-                problems += _of_network(config, stream, schema)
+                problems += _network_problems(config, stream, schema)
     return problems
 
 
@@ -113,7 +113,7 @@ def _objects(value: Any) -> Iterator[ObjectSpec]:
 
 
 def argument_problems(config: ExperimentConfig) -> list[Problem]:
-    """Construct the callbacks and raw files; return the problems this reveals."""
+    """Return the errors raised by constructing the callbacks and raw files."""
     problems: list[Problem] = []
     for spec in [*_objects(config.callbacks), *_raw_files(config)]:
         if getattr(_target(spec), "__module__", "").startswith(("callbacks.", "trainer.")):
@@ -125,10 +125,10 @@ def argument_problems(config: ExperimentConfig) -> list[Problem]:
 
 
 def monitor_problems(config: ExperimentConfig) -> list[Problem]:
-    """Return problems of callbacks that monitor a metric `fit` does not produce.
+    """Return a problem for each callback whose monitor `fit` does not produce.
 
-    Nothing is reported if the loss, a metric or the validation data come from user code, because only a run shows which
-    metrics they produce.
+    The check is skipped if the loss, a metric or the validation data is user code, because only a run shows which
+    metrics user code produces.
     """
     from ...metrics.registry import task_metrics
     from ...run.monitors import check_monitors, produced_metrics
@@ -152,8 +152,8 @@ def monitor_problems(config: ExperimentConfig) -> list[Problem]:
         try:
             callback = instantiate(spec)
             monitor = str(callback.monitor)
-            of_a_window = data.stream is not None and not monitor.startswith("val_")  # may be one of `online`
-            if not of_a_window or (did_you_mean(monitor, validated, 0.7) and not monitor.startswith(_HORIZONS)):
+            may_be_online = data.stream is not None and not monitor.startswith("val_")  # a metric of `online`
+            if not may_be_online or (did_you_mean(monitor, validated, 0.7) and not monitor.startswith(_HORIZONS)):
                 check_monitors([callback], produced, validated)
         except ConfigErrors:  # reported by `argument_problems`
             continue
@@ -172,7 +172,7 @@ def _raw_files(config: ExperimentConfig) -> Iterator[ObjectSpec]:
 
 
 def column_problems(config: ExperimentConfig) -> list[Problem]:
-    """Return problems of features whose columns the training file lacks."""
+    """Return a problem for each declared column that the training file lacks."""
     if config.features is None:
         return []
     try:
@@ -193,7 +193,7 @@ def column_problems(config: ExperimentConfig) -> list[Problem]:
 
 
 def tower_problems(config: ExperimentConfig) -> list[Problem]:
-    """Return a problem if the user tower reads a label or the weight of the rows.
+    """Return a problem if the user tower reads a label or the row weight.
 
     Both are known only after the user has chosen an item.
     """
@@ -206,10 +206,10 @@ def tower_problems(config: ExperimentConfig) -> list[Problem]:
     return [] if message is None else [Problem(config.network.location, join(config.network.path, "item"), message)]
 
 
-def _of_network(config: ExperimentConfig, stream: ObjectSpec, schema: Any) -> list[Problem]:
+def _network_problems(config: ExperimentConfig, stream: ObjectSpec, schema: Any) -> list[Problem]:
     """Return a problem if the schema lacks columns that the network needs.
 
-    A schema that names none of the network's arguments passes its columns by position.
+    If no column has the name of an argument, columns are passed by position, and only their number is checked.
     """
     from mindspore import nn
 
@@ -221,20 +221,20 @@ def _of_network(config: ExperimentConfig, stream: ObjectSpec, schema: Any) -> li
         return []
     required, _, arguments = arguments_of(network)
     columns = list(schema.columns)
-    wanted = given_names(arguments[:required], columns)
-    missing = [name for name in wanted if name not in columns]
-    free = [name for name in columns if name not in (schema.label, schema.event_time)]
-    if not missing or (len(missing) == len(wanted) and len(free) >= len(wanted)):
+    required_names = given_names(arguments[:required], columns)
+    missing = [name for name in required_names if name not in columns]
+    input_columns = [name for name in columns if name not in (schema.label, schema.event_time)]
+    if not missing or (len(missing) == len(required_names) and len(input_columns) >= len(required_names)):
         return []
-    hints = "".join(did_you_mean(name, free) for name in missing)
+    hints = "".join(did_you_mean(name, input_columns) for name in missing)
     message = (
-        f"{network.__name__}.construct takes {', '.join(wanted)}; the schema has no {', '.join(missing)}, its columns "
-        f"are {', '.join(columns)}{hints}"
+        f"{network.__name__}.construct takes {', '.join(required_names)}; the schema has no {', '.join(missing)}, its "
+        f"columns are {', '.join(columns)}{hints}"
     )
     return [Problem(stream.location, f"{stream.path}.init_args.schema", message)]
 
 
-def missing_beginning(config: ExperimentConfig) -> list[Problem]:
+def init_from_problems(config: ExperimentConfig) -> list[Problem]:
     """Return a problem if the `init_from` path does not exist.
 
     The loader cannot require the path, because a resumed run does not read it.
@@ -247,7 +247,7 @@ def missing_beginning(config: ExperimentConfig) -> list[Problem]:
 
 
 def declared_roles(config: ExperimentConfig) -> tuple[str, list[Problem]]:
-    """Return a description of the declared label and weight, and problems of the loss.
+    """Return a description of the declared label and weight, and their problems.
 
     Both are empty if the network or the loss is user code, which only a run can check.
     """

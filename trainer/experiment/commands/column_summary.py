@@ -1,4 +1,4 @@
-"""Summarize a column: the kind, the counts and the range of its values."""
+"""Summarize a column: the kind, counts and range of its values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...streams.formats.number_signs import problem_of, words_among_numbers
 from ...streams.formats.times import DATE_UNIT, UNITS, UnclearTimeError, seconds_of, seconds_of_number
 
 _SEPARATORS = ("|", ";", ",")
-_SECONDS = (3e8, 5e9)  # epoch seconds of 1979 and 2128; numbers between them count as times
+_SECONDS = (3e8, 5e9)  # epoch seconds of 1979 and 2128; a column is a time only between them
 _TIME_NAME = re.compile(r"(^|_)(ts|time|timestamp|unixtime|date|datetime|at)$|time$|timestamp$", re.IGNORECASE)
 
 
@@ -61,8 +61,10 @@ class ColumnSummary:
         if self.kind in ("number", "integer"):
             words += [f"{self.minimum:g} to {self.maximum:g}", f"{self.distinct:,} distinct"]
         elif self.kind == "time":
-            ends = (datetime.datetime.fromtimestamp(end, datetime.timezone.utc) for end in (self.minimum, self.maximum))
-            words.append(" to ".join(f"{end:%Y-%m-%d}" for end in ends))
+            first, last = (
+                datetime.datetime.fromtimestamp(t, datetime.timezone.utc) for t in (self.minimum, self.maximum)
+            )
+            words.append(f"{first:%Y-%m-%d} to {last:%Y-%m-%d}")
         elif self.kind == "list":
             words += [f"{self.minimum:.0f} to {self.maximum:.0f} values of {self.distinct:,}"]
         elif self.kind == "vector":
@@ -88,7 +90,7 @@ def summary_of(name: str, values: Sequence[Any], csv_format: CsvFormat, day_firs
     if facts is None:
         texts = [_text(value) for value in present]  # the same text as in a learned vocabulary
         problem = problem_of(present, csv_format)
-        facts = _texts(texts) if problem is None else {"kind": "text", **_counted(texts), "problem": problem}
+        facts = _texts(texts) if problem is None else {"kind": "text", **_value_counts(texts), "problem": problem}
     return ColumnSummary(name, rows=rows, missing=missing, **facts)
 
 
@@ -99,14 +101,14 @@ def _text(value: Any) -> str:
         return str(value)
 
 
-def _counted(texts: Iterable[str]) -> dict[str, Any]:
+def _value_counts(texts: Iterable[str]) -> dict[str, Any]:
     counts = Counter(texts)
     return {"distinct": len(counts), "values": counts}
 
 
 def _numbers(name: str, present: list[Any], csv_format: CsvFormat) -> dict[str, Any] | None:
     if all(isinstance(value, bool) or (isinstance(value, str) and value.lower() in _BOOLS) for value in present):
-        return {"kind": "bool", **_counted(str(value).lower() for value in present), "maximum": 1.0}
+        return {"kind": "bool", **_value_counts(str(value).lower() for value in present), "maximum": 1.0}
     try:
         present = [_number(value, csv_format) for value in present]
         if not all(map(_is_plain_number, present)):
@@ -117,24 +119,24 @@ def _numbers(name: str, present: list[Any], csv_format: CsvFormat) -> dict[str, 
     finite = numbers[np.isfinite(numbers)]
     if not len(finite):
         return None
-    ends = {"minimum": float(finite.min()), "maximum": float(finite.max()), "median": float(np.median(finite))}
-    ends |= {"mean": float(finite.mean()), "deviation": float(finite.std()) or 1.0}
+    stats = {"minimum": float(finite.min()), "maximum": float(finite.max()), "median": float(np.median(finite))}
+    stats |= {"mean": float(finite.mean()), "deviation": float(finite.std()) or 1.0}
     if _TIME_NAME.search(name):
-        for unit, of_second in UNITS.items():
-            if _SECONDS[0] <= ends["minimum"] / of_second and ends["maximum"] / of_second <= _SECONDS[1]:
-                seconds = {"minimum": ends["minimum"] / of_second, "maximum": ends["maximum"] / of_second}
+        for unit, per_second in UNITS.items():
+            seconds = {name: stats[name] / per_second for name in ("minimum", "maximum")}
+            if _SECONDS[0] <= seconds["minimum"] and seconds["maximum"] <= _SECONDS[1]:
                 return {"kind": "time", **seconds, "distinct": len(np.unique(finite)), "unit": unit}
         if (dates := _packed_dates(finite)) is not None:
             return {"kind": "time", **dates, "distinct": len(np.unique(finite)), "unit": DATE_UNIT}
-    whole = bool((finite == np.floor(finite)).all()) and all("." not in str(value) for value in present[:1000])
-    texts = (str(value) for value in present) if whole else map(repr, finite.tolist())
-    return {"kind": "integer" if whole else "number", **_counted(texts), **ends}
+    is_whole = bool((finite == np.floor(finite)).all()) and all("." not in str(value) for value in present[:1000])
+    texts = (str(value) for value in present) if is_whole else map(repr, finite.tolist())
+    return {"kind": "integer" if is_whole else "number", **_value_counts(texts), **stats}
 
 
 _BOOLS = ("true", "false")
 _DAY_MONTH = re.compile(r"\s*\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
-_CODE = re.compile(r"\s*[+-]?0[0-9]")
-_DIGITS = re.compile(r"\s*([+-]?\d{1,7}|[+-]\d+|\d{9,}|[+-]?\d*\.\d+)\s*")  # numbers; 8 digits may be a date
+_LEADING_ZERO = re.compile(r"\s*[+-]?0[0-9]")
+_NUMBER = re.compile(r"\s*([+-]?\d{1,7}|[+-]\d+|\d{9,}|[+-]?\d*\.\d+)\s*")  # numbers; 8 digits may be a date
 
 
 def _number(value: Any, csv_format: CsvFormat) -> Any:
@@ -146,7 +148,7 @@ def _number(value: Any, csv_format: CsvFormat) -> Any:
 
 def _is_plain_number(value: Any) -> bool:
     if isinstance(value, str):
-        is_code = _CODE.match(value) is not None  # "0301" may be a post code, which is not the number 301
+        is_code = _LEADING_ZERO.match(value) is not None  # "0301" may be a post code, which is not the number 301
         return value.isascii() and "_" not in value and not value.strip()[:1].isalpha() and not is_code
     return isinstance(value, int | float) or type(value).__name__ == "Decimal"
 
@@ -163,32 +165,29 @@ def _packed_dates(numbers: np.ndarray) -> dict[str, float] | None:
 def _times(present: list[Any], day_first: bool | None) -> dict[str, Any] | None:
     """Summarize a column of times; return None if it holds other values.
 
-    If only one order of day and month makes every row a valid date, this order is used.
+    If only one order of day and month gives a valid date in every row, that order is used.
     """
     texts = [value.isoformat() if isinstance(value, datetime.date) else value for value in present]
-    if not all(isinstance(text, str) and not _DIGITS.fullmatch(text) for text in texts):
+    if not all(isinstance(text, str) and not _NUMBER.fullmatch(text) for text in texts):
         return None
     if not any(map(_DAY_MONTH.match, texts)):
-        found: dict[bool | None, list[float] | str | None] = {None: _seconds(texts, None)}
+        by_order: dict[bool | None, list[float] | str | None] = {None: _seconds(texts, None)}
     else:
-        found = {order: _seconds(texts, order) for order in (True, False) if day_first in (None, order)}
-    fitting = {order: seconds for order, seconds in found.items() if isinstance(seconds, list)}
+        by_order = {order: _seconds(texts, order) for order in (True, False) if day_first in (None, order)}
+    fitting = {order: seconds for order, seconds in by_order.items() if isinstance(seconds, list)}
     unclear = None if len(fitting) == 1 else _seconds(texts, None)
     if len(fitting) == 1 or isinstance(unclear, list):
         order, seconds = next(iter(fitting.items())) if unclear is None else (None, unclear)
-        ends = {"minimum": min(seconds), "maximum": max(seconds), "distinct": len(set(seconds))}
-        return {"kind": "time", **ends, "day_first": order}
+        stats = {"minimum": min(seconds), "maximum": max(seconds), "distinct": len(set(seconds))}
+        return {"kind": "time", **stats, "day_first": order}
     if unclear is None:
         return None
     remedy = "give --day-first or --month-first" if fitting else "other rows have another order; write one in all"
-    return {"kind": "text", **_counted(texts), "problem": f"{unclear}; {remedy}"}
+    return {"kind": "text", **_value_counts(texts), "problem": f"{unclear}; {remedy}"}
 
 
 def _seconds(texts: list[str], day_first: bool | None) -> list[float] | str | None:
-    """Return texts as epoch seconds.
-
-    The result is a message if a text is ambiguous, and None if one is not a time.
-    """
+    """Return epoch seconds, a message about an ambiguous text, or None if not times."""
     seconds, unclear = [], None
     for text in texts:
         try:
@@ -215,31 +214,31 @@ def _lists(present: list[Any]) -> dict[str, Any] | None:
     parts = [part for value in present for part in value if part is not None]
     lengths = [len(value) for value in present]
     numbers = bool(parts) and all(isinstance(part, int | float) and not isinstance(part, bool) for part in parts)
-    whole = numbers and all(isinstance(part, int) for part in parts)
-    if numbers and not whole and len(set(lengths)) == 1:
+    is_whole = numbers and all(isinstance(part, int) for part in parts)
+    if numbers and not is_whole and len(set(lengths)) == 1:
         return {"kind": "vector", "width": float(lengths[0])}
-    facts = _list_facts([[_text(part) for part in value] for value in present])
-    return {"kind": "list", **facts, "whole": whole}
+    facts = _list_statistics([[_text(part) for part in value] for value in present])
+    return {"kind": "list", **facts, "whole": is_whole}
 
 
-def _list_facts(lists: list[list[str]]) -> dict[str, Any]:
+def _list_statistics(lists: list[list[str]]) -> dict[str, Any]:
     lengths = [len(parts) for parts in lists]
-    ends = {"minimum": float(min(lengths)), "maximum": float(max(lengths)), "width": float(np.mean(lengths))}
-    return {**_counted(part for parts in lists for part in parts), **ends}
+    stats = {"minimum": float(min(lengths)), "maximum": float(max(lengths)), "width": float(np.mean(lengths))}
+    return {**_value_counts(part for parts in lists for part in parts), **stats}
 
 
 def _texts(texts: list[str]) -> dict[str, Any]:
     distinct = set(texts)
     for separator in _SEPARATORS:
-        holding = sum(separator in text for text in texts) / len(texts)
+        share = sum(separator in text for text in texts) / len(texts)
         split = {text: [part.strip() for part in text.split(separator) if part.strip()] for text in distinct}
-        parts = {part for own in split.values() for part in own}
-        if holding >= 0.1 and len(parts) < len(distinct) and all(len(part) <= 40 for part in parts):
-            facts = _list_facts([split[text] for text in texts])
-            whole = all(part.removeprefix("-").isdigit() for part in parts)
-            return {"kind": "list", **facts, "separator": separator, "whole": whole}
+        parts = {part for parts_of_text in split.values() for part in parts_of_text}
+        if share >= 0.1 and len(parts) < len(distinct) and all(len(part) <= 40 for part in parts):
+            facts = _list_statistics([split[text] for text in texts])
+            is_whole = all(part.removeprefix("-").isdigit() for part in parts)
+            return {"kind": "list", **facts, "separator": separator, "whole": is_whole}
     words = float(np.mean([len(text.split()) for text in texts]))
     parts = {word for text in distinct for word in text.split()}
-    if words < 3 and 3 * len(parts) < len(distinct):  # few words in many combinations, such as genres: a list
-        return {"kind": "list", **_list_facts([text.split() for text in texts]), "separator": " "}
-    return {"kind": "text", **_counted(texts), "width": words}
+    if words < 3 and 3 * len(parts) < len(distinct):  # many combinations of few words, such as genres, are lists
+        return {"kind": "list", **_list_statistics([text.split() for text in texts]), "separator": " "}
+    return {"kind": "text", **_value_counts(texts), "width": words}

@@ -16,14 +16,14 @@ from ...streams.formats.csv_format import CsvFormat
 
 logger = logging.getLogger(__name__)
 
-_NAMED_ROWS = 1000  # JSON lines from which the names of the columns are collected
+_HEADER_ROWS = 1000  # the column names of JSON lines are the keys of this many lines
 
 
 class DeclaredRows:
     """Rows of a file or folder, read in blocks with the declared column types.
 
-    Columns are converted as in training: "0301" in a CSV file stays text if the features declare text. Columns that the
-    file lacks are left out of the blocks; the features decide whether they are required.
+    Values are converted as in training: "0301" in a CSV file stays text if the features declare text. The blocks lack
+    the columns that the file lacks; the features decide whether these are required.
 
     Args:
         path: a CSV, TSV, JSON-lines or Parquet file, a folder of such files, or a URL.
@@ -38,14 +38,14 @@ class DeclaredRows:
 
         self.path = local_files(path)
         self._csv = csv_format
-        self.names = summarize(Path(self.path), _NAMED_ROWS, csv_format, declared=True).names
+        self.names = summarize(Path(self.path), _HEADER_ROWS, csv_format, declared=True).names
 
     def check_column(self, name: str) -> None:
         """Check that the file has a column."""
         require_column(self.path, name, self.names)
 
     def blocks(self, columns: Mapping[str, Column], size: int, max_bad_share: float) -> Iterator[dict[str, Any]]:
-        """Yield blocks of up to `size` good rows as columns; log a summary of the others."""
+        """Yield blocks of up to `size` good rows as columns; log a summary of bad rows."""
         from ...features.raw_files import read_files
         from ...features.raw_rows import BadRowCounter
         from ...streams.formats.schema import Schema

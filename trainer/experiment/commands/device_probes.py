@@ -32,10 +32,10 @@ def main() -> None:
     name, probe = sys.argv[1:]
     try:
         device.choose(name)
-        answer = PROBES[probe]()
+        result = PROBES[probe]()
     except Exception as error:
-        answer = {"failed": main_message(str(error)).partition("\n")[0] or type(error).__name__}
-    print(json.dumps(answer), flush=True)
+        result = {"failed": main_message(str(error)).partition("\n")[0] or type(error).__name__}
+    print(json.dumps(result), flush=True)
 
 
 class Linear(nn.Cell):
@@ -119,16 +119,16 @@ def sinks_agree() -> bool:
 
 
 def resumes_to_the_bit() -> bool:
-    """Compare an uninterrupted run with one that is resumed from a copy of its state."""
-    whole, first, second = _trainer(optimizer=nn.Adam), _trainer(optimizer=nn.Adam), _trainer(optimizer=nn.Adam)
-    whole.fit(_data(), 2, batch_size=BATCH, shuffle=False, callbacks=[])
+    """Compare an uninterrupted run with one resumed from a copy of another's state."""
+    uninterrupted, first, second = _trainer(optimizer=nn.Adam), _trainer(optimizer=nn.Adam), _trainer(optimizer=nn.Adam)
+    uninterrupted.fit(_data(), 2, batch_size=BATCH, shuffle=False, callbacks=[])
     first.fit(_data(), 1, batch_size=BATCH, shuffle=False, callbacks=[])
     values = {parameter.name: parameter.asnumpy().copy() for parameter in parameters_of(first.optimizer)}
     for parameter in parameters_of(second.optimizer):
         shared_memory.overwrite(parameter, values[parameter.name])
     second.fit(_data(), 1, batch_size=BATCH, shuffle=False, callbacks=[])
-    one, other = (trainer.network.dense.weight.asnumpy().tobytes() for trainer in (whole, second))
-    return one == other
+    weights = [trainer.network.dense.weight.asnumpy().tobytes() for trainer in (uninterrupted, second)]
+    return weights[0] == weights[1]
 
 
 def shares_memory() -> bool:
@@ -195,7 +195,7 @@ def scales_the_loss() -> bool:
 
 def microseconds_per_step() -> dict[str, int]:
     """Return the shortest time per step of three runs, by steps per call."""
-    found = {}
+    microseconds = {}
     for size in (1, 32):
         trainer = _trainer()
         _losses(trainer, sink_size=size)
@@ -204,8 +204,8 @@ def microseconds_per_step() -> dict[str, int]:
             began = time.perf_counter()
             _losses(trainer, sink_size=size)
             times.append(time.perf_counter() - began)
-        found[f"{size} per call"] = round(1e6 * min(times) / (EPOCHS * ROWS / BATCH))
-    return found
+        microseconds[f"{size} per call"] = round(1e6 * min(times) / (EPOCHS * ROWS / BATCH))
+    return microseconds
 
 
 def versions() -> dict[str, str]:

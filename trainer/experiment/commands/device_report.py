@@ -19,7 +19,7 @@ from ...errors import ConfigurationError
 from ...mindspore_internals.device import CHOICES, DEVICES, UNSAFE
 from .device_probes import PROBES
 
-_SECONDS = 600  # timeout of one probe; on a new chip, the driver first compiles the operators
+_SECONDS = 600  # timeout of a probe; long, because the driver may have to compile the operators for a new chip
 _FAILED = "failed: "
 
 
@@ -35,8 +35,8 @@ def run(name: str | None, path: Path | None) -> int:
     """
     if name is None:
         raise ConfigurationError("trainer doctor --report FILE takes --device too: cpu, gpu or ascend")
-    name = choice("--device", name, [each for each in CHOICES if each != "auto"])
-    results = try_all(name)
+    name = choice("--device", name, [item for item in CHOICES if item != "auto"])
+    results = run_probes(name)
     lines = table(name, results, asdict(DEVICES[CHOICES[name]]))
     text = "\n".join(lines) + "\n"
     if path is None:
@@ -47,30 +47,30 @@ def run(name: str | None, path: Path | None) -> int:
     return 1 if results["losses_are_right"] is not True else 0
 
 
-def try_all(name: str) -> dict[str, Any]:
+def run_probes(name: str) -> dict[str, Any]:
     """Run each probe in a separate process; return results or errors by probe.
 
     Raises:
         ConfigurationError: this machine has no such device.
     """
-    first = _try(name, "versions")
-    if isinstance(first, str):
-        raise ConfigurationError(first.removeprefix(_FAILED))
+    versions = _run_probe(name, "versions")
+    if isinstance(versions, str):
+        raise ConfigurationError(versions.removeprefix(_FAILED))
     with ThreadPoolExecutor(2) as pool:
-        rest = [probe for probe in PROBES if probe not in ("versions", "microseconds_per_step")]
-        results = dict(zip(rest, pool.map(lambda probe: _try(name, probe), rest), strict=True))
-    return {"versions": first, **results, "microseconds_per_step": _try(name, "microseconds_per_step")}
+        probes = [probe for probe in PROBES if probe not in ("versions", "microseconds_per_step")]
+        results = dict(zip(probes, pool.map(lambda probe: _run_probe(name, probe), probes), strict=True))
+    return {"versions": versions, **results, "microseconds_per_step": _run_probe(name, "microseconds_per_step")}
 
 
-def _try(name: str, probe: str) -> Any:
+def _run_probe(name: str, probe: str) -> Any:
     spec = importlib.util.find_spec(".device_probes", __package__)
     assert spec is not None
     command = [sys.executable, "-m", spec.name, name, probe]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, env={**os.environ, UNSAFE: "1"}, capture_output=True, text=True, timeout=_SECONDS, check=True
         )
-        answer = json.loads(done.stdout.splitlines()[-1])
+        answer = json.loads(process.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return f"{_FAILED}no answer after {_SECONDS} s"
     except (subprocess.CalledProcessError, ValueError, IndexError) as error:
@@ -80,11 +80,11 @@ def _try(name: str, probe: str) -> Any:
 
 def table(name: str, results: dict[str, Any], assumed: dict[str, Any]) -> list[str]:
     """Return Markdown lines that compare observed with assumed behaviour."""
-    of = results["versions"]
+    versions = results["versions"]
     lines = [
-        f"# {of['device']}, {date.today()}",
+        f"# {versions['device']}, {date.today()}",
         "",
-        f"MindSpore {of['mindspore']}, Python {platform.python_version()}, {platform.platform()}",
+        f"MindSpore {versions['mindspore']}, Python {platform.python_version()}, {platform.platform()}",
         "",
         "| | seen | assumed |",
         "| --- | --- | --- |",
@@ -100,6 +100,6 @@ def table(name: str, results: dict[str, Any], assumed: dict[str, Any]) -> list[s
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {each}" for key, each in value.items())
+        return ", ".join(f"{key}: {item}" for key, item in value.items())
     text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
     return text.replace("|", "/")

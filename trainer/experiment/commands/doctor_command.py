@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 OK, NOTE, WRONG = "ok", "note", "WRONG"
 _REASONS = {"numpy": "; MindSpore's binaries are built against NumPy 1"}
-_OWN = "mindspore-trainer"
-_SAME_DISTRIBUTIONS = ("mindspore", "numpy", _OWN)  # versions that must be equal on all ranks of a job
-_SAME_SETTINGS = ("MS_CPU_COMM_OP_TIMEOUT", "ONEDNN_MAX_CPU_ISA", "MS_COMPILER_CACHE_ENABLE")
+_DISTRIBUTION = "mindspore-trainer"
+_COMMON_DISTRIBUTIONS = ("mindspore", "numpy", _DISTRIBUTION)  # versions that must be equal on all ranks of a job
+_COMMON_SETTINGS = ("MS_CPU_COMM_OP_TIMEOUT", "ONEDNN_MAX_CPU_ISA", "MS_COMPILER_CACHE_ENABLE")
 _MESSAGE_BYTES = 1 << 20
-_TRIES = 5
-_FOR_DEVELOPERS = ("test", "dev")
-_REPEATABLE_CORES = 2  # measured: two LeNet runs give equal bits on 2 cores, but not on 16
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MS_DEV_RUNTIME_CONF", "GLOG_v")
+_REPEATS = 5
+_DEVELOPER_EXTRAS = ("test", "dev")
+_REPEATABLE_CORES = 2  # as measured: LeNet runs are bit-identical on 2 cores, but not on 16
+_THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MS_DEV_RUNTIME_CONF", "GLOG_v")
 # e_machine field of an ELF header -> name that platform.machine() uses
 _ELF_MACHINES = {0x3E: "x86_64", 0xB7: "aarch64", 0x03: "i686", 0xF3: "riscv64"}
-_SAME_MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}
+_MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 @dataclass(frozen=True)
@@ -83,30 +83,30 @@ def report(findings: list[Finding]) -> str:
 
 
 def _python() -> Iterator[Finding]:
-    fits = (3, 10) <= sys.version_info[:2] < (3, 13)
-    advice = "" if fits else "MindSpore has wheels for CPython 3.10, 3.11 and 3.12"
-    yield Finding("python", f"{platform.python_version()} ({sys.executable})", OK if fits else WRONG, advice)
+    is_supported = (3, 10) <= sys.version_info[:2] < (3, 13)
+    advice = "" if is_supported else "MindSpore has wheels for CPython 3.10, 3.11 and 3.12"
+    yield Finding("python", f"{platform.python_version()} ({sys.executable})", OK if is_supported else WRONG, advice)
     yield Finding("platform", f"{platform.platform()}, {platform.machine()}")
 
 
 def _packages() -> Iterator[Finding]:
     for requirement in _requirements().get("", []):
         version = installed(requirement.name)
-        fits = version is not None and requirement.specifier.contains(version, prereleases=True)
-        wanted = f"{requirement.name}{requirement.specifier}"
-        advice = "" if fits else f"pip install '{wanted}'{_REASONS.get(requirement.name, '')}"
-        yield Finding(requirement.name, version or "not installed", OK if fits else WRONG, advice)
-    yield Finding(_OWN, installed(_OWN) or "not installed; running from a source folder")
+        is_supported = version is not None and requirement.specifier.contains(version, prereleases=True)
+        required_version = f"{requirement.name}{requirement.specifier}"
+        advice = "" if is_supported else f"pip install '{required_version}'{_REASONS.get(requirement.name, '')}"
+        yield Finding(requirement.name, version or "not installed", OK if is_supported else WRONG, advice)
+    yield Finding(_DISTRIBUTION, installed(_DISTRIBUTION) or "not installed; running from a source folder")
 
 
 def _requirements() -> dict[str, list[Requirement]]:
     """Return the package's requirements by extra; "" has those of no extra."""
-    needed: dict[str, list[Requirement]] = {}
-    for text in (importlib.metadata.requires(_OWN) or ()) if installed(_OWN) else ():
+    by_extra: dict[str, list[Requirement]] = {}
+    for text in (importlib.metadata.requires(_DISTRIBUTION) or ()) if installed(_DISTRIBUTION) else ():
         requirement = Requirement(text)
         extra = re.search(r"extra == [\"'](\w+)", str(requirement.marker))
-        needed.setdefault(extra[1] if extra else "", []).append(requirement)
-    return needed
+        by_extra.setdefault(extra[1] if extra else "", []).append(requirement)
+    return by_extra
 
 
 def _job() -> Iterator[Finding]:
@@ -120,40 +120,40 @@ def _job() -> Iterator[Finding]:
     except ConfigurationError as error:
         yield Finding("job", str(error), WRONG, "see that the processes reach MS_SCHED_HOST at any port")
         return
-    facts = group.gather_json(own_facts())
-    hosts = Counter(str(of_rank.pop("host")) for of_rank in facts)
-    placed = ", ".join(f"{count} on {host}" for host, count in hosts.items())
-    yield Finding("job", f"rank {group.rank} of {group.size} processes: {placed}")
+    facts = group.gather_json(local_facts())
+    hosts = Counter(str(rank_facts.pop("host")) for rank_facts in facts)
+    placement = ", ".join(f"{count} on {host}" for host, count in hosts.items())
+    yield Finding("job", f"rank {group.rank} of {group.size} processes: {placement}")
     yield from compare_ranks(facts)
-    yield Finding("collectives", f"AllGather of 1 KB in {1000 * _gathering_takes(group):.1f} ms")
+    yield Finding("collectives", f"AllGather of 1 KB in {1000 * _allgather_seconds(group):.1f} ms")
     try:
-        took, sound = _exchange(group)
+        took, intact = _all_to_all_seconds(group)
     except TrainerError as error:
         advice = "processes that keep the rows of sparse tables connect to each other at free ports: open them"
         yield Finding("exchange of rows", str(error), WRONG, advice)
         return
-    text = f"1 MB to each of the others in {1000 * took:.1f} ms" if sound else "bytes arrived changed"
-    yield Finding("exchange of rows", text, OK if sound else WRONG)
+    text = f"1 MB to each of the others in {1000 * took:.1f} ms" if intact else "bytes arrived changed"
+    yield Finding("exchange of rows", text, OK if intact else WRONG)
 
 
-def own_facts() -> dict[str, str | None]:
+def local_facts() -> dict[str, str | None]:
     """Return the host name and the settings that must be equal on all ranks."""
     facts: dict[str, str | None] = {"host": socket.gethostname(), "python": platform.python_version()}
-    facts |= {name: installed(name) for name in _SAME_DISTRIBUTIONS}
+    facts |= {name: installed(name) for name in _COMMON_DISTRIBUTIONS}
     package, code = Path(__file__).parents[2], 0
     for path in sorted(package.rglob("*.py")):
         code = zlib.crc32(path.read_bytes(), zlib.crc32(path.relative_to(package).as_posix().encode(), code))
     facts["code of trainer"] = f"{code:08x}"
-    return facts | {name: os.environ.get(name) for name in _SAME_SETTINGS}
+    return facts | {name: os.environ.get(name) for name in _COMMON_SETTINGS}
 
 
 def compare_ranks(facts: Sequence[Mapping[str, str | None]]) -> Iterator[Finding]:
     """Yield a finding for each setting that differs, or one if all ranks agree."""
-    differing = [name for name in facts[0] if len({of_rank[name] for of_rank in facts}) > 1]
+    differing = [name for name in facts[0] if len({rank_facts[name] for rank_facts in facts}) > 1]
     for name in differing:
         values = defaultdict(list)
-        for rank, of_rank in enumerate(facts):
-            values[of_rank[name]].append(rank)
+        for rank, rank_facts in enumerate(facts):
+            values[rank_facts[name]].append(rank)
         text = "; ".join(f"ranks {ranks}: {value or 'none'}" for value, ranks in values.items())
         yield Finding(name, f"differs: {text}", WRONG, f"give all processes the same {name}")
     if not differing:
@@ -161,31 +161,31 @@ def compare_ranks(facts: Sequence[Mapping[str, str | None]]) -> Iterator[Finding
         yield Finding("same on all ranks", shown)
 
 
-def _gathering_takes(group: Group) -> float:
+def _allgather_seconds(group: Group) -> float:
     """Return the shortest time of a small AllGather, in seconds."""
-    message, least = np.zeros(128, np.int64), float("inf")
-    for _ in range(_TRIES):  # the first call compiles the program
+    message, shortest = np.zeros(128, np.int64), float("inf")
+    for _ in range(_REPEATS):  # the first call compiles the program
         began = time.perf_counter()
         group.gather(message)
-        least = min(least, time.perf_counter() - began)
-    return least
+        shortest = min(shortest, time.perf_counter() - began)
+    return shortest
 
 
-def _exchange(group: Group) -> tuple[float, bool]:
+def _all_to_all_seconds(group: Group) -> tuple[float, bool]:
     """Return (shortest all-to-all time in seconds, whether all bytes arrived)."""
-    least, sound = float("inf"), True
+    shortest, intact = float("inf"), True
     parts = [bytes([16 * group.rank + rank & 0xFF]) * _MESSAGE_BYTES for rank in range(group.size)]
-    for _ in range(_TRIES):
+    for _ in range(_REPEATS):
         began = time.perf_counter()
         received = group.all_to_all(parts)
-        least = min(least, time.perf_counter() - began)
+        shortest = min(shortest, time.perf_counter() - began)
         for rank, part in enumerate(received):
-            sound = sound and bytes(part) == bytes([16 * rank + group.rank & 0xFF]) * _MESSAGE_BYTES
-    return least, not group.any(not sound)
+            intact = intact and bytes(part) == bytes([16 * rank + group.rank & 0xFF]) * _MESSAGE_BYTES
+    return shortest, not group.any(not intact)
 
 
 def _architecture() -> Iterator[Finding]:
-    # MindSpore's aarch64 wheels are tagged none-any, so pip may install them on any machine
+    # pip may install MindSpore's aarch64 wheels on any machine, because they are tagged none-any
     spec = importlib.util.find_spec("mindspore")
     folder = Path(spec.origin).parent if spec and spec.origin else None
     libraries = sorted(folder.glob("_c_expression*.so")) if folder else []
@@ -193,10 +193,10 @@ def _architecture() -> Iterator[Finding]:
     if built_for is None:
         yield Finding("mindspore binaries", "not checked on this platform", OK)
         return
-    here = platform.machine().lower()
-    here = _SAME_MACHINE.get(here, here)
+    machine = platform.machine().lower()
+    machine = _MACHINE_ALIASES.get(machine, machine)
     advice = "pip took a wheel for another machine; install the one for this machine by its full address"
-    wrong = built_for != here
+    wrong = built_for != machine
     yield Finding("mindspore binaries", f"built for {built_for}", WRONG if wrong else OK, advice if wrong else "")
 
 
@@ -215,13 +215,14 @@ def _cpus() -> Iterator[Finding]:
     usable = len(os.sched_getaffinity(0))
     quota = _cpu_quota()
     text = f"{count}, usable {usable}" + (f", quota {quota:g}" if quota else "")
-    few = quota is not None and quota < usable
-    advice = "set OMP_NUM_THREADS to the quota: more threads than that are throttled" if few else ""
-    yield Finding("cpus", text, NOTE if few else OK, advice)
-    many = usable > _REPEATABLE_CORES
-    text = "networks with convolutions differ from run to run in the last digits" if many else "same bits in every run"
+    over_quota = quota is not None and quota < usable
+    advice = "set OMP_NUM_THREADS to the quota: more threads than that are throttled" if over_quota else ""
+    yield Finding("cpus", text, NOTE if over_quota else OK, advice)
+    not_repeatable = usable > _REPEATABLE_CORES
+    differs = "networks with convolutions differ from run to run in the last digits"
+    text = differs if not_repeatable else "same bits in every run"
     advice = "for the same bits: Trainer(deterministic=True), or start with `taskset -c 0,1`; see docs/resuming.md"
-    yield Finding("repeatability", text, NOTE if many else OK, advice if many else "")
+    yield Finding("repeatability", text, NOTE if not_repeatable else OK, advice if not_repeatable else "")
     load = os.getloadavg()[0]
     busy = load > usable
     advice = "other work is running; timings will vary" if busy else ""
@@ -237,7 +238,7 @@ def _cpu_quota() -> float | None:
 
 
 def _threads() -> Iterator[Finding]:
-    settings = {name: os.environ[name] for name in _THREADS if name in os.environ}
+    settings = {name: os.environ[name] for name in _THREAD_SETTINGS if name in os.environ}
     yield Finding("thread settings", ", ".join(f"{name}={value}" for name, value in settings.items()) or "all default")
     import mindspore
 
@@ -245,7 +246,7 @@ def _threads() -> Iterator[Finding]:
 
 
 def _graph_cache() -> Iterator[Finding]:
-    # Measured with MindSpore 2.10: a run restarted with another constant in the network still ran the old graph.
+    # In MindSpore 2.10, a run that was restarted with another constant in the network still ran the old graph.
     import mindspore
 
     on = os.environ.get("MS_COMPILER_CACHE_ENABLE") == "1" or mindspore.get_context("enable_compile_cache")
@@ -259,15 +260,15 @@ def _graph_cache() -> Iterator[Finding]:
 def _convolutions() -> Iterator[Finding]:
     from ...mindspore_internals import cpu_kernels
 
-    chosen = cpu_kernels.user_choice()
+    setting = cpu_kernels.user_choice()
     if not cpu_kernels.is_affected():
         yield Finding("convolutions", "at full speed as they are")
-    elif chosen is None:
+    elif setting is None:
         yield Finding("convolutions", "AVX-512 found: a Trainer of a network with convolutions limits oneDNN to AVX2")
     else:
-        slow = not chosen.partition("=")[2].upper().startswith(("SSE41", "AVX2"))
+        slow = not setting.partition("=")[2].upper().startswith(("SSE41", "AVX2"))
         advice = "with AVX-512, MindSpore's convolutions are 10 to 100 times slower: unset it, or set it to AVX2"
-        yield Finding("convolutions", f"oneDNN as you set it: {chosen}", NOTE if slow else OK, advice if slow else "")
+        yield Finding("convolutions", f"oneDNN as you set it: {setting}", NOTE if slow else OK, advice if slow else "")
 
 
 def _devices() -> Iterator[Finding]:
@@ -283,10 +284,10 @@ def _devices() -> Iterator[Finding]:
                 findings.append(f"{name} ({kind.device_count()})")
         except RuntimeError:  # raised by MindSpore if there is no such device
             continue
-    used = device.current()
-    yield Finding("devices", f"{', '.join(findings) or 'unknown'}; MindSpore uses {used.name} by default")
-    lowest = "bfloat16" if used.has_bfloat16 else f"MindSpore has no bfloat16 on {used.name}"
-    yield Finding("precision", f"float32, float16{' (emulated, slower)' if used.uses_onednn else ''}; {lowest}")
+    current = device.current()
+    yield Finding("devices", f"{', '.join(findings) or 'unknown'}; MindSpore uses {current.name} by default")
+    lowest = "bfloat16" if current.has_bfloat16 else f"MindSpore has no bfloat16 on {current.name}"
+    yield Finding("precision", f"float32, float16{' (emulated, slower)' if current.uses_onednn else ''}; {lowest}")
 
 
 def _gpu() -> Iterator[Finding]:
@@ -297,7 +298,7 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("gpu", f"cannot be used: {reason}")
         return
     for library, package in gpu_libraries.missing().items():
-        advice = f"pip install '{_OWN}[gpu]' brings {package}, which has it"
+        advice = f"pip install '{_DISTRIBUTION}[gpu]' brings {package}, which has it"
         yield Finding("gpu library", f"{library} cannot be loaded, which {plugin.name} needs", NOTE, advice)
     yield Finding("gpu driver", f"supports CUDA {gpu_libraries.driver_version() or '(unknown)'}")
     for card in gpu_libraries.cards():
@@ -327,33 +328,33 @@ def _graph() -> Iterator[Finding]:
 def _differences() -> Iterator[Finding]:
     from ...mindspore_internals.differences import differences
 
-    found = differences()
-    for sentence in found:
+    differences_found = differences()
+    for sentence in differences_found:
         yield Finding("mindspore differs", sentence, NOTE)
-    if not found:
+    if not differences_found:
         yield Finding("mindspore differs", "nowhere in what the trainer uses")
 
 
 def _extras() -> Iterator[Finding]:
     for extra, requirements in _requirements().items():
-        if extra in ("", "gpu", *_FOR_DEVELOPERS):  # `_gpu` reports the GPU libraries
+        if extra in ("", "gpu", *_DEVELOPER_EXTRAS):  # `_gpu` reports the GPU libraries
             continue
-        have = {requirement.name: installed(requirement.name) for requirement in requirements}
-        missing = None in have.values()
-        text = ", ".join(f"{name} {version or '(missing)'}" for name, version in have.items())
-        advice = f"pip install '{_OWN}[{extra}]'" if missing else ""
+        versions = {requirement.name: installed(requirement.name) for requirement in requirements}
+        missing = None in versions.values()
+        text = ", ".join(f"{name} {version or '(missing)'}" for name, version in versions.items())
+        advice = f"pip install '{_DISTRIBUTION}[{extra}]'" if missing else ""
         yield Finding(f"extra {extra}", text, NOTE if missing else OK, advice)
 
 
 def _shadow() -> Iterator[Finding]:
-    ours = Path(__file__).parents[3]
+    package_root = Path(__file__).parents[3]
     for name in ("callbacks", "trainer"):
-        hiding = [Path(folder or ".") / f"{name}.py" for folder in ("", *sys.path)]
-        hiding += [Path(folder or ".") / name / "__init__.py" for folder in ("", *sys.path)]
-        others = dict.fromkeys(path.resolve() for path in hiding if path.is_file())
-        first = [path for path in others if path.parent.parent != ours and path != ours / name / "__init__.py"]
+        candidates = [Path(folder or ".") / f"{name}.py" for folder in ("", *sys.path)]
+        candidates += [Path(folder or ".") / name / "__init__.py" for folder in ("", *sys.path)]
+        existing = dict.fromkeys(path.resolve() for path in candidates if path.is_file())
+        hiding = [path for path in existing if path.parent.parent != package_root]
         advice = f"it hides the package {name!r} from scripts in its folder: rename it, for example to my_{name}.py"
-        for path in first:
+        for path in hiding:
             yield Finding(f"module {name}", str(path), NOTE, advice)
-        if not first:
-            yield Finding(f"module {name}", str(ours / name))
+        if not hiding:
+            yield Finding(f"module {name}", str(package_root / name))

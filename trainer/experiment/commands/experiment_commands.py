@@ -58,7 +58,7 @@ def train(args: argparse.Namespace) -> None:
     from ..runs.restart import fetch_published, fetched_run
 
     if args.resume == "auto" and args.config is not None:
-        _resume_begun(args)
+        _resume_existing(args)
     if (args.config is None) == (args.resume is None):
         raise ConfigurationError(
             f"trainer {args.command} takes either CONFIG (a new run), --resume RUN (which has its configuration), or "
@@ -79,8 +79,8 @@ def train(args: argparse.Namespace) -> None:
     print_results(run_folder.Run.read(run_dir))
 
 
-def _resume_begun(args: argparse.Namespace) -> None:
-    """Replace `--resume auto` by `--resume RUN` if the run exists, else remove it."""
+def _resume_existing(args: argparse.Namespace) -> None:
+    """Replace ``--resume auto`` by ``--resume RUN``, or drop it if there is no run."""
     from ..runs.restart import existing_run
 
     with _loaded(Path(args.config), args) as config:
@@ -99,12 +99,12 @@ def _loaded(source: Path, args: argparse.Namespace) -> Iterator[Any]:
         config = load_config(source, args.overrides)
         if getattr(args, "baseline", False) and config.baseline is None:
             config = load_config(source, [*args.overrides, "baseline={}"])
-        # the recorded run_dir is wrong if the run folder has been moved
+        # a run folder may have been moved, so its recorded run_dir may be wrong
         yield config.model_copy(update={"run_dir": source}) if source.is_dir() else config
 
 
 @contextlib.contextmanager
-def _applied(args: argparse.Namespace) -> Iterator[tuple[Any, Path, Path]]:
+def _trained_network(args: argparse.Namespace) -> Iterator[tuple[Any, Path, Path]]:
     """Yield the configuration, the run folder and the snapshot of a trained network."""
     from ..runs import run_folder
     from ..runs.training_run import default_checkpoint
@@ -130,30 +130,30 @@ def _applied(args: argparse.Namespace) -> Iterator[tuple[Any, Path, Path]]:
 
 def evaluate(args: argparse.Namespace) -> None:
     """Print the metrics of a trained network."""
-    with _applied(args) as (config, _, checkpoint):
+    with _trained_network(args) as (config, _, checkpoint):
         from ..runs import training_run
         from ..runs.compare import table
 
         split, metrics = training_run.evaluate(config, checkpoint, args.split)
         from callbacks.output import without_equal_losses
 
-    shown = without_equal_losses(metrics)
-    rows = [[f"{split} ({checkpoint})", "value"], *([name, f"{value:.6g}"] for name, value in shown.items())]
+    distinct = without_equal_losses(metrics)
+    rows = [[f"{split} ({checkpoint})", "value"], *([name, f"{value:.6g}"] for name, value in distinct.items())]
     print("\n".join(table(rows)))
 
 
 def predict(args: argparse.Namespace) -> None:
     """Write the predictions of a trained network."""
     predict_command.check_arguments(args)
-    with _applied(args) as (config, run_dir, checkpoint):
+    with _trained_network(args) as (config, run_dir, checkpoint):
         output = Path(args.output) if args.output else run_dir / predict_command.DEFAULT
-        split, written = predict_command.predict(config, checkpoint, output, args.split, set_aside=args.set_aside)
-    print(f"{split}: {written}")
+        split, message = predict_command.predict(config, checkpoint, output, args.split, set_aside=args.set_aside)
+    print(f"{split}: {message}")
 
 
 def export(args: argparse.Namespace) -> None:
     """Write a trained network for other programs."""
-    with _applied(args) as applied:
+    with _trained_network(args) as applied:
         export_command.run(args, *applied)
 
 
@@ -163,5 +163,5 @@ def check(args: argparse.Namespace) -> None:
     with _loaded(source, args) as config:
         from . import check_command
 
-        found = check_command.run(config)
-    print(f"{source}: {found}")
+        message = check_command.run(config)
+    print(f"{source}: {message}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...trainer import Trainer
     from ..configuration.experiment_config import ExperimentConfig
 
-_SHOWN_ROWS = 256  # raw rows that are given to the export as example inputs
+_EXAMPLE_ROWS = 256  # number of raw rows that the export uses as example inputs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, config: ExperimentConfig, run_dir: Path, check
         return
     folder = Path(args.output) if args.output else run_dir / "export"
     options: dict[str, Any] = {"onnx": not args.no_onnx, "batch": args.batch, "step": step}
-    items, users = _rows(trainer, args.items, args.item_id), _rows(trainer, args.users, args.user_id)
+    items, users = _ids_and_rows(trainer, args.items, args.item_id), _ids_and_rows(trainer, args.users, args.user_id)
     exported = export_model(trainer, folder, rows, items=items, users=users, **options)
     for name, size in exported.files.items():
         print(f"{size:>12,}  {name}")
@@ -73,15 +73,15 @@ def run(args: argparse.Namespace, config: ExperimentConfig, run_dir: Path, check
 def _snapshot_model(config: ExperimentConfig, checkpoint: Path, split: str | None) -> tuple[Trainer, Any]:
     """Return a Trainer with a snapshot's weights, and rows for its `predict`.
 
-    Without a finite dataset, the rows have only missing values; the stream is not read.
+    Without a finite dataset, all values of the rows are missing; the stream is not read.
     """
     from ..runs.training_run import build_restored, split_of, splits_of
 
-    chosen = split_of(config, split) if split or splits_of(config) else None
-    experiment = build_restored(config, checkpoint, chosen)
+    chosen_split = split_of(config, split) if split or splits_of(config) else None
+    experiment = build_restored(config, checkpoint, chosen_split)
     trainer = experiment.trainer
-    if chosen is not None:
-        data = experiment.datasets[chosen]
+    if chosen_split is not None:
+        data = experiment.datasets[chosen_split]
         return trainer, data if trainer.features is None else _first_rows(trainer.features, data)
     if trainer.features is not None:
         features = trainer.features
@@ -102,7 +102,7 @@ def _first_rows(features: Features, data: Any) -> Any:
     raw = next(rows_of(features, data, labelled=data.part is not None), None)
     if raw is None:
         raise DataError("the data have no good rows")
-    return features.apply({name: column[:_SHOWN_ROWS] for name, column in raw.columns.items()})
+    return features.apply({name: column[:_EXAMPLE_ROWS] for name, column in raw.columns.items()})
 
 
 def _publish(trainer: Trainer, rows: Any, args: argparse.Namespace, step: int) -> int:
@@ -127,7 +127,7 @@ def _publish(trainer: Trainer, rows: Any, args: argparse.Namespace, step: int) -
     return Versions(root).newest()
 
 
-def _rows(trainer: Any, path: str | None, column: str | None) -> tuple[Any, Any] | None:
+def _ids_and_rows(trainer: Any, path: str | None, column: str | None) -> tuple[Any, Any] | None:
     """Return (ids, raw rows) of a file, or None without a path.
 
     The ids are in `column`, by default the first column.

@@ -45,7 +45,7 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
     if config.features is None:
         raise ConfigurationError(f"{config.source}: has no section features, whose columns could be shown")
     features = make_features(config.features)
-    source = data if data is not None else _source(config)
+    source = data if data is not None else _default_rows(config)
     learned_from = None if snapshot is None else restore_features(features, snapshot)
     drift = {}
     if learned_from is not None and features.learned.profiled_rows:  # older snapshots have no profile
@@ -54,14 +54,14 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
         features.fit(source if config.data.train is None else instantiate(config.data.train))
         learned_from = "data.train" if config.data.train is not None else str(source)
     bad_rows = BadRowCounter()
-    read = _first(rows_of(features, source, labelled=False, bad_rows=bad_rows), rows)
-    if not read.count:
+    rows_read = _first_rows(rows_of(features, source, labelled=False, bad_rows=bad_rows), rows)
+    if not rows_read.count:
         raise DataError(f"{source}: no good rows: {bad_rows.report()}")
     lines = table(
         [["feature", "kind", "missing", "distinct", "range", "unseen", f"first {SHOWN_ROWS} rows", "drift (PSI)"]]
-        + [_line(feature, features, read, drift) for feature in features.features]
+        + [_feature_row(feature, features, rows_read, drift) for feature in features.features]
     )
-    notes = [f"{read.count:,} rows; inputs of the network: {', '.join(features.inputs)}"]
+    notes = [f"{rows_read.count:,} rows; inputs of the network: {', '.join(features.inputs)}"]
     if learned_from is not None:
         notes.append(f"learned statistics are from {learned_from}")
     if (report := bad_rows.report()) is not None:
@@ -84,7 +84,7 @@ def fit_features(config: ExperimentConfig, data: Path | None, target: Path | Non
     if config.features is None or target is None:
         raise ConfigurationError(f"{config.source}: --fit takes --to FOLDER, and an experiment with a section features")
     features = make_features({name: value for name, value in config.features.items() if name != "fitted"})
-    source = data if data is not None else _source(config)
+    source = data if data is not None else _default_rows(config)
     if engine == "local":
         features.fit(source)
     elif isinstance(source, RawFiles) and source.part is not None:
@@ -112,7 +112,7 @@ def restore_features(features: Features, path: Path) -> str | None:
     return str(snapshot.path)
 
 
-def _source(config: ExperimentConfig) -> Any:
+def _default_rows(config: ExperimentConfig) -> Any:
     if config.data.train is not None:
         return instantiate(config.data.train)
     stream = config.data.stream
@@ -122,47 +122,48 @@ def _source(config: ExperimentConfig) -> Any:
     raise ConfigurationError(f"{config.source}: data: names no file of rows to look at; give --data FILE")
 
 
-def _first(parts: Iterator[Rows], wanted: int) -> Rows:
+def _first_rows(parts: Iterator[Rows], wanted: int) -> Rows:
     """Return the first `wanted` good rows as one table."""
-    read: list[dict[str, Any]] = []
+    rows_read: list[dict[str, Any]] = []
     count = 0
     while count < wanted and (rows := next(parts, None)) is not None:
         good = min(rows.good, wanted - count)
-        read.append({name: column[:good] for name, column in rows.columns.items()})
+        rows_read.append({name: column[:good] for name, column in rows.columns.items()})
         count += good
-    return Rows({name: np.concatenate([own[name] for own in read]) for name in (read[0] if read else ())}, count)
+    names = rows_read[0] if rows_read else ()
+    return Rows({name: np.concatenate([part[name] for part in rows_read]) for name in names}, count)
 
 
-def _line(feature: Feature, features: Features, rows: Rows, drift: dict[str, float]) -> list[str]:
+def _feature_row(feature: Feature, features: Features, rows: Rows, drift: dict[str, float]) -> list[str]:
     columns = list(feature.raw())
     values = rows.columns[columns[0]]
-    missing, distinct, ends = _facts(values, isinstance(feature, Time))
+    missing, distinct, value_range = _column_facts(values, isinstance(feature, Time))
     arrays = feature.apply(rows.columns, features.statistics.get(feature.name))
-    shown = "; ".join(_shown(array, output.kind) for output, array in zip(feature.outputs(), arrays, strict=True))
+    shown = "; ".join(_format_rows(array, output.kind) for output, array in zip(feature.outputs(), arrays, strict=True))
     indices = [drift[name] for name in columns if name in drift]
     kind = _KIND_NAMES.get(type(feature), type(feature).__name__)
-    unseen, judged = _unseen(feature, arrays[0]), _judged(max(indices)) if indices else ""
-    return [feature.name, kind, f"{missing:.1%}", distinct, ends, unseen, shown, judged]
+    unseen, drift_text = _unseen(feature, arrays[0]), _format_drift(max(indices)) if indices else ""
+    return [feature.name, kind, f"{missing:.1%}", distinct, value_range, unseen, shown, drift_text]
 
 
-def _facts(values: Any, times: bool) -> tuple[float, str, str]:
+def _column_facts(values: Any, times: bool) -> tuple[float, str, str]:
     """Return the share of missing rows, the number of distinct values, and the range."""
     if isinstance(values, Ragged):
         lengths = values.lengths
-        ends = f"{lengths.min()} to {lengths.max()} values" if len(lengths) else ""
-        return float((lengths == 0).mean()), f"{len(np.unique(values[:].values)):,}", ends
+        value_range = f"{lengths.min()} to {lengths.max()} values" if len(lengths) else ""
+        return float((lengths == 0).mean()), f"{len(np.unique(values[:].values)):,}", value_range
     values = np.asarray(values)
     if values.dtype.kind == "f":
         absent = ~np.isfinite(values)
         absent = absent.any(1) if absent.ndim > 1 else absent
         present = values[~absent]
         extremes = (present.min(), present.max()) if present.size else ()
-        ends = " to ".join(_time(end) if times else f"{end:.6g}" for end in extremes)
-        return float(absent.mean()), f"{len(np.unique(present, axis=0)):,}", ends
+        value_range = " to ".join(_time(end) if times else f"{end:.6g}" for end in extremes)
+        return float(absent.mean()), f"{len(np.unique(present, axis=0)):,}", value_range
     absent = missing_ids(values)
     present = values[~absent]
-    ends = f"{present.min()} to {present.max()}" if len(present) and values.dtype.kind in "iu" else ""
-    return float(absent.mean()), f"{len(np.unique(present)):,}", ends
+    value_range = f"{present.min()} to {present.max()}" if len(present) and values.dtype.kind in "iu" else ""
+    return float(absent.mean()), f"{len(np.unique(present)):,}", value_range
 
 
 def _time(seconds: float) -> str:
@@ -177,7 +178,7 @@ def _unseen(feature: Feature, ids: Any) -> str:
     return f"{float((ids == UNSEEN_ROW).mean()):.1%}" if len(ids) else ""
 
 
-def _shown(array: Any, kind: Kind) -> str:
+def _format_rows(array: Any, kind: Kind) -> str:
     if isinstance(array, Ragged):
         rows = [list(row) for row in array[:SHOWN_ROWS]]
         return ", ".join(f"[{' '.join(map(_short, row[:3]))}{' …' * (len(row) > 3)}]" for row in rows)
@@ -191,6 +192,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 8 else f"{text[:7]}…"
 
 
-def _judged(index: float) -> str:
+def _format_drift(index: float) -> str:
     word = " changed" if index > CHANGED else " shifted" if index > SHIFTED else ""
     return f"{index:.3f}{word}"

@@ -15,7 +15,7 @@ from ..configuration.yaml_tree import dump_line
 from .proposal import NO_SIDES, Proposal, Sides, propose, time_options
 from .table_summary import TableSummary, summarize
 
-_HEAD = """\
+_HEADER = """\
 # {path}: {rows} rows{looked}, {columns} columns.
 # Written by `trainer init`; change what you know better.
 #
@@ -52,27 +52,27 @@ def _commands(file: str, name: str) -> str:
 def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
     """Return the proposed experiment as YAML text, for the file `output`."""
     name = re.sub(r"[^\w-]+", "_", output.stem, flags=re.ASCII).strip("_-") or "table"
-    text = _HEAD.format(
-        path=_comment(str(table.path)),
+    text = _HEADER.format(
+        path=_one_line(str(table.path)),
         rows=f"{'' if table.complete else 'about '}{table.rows:,}",
         looked="" if table.complete else f" (figures below are of the first {table.columns[0].rows:,})",
         columns=len(table.columns),
         commands=_commands(f'"{output}"' if " " in str(output) else str(output), name),
         name=name,
     )
-    if table.csv is not None and (written := table.csv.declaration()):
+    if table.csv is not None and (options := table.csv.declaration()):
         text = (
-            text.removesuffix("  columns:\n") + f"  csv: {dump_line(written)}  # how values are written\n  columns:\n"
+            text.removesuffix("  columns:\n") + f"  csv: {dump_line(options)}  # how values are written\n  columns:\n"
         )
     for arguments, about in proposal.features:
         line = f"- {dump_line(arguments)}  # " if arguments else "# left out: "
-        text += f"    {line}{_comment(about)}\n"
+        text += f"    {line}{_one_line(about)}\n"
     labels = proposal.labels[0] if len(proposal.labels) == 1 else list(proposal.labels)
     shares = ", ".join(table.column(name).describe() for name in proposal.labels)
     text += f"  label: {dump_line(labels)}  # {shares}\n"
     if proposal.classes:
         about = f"  # {proposal.classes[-1]} is predicted" if len(proposal.classes) == 2 else ""
-        text += f"  label_classes: {dump_line(list(proposal.classes))}{_comment(about) and '  ' + _comment(about)}\n"
+        text += f"  label_classes: {dump_line(list(proposal.classes))}{_one_line(about) and '  ' + _one_line(about)}\n"
     if proposal.model == "two_tower":
         text += "  label_dtype: int32\n"
     if proposal.event_time:
@@ -80,13 +80,13 @@ def config_text(table: TableSummary, proposal: Proposal, output: Path) -> str:
         if not any(arguments and arguments["name"] == proposal.event_time for arguments, _ in proposal.features):
             options = time_options(table.column(proposal.event_time))
             text += "".join(f"  event_time_{name}: {dump_line(value)}\n" for name, value in options.items())
-    why = f"# {proposal.reason}; `trainer models` lists others\n" if proposal.reason else ""
-    text += f"\n{why}network:\n  model: {proposal.model}\n"
+    reason = f"# {proposal.reason}; `trainer models` lists others\n" if proposal.reason else ""
+    text += f"\n{reason}network:\n  model: {proposal.model}\n"
     text += "".join(f"  {name}: {dump_line(value)}\n" for name, value in proposal.options.items())
-    return text + _training(table, proposal) + _data(table, proposal)
+    return text + _training_sections(table, proposal) + _data_sections(table, proposal)
 
 
-def _training(table: TableSummary, proposal: Proposal) -> str:
+def _training_sections(table: TableSummary, proposal: Proposal) -> str:
     kinds = {name: _loss(table, proposal, name) for name in proposal.labels}
     losses = {name: {"class_path": f"mindspore.nn.{kind}"} for name, kind in kinds.items()}
     loss: Any = losses[proposal.labels[0]]
@@ -122,8 +122,8 @@ def _monitor(table: TableSummary, proposal: Proposal) -> str:
     return f"val_{metrics[0]}" if metrics and len(proposal.labels) == 1 else "val_loss"
 
 
-def _stream(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
-    """Return the stream's arguments; rows without label or time may be set aside."""
+def _stream_arguments(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
+    """Return the stream's arguments, which allow for rows without label or time."""
     required = [*proposal.labels, *([proposal.event_time] if proposal.event_time else [])]
     share = sum(table.column(name).missing_share for name in required)
     arguments: dict[str, Any] = {"path": str(table.path), "end": "at_last"}
@@ -133,19 +133,19 @@ def _stream(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
     return arguments
 
 
-def _data(table: TableSummary, proposal: Proposal) -> str:
+def _data_sections(table: TableSummary, proposal: Proposal) -> str:
     rows = table.rows
     batch = 64 if rows < 10_000 else 256 if rows < 1_000_000 else 1024
     sections: dict[str, dict[str, Any]] = {}
-    compared = len(proposal.labels) == 1
+    has_one_label = len(proposal.labels) == 1
     for part in ("train", "valid", "test"):
         arguments = {"path": str(table.path), "part": part}
         sections[part] = {"class_path": "trainer.features.RawFiles", "init_args": arguments}
-    sections["stream"] = {"class_path": "trainer.streams.FileStream", "init_args": _stream(table, proposal)}
-    starts = compared and proposal.model in _STARTS
-    baseline = _BASELINE.format(start=_START if starts else "", starts=str(starts).lower()) if compared else ""
+    sections["stream"] = {"class_path": "trainer.streams.FileStream", "init_args": _stream_arguments(table, proposal)}
+    starts = has_one_label and proposal.model in _STARTS
+    baseline = _BASELINE.format(start=_START if starts else "", starts=str(starts).lower()) if has_one_label else ""
     fit = {"epochs": 30, "batch_size": batch} | ({"valid_on_start": True} if starts else {})
-    parts = "".join(f"  {part}:{_block(value, 4)}" for part, value in sections.items())
+    parts = "".join(f"  {part}:{_yaml_value(value, 4)}" for part, value in sections.items())
     monitor = _monitor(table, proposal)
     window = {"class_path": "trainer.Window", "init_args": {"rows": max(100, rows // 20)}}
     return f"""
@@ -153,7 +153,7 @@ def _data(table: TableSummary, proposal: Proposal) -> str:
 # test on; other files: `train: newer.csv`
 data:
 {parts}fit: {dump_line(fit)}  # fewer where {monitor} stops improving
-online:{_block({"batch_size": min(batch, 64), "window": window}, 2)}
+online:{_yaml_value({"batch_size": min(batch, 64), "window": window}, 2)}
 callbacks:
   - callbacks.ProgressBar
   # the weights that are best by {monitor} are kept, tested and published
@@ -161,18 +161,18 @@ callbacks:
     init_args: {{monitor: {monitor}, patience: 3}}
   - class_path: callbacks.ModelCheckpoint
     init_args: {{monitor: {monitor}, restore_best: true}}
-{_published(proposal)}{baseline}"""
+{_publish_callback(proposal)}{baseline}"""
 
 
-def _published(proposal: Proposal) -> str:
-    # commented out for two towers: their vectors are for retrieval, not for serving predictions
+def _publish_callback(proposal: Proposal) -> str:
+    # commented out for two towers, whose vectors are for retrieval rather than for served predictions
     start = "  # " if proposal.model == "two_tower" else "  "
     return f"""{start}- class_path: trainer.serving.Publish  # for servers
 {start}  init_args: {{every: 10}}
 """
 
 
-def _block(value: dict[str, Any], indent: int) -> str:
+def _yaml_value(value: dict[str, Any], indent: int) -> str:
     """Return a mapping as a YAML value: on one line if short, else indented."""
     flow = f" {dump_line(value)}\n"
     if indent + len(flow) <= _COLUMNS - 8:
@@ -180,7 +180,7 @@ def _block(value: dict[str, Any], indent: int) -> str:
     return "\n" + "".join(f"{' ' * indent}{key}: {dump_line(item)}\n" for key, item in value.items())
 
 
-def _comment(text: str) -> str:
+def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 

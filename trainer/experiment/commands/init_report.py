@@ -11,37 +11,32 @@ from .proposal import Proposal
 from .table_summary import TableSummary
 
 WIDTH = 80
-_LONGEST_NAME, _LONGEST_KIND, _CLASSES_SHOWN = 22, 16, 6
+_MAX_NAME, _MAX_KIND, _CLASSES_SHOWN = 22, 16, 6
 _DELIMITERS = {"\t": "tab", ",": "','", ";": "';'", "|": "'|'"}
 
 
-def described(table: TableSummary, proposal: Proposal) -> str:
-    """Describe the use of each column, the split of the rows, and the model, as text.
-
-    Lines have at most `WIDTH` characters.
-    """
+def format_report(table: TableSummary, proposal: Proposal) -> str:
+    """Describe the columns, the split and the model in lines of at most `WIDTH`."""
     about = f"{table.path}: {'' if table.complete else 'about '}{table.rows:,} rows, {len(table.columns)} columns"
     if not table.complete:
         about += f", the first {table.columns[0].rows:,} looked at"
-    lines = _wrapped(about + _written(table), "  ")
+    lines = _wrap(about + _csv_options(table), "  ")
     if table.set_aside is not None:
-        lines += _wrapped(table.set_aside, "  ")
+        lines += _wrap(table.set_aside, "  ")
     rows = list(_rows(table, proposal))
-    widths = [
-        min(most, max(len(row[index]) for row in rows)) for index, most in enumerate((_LONGEST_NAME, _LONGEST_KIND))
-    ]
-    for name, kind, why in rows:
-        begin = f"  {_cut(name, widths[0]):<{widths[0]}}  {kind:<{widths[1]}}  "
+    widths = [min(limit, max(len(row[index]) for row in rows)) for index, limit in enumerate((_MAX_NAME, _MAX_KIND))]
+    for name, kind, description in rows:
+        indent = f"  {_truncated(name, widths[0]):<{widths[0]}}  {kind:<{widths[1]}}  "
         lines += textwrap.wrap(
-            why, WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin), break_on_hyphens=False
-        ) or [begin.rstrip()]
-    lines += _wrapped(f"rows: {_division(proposal)}", "  ")
+            description, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent), break_on_hyphens=False
+        ) or [indent.rstrip()]
+    lines += _wrap(f"rows: {_row_split(proposal)}", "  ")
     reason = f": {proposal.reason}" if proposal.reason else ""
-    lines += _wrapped(f"model: {proposal.model}{reason}; `trainer models` lists others", "  ")
+    lines += _wrap(f"model: {proposal.model}{reason}; `trainer models` lists others", "  ")
     return "\n".join(lines)
 
 
-def _written(table: TableSummary) -> str:
+def _csv_options(table: TableSummary) -> str:
     """Describe the options of a CSV file that differ from their defaults."""
     declared: Mapping[str, Any] = {} if table.csv is None else table.csv.declaration()
     words = {
@@ -58,7 +53,7 @@ def _written(table: TableSummary) -> str:
 def _rows(table: TableSummary, proposal: Proposal) -> Iterator[tuple[str, str, str]]:
     """Yield (column, its use, description) in the order of the table."""
     features = {}
-    for (arguments, about), name in zip(proposal.features, _names(table, proposal), strict=True):
+    for (arguments, about), name in zip(proposal.features, _feature_columns(table, proposal), strict=True):
         features[name] = ("left out", about.partition(": ")[2]) if arguments is None else (_kind(arguments), about)
     for column in table.columns:
         kind, about = features.get(column.name, ("label", ""))
@@ -71,8 +66,8 @@ def _rows(table: TableSummary, proposal: Proposal) -> Iterator[tuple[str, str, s
         yield column.name, kind, about
 
 
-def _names(table: TableSummary, proposal: Proposal) -> list[str]:
-    """Return the column of each entry of `proposal.features`."""
+def _feature_columns(table: TableSummary, proposal: Proposal) -> list[str]:
+    """Return the column names that belong to the entries of `proposal.features`."""
     both = proposal.model == "two_tower"
     return [column.name for column in table.columns if both or column.name not in proposal.labels]
 
@@ -92,15 +87,15 @@ def _label(column: ColumnSummary, proposal: Proposal) -> str:
     if not proposal.binary and not proposal.classes:
         return column.describe() + missing
     counts = sorted(column.values.items(), key=lambda item: -item[1])
-    whole = max(1, sum(column.values.values()))
-    shares = [f"{value} {count / whole:.1%}" for value, count in counts[:_CLASSES_SHOWN]]
+    total = max(1, sum(column.values.values()))
+    shares = [f"{value} {count / total:.1%}" for value, count in counts[:_CLASSES_SHOWN]]
     shown = ", ".join(shares) + (", ..." if len(counts) > _CLASSES_SHOWN else "")
     positive = proposal.classes[-1] if proposal.classes else 1
     predicted = f"; predicted is the probability of {positive}" if proposal.binary else ""
     return f"{len(counts)} classes: {shown}{predicted}{missing}"
 
 
-def _division(proposal: Proposal) -> str:
+def _row_split(proposal: Proposal) -> str:
     if proposal.event_time is None:
         return "80 % drawn at random to train on, 10 % to validate, 10 % to test: no column of times divides them"
     return (
@@ -109,9 +104,9 @@ def _division(proposal: Proposal) -> str:
     )
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def _wrap(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _cut(text: str, width: int) -> str:
+def _truncated(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."

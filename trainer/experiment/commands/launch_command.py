@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add = parser.add_argument
     add("-n", "--processes", type=int, required=True, metavar="N", help="processes to start")
-    for name in _SEVERAL_MACHINES:  # accepted only so that the error shows the right msrun command
+    for name in _SEVERAL_MACHINES:  # accepted only for an error that shows the equivalent msrun command
         add(f"--{name}", help=argparse.SUPPRESS)
     add("--grace-seconds", type=float, default=120.0, metavar="S", help="to end after a signal; default: 120")
     add("--max-restarts", type=int, default=0, metavar="K", help="start again after a failure")

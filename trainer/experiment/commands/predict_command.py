@@ -52,8 +52,8 @@ def check_arguments(args: argparse.Namespace) -> None:
 
     suffix = Path(args.output or DEFAULT).suffix
     choice("--output: the end of the file's name", suffix, (*WRITERS, ".npy", ".npz"))
-    for option, given in (("--keep", args.keep), ("--set-aside", args.set_aside)):
-        if given and suffix not in WRITERS:
+    for option, value in (("--keep", args.keep), ("--set-aside", args.set_aside)):
+        if value and suffix not in WRITERS:
             raise ConfigurationError(
                 f"trainer predict {option} needs --output FILE with one of the endings {', '.join(WRITERS)}"
             )
@@ -88,19 +88,19 @@ def predict(
         return split, _save(output, experiment, data)
     if trainer.group.size > 1:
         raise ConfigurationError(f"--output: {output} is written by one process; run one for each part of the files")
-    if kept := [] if trainer.features is None else list(trainer.features.keep):
-        _check_kept(kept, data, trainer.features.csv)
+    if keep := [] if trainer.features is None else list(trainer.features.keep):
+        _check_kept(keep, data, trainer.features.csv)
     elif set_aside:
-        needed = "columns that tell which rows are answered: --keep COLUMN, or features.keep"
-        raise ConfigurationError(f"trainer predict --set-aside needs {needed}")
-    rows = write_columns(output, _batches(experiment, data, bool(kept), set_aside))
+        requirement = "columns that tell which rows are answered: --keep COLUMN, or features.keep"
+        raise ConfigurationError(f"trainer predict --set-aside needs {requirement}")
+    rows = write_columns(output, _batches(experiment, data, bool(keep), set_aside))
     return split, f"predictions of {rows:,} rows written to {output}"
 
 
 def _save(output: Path, experiment: Experiment, data: Any) -> str:
     """Write the network's outputs as a NumPy file; return a message to print.
 
-    All outputs are held in memory. Several outputs are written as .npz, also if `output` ends with .npy.
+    All outputs are held in memory. Several outputs are written as .npz even if `output` ends with .npy.
     """
     from ..runs.training_run import batch_size
     from .prediction_file import writing
@@ -143,15 +143,15 @@ def _batches(experiment: Experiment, data: Any, keep: bool, set_aside: bool) -> 
 
     trainer, first = experiment.trainer, 0
     size = batch_size(experiment, data) or DEFAULT_BATCH_SIZE
-    own = size if UserData(data, trainer.features).takes_batch_size else None
+    batch_rows = size if UserData(data, trainer.features).takes_batch_size else None
     options: dict[str, Any] = {"keep": keep, "set_aside": set_aside, "output": "probability"}
-    for predictions in trainer.predict(data, batch_size=own, stream=True, **options):
-        answers = prediction_columns(trainer, predictions[PREDICTION] if keep else predictions)
-        count = len(next(iter(answers.values())))
+    for predictions in trainer.predict(data, batch_size=batch_rows, stream=True, **options):
+        predicted = prediction_columns(trainer, predictions[PREDICTION] if keep else predictions)
+        count = len(next(iter(predicted.values())))
         columns = {} if set_aside else {"row": np.arange(first, first + count)}  # omitted rows would shift the numbers
         if keep:
             columns |= {name: column for name, column in predictions.items() if name != PREDICTION}
-        yield columns | answers
+        yield columns | predicted
         first += count
 
 

@@ -1,4 +1,4 @@
-"""Write any number of predictions to a Parquet, CSV or JSON-lines file."""
+"""Write predictions to a Parquet, CSV or JSON-lines file, part by part."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def write_columns(path: Path, batches: Iterable[Columns]) -> int:
         DataError: there are no rows, or Parquet cannot hold a column's mixed types or large integers.
         TrainerError: the file cannot be written.
     """
-    aside, rows = path.with_name(f".{path.name}.{os.getpid()}.tmp"), 0
+    temporary, rows = path.with_name(f".{path.name}.{os.getpid()}.tmp"), 0
     with contextlib.ExitStack() as opened:
-        opened.callback(aside.unlink, missing_ok=True)
+        opened.callback(temporary.unlink, missing_ok=True)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            writer = opened.enter_context(contextlib.closing(WRITERS[path.suffix](aside)))
-        for columns in _joined(batches):
+            writer = opened.enter_context(contextlib.closing(WRITERS[path.suffix](temporary)))
+        for columns in _regrouped(batches):
             rows += len(next(iter(columns.values())))
             with writing(path):
                 writer.write(columns)
@@ -51,8 +51,8 @@ def write_columns(path: Path, batches: Iterable[Columns]) -> int:
             raise DataError("predict: the dataset delivered no rows")
         with writing(path):
             writer.close()
-            durable.sum_and_sync(aside)
-            os.replace(aside, path)
+            durable.sum_and_sync(temporary)
+            os.replace(temporary, path)
             durable.sync_folder(path.parent)
     return rows
 
@@ -67,25 +67,25 @@ def writing(path: Path) -> Iterator[None]:
         raise TrainerError(f"{path}: {reason}") from error
 
 
-def _joined(batches: Iterable[Columns]) -> Iterator[Columns]:
+def _regrouped(batches: Iterable[Columns]) -> Iterator[Columns]:
     """Regroup batches into parts of at least `PART_ROWS` rows."""
-    waiting: list[Columns] = []
+    pending: list[Columns] = []
     count = 0
     for columns in batches:
-        waiting.append(columns)
+        pending.append(columns)
         count += len(next(iter(columns.values())))
         if count >= PART_ROWS:
-            yield _concatenated(waiting)
-            waiting, count = [], 0
+            yield _concatenated(pending)
+            pending, count = [], 0
     if count:
-        yield _concatenated(waiting)
+        yield _concatenated(pending)
 
 
 def _concatenated(parts: list[Columns]) -> Columns:
-    return {name: np.concatenate(_as_they_are([part[name] for part in parts])) for name in parts[0]}
+    return {name: np.concatenate(_exactly_joinable([part[name] for part in parts])) for name in parts[0]}
 
 
-def _as_they_are(columns: list[np.ndarray | Ragged]) -> list[Any]:
+def _exactly_joinable(columns: list[np.ndarray | Ragged]) -> list[Any]:
     """Convert columns of different number types to objects, so that joining is exact.
 
     Otherwise NumPy would round 2**60 + 1 when it is joined with 0.5, and turn True into 1 when it is joined with 2.

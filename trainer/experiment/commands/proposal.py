@@ -17,7 +17,7 @@ from .declared_rows import require_column
 from .table_summary import TableSummary
 
 HISTORY_MODELS, TASK_MODELS = ("din", "bst"), ("mmoe", "ple", "esmm")
-UNWRITTEN = ("bpr", "sasrec", "hstu")  # not proposed: `data.split` creates their training rows
+UNSUPPORTED = ("bpr", "sasrec", "hstu")  # their training rows must first be created by `data.split`
 _LABELS = re.compile(
     r"(^|_)(label|labels|target|y|click|clicks|clicked|is_click|conversion|converted|purchase|purchased|bought|buy|"
     r"like|liked|churn|churned|survived|fraud|class|outcome|response|rating|score)\W*$",
@@ -30,8 +30,8 @@ _ITEMS = re.compile(r"item|film|movie|product|article|ad|song|video|goods|news",
 _USERS = re.compile(r"user|customer|member|visitor|client|person|session|(^|_)uid$", re.IGNORECASE)
 _NEGATIVE = ("no", "n", "nein", "non", "nee", "nej", "nie", "не", "нет", "否", "不", "false", "off", "none", "negative")
 _LABEL_KINDS = ("number", "integer", "bool", "text")
-_FEWEST_TIMES = 10  # distinct times needed to split the rows into three parts
-_FEW, _SMALL_VOCABULARY, _LONGEST_LIST, _MAX_CLASSES = 20, 1000, 50, 100
+_MIN_TIMES = 10  # distinct times needed to split the rows into three parts
+_FEW_VALUES, _SMALL_VOCABULARY, _MAX_LIST, _MAX_CLASSES = 20, 1000, 50, 100
 
 
 @dataclass
@@ -72,7 +72,7 @@ def propose(
     """Propose features and a model for a table.
 
     Args:
-        labels: names of the label columns. If empty, a column is chosen whose name and values look like a label.
+        labels: names of the label columns; empty: a column is chosen by its name and values.
         event_time: name of the column with the time of an event; None: the first with at least 10 distinct times.
         sides: columns of each tower, and columns that are left out of the features.
 
@@ -80,7 +80,7 @@ def propose(
         ConfigurationError: the arguments do not fit the table or each other, or no column can be a label or a feature.
     """
     choice("MODEL", model, MODELS, optional=True)
-    if model in UNWRITTEN:
+    if model in UNSUPPORTED:
         raise ConfigurationError(
             f"init writes no configuration for {model}; start from the one in docs/models.md, section 'The next item'"
         )
@@ -93,13 +93,13 @@ def propose(
     if event_time is not None and (problem := table.column(event_time).problem) is not None:
         raise ConfigurationError(f"--time {event_time}: {problem}")
     if event_time is None:
-        times = [c.name for c in table.columns if c.kind == "time" and c.distinct >= _FEWEST_TIMES]
+        times = [c.name for c in table.columns if c.kind == "time" and c.distinct >= _MIN_TIMES]
         event_time = next((name for name in times if name not in labels), None)
     history, item = _history(table, labels, wanted=model in HISTORY_MODELS)
     reason = ""
     if model is None:
-        number = not classes and not all(table.column(name).is_binary for name in labels)
-        model, reason = _suitable(labels, history, item, len(classes), number)
+        is_number = not classes and not all(table.column(name).is_binary for name in labels)
+        model, reason = _choose_model(labels, history, item, len(classes), is_number)
     if len(classes) > 2 and model != "wide_deep":
         raise ConfigurationError(
             f"label {labels[0]!r} has {len(classes)} classes, but {model} has one output; use wide_deep"
@@ -122,8 +122,8 @@ def propose(
         item_side, outcomes = _sides(table, labels[0], sides)
     for column in table.columns:
         if column.name in sides.left_out or column.name in outcomes:
-            why = "known only after the user's choice" if column.name in outcomes else "as you asked"
-            proposal.features.append((None, f"{column.name}: {why}"))
+            exclusion = "known only after the user's choice" if column.name in outcomes else "as you asked"
+            proposal.features.append((None, f"{column.name}: {exclusion}"))
         elif column.name not in labels or model == "two_tower":
             shared = item if column.name in (history, item) and item is not None else None
             sequence = column.name == history and model in HISTORY_MODELS
@@ -147,7 +147,7 @@ def _label(table: TableSummary, model: str | None) -> tuple[str, ...]:
         return tuple(best)
     if names := best or named or (binary if len(binary) == 1 else []):
         return (names[0],)
-    likely = next((column for column in reversed(usable) if _useless(column) is None), table.columns[-1])
+    likely = next((column for column in reversed(usable) if _unusable_reason(column) is None), table.columns[-1])
     raise ConfigurationError(
         f"no column of {table.path} is named like a label; name the one to predict, one of {', '.join(table.names)}: "
         f"trainer init {shlex.quote(str(table.path))} --label {shlex.quote(likely.name)}"
@@ -190,8 +190,8 @@ def _item_label(table: TableSummary) -> tuple[str, ...]:
 def _sides(table: TableSummary, label: str, sides: Sides) -> tuple[list[str], list[str]]:
     """Return (columns of the item, columns known only after the user's choice).
 
-    A column with one value per item belongs to the item. A column with one value per user belongs to the user. A time
-    column is the time of the choice, so it is known by then. A column named like a label is known only afterwards.
+    A column with one value per item describes the item, and one with one value per user describes the user. A time
+    column is the time of the choice, so it is an input. A column named like a label is known only after the choice.
 
     Raises:
         ConfigurationError: another column is not in `sides`; the message says how to assign it.
@@ -199,7 +199,8 @@ def _sides(table: TableSummary, label: str, sides: Sides) -> tuple[list[str], li
     user = next((c.name for c in table.columns if c.name != label and _USERS.search(c.name)), None)
     item, outcomes, unknown = [label, *sides.item], list[str](), list[str]()
     for column in table.columns:
-        if column.name in (label, user, *sides.user, *sides.item, *sides.left_out) or _useless(column) is not None:
+        assigned = column.name in (label, user, *sides.user, *sides.item, *sides.left_out)
+        if assigned or _unusable_reason(column) is not None:
             continue
         if table.determines(label, column.name):
             item.append(column.name)
@@ -229,14 +230,14 @@ def _history(table: TableSummary, labels: Sequence[str], *, wanted: bool) -> tup
     return best[1:]
 
 
-def _suitable(
-    labels: Sequence[str], history: str | None, item: str | None, classes: int, number: bool
+def _choose_model(
+    labels: Sequence[str], history: str | None, item: str | None, classes: int, is_number: bool
 ) -> tuple[str, str]:
     if len(labels) > 1:
         return "mmoe", f"{len(labels)} labels are {len(labels)} tasks"
     if classes > 2:
         return "wide_deep", f"one label of {classes} classes"
-    if number:
+    if is_number:
         return "deepfm", "one label, a number, scaled by its mean and standard deviation"
     if history is not None:
         return "din", f"{history} is a history of {item}"
@@ -247,13 +248,13 @@ def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[
     """Return the feature arguments and the description of a column."""
     about = column.describe()
     shared = {"table": table} if table is not None and table != column.name else {}
-    if (reason := _useless(column)) is not None:
+    if (reason := _unusable_reason(column)) is not None:
         return None, f"{column.name}: {reason}"
     if column.kind in ("list", "vector", "time"):
         return _list_vector_or_time(column, sequence, shared), about
-    few = column.kind == "integer" and column.distinct <= _FEW and column.maximum - column.minimum < 10 * _FEW
-    ids = column.kind == "integer" and (few or bool(_IDS.search(column.name)))
-    if ids or column.kind == "bool" or table is not None:
+    has_few_values = column.distinct <= _FEW_VALUES and column.maximum - column.minimum < 10 * _FEW_VALUES
+    is_id = column.kind == "integer" and (has_few_values or bool(_IDS.search(column.name)))
+    if is_id or column.kind == "bool" or table is not None:
         dtype = {"dtype": "int64"} if column.kind == "integer" else {}
         return {"kind": "categorical", "name": column.name, **dtype, **shared, **_vocabulary(column, table)}, about
     if column.kind in ("number", "integer"):
@@ -263,16 +264,16 @@ def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[
     return {"kind": "categorical", "name": column.name, **_vocabulary(column, table)}, about
 
 
-def _useless(column: ColumnSummary) -> str | None:
+def _unusable_reason(column: ColumnSummary) -> str | None:
     """Return why a column cannot be a feature, or None."""
     if column.problem is not None:
         return column.problem
     if column.distinct == 1 and not column.missing and column.kind not in ("list", "map", "empty"):
         return "one value in all rows"
     named_as_id = column.kind == "integer" and (_ROW_IDS.match(column.name) or _IDS.search(column.name))
-    numbered = column.kind == "integer" and column.maximum - column.minimum < 1.1 * column.rows
+    is_row_number = column.kind == "integer" and column.maximum - column.minimum < 1.1 * column.rows
     single_words = column.kind == "text" and column.width < 2
-    if column.rows > 50 and column.distinct == column.rows and (named_as_id or numbered or single_words):
+    if column.rows > 50 and column.distinct == column.rows and (named_as_id or is_row_number or single_words):
         return "a different value in every row"
     return {
         "empty": "no value",
@@ -302,7 +303,7 @@ def _list_vector_or_time(column: ColumnSummary, sequence: bool, shared: dict[str
         arguments["separator"] = column.separator
     if column.whole:
         arguments["dtype"] = "int64"
-    arguments["max_length"] = min(_LONGEST_LIST, max(1, int(column.maximum)))
+    arguments["max_length"] = min(_MAX_LIST, max(1, int(column.maximum)))
     return {**arguments, **shared, **({"pooling": None} if sequence else {})}
 
 

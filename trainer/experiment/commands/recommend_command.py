@@ -15,7 +15,7 @@ from ...errors import ConfigurationError
 if TYPE_CHECKING:
     from ...serving.served_model import ServedModel
 
-_USERS = 4096  # users per batch
+_USERS_PER_BATCH = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,11 +59,11 @@ def run(args: argparse.Namespace) -> None:
             raise ConfigurationError(f"run {folder} does not publish; the callback Publish(items=...) does, with items")
         folder = published
     with ServedModel(folder, follow=False) as model:
-        rows = write_columns(args.output, _answers(model, args))
+        rows = write_columns(args.output, _recommendations(model, args))
         print(f"version {model.version}: {rows:,} recommendations written to {args.output}")
 
 
-def _answers(model: ServedModel, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _recommendations(model: ServedModel, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield recommendations as columns: user, rank, item and score."""
     from ...features.feature import list_column, text_column
     from .declared_rows import DeclaredRows
@@ -82,7 +82,7 @@ def _answers(model: ServedModel, args: argparse.Namespace) -> Iterator[dict[str,
         columns.setdefault(args.without, list_column(dtype))
     options: dict[str, Any] = {"filter": model.items.parse_filters(args.filter)}
     history = model.items.history
-    for block in table.blocks(columns, _USERS, features.max_bad_share):
+    for block in table.blocks(columns, _USERS_PER_BATCH, features.max_bad_share):
         ids = block[name] if name in features.columns else block.pop(name)
         if args.without is not None:
             options["without"] = [list(row.tolist()) for row in block[args.without]]

@@ -68,20 +68,20 @@ def run(args: argparse.Namespace) -> int:
 
     check_installed()
     root = args.source if is_url(args.source) else published_folder(Path(args.source), args.wait)
-    given = {field.name: getattr(args, field.name) for field in fields(ServeOptions) if hasattr(args, field.name)}
+    arguments = {field.name: getattr(args, field.name) for field in fields(ServeOptions) if hasattr(args, field.name)}
     options = ServeOptions(
-        **given | {"name": args.name or default_name(root), "token": token_from(args.token_variable)}
+        **arguments | {"name": args.name or default_name(root), "token": token_from(args.token_variable)}
     )
 
-    def started(url: str) -> None:
-        # A full garbage collection visits MindSpore's objects and stops all threads for 100 ms. After freezing,
-        # collections visit only objects created later.
+    def on_start(url: str) -> None:
+        # A full garbage collection visits MindSpore's objects and stops all threads for 100 ms. Frozen objects are not
+        # visited again.
         gc.collect()
         gc.freeze()
         logger.info("%s is served at %s (%s/openapi.json)", root, url, url)
 
     try:
-        number = serve(root, options, started=started)
+        number = serve(root, options, started=on_start)
     finally:
         gc.unfreeze()
     logger.info("stopped by signal %d; every open request was answered", number)
@@ -92,8 +92,8 @@ def published_folder(source: Path, wait: bool = False) -> Path:
     """Return the folder that holds the published versions of `source`.
 
     Args:
-        source: such a folder, or a run folder. If the run does not publish, its snapshot is exported as a version to
-            the subfolder "served".
+        source: a folder of published versions, or a run folder. If the run does not publish, its snapshot is exported
+            as a version to the subfolder "served".
         wait: accept a folder in which nothing is published yet.
 
     Raises:
@@ -116,9 +116,9 @@ def published_folder(source: Path, wait: bool = False) -> Path:
 
 
 def _published_snapshot(run_dir: Path) -> Path:
-    """Export the snapshot as a version, in a subprocess.
+    """Export the snapshot as a version.
 
-    The server needs this process for itself, because only one thread of a process may run graphs.
+    The export runs in a subprocess, because only one thread of a process may run graphs, and the server needs it here.
     """
     root = run_dir / SERVED
     logger.info("run %s does not publish, so its snapshot is served; it becomes a version in %s", run_dir, root)

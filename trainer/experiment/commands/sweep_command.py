@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         names = ("monitor", "search", "trials", "mode", "prune", "processes", "seed", "overrides")
         options: dict[str, Any] = {name: getattr(args, name) for name in names}
         command = "online" if args.online else "fit"
-        trials = sweep(args.config, dict(map(_parsed, args.vary)), folder=folder, command=command, **options)
+        trials = sweep(args.config, dict(map(_parse_variation, args.vary)), folder=folder, command=command, **options)
     plan = read_plan(folder)
     rows = [["trial", "state", *plan.vary, plan.monitor]]
     for trial in trials:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if any(trial.state in ("done", "pruned") for trial in trials) else 1
 
 
-def _parsed(text: str) -> tuple[str, Any]:
+def _parse_variation(text: str) -> tuple[str, Any]:
     from ..configuration.problems import SourceLocation
     from ..configuration.yaml_tree import parse_tree
 
@@ -77,15 +77,15 @@ def _parsed(text: str) -> tuple[str, Any]:
     if not equals or not values:
         raise ConfigurationError(f"--vary takes A.B=VALUES; received {text!r}")
     source = f"--vary {text}"
-    listed = parse_tree(f"[{values}]", source, SourceLocation(source)).value
+    values_listed = parse_tree(f"[{values}]", source, SourceLocation(source)).value
     low, dots, high = values.partition("..")
-    if not dots or len(listed) != 1 or not isinstance(listed[0], str):
-        return path, listed
+    if not dots or len(values_listed) != 1 or not isinstance(values_listed[0], str):
+        return path, values_listed
     high, colon, log = high.partition(":")
-    ends = [_number(end) for end in (low, high)]
-    if None in ends:
-        return path, listed  # a string that contains "..", such as "../data"
-    return path, (*ends, log) if colon else tuple(ends)
+    bounds = [_number(end) for end in (low, high)]
+    if None in bounds:
+        return path, values_listed  # a string that contains "..", such as "../data"
+    return path, (*bounds, log) if colon else tuple(bounds)
 
 
 def _number(text: str) -> float | None:

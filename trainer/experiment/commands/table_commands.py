@@ -36,9 +36,9 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
     add("--item", metavar="COLUMN", action="append", default=[], help="two_tower: a column of the item")
     add("--leave-out", metavar="COLUMN", action="append", default=[], help="no feature: known only after the label")
     order = parser.add_mutually_exclusive_group()
-    for option, first in (("--day-first", True), ("--month-first", False)):
-        about = f"03/02/2024 is {'the third of February' if first else 'the second of March'}"
-        order.add_argument(option, dest="day_first", action="store_const", const=first, help=about)
+    for option, is_day_first in (("--day-first", True), ("--month-first", False)):
+        help_text = f"03/02/2024 is {'the third of February' if is_day_first else 'the second of March'}"
+        order.add_argument(option, dest="day_first", action="store_const", const=is_day_first, help=help_text)
     add("--delimiter", metavar="SIGN", help="between the fields of a CSV file; default: what the file shows, as below")
     add("--encoding", metavar="NAME", default="utf-8", help="of a CSV file, as gb18030")
     add("--decimal", metavar="SIGN", default=".", help="of numbers, . or ,")
@@ -52,7 +52,7 @@ def init(args: argparse.Namespace) -> None:
     """Write a first configuration for a table."""
     from ...streams.formats.csv_format import CsvFormat
     from .init_command import write_first_config
-    from .init_report import described
+    from .init_report import format_report
     from .proposal import Sides
 
     *model, data = args.words
@@ -73,7 +73,7 @@ def init(args: argparse.Namespace) -> None:
         csv_format=CsvFormat(args.delimiter, args.encoding, args.decimal, args.thousands, missing=tuple(args.missing)),
         day_first=args.day_first,
     )
-    print(described(table, proposal))
+    print(format_report(table, proposal))
     print(f"written: {output}\nnext: trainer fit {shlex.quote(str(output))}")
 
 

@@ -41,14 +41,14 @@ class TableSummary:
     def determines(self, key: str, name: str) -> bool:
         """Return whether each value of `key` occurs with only one value of `name`.
 
-        Two rows per key on average, or fewer, prove nothing; the result is then False.
+        False if there are at most two rows per key on average, because that is too little evidence.
         """
         pairs = {
-            (str(of), str(value))
-            for of, value in zip(self.values[key], self.values[name], strict=True)
-            if not (is_missing(of) or is_missing(value) or value == "")
+            (str(key_value), str(value))
+            for key_value, value in zip(self.values[key], self.values[name], strict=True)
+            if not (is_missing(key_value) or is_missing(value) or value == "")
         }
-        keys = len({of for of, _ in pairs})
+        keys = len({key_value for key_value, _ in pairs})
         return keys == len(pairs) and 2 * keys < len(self.values[key])
 
     @property
@@ -79,11 +79,11 @@ def summarize(
     """
     files = _files(path)
     first = files[0]
-    csv_format, aside = None, None
+    csv_format, set_aside = None, None
     try:
         if kind_of(first.name, None) == "csv":
             csv_format = CsvFormat.of(given) if declared else sniff(first, given)
-            columns, complete, share, aside = _read_csv(first, sample, csv_format)
+            columns, complete, share, set_aside = _read_csv(first, sample, csv_format)
             columns = {name: without_words(values, csv_format.missing) for name, values in columns.items()}
             if not declared:
                 words = (*csv_format.missing, *words_for_missing(columns))
@@ -101,12 +101,12 @@ def summarize(
     rows = max(map(len, columns.values()), default=0)
     if not rows:
         raise DataError(f"{first} has no rows")
-    size = sum(file.stat().st_size for file in files) / max(1, first.stat().st_size)
+    size_ratio = sum(file.stat().st_size for file in files) / max(1, first.stat().st_size)
     summaries = tuple(
         summary_of(name, values, csv_format or CsvFormat(), day_first) for name, values in columns.items()
     )
-    whole = complete and len(files) == 1
-    return TableSummary(path, summaries, round(rows / share * size), whole, columns, csv_format, aside)
+    is_complete = complete and len(files) == 1
+    return TableSummary(path, summaries, round(rows / share * size_ratio), is_complete, columns, csv_format, set_aside)
 
 
 def _files(path: Path) -> list[Path]:
@@ -137,8 +137,8 @@ def _read_csv(path: Path, sample: int, csv_format: CsvFormat) -> tuple[dict[str,
                 rows += batch.rows
                 for name, values in batch.columns.items():
                     columns[name] += values.tolist()
-        waiting = 0 if stream.exhausted else stream.lag() or 0
-    return columns, not waiting, rows / max(1, rows + waiting), bad_rows.report()
+        unread = 0 if stream.exhausted else stream.lag() or 0
+    return columns, not unread, rows / max(1, rows + unread), bad_rows.report()
 
 
 def _read_json(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
@@ -150,14 +150,14 @@ def _read_json(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, flo
             raise ValueError("a line is not a JSON object")
         names = list(dict.fromkeys(name for record in records for name in record))
         columns = {name: [record.get(name) for record in records] for name in names}
-        read, size = file.tell(), path.stat().st_size
-    return columns, read >= size, read / max(1, size)
+        read, file_size = file.tell(), path.stat().st_size
+    return columns, read >= file_size, read / max(1, file_size)
 
 
 def _check_names(names: Sequence[str]) -> None:
-    for name, times in Counter(names).items():
-        if times > 1:
-            raise ValueError(f"column {name!r} occurs {times} times; give every column its own name")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"column {name!r} occurs {count} times; give every column its own name")
 
 
 def _read_parquet(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:

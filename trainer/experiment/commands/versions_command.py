@@ -51,18 +51,18 @@ def run(args: argparse.Namespace) -> None:
         if args.version is None:
             raise ConfigurationError(f"trainer versions {args.folder} {args.action} takes VERSION")
         (versions.keep if args.action == "keep" else versions.release)(args.version)
-        _tell(args, {"action": args.action, "version": args.version})
+        _print_outcome(args, {"action": args.action, "version": args.version})
     elif args.action == "follow":
         if args.version is not None:
             raise ConfigurationError("follow takes no VERSION; pin takes one")
-        _tell(args, {"action": "follow", "version": versions.follow()})
+        _print_outcome(args, {"action": "follow", "version": versions.follow()})
     else:
-        change = {"pin": versions.pin, "roll-back": versions.roll_back, "promote": versions.promote}[args.action]
+        method = {"pin": versions.pin, "roll-back": versions.roll_back, "promote": versions.promote}[args.action]
         before = versions.served()
-        _tell(args, {"action": args.action, "version": change(args.version), "before": before})
+        _print_outcome(args, {"action": args.action, "version": method(args.version), "before": before})
 
 
-def _tell(args: argparse.Namespace, outcome: dict[str, Any]) -> None:
+def _print_outcome(args: argparse.Namespace, outcome: dict[str, Any]) -> None:
     if args.json:
         print(json.dumps(outcome))
         return
@@ -73,12 +73,12 @@ def _tell(args: argparse.Namespace, outcome: dict[str, Any]) -> None:
 def _list(versions: Any, as_json: bool) -> None:
     from ..runs.compare import table
 
-    listed = versions.list()
+    versions_listed = versions.list()
     if as_json:
-        print(json.dumps([vars(version) for version in listed], indent=1))
+        print(json.dumps([vars(version) for version in versions_listed], indent=1))
         return
     rows = [["version", "step", "published", "MB", ""]]
-    for version in listed:
+    for version in versions_listed:
         published = version.published
         when = "" if published is None else f"{datetime.fromtimestamp(published, timezone.utc):%Y-%m-%d %H:%M:%SZ}"
         notes = ", ".join(version.marks) + (f" {version.problem}" if version.problem else "")

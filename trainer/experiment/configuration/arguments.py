@@ -1,11 +1,10 @@
 """Build pydantic models from signatures, to check configured arguments.
 
-The type of a parameter is taken from its annotation, else from its docstring line ``name (TYPE): ...``, else from its
+The type of a parameter comes from its annotation, else from its docstring line ``name (TYPE): ...``, else from its
 default value. Without any of these, every value is accepted. MindSpore hides the signatures of its optimizers behind
 ``(*args, **kwargs)``; `real_signature` unwraps them.
 
-A checked value is None, bool, int, float, str, list, dict, or an `ObjectSpec`, which describes an object that will be
-created later.
+A checked value is None, bool, int, float, str, list, dict, or an `ObjectSpec` for an object that is created later.
 """
 
 from __future__ import annotations
@@ -55,15 +54,15 @@ _PLAIN = (bool, int, float, str, list, dict, types.NoneType)
 # -- annotations -------------------------------------------------------------------------------------------------------
 
 
-def configured(annotation: Any) -> Any:
+def pydantic_type(annotation: Any) -> Any:
     """Return the pydantic type that checks configuration values for an annotation."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in _UNIONS:
-        parts = dict.fromkeys(map(configured, arguments))
+        parts = dict.fromkeys(map(pydantic_type, arguments))
         union: Any = Union[tuple(parts)]  # noqa: UP007
         return Annotated[union, Field(union_mode="left_to_right")] if len(parts.keys() - {None}) > 1 else union
     if origin is Annotated:
-        return configured(arguments[0])
+        return pydantic_type(arguments[0])
     if origin is Literal:
         return Annotated[annotation, WrapValidator(_same_type)]
     if annotation is None or annotation is types.NoneType:
@@ -71,16 +70,16 @@ def configured(annotation: Any) -> Any:
     kind = origin or annotation
     if not isinstance(kind, type) or kind in (object, Any) or getattr(kind, "_is_protocol", False):
         return Any  # cannot be checked
-    return Annotated[_of_kind(kind, arguments), WrapValidator(functools.partial(_object_or_plain, kind))]
+    return Annotated[_type_of_class(kind, arguments), WrapValidator(functools.partial(_object_or_plain, kind))]
 
 
-def _of_kind(kind: type, arguments: tuple[Any, ...]) -> Any:
-    items: Any = tuple(item if item in (Ellipsis, []) else configured(item) for item in arguments)
+def _type_of_class(kind: type, arguments: tuple[Any, ...]) -> Any:
+    items: Any = tuple(item if item in (Ellipsis, []) else pydantic_type(item) for item in arguments)
     if kind in (type, collections.abc.Callable):
-        words = f"the dotted path of a {'class' if kind is type else 'function'}"
+        title = f"the dotted path of a {'class' if kind is type else 'function'}"
         of = f" of {getattr(arguments[0], '__name__', arguments[0])}" if kind is type and arguments else ""
-        named = AfterValidator(functools.partial(_named, kind, arguments))
-        return Annotated[StrictStr, named, WithJsonSchema({**DOTTED, "title": words + of})]
+        named = AfterValidator(functools.partial(_named_object, kind, arguments))
+        return Annotated[StrictStr, named, WithJsonSchema({**DOTTED, "title": title + of})]
     if kind is tuple:
         return tuple[items or (Any, ...)]  # type: ignore[misc]
     if kind is list or kind in (*_LISTS, *_SETS):
@@ -107,7 +106,7 @@ def _object_or_plain(kind: type, value: Any, validate: Callable[[Any], Any]) -> 
 
 
 def _instance(kind: type, value: Any) -> Any:
-    """Return `value` if it is or may create a `kind`, else raise ValueError."""
+    """Return `value` if it is a `kind` or may create one, else raise ValueError."""
     with contextlib.suppress(TypeError, UnresolvedError):  # an unresolved class path is reported elsewhere
         if isinstance(value, ObjectSpec):
             target = resolve(value.class_path)
@@ -118,7 +117,7 @@ def _instance(kind: type, value: Any) -> Any:
     return value
 
 
-def _named(kind: type, arguments: tuple[Any, ...], path: str) -> Any:
+def _named_object(kind: type, arguments: tuple[Any, ...], path: str) -> Any:
     """Return the class or callable that `path` names, else raise ValueError."""
     try:
         named = resolve(path)
@@ -147,7 +146,7 @@ def _require(fits: bool) -> None:
 
 # -- parameters --------------------------------------------------------------------------------------------------------
 
-_NAMES = {
+_TYPE_WORDS = {
     "boolean": "true or false",
     "integer": "a whole number",
     "number": "a number",
@@ -157,22 +156,23 @@ _NAMES = {
 }
 
 
-def words(schema: Mapping[str, Any]) -> str:
+def describe_schema(schema: Mapping[str, Any]) -> str:
     """Describe in words what a JSON schema accepts."""
     if "title" in schema:
         return str(schema["title"])
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(map(words, schema["anyOf"])))
+        return " or ".join(dict.fromkeys(map(describe_schema, schema["anyOf"])))
     if "enum" in schema or "const" in schema:
         return "one of " + ", ".join(map(repr, schema.get("enum", [schema.get("const")])))
     if schema.get("type") == "array":
-        items = dict.fromkeys(words(item) for item in schema.get("prefixItems", [schema.get("items")]) if item)
-        return f"a list of ({', '.join(items)})" if items else "a list"
-    return _NAMES.get(schema.get("type", ""), "anything")
+        items = filter(None, schema.get("prefixItems", [schema.get("items")]))
+        kinds = dict.fromkeys(map(describe_schema, items))
+        return f"a list of ({', '.join(kinds)})" if kinds else "a list"
+    return _TYPE_WORDS.get(schema.get("type", ""), "anything")
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptedValues:
     """Values that a parameter accepts, as a pydantic type."""
 
     type: Any = Any
@@ -184,7 +184,7 @@ class Accepted:
     @functools.cached_property
     def text(self) -> str:
         """Accepted values in words, such as "a number"."""
-        return words(self._adapter.json_schema())
+        return describe_schema(self._adapter.json_schema())
 
     @property
     def takes_object(self) -> bool:
@@ -194,16 +194,16 @@ class Accepted:
         return any("$ref" in part for part in parts) and {"type": "string"} not in parts
 
     def convert(self, value: Any) -> tuple[bool, Any]:
-        """Return (whether `value` fits, `value` converted to a path, tuple, class, ...)."""
+        """Return (whether `value` fits, the converted value: a path, tuple, class, ...)."""
         try:
             return True, self._adapter.validate_python(value)
         except ValidationError:
             return False, value
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
-        """Return the schema of the type; also accept objects and ``${env:NAME}``.
+        """Return the schema of the type, extended by objects and ``${env:NAME}``.
 
-        Any object is accepted, because it may come from a function whose result is not known here.
+        Any object is accepted, because the result of the function that creates it is not known yet.
         """
         schema = handler(core_schema)
         parts = schema.get("anyOf", [schema])
@@ -213,7 +213,7 @@ class Accepted:
         return {"anyOf": [*parts, *(other for other in others if other not in parts)]}
 
 
-def accepted(parameter: inspect.Parameter, documented: str, names: Mapping[str, Any]) -> Accepted:
+def accepted_values(parameter: inspect.Parameter, documented: str, names: Mapping[str, Any]) -> AcceptedValues:
     """Return the values that `parameter` accepts.
 
     Args:
@@ -224,18 +224,18 @@ def accepted(parameter: inspect.Parameter, documented: str, names: Mapping[str, 
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, dict(names))
-        except Exception:  # it may need a name that is imported only under TYPE_CHECKING
+        except Exception:  # the annotation may use a name that is imported only under TYPE_CHECKING
             annotation = parameter.empty
-    told = annotation is not parameter.empty
-    accepts = configured(annotation) if told else _from_documentation(documented, default)
-    if isinstance(default, tuple) and not told:
+    is_annotated = annotation is not parameter.empty
+    accepts = pydantic_type(annotation) if is_annotated else _from_documentation(documented, default)
+    if isinstance(default, tuple) and not is_annotated:
         accepts = Annotated[accepts, AfterValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
-    return Accepted(Optional[accepts] if default is None else accepts)  # noqa: UP045
+    return AcceptedValues(Optional[accepts] if default is None else accepts)  # noqa: UP045
 
 
 _WORDS = re.compile(r"[A-Za-z_][\w.]*")
-_FILLERS = {"union", "optional", "default", "numbers", "or", "number"}
-_SIMPLE: dict[str, type] = {
+_FILLER_WORDS = {"union", "optional", "default", "numbers", "or", "number"}
+_PLAIN_TYPES: dict[str, type] = {
     "int": int,
     "float": float,
     "bool": bool,
@@ -248,23 +248,23 @@ _SIMPLE: dict[str, type] = {
 
 
 def _from_documentation(documented: str, default: Any) -> Any:
-    """Return the accepted type according to the docstring, or else the default value.
+    """Return the accepted type, from the docstring or else from the default value.
 
-    The type is strict only if the docstring names nothing but plain types.
+    The check is strict only if the docstring names plain types alone.
     """
     kinds = re.sub(r"\[[^\[\]]*\](?=[^\[\]]*\])", "", documented)  # drop the [int] in Union[list[int], ...]
-    spoken = [word.lower() for word in _WORDS.findall(kinds)]
-    named = [_SIMPLE[word] for word in spoken if word in _SIMPLE] + [float] * ("number" in spoken)
-    if all(word in _SIMPLE or word in _FILLERS for word in spoken) and named:
+    lowered = [word.lower() for word in _WORDS.findall(kinds)]
+    named = [_PLAIN_TYPES[word] for word in lowered if word in _PLAIN_TYPES] + [float] * ("number" in lowered)
+    if all(word in _PLAIN_TYPES or word in _FILLER_WORDS for word in lowered) and named:
         more = [type(default)] if type(default) in _PLAIN else []
         # tuple last, so that a list stays a list if lists are accepted
         named = sorted(dict.fromkeys([*named, *more]), key=lambda kind: kind is tuple)
-        return configured(Union[tuple(named)])  # noqa: UP007
-    # other objects are accepted, but a string for a number is an error
+        return pydantic_type(Union[tuple(named)])  # noqa: UP007
+    # the docstring names other types too: accept any object, but no string in place of a number
     if str in named or not isinstance(default, int | float):
         return Any
     if isinstance(default, bool):
-        return configured(bool | None)
+        return pydantic_type(bool | None)
     return Annotated[Any, AfterValidator(_number_or_object), WithJsonSchema({"title": "a number"})]
 
 
@@ -282,30 +282,31 @@ class Signature:
     positional: int | None  # maximum number of positional arguments, or None if unlimited
     open_keywords: bool  # whether there are ``**kwargs``
     extra_names: frozenset[str]  # names known to be read from ``**kwargs``
-    accepts: Mapping[str, Accepted]  # accepted values of each named parameter
+    accepts: Mapping[str, AcceptedValues]  # accepted values of each named parameter
 
     def names(self) -> list[str]:
         """Return the names of the parameters that can be passed by keyword."""
         return [name for name, p in self.parameters.items() if p.kind is not p.POSITIONAL_ONLY]
 
     def model(
-        self, left_out: Iterable[str] = (), described: Mapping[str, str] | None = None, *, needed: bool = True
+        self, excluded: Iterable[str] = (), descriptions: Mapping[str, str] | None = None, *, required: bool = True
     ) -> type[BaseModel]:
-        """Return a pydantic model of the keyword arguments except `left_out`.
+        """Return a pydantic model of the keyword arguments except `excluded`.
 
         Args:
-            described: descriptions of the arguments for the JSON schema, by name.
-            needed: whether arguments without a default are required.
+            descriptions: descriptions of the arguments for the JSON schema, by name.
+            required: whether arguments without a default are required.
         """
         fields: dict[str, Any] = {}
         for name in [*self.names(), *sorted(self.extra_names)]:
-            accepts = self.accepts.get(name, Accepted())
-            required = needed and name in self.parameters and self.parameters[name].default is inspect.Parameter.empty
+            accepts = self.accepts.get(name, AcceptedValues())
+            parameter = self.parameters.get(name)
+            is_required = required and parameter is not None and parameter.default is parameter.empty
             # pydantic rejects field names such as "schema" and "_x", so the name is an alias; a default factory makes
             # the field optional without a default in the JSON schema
-            rest: dict[str, Any] = {} if required else {"default_factory": lambda: None}
-            field = Field(alias=name, description=(described or {}).get(name), **rest)
-            if name not in left_out:
+            rest: dict[str, Any] = {} if is_required else {"default_factory": lambda: None}
+            field = Field(alias=name, description=(descriptions or {}).get(name), **rest)
+            if name not in excluded:
                 fields[f"argument_{name}"] = (Annotated[accepts.type, accepts], field)
         return create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
 
@@ -330,14 +331,14 @@ def real_signature(target: Callable[..., Any]) -> Signature | None:
         open_keywords=open_keywords,
         extra_names=frozenset(extra),
         accepts={
-            name: accepted(parameter, documented.get(name, ""), getattr(function, "__globals__", {}))
+            name: accepted_values(parameter, documented.get(name, ""), getattr(function, "__globals__", {}))
             for name, parameter in named.items()
         },
     )
 
 
 def _function_of(target: Any) -> tuple[Any, int]:
-    """Return (innermost function, number of leading parameters to skip)."""
+    """Return the undecorated function, and how many leading parameters to skip."""
     if not inspect.isclass(target):
         return undecorated(target), 0
     if "__signature__" in vars(target) or not inspect.isfunction(target.__init__):

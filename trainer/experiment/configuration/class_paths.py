@@ -41,7 +41,7 @@ def resolve(class_path: str, fits: Callable[[Any], bool] = lambda value: True) -
     """Return the object that `class_path` names, importing modules as needed.
 
     Args:
-        fits: predicate for acceptable values; only these are suggested for a misspelled name.
+        fits: whether an object is acceptable; only acceptable ones are suggested for a misspelled name.
 
     Raises:
         UnresolvedError: a module or attribute is missing, or its import raises.
@@ -82,7 +82,7 @@ def _import(name: str) -> ModuleType | None:
 
 
 def _hidden(package: str) -> str:
-    """Return advice to rename a file of the user that has the name of our package."""
+    """Return advice to rename a user's file that is named like one of our packages."""
     file = Path(f"{package}.py")
     if package not in ("trainer", "callbacks") or not file.is_file():
         return ""
@@ -90,10 +90,7 @@ def _hidden(package: str) -> str:
 
 
 def _names_in(owner: Any, fits: Callable[[Any], bool]) -> list[str]:
-    """Return the public names of `owner` whose values fit.
-
-    Submodules are included if `fits` is `_has_names`.
-    """
+    """Return the public names of `owner` whose values fit, and modules if those fit."""
     names = []
     for name in dir(owner):
         with contextlib.suppress(Exception):
@@ -110,7 +107,7 @@ def _has_names(value: Any) -> bool:
 
 
 def _similar_module(name: str) -> str:
-    # strict cutoff, because hundreds of installed modules nearly always include a similar name
+    # a strict cutoff: among hundreds of installed modules, some name is nearly always similar
     matches = difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules()], n=1, cutoff=0.75)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
@@ -145,7 +142,7 @@ def expand(text: str, name: object = "") -> str:
     Credentials among the values are masked in all later output.
 
     Args:
-        name: the argument or key that receives the text. The name may reveal that the text is a credential.
+        name: the argument or key that receives the text; a name such as "password" marks the text as a credential.
 
     Raises:
         ConfigurationError: a variable is not set, and the reference has no default.

@@ -15,15 +15,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, Strict
 
 from ...masking import mask_value
 from ...storage.location import is_url, url_problem
+from . import sections
 from .class_paths import has_reference, wrong_reference
 from .object_spec import ObjectSpec, default_paths, to_plain
 from .problems import Problem, SourceLocation
-from .reader import Section, noted
-from .sections import Callbacks, DeclaredFeatures, Keywords, Made, Metrics, Network, Rows, StreamOfRows
+from .reader import Section, already_recorded
 from .yaml_tree import Tree
 
 _RESUME = "trainer {} --resume RUN"
-_TRAINER = Keywords(
+_TRAINER = sections.KeywordArguments(
     elsewhere={
         **{name: f"section {name}" for name in ("network", "features", "optimizer", "metrics")},
         "loss_fn": "section loss",
@@ -32,52 +32,54 @@ _TRAINER = Keywords(
     }
 )
 _CALLBACKS = {"callbacks": "section callbacks"}
-_FIT = Keywords(
+_FIT = sections.KeywordArguments(
     "fit",
     {"train_dataset": "data.train", "valid_dataset": "data.valid", **_CALLBACKS, "resume": _RESUME.format("fit")},
 )
-_ONLINE = Keywords("online_train", {"stream": "data.stream", **_CALLBACKS, "resume": _RESUME.format("online")})
-_BASELINE = Keywords(
+_ONLINE = sections.KeywordArguments(
+    "online_train", {"stream": "data.stream", **_CALLBACKS, "resume": _RESUME.format("online")}
+)
+_BASELINE = sections.KeywordArguments(
     "trainer.report.baseline.Baseline",
     {"train": "data.train", "test": "data.test, without it data.valid"},
 )
 
 
-def _folder(value: Any) -> Path:
+def _run_folder(value: Any) -> Path:
     if not isinstance(value, str) or not value.strip() or not value.isprintable() or has_reference(value):
         raise ValueError("no folder")
     return Path(value)
 
 
-def _store(value: str, info: ValidationInfo) -> str:
+def _mirror_url(value: str, info: ValidationInfo) -> str:
     if has_reference(value) or is_url(value):
-        wrong = wrong_reference(value) if has_reference(value) else url_problem(value)
-        if wrong:
-            info.context.add((info.field_name,), wrong)
-            raise noted()
+        problem = wrong_reference(value) if has_reference(value) else url_problem(value)
+        if problem:
+            info.context.add((info.field_name,), problem)
+            raise already_recorded()
         return value
     raise ValueError("no URL")
 
 
-def _data(value: Any, info: ValidationInfo) -> Any:
+def _data_section(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, DataConfig):
         return value
-    read = info.context.model(DataConfig, value, (info.field_name,))
-    if read is None:
-        raise noted()
-    return read
+    section = info.context.model(DataConfig, value, (info.field_name,))
+    if section is None:
+        raise already_recorded()
+    return section
 
 
 class DataConfig(Section):
     """The datasets of an experiment."""
 
-    train: Annotated[ObjectSpec | None, Rows("data")] = None
+    train: Annotated[ObjectSpec | None, sections.RowSource("data")] = None
     """Training data of `fit`."""
-    valid: Annotated[ObjectSpec | None, Rows("data")] = None
+    valid: Annotated[ObjectSpec | None, sections.RowSource("data")] = None
     """Validation data of `fit`."""
-    test: Annotated[ObjectSpec | None, Rows("data")] = None
+    test: Annotated[ObjectSpec | None, sections.RowSource("data")] = None
     """Data of `evaluate` and `predict`, and of the evaluation at the end of `fit` and `online`."""
-    stream: Annotated[ObjectSpec | None, StreamOfRows("data")] = None
+    stream: Annotated[ObjectSpec | None, sections.StreamSource("data")] = None
     """Stream that `online` trains on; a mapping with the key `served` has the arguments of `ServedOutcomes`."""
 
 
@@ -94,37 +96,39 @@ class ExperimentConfig(Section):
     """Name of the experiment: letters, digits, ``_``, ``-`` and ``.``."""
     seed: Annotated[StrictInt, Field(ge=0, lt=2**32, title="a whole number from 0 to 4294967295")] = 0
     """Seed of every random number generator; 0 to 2**32 - 1. Default: 0."""
-    run_dir: Annotated[Path, BeforeValidator(_folder), Field(title="the path of a folder")] = Path("runs")
+    run_dir: Annotated[Path, BeforeValidator(_run_folder), Field(title="the path of a folder")] = Path("runs")
     """Folder of the run. Default: ``runs/<experiment>``."""
     mirror: Annotated[
-        StrictStr, AfterValidator(_store), Field(title="the URL of a folder in a store, as in s3://bucket/run")
+        StrictStr, AfterValidator(_mirror_url), Field(title="the URL of a folder in a store, as in s3://bucket/run")
     ] = None
     """URL that the run folder is mirrored to, such as ``s3://bucket/run``; None: no mirror."""
-    init_from: Annotated[Mapping[str, Any] | None, Keywords("init_from", filled=False, alone="path")] = None
+    init_from: Annotated[
+        Mapping[str, Any] | None, sections.KeywordArguments("init_from", fill_defaults=False, shorthand="path")
+    ] = None
     """Arguments of `Trainer.init_from`, applied before `fit` and `online`; None: training starts from new weights."""
-    features: Annotated[Mapping[str, Any] | None, DeclaredFeatures()] = None
+    features: Annotated[Mapping[str, Any] | None, sections.FeaturesSection()] = None
     """Arguments of `Features`, with its features under "columns"; None: datasets contain the network's inputs."""
-    network: Annotated[ObjectSpec, Network("network")]
+    network: Annotated[ObjectSpec, sections.NetworkSection("network")]
     """The network."""
-    loss: Annotated[ObjectSpec | None, Made("loss")] = None
+    loss: Annotated[ObjectSpec | None, sections.ObjectSection("loss")] = None
     """The loss, or None when the network returns it."""
-    optimizer: Annotated[ObjectSpec | None, Made("optimizer")] = None
+    optimizer: Annotated[ObjectSpec | None, sections.ObjectSection("optimizer")] = None
     """The optimizer, or None if the network is a complete training step. Its argument `params` is filled in."""
-    metrics: Annotated[tuple[str | ObjectSpec, ...], Metrics("metrics")] = ()
+    metrics: Annotated[tuple[str | ObjectSpec, ...], sections.MetricsSection("metrics")] = ()
     """Metrics, each a name or an object."""
     trainer: Annotated[Mapping[str, Any], _TRAINER] = {}
     """Further keyword arguments of `Trainer`."""
-    data: Annotated[DataConfig, BeforeValidator(_data)] = DataConfig()
+    data: Annotated[DataConfig, BeforeValidator(_data_section)] = DataConfig()
     """The datasets."""
     fit: Annotated[Mapping[str, Any], _FIT] = {}
     """Further keyword arguments of `Trainer.fit`."""
     online: Annotated[Mapping[str, Any], _ONLINE] = {}
     """Further keyword arguments of `Trainer.online_train`."""
-    callbacks: Annotated[tuple[ObjectSpec, ...], Callbacks("callbacks")] = ()
+    callbacks: Annotated[tuple[ObjectSpec, ...], sections.CallbacksSection("callbacks")] = ()
     """The callbacks, in order."""
     baseline: Annotated[Mapping[str, Any] | None, _BASELINE] = None
     """Arguments of `trainer.report.baseline.Baseline`, which compares `fit` with plain models; None: no comparison."""
-    report: Annotated[ObjectSpec | None, Made("report")] = None
+    report: Annotated[ObjectSpec | None, sections.ObjectSection("report")] = None
     """An object that is called as ``report(trainer, run_dir)`` at the end of `fit` and `online`."""
 
     _source: Path | None = PrivateAttr(None)
@@ -142,7 +146,7 @@ class ExperimentConfig(Section):
         return self._overrides
 
     def read_from(self, source: Path, overrides: tuple[str, ...], tree: Tree) -> ExperimentConfig:
-        """Return a copy that knows its file, its overrides and the location of each value."""
+        """Return a copy with its file, its overrides and the locations of its values."""
         config = self.model_copy()
         config._source, config._overrides, config._tree = source, overrides, tree
         return config
@@ -152,7 +156,7 @@ class ExperimentConfig(Section):
         return SourceLocation("configuration") if self._tree is None else self._tree.location(path)
 
     def problem(self, section: str, message: str) -> Problem:
-        """Return a problem at the key that `message` begins with, else at the section."""
+        """Return a problem of the key that `message` begins with, else of the section."""
         key = message.partition(":")[0].partition("=")[0].strip()
         written = None if self._tree is None else self._tree.get((section,))
         if isinstance(written, dict) and key in written:
@@ -160,9 +164,9 @@ class ExperimentConfig(Section):
         return Problem(self.location(section), section, message)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plain values to write to the run folder, without empty ones.
+        """Return the nonempty plain values, as written to the run folder.
 
-        References to environment variables are kept as references, and credentials are masked.
+        References to environment variables stay references, and credentials are masked.
         """
         plain = mask_value(to_plain(self))
         return {name: value for name, value in plain.items() if value not in (None, {}, [])}

@@ -16,7 +16,7 @@ from .experiment_config import DATA_KEYS, ExperimentConfig
 from .kinds import wrong_result
 from .object_spec import ObjectSpec
 from .problems import ConfigErrors, Problem
-from .sections import Made, make_features
+from .sections import ObjectSection, make_features
 from .yaml_tree import parse_tree
 
 if TYPE_CHECKING:
@@ -65,21 +65,21 @@ def build(config: ExperimentConfig, datasets: Iterable[str] | None = None) -> Ex
     seed_everything(config.seed)
     builder = _Builder(config)
     trainer = builder.trainer()
-    parts = {name: builder.make(getattr(config, name), kind) for name, kind in _OTHER_PARTS.items()}
+    parts = {name: builder.create(getattr(config, name), kind) for name, kind in _PART_SECTIONS.items()}
     objects = {}
-    if not builder.problems:  # reading data may be slow, so report other problems first
+    if not builder.problems:  # opening the data may be slow, so report other problems first
         specs = {key: getattr(config.data, key) for key in (DATA_KEYS if datasets is None else datasets)}
-        objects = {key: builder.make(spec, "data") for key, spec in specs.items() if spec is not None}
+        objects = {key: builder.create(spec, "data") for key, spec in specs.items() if spec is not None}
     if builder.problems or trainer is None:
         raise ConfigErrors(builder.problems)
     return Experiment(config, trainer, parts.pop("callbacks"), objects, parts)
 
 
-_OTHER_PARTS = {
-    name: kind.takes
+_PART_SECTIONS = {
+    name: kind.section
     for name, section in ExperimentConfig.model_fields.items()
     for kind in section.metadata
-    if isinstance(kind, Made) and name not in ("network", "loss", "optimizer", "metrics")  # these go to the Trainer
+    if isinstance(kind, ObjectSection) and name not in ("network", "loss", "optimizer", "metrics")  # Trainer arguments
 }
 
 
@@ -88,10 +88,10 @@ class _Builder:
         self.config = config
         self.problems: list[Problem] = []
 
-    def make(self, spec: Any, section: str, supplied: Mapping[str, Any] | None = None) -> Any:
+    def create(self, spec: Any, section: str, supplied: Mapping[str, Any] | None = None) -> Any:
         """Create the object or objects of `spec`; return None after recording a problem."""
         if isinstance(spec, tuple):
-            return [self.make(item, section) for item in spec]
+            return [self.create(item, section) for item in spec]
         if not isinstance(spec, ObjectSpec):  # None or the name of a metric
             return spec
         try:
@@ -99,8 +99,8 @@ class _Builder:
         except ConfigErrors as errors:
             self.problems.extend(errors.problems)
             return None
-        if wrong := wrong_result(instance, section):
-            message = f"{spec.class_path} returned {type(instance).__name__}, {wrong}"
+        if problem := wrong_result(instance, section):
+            message = f"{spec.class_path} returned {type(instance).__name__}, {problem}"
             self.problems.append(Problem(spec.location, spec.path, message))
         return instance
 
@@ -116,20 +116,20 @@ class _Builder:
             except ConfigurationError as error:
                 self.problems.append(config.problem("features", str(error)))
                 return None
-        network = self.make(config.network, "network", {} if features is None else {"features": features})
-        loss = self.make(config.loss, "loss")
+        network = self.create(config.network, "network", {} if features is None else {"features": features})
+        loss = self.create(config.loss, "loss")
         optimizer = None
         if config.optimizer is not None and network is not None:
             supplied = {"params": dense_parameters(network), "network": network}
-            optimizer = self.make(config.optimizer, "optimizer", supplied)
-        metrics = self.make(config.metrics, "metrics")
+            optimizer = self.create(config.optimizer, "optimizer", supplied)
+        metrics = self.create(config.metrics, "metrics")
         options = dict(config.trainer)
-        evaluated = options.pop("eval_network", None)
+        eval_network = options.pop("eval_network", None)
         try:
             options = keyword_values(options, Trainer)
-            if isinstance(evaluated, ObjectSpec) and network is not None:
-                filled = {"network": network, "loss_fn": loss}
-                options["eval_network"] = self.make(evaluated, "eval_network", filled)
+            if isinstance(eval_network, ObjectSpec) and network is not None:
+                supplied_values = {"network": network, "loss_fn": loss}
+                options["eval_network"] = self.create(eval_network, "eval_network", supplied_values)
         except ConfigErrors as errors:
             self.problems.extend(errors.problems)
         if self.problems:
@@ -151,12 +151,12 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
 
     Args:
         spec: class path and arguments.
-        supplied: arguments to fill in if the signature has them and `spec` does not.
+        supplied: arguments from other sections, passed on if the signature has them and `spec` does not.
 
     Raises:
         ConfigErrors: the class path cannot be resolved, or the call raises; the cause is chained.
         TrainerError: other documented exceptions of this package, unchanged.
-        OSError: data cannot be read or fetched, for another reason than a missing file.
+        OSError: data cannot be read or fetched; a missing file raises ConfigErrors instead.
     """
     try:
         target = resolve(spec.class_path)
@@ -170,15 +170,15 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
         raise
     except ConfigurationError as error:
         raise ConfigErrors([Problem(spec.location, spec.path, str(error))]) from error
-    filled = {name: value for name, value in (supplied or {}).items() if name not in keywords}
+    supplied_values = {name: value for name, value in (supplied or {}).items() if name not in keywords}
     if signature is None:
-        positional = (*list(filled.values())[:1], *positional)
+        positional = (*list(supplied_values.values())[:1], *positional)
     else:
-        if any(name in filled for name in list(signature.parameters)[: len(positional)]):
+        if any(name in supplied_values for name in list(signature.parameters)[: len(positional)]):
             # positional arguments skip the parameters that are filled in
-            names = [name for name in signature.parameters if name not in filled]
+            names = [name for name in signature.parameters if name not in supplied_values]
             keywords, positional = dict(zip(names, positional, strict=False)), ()
-        keywords |= {name: value for name, value in filled.items() if name in signature.parameters}
+        keywords |= {name: value for name, value in supplied_values.items() if name in signature.parameters}
     try:
         return target(*positional, **keywords)
     except ConfigErrors:

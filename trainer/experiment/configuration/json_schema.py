@@ -7,7 +7,7 @@ import json
 from .arguments import OBJECT
 from .class_paths import DOTTED
 from .experiment_config import ExperimentConfig
-from .schema_parts import Schema, Untitled
+from .schema_parts import Schema, UntitledSchema
 
 _OBJECT: Schema = {
     "type": "object",
@@ -19,14 +19,14 @@ _OBJECT: Schema = {
 
 def experiment_schema() -> Schema:
     """Return the JSON schema (draft 7) of an experiment."""
-    schema = ExperimentConfig.model_json_schema(schema_generator=Untitled)
-    parts = schema.pop("$defs", {})
-    needed = schema.pop("required")
+    schema = ExperimentConfig.model_json_schema(schema_generator=UntitledSchema)
+    definitions = schema.pop("$defs", {})
+    required = schema.pop("required")
     properties = {}
-    for name, given in schema["properties"].items():
-        part = {**parts.get(given.pop("$ref", "").rpartition("/")[2], {}), **given}
-        part.pop("default", None)
-        properties[name] = part if name in needed else _nullable(part)
+    for name, property_schema in schema["properties"].items():
+        merged = {**definitions.get(property_schema.pop("$ref", "").rpartition("/")[2], {}), **property_schema}
+        merged.pop("default", None)
+        properties[name] = merged if name in required else _nullable(merged)
     paths = {"type": ["string", "array"], "items": {"type": "string"}}
     properties["extends"] = {"description": "path of a base experiment, or a list of paths", **paths}
     whole = {
@@ -35,7 +35,7 @@ def experiment_schema() -> Schema:
         "type": "object",
         "properties": properties,
         "if": {"not": {"required": ["extends"]}},
-        "then": {"required": needed},
+        "then": {"required": required},
         "additionalProperties": False,
         "definitions": {"object": _OBJECT},
     }
@@ -45,6 +45,6 @@ def experiment_schema() -> Schema:
 def _nullable(schema: Schema) -> Schema:
     if "type" not in schema:
         return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
-    # editors and validators report an error at its location if this is a list of types, but not if it is anyOf
+    # a list of types, because editors and validators report an error inside anyOf without its location
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     return {**schema, "type": [*kinds, "null"]}

@@ -1,4 +1,4 @@
-"""Define which objects a section accepts, and which arguments are supplied."""
+"""Define which objects a section accepts, and which arguments others supply."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def supplied_names(section: str, signature: Signature | None, *, features: bool 
     """
     if signature is None:
         return {"params"} if section == "optimizer" else set()
-    filled = {
+    supplied = {
         "network": {"features"} if features else set(),
         # a function that builds an optimizer may take the network, to group its parameters
         "optimizer": {"params", "network"},
         "eval_network": {"network", "loss_fn"},
     }
-    return filled.get(section, set()) & set(signature.parameters)
+    return supplied.get(section, set()) & set(signature.parameters)
 
 
 @functools.cache
@@ -39,7 +39,7 @@ def known_metrics() -> tuple[str, ...]:
     return tuple(metric_names())
 
 
-def metric_known(name: str) -> bool:
+def is_metric_name(name: str) -> bool:
     """Return whether `name` is a metric, including "gauc/user" and "click_auc"."""
     from ...metrics import get_metrics
 
@@ -53,7 +53,7 @@ def metric_known(name: str) -> bool:
     return False
 
 
-# Standard library modules whose objects are plain values. Other modules have side effects or no useful objects.
+# The only standard library modules whose objects a configuration may create: plain values without side effects.
 _VALUE_MODULES = frozenset({"collections", "datetime", "decimal", "fractions", "pathlib", "zoneinfo"})
 
 
@@ -71,7 +71,7 @@ def kind_of_section(section: str) -> Kind | None:
     if section == "data":
         return Kind("a dataset, a stream or another source of batches", _is_data)
     if section == "report":
-        return Kind("an object to call as report(trainer, run_dir)", lambda cls: _has(cls, "__call__"))
+        return Kind("an object to call as report(trainer, run_dir)", lambda cls: _defines(cls, "__call__"))
     if section not in ("network", "eval_network", "loss", "optimizer", "metrics", "callbacks"):
         return None
     import mindspore.train
@@ -107,11 +107,9 @@ def wrong_kind(target: Any, class_path: str, section: str) -> str:
             "MindSpore, this package, other packages, or modules of yours"
         )
     kind = kind_of_section(section)
-    if kind is None:
+    if kind is None or not isinstance(target, type) or kind.fits(target):
         return ""
-    if isinstance(target, type):
-        return "" if kind.fits(target) else f"is not {kind.name}"
-    return ""
+    return f"is not {kind.name}"
 
 
 def wrong_result(result: Any, section: str) -> str:
@@ -129,12 +127,12 @@ def _standard_library(target: Any, class_path: str) -> str:
     if inspect.ismethod(target):  # a class or instance method
         owner = target.__self__
         target = owner if isinstance(owner, type) else type(owner)
-    homes = [class_path.partition(".")[0], (getattr(target, "__module__", None) or "builtins").partition(".")[0]]
-    return next((home for home in homes if home in sys.stdlib_module_names), "")
+    modules = [class_path.partition(".")[0], (getattr(target, "__module__", None) or "builtins").partition(".")[0]]
+    return next((module for module in modules if module in sys.stdlib_module_names), "")
 
 
-def _has(cls: type, *names: str) -> bool:
-    # getattr would also find methods of the metaclass
+def _defines(cls: type, *names: str) -> bool:
+    # `getattr` would also find methods of the metaclass, such as `type.__call__`
     return all(any(vars(base).get(name) is not None for base in cls.__mro__) for name in names)
 
 
@@ -147,7 +145,7 @@ def _is_cell(cls: type) -> bool:
 def _is_loss(cls: type) -> bool:
     from mindspore import nn
 
-    return _has(cls, "__call__") and not issubclass(cls, nn.Optimizer | type)
+    return _defines(cls, "__call__") and not issubclass(cls, nn.Optimizer | type)
 
 
 def _is_optimizer(cls: type) -> bool:
@@ -162,7 +160,7 @@ def _is_optimizer(cls: type) -> bool:
 
 
 def _is_metric(cls: type) -> bool:
-    return _has(cls, "update") and (_has(cls, "eval") or _has(cls, "value") or _has(cls, "compute"))
+    return _defines(cls, "update") and (_defines(cls, "eval") or _defines(cls, "value") or _defines(cls, "compute"))
 
 
 def _is_data(cls: type) -> bool:
@@ -175,4 +173,4 @@ def _is_data(cls: type) -> bool:
     if issubclass(cls, str | bytes | Callback) or _is_cell(cls):
         return False
     readers = ("__iter__", "__getitem__", "__call__", "create_dict_iterator", "create_tuple_iterator", "poll")
-    return any(_has(cls, name) for name in readers)
+    return any(_defines(cls, name) for name in readers)

@@ -1,6 +1,6 @@
 """Load a checked `ExperimentConfig`, or report all problems at once.
 
-No object is created, no data is read and nothing is compiled. The modules of class paths are imported, to check the
+Loading creates no objects, reads no data and compiles nothing. It imports the modules of class paths, to check the
 arguments against the real signatures.
 """
 

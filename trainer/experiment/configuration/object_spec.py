@@ -1,4 +1,4 @@
-"""Describe the object that a configuration asks for; convert values to plain ones."""
+"""Describe objects that a configuration declares; convert values to plain ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ObjectSpec:
 
 
 class Options(dict[str, Any]):
-    """Keyword arguments of a section; `defaults` lists those the user did not give."""
+    """Keyword arguments of a section; `defaults` names those that were filled in."""
 
     defaults: tuple[str, ...] = ()
 
@@ -66,7 +66,7 @@ def to_plain(value: Any) -> Any:
 
 
 def default_paths(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the dotted paths of arguments that the user did not give."""
+    """Yield the dotted paths of arguments that were filled in with defaults."""
     if isinstance(value, ObjectSpec):
         path = path if value.model else join(path, "init_args")
         yield from (join(path, name) for name in value.defaults)

@@ -39,7 +39,7 @@ class Problem:
 
     Attributes:
         location: its location.
-        path: the dotted path of the key, ``"optimizer.init_args.learning_rate"``; empty for the whole file.
+        path: the dotted path of the key, such as "optimizer.init_args.learning_rate"; "" for the whole file.
         message: what is wrong, with the received value and the accepted values.
     """
 
@@ -76,7 +76,7 @@ def join(path: str, key: Any) -> str:
 def format_value(value: Any, path: str = "") -> str:
     """Format `value` for a message: its shortened repr, and its type unless obvious.
 
-    Credentials are masked, also those that only the dotted `path` of the value reveals.
+    Credentials are masked; a secret name in the dotted `path` marks `value` as one.
     """
     if value is None:
         return "nothing (null)"

@@ -21,11 +21,11 @@ from .yaml_tree import Tree, dotted
 
 ENV_HINT = "or name it as ${env:NAME} in the configuration from the start"
 MAX_PROBLEMS = 200
-Path = tuple[Any, ...]
+KeyPath = tuple[Any, ...]
 
 
 class Section(BaseModel):
-    """Mapping with known keys; an optional key that is null gets its default."""
+    """A mapping with fixed keys; null for an optional key means its default."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, arbitrary_types_allowed=True, use_attribute_docstrings=True, ser_json_inf_nan=None
@@ -43,7 +43,7 @@ class Section(BaseModel):
 _ARGUMENTS = "a mapping of arguments, or a list of positional ones"
 
 
-class _Object(Section):
+class _ObjectMapping(Section):
     class_path: Annotated[StrictStr, Field(title="a dotted path as in mindspore.nn.Adam")]
     init_args: Annotated[dict[Any, Any] | list[Any] | None, Field(title=_ARGUMENTS)] = None
 
@@ -56,16 +56,16 @@ class Reader:
         problems: the problems found so far.
         above: path of the section whose fields are being validated.
         has_features: whether there is a section `features`.
-        defaults: dotted paths of arguments that a run recorded with their default values. An argument that no longer
-            exists is ignored.
+        defaults: dotted paths of arguments that a run recorded with default values. Those that a later version of the
+            class has removed are ignored.
     """
 
     def __init__(self, tree: Tree, problems: Iterable[Problem], defaults: Collection[str] = ()) -> None:
         self.tree, self.problems, self.defaults = tree, list(problems), defaults
         self.has_features = tree.get(("features",)) is not None
-        self.above: Path = ()
+        self.above: KeyPath = ()
 
-    def add(self, path: Path, message: str, *, of_key: bool = False, at: SourceLocation | None = None) -> None:
+    def add(self, path: KeyPath, message: str, *, of_key: bool = False, at: SourceLocation | None = None) -> None:
         """Record a problem of a value or key, up to `MAX_PROBLEMS`."""
         if len(self.problems) < MAX_PROBLEMS:
             location = at or self.tree.location(path, of_key=of_key)
@@ -74,13 +74,13 @@ class Reader:
             message = f"these are the first {MAX_PROBLEMS} problems; there may be more"
             self.problems.append(Problem(SourceLocation("configuration"), "", message))
 
-    def refuse(self, path: Path, accepts: str, hint: str = "") -> None:
+    def refuse(self, path: KeyPath, accepts: str, hint: str = "") -> None:
         """Record that the value at `path` is not accepted."""
         received = format_value(self.tree.get(path), dotted(path))
         self.add(path, f"received {received}; accepts {accepts}{hint}")
 
     def model(
-        self, model: type[BaseModel], values: Any, path: Path, signature: Signature | None = None
+        self, model: type[BaseModel], values: Any, path: KeyPath, signature: Signature | None = None
     ) -> BaseModel | None:
         """Return `values` as a model, or None after recording their problems.
 
@@ -100,7 +100,7 @@ class Reader:
         finally:
             self.above = above
         unknown = [key for key, problem in problems.items() if problem["type"] in ("extra_forbidden", "invalid_key")]
-        meant = {nearest(str(key), texts) for key in unknown}
+        suggested = {nearest(str(key), texts) for key in unknown}
         for key, problem in problems.items():
             if key in unknown:
                 similar = did_you_mean(str(key), texts)
@@ -109,30 +109,30 @@ class Reader:
                     known = f"accepts {', '.join(texts)}" if texts else "takes no arguments"
                     self.add((*path, key), f"{what}; {known}{similar}", of_key=True)
             elif key not in values:
-                if key not in meant:
+                if key not in suggested:
                     needs = "" if signature is None else f"; {signature.name} needs it ({texts[key]})"
                     self.add((*path, key), f"is missing{needs}", at=self._object_location(path))
             elif problem["type"] != "noted":
                 self.refuse((*path, key), str(texts[key]), _hint(values[key], str(texts[key])))
         return None
 
-    def _object_location(self, path: Path) -> SourceLocation:
+    def _object_location(self, path: KeyPath) -> SourceLocation:
         """Return the location of the class path or model name at `path`, else of `path`."""
         path = path[:-1] if path and path[-1] == "init_args" else path
         value = self.tree.get(path)
         key = next((key for key in ("class_path", "model") if isinstance(value, dict) and key in value), None)
         return self.tree.location(path if key is None else (*path, key))
 
-    def object(self, value: Any, path: Path, section: str = "") -> ObjectSpec | None:
+    def object(self, value: Any, path: KeyPath, section: str = "") -> ObjectSpec | None:
         """Read an object: class_path and init_args, or only a class path."""
         section = "eval_network" if path == ("trainer", "eval_network") else section
         if section == "network" and isinstance(value, dict) and value.get("model") is not None:
             return self._network_by_name(value, path)
         if isinstance(value, str):
-            at, value = path, {"class_path": value}
+            location_path, value = path, {"class_path": value}
         elif isinstance(value, dict):
-            at = (*path, "class_path")
-            self.model(_Object, value, path)
+            location_path = (*path, "class_path")
+            self.model(_ObjectMapping, value, path)
         else:
             return self.refuse(path, "class_path and init_args, or only a class path")
         class_path, target = value.get("class_path"), None
@@ -140,53 +140,54 @@ class Reader:
             try:
                 target = resolve(class_path, lambda named: not wrong_kind(named, class_path, section))
             except UnresolvedError as error:
-                self.add(at, f"received {format_value(class_path)}; {error}")
-            wrong = "" if target is None else wrong_kind(target, class_path, section)
-            if wrong:
-                self.add(at, f"{class_path} {wrong}")
+                self.add(location_path, f"received {format_value(class_path)}; {error}")
+            problem = "" if target is None else wrong_kind(target, class_path, section)
+            if problem:
+                self.add(location_path, f"{class_path} {problem}")
                 target = None
         signature = None if target is None else real_signature(target)
         supplied = supplied_names(section, signature, features=self.has_features)
-        written, below = value.get("init_args") or {}, (*path, "init_args")
-        spec = ObjectSpec(str(class_path), location=self.tree.location(at), path=dotted(path))
+        written, init_path = value.get("init_args") or {}, (*path, "init_args")
+        spec = ObjectSpec(str(class_path), location=self.tree.location(location_path), path=dotted(path))
         if isinstance(written, dict):
-            return self._with_arguments(spec, written, below, signature, supplied)
+            return self._with_arguments(spec, written, init_path, signature, supplied)
         if not isinstance(written, list):
             return spec
-        args = tuple(self.value(item, (*below, index)) for index, item in enumerate(written))
-        most = None if signature is None else signature.positional
-        if most is not None and len(args) > most:
-            self.add(below, f"received {len(args)}; {signature.name} accepts at most {most} positional arguments")
+        args = tuple(self.value(item, (*init_path, index)) for index, item in enumerate(written))
+        max_positional = None if signature is None else signature.positional
+        if max_positional is not None and len(args) > max_positional:
+            message = f"received {len(args)}; {signature.name} accepts at most {max_positional} positional arguments"
+            self.add(init_path, message)
         if signature is not None:
-            left_out = {*supplied, *list(signature.parameters)[: len(args)]}
-            self.model(signature.model(left_out), {}, below, signature)
+            excluded = {*supplied, *list(signature.parameters)[: len(args)]}
+            self.model(signature.model(excluded), {}, init_path, signature)
         return replace(spec, args=args)
 
-    def _network_by_name(self, value: dict[Any, Any], path: Path) -> ObjectSpec | None:
+    def _network_by_name(self, value: dict[Any, Any], path: KeyPath) -> ObjectSpec | None:
         """Read a network given by its name in `trainer.models` and its options."""
-        name, at = value["model"], (*path, "model")
+        name, location_path = value["model"], (*path, "model")
         if name not in list(MODELS):
             hint = did_you_mean(name, MODELS) if isinstance(name, str) else ""
-            return self.refuse(at, f"{', '.join(MODELS)}; see `trainer models`", hint)
+            return self.refuse(location_path, f"{', '.join(MODELS)}; see `trainer models`", hint)
         if key := next((key for key in ("class_path", "init_args") if key in value), ""):
             message = "cannot be combined with model; give the options of a model next to its name"
             return self.add((*path, key), message, of_key=True)
         if not self.has_features:
-            self.add(at, f"{name} reads declared columns; add the section features")
+            self.add(location_path, f"{name} reads declared columns; add the section features")
         options = {key: item for key, item in value.items() if key != "model"}
         class_path = f"trainer.models.{MODELS[name]}"
         signature = real_signature(resolve(class_path))
         supplied = supplied_names("network", signature, features=True)
-        spec = ObjectSpec(class_path, location=self.tree.location(at), path=dotted(path), model=name)
+        spec = ObjectSpec(class_path, location=self.tree.location(location_path), path=dotted(path), model=name)
         return self._with_arguments(spec, options, path, signature, supplied)
 
-    def by_arguments(self, class_path: str, written: dict[Any, Any], path: Path) -> ObjectSpec:
+    def by_arguments(self, class_path: str, written: dict[Any, Any], path: KeyPath) -> ObjectSpec:
         """Read a section that holds the arguments of the class `class_path`."""
         spec = ObjectSpec(class_path, location=self.tree.location(path), path=dotted(path))
         return self._with_arguments(spec, written, path, real_signature(resolve(class_path)), set())
 
     def _with_arguments(
-        self, spec: ObjectSpec, written: dict[Any, Any], path: Path, signature: Signature | None, supplied: set[str]
+        self, spec: ObjectSpec, written: dict[Any, Any], path: KeyPath, signature: Signature | None, supplied: set[str]
     ) -> ObjectSpec:
         filled = dict.fromkeys(supplied, "is filled in; leave it out")
         values = self.arguments(written, path, signature, filled)
@@ -194,12 +195,12 @@ class Reader:
         return replace(spec, init_args=values, defaults=defaults)
 
     def arguments(
-        self, written: Mapping[Any, Any], path: Path, signature: Signature | None, given: Mapping[str, str]
+        self, written: Mapping[Any, Any], path: KeyPath, signature: Signature | None, given: Mapping[str, str]
     ) -> dict[str, Any]:
         """Read keyword arguments, and check them against a signature.
 
         Args:
-            given: arguments that are not accepted here, each mapped to the problem to record.
+            given: arguments that other sections supply, each mapped to the problem to record.
         """
         values = {}
         for key, item in written.items():
@@ -217,7 +218,7 @@ class Reader:
             self.model(signature.model({*given, *referring}), checked, path, signature)
         return values
 
-    def value(self, value: Any, path: Path) -> Any:
+    def value(self, value: Any, path: KeyPath) -> Any:
         """Read a plain value; objects inside it become `ObjectSpec`."""
         if isinstance(value, dict):
             if "class_path" in value or "init_args" in value:
@@ -226,15 +227,15 @@ class Reader:
         if isinstance(value, list):
             return [self.value(item, (*path, index)) for index, item in enumerate(value)]
         if isinstance(value, str):
-            if wrong := wrong_reference(value):
-                self.add(path, wrong)
+            if problem := wrong_reference(value):
+                self.add(path, problem)
             elif is_masked(value):
                 message = f"was a credential and is not kept; give it again with --set {dotted(path)}=VALUE, {ENV_HINT}"
                 self.add(path, message)
         return value
 
 
-def noted() -> PydanticCustomError:
+def already_recorded() -> PydanticCustomError:
     """Return a validation error for a field whose problems are already recorded."""
     return PydanticCustomError("noted", "its problems are noted")
 
@@ -255,8 +256,8 @@ def _hint(value: Any, accepts: str) -> str:
 
 def recordable(signature: Signature, names: Iterable[str]) -> dict[str, Any]:
     """Return the defaults that YAML can represent, except those of `names`."""
-    left_out = set(names)
-    defaults = {name: p.default for name, p in signature.parameters.items() if name not in left_out}
+    excluded = set(names)
+    defaults = {name: p.default for name, p in signature.parameters.items() if name not in excluded}
     return {name: to_plain(value) for name, value in defaults.items() if _is_plain(value)}
 
 

@@ -20,19 +20,19 @@ from pydantic_core import core_schema
 from ... import checks
 from ...errors import ConfigurationError, did_you_mean
 from ...storage.location import is_url
-from .arguments import OBJECT, Accepted, Signature, real_signature
+from .arguments import OBJECT, AcceptedValues, Signature, real_signature
 from .class_paths import DOTTED, has_reference, is_dotted, resolve, wrong_reference
-from .kinds import known_metrics, metric_known, supplied_names
+from .kinds import is_metric_name, known_metrics, supplied_names
 from .object_spec import ObjectSpec, Options
-from .reader import Reader, noted, recordable
-from .schema_parts import Schema, arguments_schema, documented, when
+from .reader import Reader, already_recorded, recordable
+from .schema_parts import Schema, argument_descriptions, arguments_schema, when_key_is
 
-_SERVED = "trainer.streams.ServedOutcomes"
-_ROWS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
+_SERVED_OUTCOMES = "trainer.streams.ServedOutcomes"
+_ROW_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 _FEATURE_ARGUMENT = re.compile(r"\w+\((\w+)=")  # start of a feature's error message
 
 
-class Content:
+class SectionType:
     """Base class of section types."""
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Any:
@@ -54,29 +54,29 @@ class Content:
         before = len(reader.problems)
         read = self.read(reader, value, (*reader.above, info.field_name))
         if len(reader.problems) > before:
-            raise noted()
+            raise already_recorded()
         return read
 
 
 @dataclass(frozen=True)
-class Made(Content):
-    """Object, given with its arguments or only by its class path.
+class ObjectSection(SectionType):
+    """An object, written as a class path with or without arguments.
 
     Attributes:
-        takes: section name for `kind_of_section`, which selects the accepted kind of object.
+        section: name of the section, from which `kind_of_section` derives the accepted kind of object.
     """
 
-    takes: str
+    section: str
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> ObjectSpec | None:
-        return reader.object(value, path, self.takes)
+        return reader.object(value, path, self.section)
 
     def schema(self) -> Schema:
         return {**DOTTED, "type": ["string", "object"], "if": {"type": "object"}, "then": OBJECT}
 
 
-class Network(Made):
-    """Network, given as an object or by its name in `trainer.models`."""
+class NetworkSection(ObjectSection):
+    """A network, written as an object or as a name in `trainer.models`."""
 
     def schema(self) -> Schema:
         from ... import models
@@ -85,24 +85,24 @@ class Network(Made):
         for name, class_name in models.MODELS.items():
             target = getattr(models, class_name)
             signature = signature_of(target)
-            left_out = supplied_names("network", signature, features=True)
-            schema = arguments_schema(signature, left_out, documented(target))
+            supplied = supplied_names("network", signature, features=True)
+            schema = arguments_schema(signature, supplied, argument_descriptions(target))
             paper = (inspect.getmodule(target).__doc__ or "").partition("\n")[0]
             schema["properties"] = {"model": {"const": name, "description": paper}, **schema["properties"]}
-            variants.append(when("model", name, schema))
+            variants.append(when_key_is("model", name, schema))
         named = {"type": "object", "properties": {"model": {"enum": list(models.MODELS)}}, "allOf": variants}
         return {"if": {"type": "object", "required": ["model"]}, "then": named, "else": super().schema()}
 
 
-class Rows(Made):
-    """Dataset or stream; with declared features also a path to raw rows."""
+class RowSource(ObjectSection):
+    """A dataset or stream; with declared features, also the path of raw rows."""
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> ObjectSpec | None:
-        named = isinstance(value, str) and (has_reference(value) or _is_path_of_rows(value))
+        named = isinstance(value, str) and (has_reference(value) or _is_row_path(value))
         if not reader.has_features or not named:
-            return reader.object(value, path, self.takes)
-        if wrong := wrong_reference(value):
-            return reader.add(path, wrong)
+            return reader.object(value, path, self.section)
+        if problem := wrong_reference(value):
+            return reader.add(path, problem)
         if not has_reference(value) and not is_url(value) and not Path(value).exists():
             return reader.refuse(path, "a file or folder of raw rows that exists, or class_path and init_args")
         kind = "trainer.streams.FileStream" if path[-1] == "stream" else "trainer.features.RawFiles"
@@ -112,34 +112,34 @@ class Rows(Made):
         return {"type": ["string", "object", "null"], "if": {"type": "object"}, "then": OBJECT}
 
 
-class StreamOfRows(Rows):
-    """Stream of rows, given as for `Rows` or by the arguments of `ServedOutcomes`."""
+class StreamSource(RowSource):
+    """A stream, written as a `RowSource` or as the arguments of `ServedOutcomes`."""
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> ObjectSpec | None:
         if isinstance(value, dict) and "class_path" not in value and not {"served", "outcomes"}.isdisjoint(value):
-            return reader.by_arguments(_SERVED, value, path)
+            return reader.by_arguments(_SERVED_OUTCOMES, value, path)
         return super().read(reader, value, path)
 
     def schema(self) -> Schema:
-        target = resolve(_SERVED)
-        served = arguments_schema(signature_of(target), (), documented(target))
+        target = resolve(_SERVED_OUTCOMES)
+        served = arguments_schema(signature_of(target), (), argument_descriptions(target))
         return {"if": {"type": "object", "required": ["served"]}, "then": served, "else": super().schema()}
 
 
-class Callbacks(Made):
-    """List of callbacks, each given as an object."""
+class CallbacksSection(ObjectSection):
+    """A list of callbacks, each written as an object."""
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Any:
         if not isinstance(value, list):
             return reader.refuse(path, f"a list of {path[-1]}, each with class_path and init_args")
-        return tuple(reader.object(item, (*path, index), self.takes) for index, item in enumerate(value))
+        return tuple(reader.object(item, (*path, index), self.section) for index, item in enumerate(value))
 
     def schema(self) -> Schema:
         return {"type": "array", "items": super().schema()}
 
 
-class Metrics(Made):
-    """One metric or a list of metrics, each an object or a name."""
+class MetricsSection(ObjectSection):
+    """A metric or a list of metrics, each written as an object or a name."""
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(value, dict) and "class_path" not in value:
@@ -150,10 +150,10 @@ class Metrics(Made):
 
     def _metric(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> str | ObjectSpec | None:
         if isinstance(value, dict) or is_dotted(value):
-            return reader.object(value, path, self.takes)
+            return reader.object(value, path, self.section)
         if not isinstance(value, str):
             return reader.refuse(path, "the name of a metric, or class_path and init_args")
-        if metric_known(value):
+        if is_metric_name(value):
             return value
         names = known_metrics()
         return reader.refuse(path, f"{', '.join(sorted(names))}, or class_path", did_you_mean(value, names))
@@ -165,20 +165,20 @@ class Metrics(Made):
 
 
 @dataclass(frozen=True)
-class Keywords(Content):
+class KeywordArguments(SectionType):
     """Keyword arguments of `Trainer`, of one of its methods, or of another class.
 
     Attributes:
         method: name of the method, or dotted path of the other class; "" for `Trainer` itself.
-        elsewhere: arguments that are not accepted here, each mapped to the place where it is given instead.
-        filled: whether missing arguments are filled in with their defaults.
-        alone: argument that is set if the section is a string; "" if it must be a mapping.
+        elsewhere: arguments that other sections set, each mapped to the name of that section.
+        fill_defaults: whether missing arguments are filled in with their defaults.
+        shorthand: argument that a string as the whole section sets; "" if the section must be a mapping.
     """
 
     method: str = ""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    filled: bool = True
-    alone: str = ""
+    fill_defaults: bool = True
+    shorthand: str = ""
 
     def _signature(self, section: str) -> tuple[Signature, Any]:
         from ...trainer import Trainer
@@ -194,18 +194,18 @@ class Keywords(Content):
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Options | None:
         signature, _ = self._signature(path[-1])
-        if self.alone and isinstance(value, str):
-            return Options({self.alone: value})
-        if self.alone and isinstance(value, dict):
+        if self.shorthand and isinstance(value, str):
+            return Options({self.shorthand: value})
+        if self.shorthand and isinstance(value, dict):
             value = {name: item for name, item in value.items() if item is not None}
         if not isinstance(value, dict):
-            keys = f" with the keys {', '.join(signature.names())}" if self.alone else ""
-            return reader.refuse(path, f"{'a path, or ' if self.alone else ''}a mapping{keys}")
+            keys = f" with the keys {', '.join(signature.names())}" if self.shorthand else ""
+            return reader.refuse(path, f"{'a path, or ' if self.shorthand else ''}a mapping{keys}")
         given = {name: f"is given elsewhere: {where}" for name, where in self.elsewhere.items()}
         options = Options(reader.arguments(value, path, signature, given))
         for name, message in out_of_range(path[-1], options).items():
             reader.add((*path, name), message)
-        if self.filled:
+        if self.fill_defaults:
             defaults = recordable(signature, {*given, *options})
             options.update(defaults)
             options.defaults = tuple(defaults)
@@ -213,12 +213,13 @@ class Keywords(Content):
 
     def schema(self) -> Schema:
         signature, target = self._signature("")
-        schema = arguments_schema(signature, self.elsewhere, documented(target), needed=not self.filled)
-        return {**schema, "type": ["string", "object"] if self.alone else "object"}
+        descriptions = argument_descriptions(target)
+        schema = arguments_schema(signature, self.elsewhere, descriptions, required=not self.fill_defaults)
+        return {**schema, "type": ["string", "object"] if self.shorthand else "object"}
 
 
 def out_of_range(section: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the problems of values that have the right type but are invalid, by key."""
+    """Return messages for values of the right type that are out of range, by key."""
     from ...graph import precision
     from ...metrics.calibrator import Calibrator
     from ...metrics.predictions import check_activation
@@ -232,7 +233,7 @@ def out_of_range(section: str, options: Mapping[str, Any]) -> dict[str, str]:
             name = next((key for key in ("amp_level", "amp_dtype") if str(error).startswith(key)), name)
             problems[name] = str(error).removeprefix(f"{name} ")
 
-    ranges = {**_RANGES, "sink_size": _sink_size if section == "fit" else checks.whole}
+    ranges = {**_RANGES, "sink_size": _check_sink_size if section == "fit" else checks.whole}
     for name in ranges.keys() & options.keys():
         if checks.is_number(options[name]) or name == "max_time":  # the type check reports other types
             attempt(name, ranges[name], name, options[name])
@@ -246,28 +247,28 @@ def out_of_range(section: str, options: Mapping[str, Any]) -> dict[str, str]:
     return problems
 
 
-def _sink_size(name: str, value: Any) -> None:
+def _check_sink_size(name: str, value: Any) -> None:
     checks.steps_per_call(True, value)
 
 
-_above_zero = functools.partial(checks.number, above=0, optional=True)
-_whole = functools.partial(checks.whole, optional=True)
+_positive = functools.partial(checks.number, above=0, optional=True)
+_count = functools.partial(checks.whole, optional=True)
 _RANGES: dict[str, Callable[[str, Any], Any]] = {
-    "epochs": _whole,
-    "batch_size": _whole,
-    "max_steps": _whole,
-    "gradient_accumulation_steps": _whole,
-    "idle_timeout": functools.partial(checks.number, least=0, optional=True),
-    "clip_norm": _above_zero,
-    "clip_value": _above_zero,
+    "epochs": _count,
+    "batch_size": _count,
+    "max_steps": _count,
+    "gradient_accumulation_steps": _count,
+    "idle_timeout": functools.partial(checks.number, minimum=0, optional=True),
+    "clip_norm": _positive,
+    "clip_value": _positive,
     "max_time": checks.seconds,
     "limit_train_batches": checks.batches,
     "overfit_batches": checks.batches,
-    "limit_valid_batches": functools.partial(checks.batches, least=0),
+    "limit_valid_batches": functools.partial(checks.batches, minimum=0),
 }
 
 
-_COLUMNS = Accepted(
+_COLUMNS = AcceptedValues(
     Annotated[
         list[Any],
         Field(min_length=1),
@@ -276,8 +277,8 @@ _COLUMNS = Accepted(
 )
 
 
-class DeclaredFeatures(Content):
-    """Arguments of `Features`; its features are listed under "columns"."""
+class FeaturesSection(SectionType):
+    """Arguments of `Features`; the argument `features` is written as "columns"."""
 
     def _signature(self) -> Signature:
         from ...features import Features
@@ -332,11 +333,11 @@ class DeclaredFeatures(Content):
 
         variants = []
         for name, kind in KINDS.items():
-            schema = arguments_schema(signature_of(kind), (), documented(kind))
+            schema = arguments_schema(signature_of(kind), (), argument_descriptions(kind))
             schema["properties"] = {"kind": {"const": name}, **schema["properties"]}
-            variants.append(when("kind", name, schema))
+            variants.append(when_key_is("kind", name, schema))
         column = {"type": "object", "properties": {"kind": {"enum": list(KINDS)}}, "allOf": variants}
-        schema = arguments_schema(self._signature(), (), documented(Features))
+        schema = arguments_schema(self._signature(), (), argument_descriptions(Features))
         columns = {"type": "array", "minItems": 1, "items": {**column, "required": ["kind", "name"]}}
         return {**schema, "properties": {**schema["properties"], "columns": columns}}
 
@@ -353,12 +354,12 @@ def make_features(section: Mapping[str, Any]) -> Any:
 
 
 def signature_of(target: Callable[..., Any]) -> Signature:
-    """Return the signature of a class or function that has one."""
+    """Return the signature of a class or function that is known to have one."""
     signature = real_signature(target)
     assert signature is not None
     return signature
 
 
-def _is_path_of_rows(text: str) -> bool:
+def _is_row_path(text: str) -> bool:
     """Return whether `text` is the path of a file or folder rather than a class path."""
-    return text.lower().endswith(_ROWS) or "/" in text or Path(text).is_dir()
+    return text.lower().endswith(_ROW_SUFFIXES) or "/" in text or Path(text).is_dir()

@@ -28,12 +28,12 @@ class Tree:
 
     Attributes:
         value: plain mappings, lists and scalars.
-        places: path -> (location of the key, location of the value). A path is a tuple of keys and list indices, both
-            as strings; () is the root.
+        locations: path -> (location of the key, location of the value). A path is a tuple of keys and list indices,
+            both as strings; () is the root.
     """
 
     value: Any
-    places: Mapping[tuple[str, ...], tuple[SourceLocation, SourceLocation]]
+    locations: Mapping[tuple[str, ...], tuple[SourceLocation, SourceLocation]]
 
     def get(self, path: Iterable[Any]) -> Any:
         """Return the value at `path`, or None."""
@@ -48,11 +48,11 @@ class Tree:
         return value
 
     def location(self, path: Iterable[Any], *, of_key: bool = False) -> SourceLocation:
-        """Return the location of a value or key, or of its nearest existing parent."""
+        """Return the location of a value or key, or of its nearest known parent."""
         known = tuple(map(str, path))
-        while known not in self.places:
+        while known not in self.locations:
             known, of_key = known[:-1], False
-        return self.places[known][0 if of_key else 1]
+        return self.locations[known][0 if of_key else 1]
 
 
 _TAG = "tag:yaml.org,2002:"
@@ -93,7 +93,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
-    # other styles fold or drop line separators such as U+0085; double quotes escape them
+    # only double quotes escape line separators such as U+0085; other styles fold or drop them
     return dumper.represent_scalar(f"{_TAG}str", text, style=None if text.isprintable() else '"')
 
 
@@ -115,11 +115,11 @@ def read_tree(path: Path) -> Tree:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         message = f"byte 0x{data[error.start]:02x} is not UTF-8; a configuration is UTF-8 text"
-        raise ConfigErrors([Problem(_after(data[: error.start], b"\n", str(path)), "", message)]) from error
+        raise ConfigErrors([Problem(_location_after(data[: error.start], b"\n", str(path)), "", message)]) from error
     return parse_tree(text, str(path))
 
 
-def _after(before: Any, line_end: Any, source: str) -> SourceLocation:
+def _location_after(before: Any, line_end: Any, source: str) -> SourceLocation:
     """Return the location at the end of `before`, which is text or bytes."""
     return SourceLocation(source, before.count(line_end) + 1, len(before) - before.rfind(line_end))
 
@@ -143,47 +143,48 @@ def parse_tree(text: str, source: str, location: SourceLocation | None = None) -
         ConfigErrors: invalid YAML, more than one document, duplicate keys, keys that are not scalars, tags that are
             not plain data, anchors that contain themselves.
     """
-    whole = location or SourceLocation(source)
+    file_location = location or SourceLocation(source)
     try:
         loader = _Loader(text)
         try:
             root = loader.get_single_node()
-            walk = _Walk(loader, source, location)
+            builder = _TreeBuilder(loader, source, location)
             if root is None:
                 return Tree(None, {(): (location or SourceLocation(source, 1, 1),) * 2})
-            value = walk.value(root, (), ())
+            value = builder.value(root, (), ())
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = location or (SourceLocation(source, mark.line + 1, mark.column + 1) if mark else whole)
+        where = location or (SourceLocation(source, mark.line + 1, mark.column + 1) if mark else file_location)
         problem = ", ".join(part for part in (error.context, error.problem) if part)
         hint = next((hint for part, hint in _HINTS.items() if part in problem), "")
         raise ConfigErrors([Problem(where, "", f"invalid YAML: {problem}{hint}")]) from error
     except yaml.reader.ReaderError as error:
-        where = location or _after(text[: error.position], "\n", source)
+        where = location or _location_after(text[: error.position], "\n", source)
         message = f"invalid YAML: the character {chr(error.character)!r} is not allowed"
         raise ConfigErrors([Problem(where, "", message)]) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if isinstance(error, ConfigErrors):
             raise
-        raise ConfigErrors([Problem(whole, "", f"invalid YAML: {error}")]) from error
-    if walk.problems:
-        raise ConfigErrors(walk.problems)
-    return Tree(value, walk.places)
+        raise ConfigErrors([Problem(file_location, "", f"invalid YAML: {error}")]) from error
+    if builder.problems:
+        raise ConfigErrors(builder.problems)
+    return Tree(value, builder.locations)
 
 
-class _Walk:
+class _TreeBuilder:
     """Converts PyYAML's nodes to plain values; collects their locations and problems."""
 
     def __init__(self, loader: _Loader, source: str, location: SourceLocation | None) -> None:
-        self.loader, self.source, self.fixed = loader, source, location
-        self.places: dict[tuple[str, ...], tuple[SourceLocation, SourceLocation]] = {}
+        self.loader, self.source, self.override_location = loader, source, location
+        self.locations: dict[tuple[str, ...], tuple[SourceLocation, SourceLocation]] = {}
         self.problems: list[Problem] = []
         self._seen: set[int] = set()
 
     def _location(self, node: yaml.Node) -> SourceLocation:
-        return self.fixed or SourceLocation(self.source, node.start_mark.line + 1, node.start_mark.column + 1)
+        mark = node.start_mark
+        return self.override_location or SourceLocation(self.source, mark.line + 1, mark.column + 1)
 
     def _refuse(self, node: yaml.Node, path: tuple[str, ...], message: str) -> None:
         self.problems.append(Problem(self._location(node), dotted(path), message))
@@ -192,13 +193,13 @@ class _Walk:
         self, node: yaml.Node, path: tuple[str, ...], above: tuple[int, ...], key: yaml.Node | None = None
     ) -> Any:
         """Return the plain value of a node; `above` has the ids of its ancestors."""
-        self.places[path] = (self._location(key or node), self._location(node))
+        self.locations[path] = (self._location(key or node), self._location(node))
         if id(node) in above:
             return self._refuse(node, path, "this anchor contains itself")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if node.tag not in (f"{_TAG}map", f"{_TAG}seq"):
-            return self._refuse(node, path, _tag_refused(node.tag))
+            return self._refuse(node, path, _tag_problem(node.tag))
         above = (*above, id(node))
         if not isinstance(node, yaml.MappingNode):
             return [self.value(child, (*path, str(index)), above) for index, child in enumerate(node.value)]
@@ -219,8 +220,8 @@ class _Walk:
             if name is None:
                 self._refuse(key, path, "a key is missing (null) here")
             elif name in first and key.tag != f"{_TAG}merge":
-                there = self._location(first[name])
-                self._refuse(key, (*path, str(name)), f"duplicate key; it was first given at {there}")
+                first_location = self._location(first[name])
+                self._refuse(key, (*path, str(name)), f"duplicate key; it was first given at {first_location}")
             first.setdefault(name, key)
 
     def _scalar(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> Any:
@@ -229,14 +230,14 @@ class _Walk:
             message = f"{format_value(text)} contains half a surrogate pair, which cannot be written to a file"
             return self._refuse(node, path, message)
         if name not in _SCALARS:
-            return self._refuse(node, path, _tag_refused(node.tag))
+            return self._refuse(node, path, _tag_problem(node.tag))
         try:
             return _SCALARS[name](text)
         except ValueError:
             return self._refuse(node, path, f"{format_value(text)} cannot be read as {name}")
 
 
-def _tag_refused(tag: str) -> str:
+def _tag_problem(tag: str) -> str:
     accepted = "a configuration holds plain mappings, lists, strings and numbers"
     return f"the tag {format_value(tag)} is not accepted; {accepted}"
 
@@ -256,16 +257,16 @@ def dump_line(value: Any) -> str:
 def apply_overrides(tree: Tree, overrides: Iterable[str]) -> tuple[Tree, list[Problem]]:
     """Apply each ``a.b=c`` in order; return the new tree and the problems.
 
-    The value is read as YAML: ``--set metrics=[auc]`` is a list, ``--set seed=2`` a number. A number in the path is a
-    list index, counted from 0. Missing mappings on the path are created; the schema later reports wrong keys at the
-    ``--set`` they came from.
+    The value is YAML: ``--set metrics=[auc]`` is a list, ``--set seed=2`` a number. A number in the path is a list
+    index, counted from 0. Missing mappings on the path are created; if the schema rejects such a key, the problem has
+    the ``--set`` as its location.
 
     An override is skipped and becomes a problem if it has no ``=``, has an empty key, has a value that is invalid YAML,
     or has a path through a scalar.
     """
     problems: list[Problem] = []
     for override in overrides:
-        shown = masked(override)
+        shown = mask_override(override)
         location = SourceLocation(f"--set {shown}" if shown.isprintable() else f"--set {shown!r}")
         path, equals, text = override.partition("=")
         keys = tuple(path.strip().split("."))
@@ -275,18 +276,18 @@ def apply_overrides(tree: Tree, overrides: Iterable[str]) -> tuple[Tree, list[Pr
             continue
         try:
             new = parse_tree(text, location.source, location)
-            value = _replaced(tree.value, keys, new.value, location, ())
+            value = _with_value(tree.value, keys, new.value, location, ())
         except ConfigErrors as errors:
             problems.extend(errors.problems)
         else:
-            made = {keys[:depth]: (location, location) for depth in range(1, len(keys))}
-            key_place = tree.places.get(keys, (location,))[0]
-            below = {(*keys, *inner): place for inner, place in new.places.items()}
-            tree = Tree(value, {**made, **tree.places, **below, keys: (key_place, location)})
+            created = {keys[:depth]: (location, location) for depth in range(1, len(keys))}
+            key_location = tree.locations.get(keys, (location,))[0]
+            below = {(*keys, *inner): place for inner, place in new.locations.items()}
+            tree = Tree(value, {**created, **tree.locations, **below, keys: (key_location, location)})
     return tree, problems
 
 
-def _replaced(value: Any, keys: tuple[str, ...], new: Any, location: SourceLocation, above: tuple[str, ...]) -> Any:
+def _with_value(value: Any, keys: tuple[str, ...], new: Any, location: SourceLocation, above: tuple[str, ...]) -> Any:
     """Return a copy of `value` with `new` at the path `keys`."""
     if not keys:
         return new
@@ -297,7 +298,7 @@ def _replaced(value: Any, keys: tuple[str, ...], new: Any, location: SourceLocat
             message = f"an index of this list is {accepted}; received {format_value(key)}"
             raise ConfigErrors([Problem(location, dotted(path), message)])
         index = int(key)
-        return [*value[:index], _replaced(value[index], keys[1:], new, location, path), *value[index + 1 :]]
+        return [*value[:index], _with_value(value[index], keys[1:], new, location, path), *value[index + 1 :]]
     if value is None:
         value = {}
     elif isinstance(value, str) and key in ("class_path", "init_args"):
@@ -306,10 +307,10 @@ def _replaced(value: Any, keys: tuple[str, ...], new: Any, location: SourceLocat
         where = dotted(above) or "the configuration"
         message = f"{where} is {format_value(value)}, which has no keys to set"
         raise ConfigErrors([Problem(location, dotted(path), message)])
-    return {**value, key: _replaced(value.get(key), keys[1:], new, location, path)}
+    return {**value, key: _with_value(value.get(key), keys[1:], new, location, path)}
 
 
-def masked(override: str) -> str:
+def mask_override(override: str) -> str:
     """Return an override ``a.b=c`` with its credentials masked."""
     path, _, text = override.partition("=")
     try:

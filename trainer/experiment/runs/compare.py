@@ -19,8 +19,8 @@ _ABSENT = object()
 
 
 _VERSIONS = ("python", "mindspore", "numpy", "mindspore-trainer", "platform", "machine", "cpus")
-_NO_RESULTS = ("finished", "snapshot", "directions", "features", "drift", "seconds_before")
-_NAMES = {
+_HIDDEN_RESULTS = ("finished", "snapshot", "directions", "features", "drift", "seconds_before")
+_LABELS = {
     "progress.epoch": "epochs",
     "progress.global_step": "steps",
     "progress.samples_seen": "rows",
@@ -48,12 +48,12 @@ def compare(*folders: str | Path) -> str:
     runs = [Run.read(folder) for folder in folders]
     names = [str(run.path) for run in runs]
     versions = [{name: run.versions[name] for name in _VERSIONS if name in run.versions} for run in runs]
-    differences = _differing([run_folder.flatten({**run.config, "run_dir": None}) for run in runs])
+    differences = _differing_texts([run_folder.flatten({**run.config, "run_dir": None}) for run in runs])
     lines = _section("Configuration", names, differences, "the same")
-    lines += _section("Versions", names, _differing(versions), "the same")
-    heads = [*names, "difference"] if len(runs) == 2 else names
+    lines += _section("Versions", names, _differing_texts(versions), "the same")
+    headings = [*names, "difference"] if len(runs) == 2 else names
     metrics = [run.metrics for run in runs]
-    lines += _section("Results", heads, _results(metrics), "the same" if any(metrics) else "none written yet")
+    lines += _section("Results", headings, _results(metrics), "the same" if any(metrics) else "none written yet")
     return "\n".join(lines)
 
 
@@ -76,13 +76,13 @@ def _summary(run: Run) -> list[str]:
     size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file() and not path.is_symlink())
     started = str(run.versions.get("started", ""))[:16].replace("T", " ")  # cut to minutes
     started = started.removeprefix(f"{run_folder.now()[:4]}-")
-    return [state, steps, _main_result(metrics), started, seconds, f"{size / 1e6:,.1f} MB"]
+    return [state, steps, _main_metric(metrics), started, seconds, f"{size / 1e6:,.1f} MB"]
 
 
 def state_of(run: Run) -> tuple[str, str]:
     """Return (state of a run in one or two words, reason for its end or "").
 
-    A run is "killed" if its newest process ended without writing results.
+    A run is "killed" if its last process ended without writing results.
     """
     if is_running(run.path):
         return "running", ""
@@ -93,7 +93,7 @@ def state_of(run: Run) -> tuple[str, str]:
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether a run holds its folder's lock; False if this cannot be tested."""
+    """Return whether a process holds the folder's lock; False if this is unknown."""
     try:
         claim(folder, "run folder").release()
     except (ConfigurationError, OSError) as error:
@@ -101,11 +101,11 @@ def is_running(folder: Path) -> bool:
     return False
 
 
-def _main_result(metrics: Mapping[str, Any]) -> str:
-    """Return a run's main metric and its best value; metrics are preferred to losses."""
+def _main_metric(metrics: Mapping[str, Any]) -> str:
+    """Return a run's main metric with its best value; a loss only without metrics."""
     best: Mapping[str, Any] = metrics.get("best", {})
-    order = sorted(best, key=lambda name: (not name.startswith(("val_", "window_")), name.endswith("loss")))
-    return f"{order[0]} {four_digits(best[order[0]]['value'])}" if order else ""
+    names = sorted(best, key=lambda name: (not name.startswith(("val_", "window_")), name.endswith("loss")))
+    return f"{names[0]} {four_digits(best[names[0]]['value'])}" if names else ""
 
 
 def duration(seconds: float) -> str:
@@ -118,33 +118,33 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _unequal(sides: list[dict[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
+def _differing_rows(values_by_run: list[dict[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
     """Yield (key, values of all runs) for each key whose values differ."""
-    for key in dict.fromkeys(key for side in sides for key in side):
-        values = [side.get(key, _ABSENT) for side in sides]
+    for key in dict.fromkeys(key for values_of_run in values_by_run for key in values_of_run):
+        values = [values_of_run.get(key, _ABSENT) for values_of_run in values_by_run]
         if any(value != values[0] for value in values):
             yield key, values
 
 
-def _differing(sides: list[dict[str, Any]]) -> list[list[str]]:
-    return [[key, *map(_text, values)] for key, values in _unequal(sides)]
+def _differing_texts(values_by_run: list[dict[str, Any]]) -> list[list[str]]:
+    return [[key, *map(_text, values)] for key, values in _differing_rows(values_by_run)]
 
 
 def _results(metrics: list[Mapping[str, Any]]) -> list[list[str]]:
     rows = []
-    shown = [_shown(side) if side else {} for side in metrics]
-    for key, values in _unequal([run_folder.flatten(side) for side in shown]):
-        if key.split(".")[0] in _NO_RESULTS:
+    shown = [_distinct_results(values_of_run) if values_of_run else {} for values_of_run in metrics]
+    for key, values in _differing_rows([run_folder.flatten(values_of_run) for values_of_run in shown]):
+        if key.split(".")[0] in _HIDDEN_RESULTS:
             continue
-        row = [_NAMES.get(key, key.removeprefix("results.")), *map(_text, values)]
+        row = [_LABELS.get(key, key.removeprefix("results.")), *map(_text, values)]
         if len(values) == 2:
             row.append(f"{values[1] - values[0]:+.6g}" if all(map(is_number, values)) else "")
         rows.append(row)
     return rows
 
 
-def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's results for a table, with each value only once."""
+def _distinct_results(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's results for a table, without metrics that repeat another's value."""
     shown = {name: value for name, value in metrics.items() if name not in ("best", "baseline")}
     shown["results"] = without_equal_losses(metrics.get("results", {}))
     shown["stop_reason"] = _STATES.get(kind := str(metrics.get("stop_reason")).partition(":")[0], kind)
@@ -167,8 +167,8 @@ def number(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _section(title: str, heads: list[str], rows: list[list[str]], empty: str) -> list[str]:
-    return [*(table([[title, *heads], *rows]) if rows else [f"{title}: {empty}"]), ""]
+def _section(title: str, headings: list[str], rows: list[list[str]], empty: str) -> list[str]:
+    return [*(table([[title, *headings], *rows]) if rows else [f"{title}: {empty}"]), ""]
 
 
 def table(rows: list[list[str]], columns: int | None = None) -> list[str]:
@@ -176,23 +176,23 @@ def table(rows: list[list[str]], columns: int | None = None) -> list[str]:
 
     Args:
         columns: maximum width in characters; None: the width of the terminal, or unlimited without a terminal. The
-            columns of a wider table continue below, with the first column repeated; words are not broken.
+            remaining columns of a wider table follow below, with the first column repeated.
     """
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    room = shutil.get_terminal_size((10**6, 24)).columns if columns is None else columns
-    parts: list[list[int]] = [[]]
-    used = widths[0]
+    max_width = shutil.get_terminal_size((10**6, 24)).columns if columns is None else columns
+    blocks: list[list[int]] = [[]]
+    width = widths[0]
     for column in range(1, len(widths)):
-        if parts[-1] and used + 2 + widths[column] > room:
-            parts.append([])
-            used = widths[0]
-        parts[-1].append(column)
-        used += 2 + widths[column]
+        if blocks[-1] and width + 2 + widths[column] > max_width:
+            blocks.append([])
+            width = widths[0]
+        blocks[-1].append(column)
+        width += 2 + widths[column]
     lines: list[str] = []
-    rules = ["-" * width for width in widths]
-    for part in parts:
+    separators = ["-" * width for width in widths]
+    for block in blocks:
         lines += [""] if lines else []
-        for row in (rows[0], rules, *rows[1:]):
-            cells = [row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in part)]
+        for row in (rows[0], separators, *rows[1:]):
+            cells = [row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in block)]
             lines.append("  ".join(cells).rstrip())
     return lines

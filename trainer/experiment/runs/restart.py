@@ -1,6 +1,6 @@
-"""Support `--resume auto`: one command line that starts a run or resumes it.
+"""Support ``--resume auto``, which starts a run or resumes it.
 
-It is meant for engines that restart jobs, such as Kubernetes, Ray, systemd and cluster schedulers.
+Engines that restart jobs, such as Kubernetes, Ray, systemd and cluster schedulers, need one command line for both.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ def _mirrored_run(config: ExperimentConfig) -> str | None:
 
 def _changed(recorded: Mapping[str, Any], defaults: Collection[str], config: ExperimentConfig) -> list[str]:
     """Describe changed settings; defaults and run_dir are ignored."""
-    before, now = run_folder.flatten(recorded), run_folder.flatten(config.to_dict())
-    given = (before.keys() - set(defaults)) | (now.keys() - set(config.default_paths()))
-    sides = [(key, before.get(key, _ABSENT), now.get(key, _ABSENT)) for key in sorted(given - {"run_dir"})]
-    return [f"{key}: {_text(then)}, now {_text(new)}" for key, then, new in sides if then != new]
+    recorded_flat, current_flat = run_folder.flatten(recorded), run_folder.flatten(config.to_dict())
+    set_paths = (recorded_flat.keys() - set(defaults)) | (current_flat.keys() - set(config.default_paths()))
+    keys = sorted(set_paths - {"run_dir"})
+    values = [(key, recorded_flat.get(key, _ABSENT), current_flat.get(key, _ABSENT)) for key in keys]
+    return [f"{key}: {_text(old)}, now {_text(new)}" for key, old, new in values if old != new]
 
 
 def _text(value: Any) -> str:
@@ -82,15 +83,15 @@ def fetched_run(url: str) -> Path:
     try:
         fetch.mirrored_run(source)
         plain = parse_tree(source.read(run_folder.CONFIG).decode("utf-8"), source.shown(run_folder.CONFIG)).value
-        wanted = plain.get("run_dir") if isinstance(plain, dict) else None
-        if not isinstance(wanted, str):
+        run_dir = plain.get("run_dir") if isinstance(plain, dict) else None
+        if not isinstance(run_dir, str):
             raise ConfigurationError(f"{source.shown(run_folder.CONFIG)} names no run_dir")
-        return fetch.fetch_run(url, Path(wanted))
+        return fetch.fetch_run(url, Path(run_dir))
     except OSError as error:
         raise CheckpointError(f"{url} cannot be fetched: {error}") from error
 
 
-def published_roots(config: ExperimentConfig, run_dir: Path) -> list[Path]:
+def publish_folders(config: ExperimentConfig, run_dir: Path) -> list[Path]:
     """Return the folders that the callbacks of a run publish to."""
     publishers = [spec for spec in config.callbacks if spec.class_path.rpartition(".")[2] == "Publish"]
     roots = [spec.init_args.get("root") for spec in publishers]
@@ -103,18 +104,18 @@ def published_by(run_dir: Path) -> Path | None:
     Raises:
         ConfigurationError: the folder belongs to another run.
     """
-    roots = published_roots(load_config(run_dir), run_dir)
+    roots = publish_folders(load_config(run_dir), run_dir)
     if roots:
         check_owner(roots[0], run_dir)
     return roots[0] if roots else None
 
 
 def fetch_published(url: str, config: ExperimentConfig) -> None:
-    """Fetch a mirror's published versions if there are none here.
+    """Fetch a mirror's versions, so that new versions continue their numbers.
 
-    New versions then continue the numbering.
+    Nothing is fetched if the folder has versions already.
     """
     try:
-        fetch.fetch_published(Location(url), Path(config.run_dir), published_roots(config, Path(config.run_dir)))
+        fetch.fetch_published(Location(url), Path(config.run_dir), publish_folders(config, Path(config.run_dir)))
     except OSError as error:
         raise CheckpointError(f"{url} cannot be fetched: {error}") from error

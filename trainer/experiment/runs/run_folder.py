@@ -35,7 +35,7 @@ from ...masking import mask_text
 from ...report.run_data import read_record
 from ..configuration.experiment_config import ExperimentConfig
 from ..configuration.problems import join
-from ..configuration.yaml_tree import dump, masked, read_tree
+from ..configuration.yaml_tree import dump, mask_override, read_tree
 
 CONFIG, VERSIONS, RESUMES = "config.yaml", "versions.json", "resumes.json"
 HISTORY, METRICS, RECORD = "history.json", "metrics.json", "record.jsonl"
@@ -44,9 +44,9 @@ DISTRIBUTION = "mindspore-trainer"
 _PACKAGES = ("mindspore", "numpy", DISTRIBUTION, "pyyaml", "safetensors", "tensorboardX", "tqdm")
 
 
-def claim_run_dir(wanted: Path) -> Path:
+def claim_run_dir(preferred: Path) -> Path:
     """Create a run folder: `wanted`, or ``wanted-N`` if it is in use."""
-    folder, number = wanted, 1
+    folder, number = preferred, 1
     while True:
         try:
             folder.mkdir(parents=True)
@@ -57,17 +57,17 @@ def claim_run_dir(wanted: Path) -> Path:
         except OSError as error:
             raise ConfigurationError(f"run_dir: {folder} cannot be created: {error.strerror or error}") from error
         number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
+        folder = preferred.with_name(f"{preferred.name}-{number}")
 
 
 def scratch_folder() -> Path:
     """Return a temporary folder, which is removed when the process exits."""
     folder = tempfile.TemporaryDirectory(prefix="trainer-rank-")
-    _scratch.append(folder)
+    _temporary_folders.append(folder)
     return Path(folder.name)
 
 
-_scratch: list[tempfile.TemporaryDirectory[str]] = []
+_temporary_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def remove_rejected(run_dir: Path) -> None:
@@ -78,11 +78,11 @@ def remove_rejected(run_dir: Path) -> None:
         run_dir.rmdir()
 
 
-def newest_run(wanted: Path) -> Path | None:
+def newest_run(preferred: Path) -> Path | None:
     """Return the newest run folder that `claim_run_dir` created for `wanted`, or None."""
     folders = []
-    for folder in wanted.parent.glob(f"{wanted.name}*") if wanted.parent.is_dir() else ():
-        suffix = folder.name[len(wanted.name) :]
+    for folder in preferred.parent.glob(f"{preferred.name}*") if preferred.parent.is_dir() else ():
+        suffix = folder.name[len(preferred.name) :]
         if (folder / CONFIG).is_file() and (not suffix or (suffix[0] == "-" and suffix[1:].isdecimal())):
             folders.append((int(suffix[1:] or 1), folder))
     return max(folders)[1] if folders else None
@@ -99,7 +99,7 @@ def existing_run(path: str | Path) -> Path:
 
 
 def origin(path: Path) -> Path | None:
-    """Return the file that a run was started from; None if `path` is not in a run."""
+    """Return the file that a run was started from; None if `path` is not of a run."""
     folder = path if path.is_dir() else path.parent
     try:
         config = json.loads((folder / VERSIONS).read_text("utf-8"))["config"]
@@ -109,29 +109,23 @@ def origin(path: Path) -> Path | None:
 
 
 @contextlib.contextmanager
-def _import_paths(first: Iterable[Path], last: Iterable[Path] = ()) -> Iterator[None]:
-    """Prepend and append folders to ``sys.path`` inside the context."""
+def project_paths(path: Path | None) -> Iterator[None]:
+    """Put the working directory and the folders above `path` on ``sys.path``."""
     known = {entry or "." for entry in sys.path}
-    front = [str(folder) for folder in first if str(folder) not in known]
-    back = [str(folder) for folder in last if str(folder) not in known and str(folder) not in front]
-    sys.path[:0] = front
-    sys.path.extend(back)
+    configs = [] if path is None else [config.absolute() for config in (path, origin(path)) if config is not None]
+    above = [folder for config in configs for folder in (config, *list(config.parents)[:2])]
+    prepended = [str(folder) for folder in [Path.cwd()] if str(folder) not in known]
+    known.update(prepended)
+    appended = [str(folder) for folder in above if folder.is_dir() and str(folder) not in known]
+    sys.path[:0] = prepended
+    sys.path.extend(appended)
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        for entry in (*front, *back):
+        for entry in (*prepended, *appended):
             with contextlib.suppress(ValueError):
                 sys.path.remove(entry)
-
-
-@contextlib.contextmanager
-def project_paths(path: Path | None) -> Iterator[None]:
-    """Make the working directory and the folders above `path` importable."""
-    configs = [] if path is None else [config.absolute() for config in (path, origin(path)) if config is not None]
-    above = [folder for config in configs for folder in (config, *list(config.parents)[:2])]
-    with _import_paths([Path.cwd()], [folder for folder in above if folder.is_dir()]):
-        yield
 
 
 def write_record(run_dir: Path, config: ExperimentConfig, command: str) -> None:
@@ -143,7 +137,7 @@ def write_record(run_dir: Path, config: ExperimentConfig, command: str) -> None:
         "command": command,
         "defaults": sorted(config.default_paths()),
         "config": None if config.source is None else str(config.source.absolute()),
-        "overrides": [masked(override) for override in config.overrides],
+        "overrides": [mask_override(override) for override in config.overrides],
         "cwd": str(Path.cwd()),
         "started": now(),
     }
@@ -162,7 +156,7 @@ def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, secon
     entry = {
         "time": now(),
         "snapshot": str(snapshot),
-        "overrides": [masked(override) for override in config.overrides],
+        "overrides": [mask_override(override) for override in config.overrides],
         "seconds_before": round(seconds, 3),
         **versions(),
     }
@@ -174,29 +168,29 @@ def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, secon
 def recorded_defaults(run_dir: Path, overrides: Iterable[str]) -> set[str]:
     """Return the dotted paths of arguments that a run recorded with default values.
 
-    A path is left out if `overrides` or the overrides of a resume set it, or set a mapping that contains it.
+    Paths that `overrides` or the overrides of a resume have set are left out, as are paths below those.
     """
     resumes = read_json_or(run_dir / RESUMES, [])
-    given = [*overrides, *(override for entry in resumes for override in entry.get("overrides", ()))]
-    named = tuple(f"{override.partition('=')[0].strip()}." for override in given)
+    all_overrides = [*overrides, *(override for entry in resumes for override in entry.get("overrides", ()))]
+    prefixes = tuple(f"{override.partition('=')[0].strip()}." for override in all_overrides)
     defaults = read_json_or(run_dir / VERSIONS, {}).get("defaults", ())
-    return {path for path in defaults if not f"{path}.".startswith(named)}
+    return {path for path in defaults if not f"{path}.".startswith(prefixes)}
 
 
 def seconds_before(run_dir: Path) -> float:
     """Return the seconds that the processes of a run have taken so far.
 
-    A killed process recorded no time; the time between the first and the last line of its record is used instead.
+    For a killed process, which recorded no time, this is the time from the first to the last line of its record.
     """
     metrics, entries = read_json_or(run_dir / METRICS, {}), read_json_or(run_dir / RESUMES, [])
     record = read_record(run_dir / RECORD)
     last = entries[-1] if entries else {}
-    before_last = max(last.get("seconds_before", 0.0), 0.0)
+    before_resume = max(last.get("seconds_before", 0.0), 0.0)
     if record.began is None or record.newest is None or _time(last.get("time")) > record.began:
-        return max(before_last, metrics.get("seconds", 0.0))
+        return max(before_resume, metrics.get("seconds", 0.0))
     if _time(metrics.get("finished")) >= int(record.began):
         return float(metrics["seconds"])
-    return float(before_last + record.newest - record.began)
+    return float(before_resume + record.newest - record.began)
 
 
 def _time(text: Any) -> float:
@@ -218,9 +212,9 @@ def read_json_or(path: Path, default: Any) -> Any:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON atomically.
 
-    NaN and infinities become null. Arrays become lists, and NumPy scalars numbers. Credentials in strings are masked.
+    NaN and infinities become null, arrays become lists, and NumPy scalars become numbers. Credentials are masked.
     """
-    durable.replace_file(path, (json.dumps(_jsonable(value), indent=2, allow_nan=False) + "\n").encode())
+    durable.replace_file(path, (json.dumps(_to_json(value), indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -231,13 +225,13 @@ def read_json(path: Path) -> Any:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
 
 
-def _jsonable(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
+        return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_jsonable(item) for item in value]
+        return [_to_json(item) for item in value]
     if hasattr(value, "tolist"):
-        return _jsonable(value.tolist())
+        return _to_json(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, int | float | bool | None) else mask_text(str(value))

@@ -96,7 +96,7 @@ def _profile(path: Path) -> Mapping[str, Any]:
 def _facts(run: Run, record: Record) -> Iterator[tuple[str, str]]:
     """Yield the main facts about a run as (name, value).
 
-    For a run without results, the facts include its progress so far.
+    A run without results has its progress so far among the facts.
     """
     metrics = run.metrics
     if metrics:
@@ -109,9 +109,9 @@ def _facts(run: Run, record: Record) -> Iterator[tuple[str, str]]:
         yield "so far", f"{max(series.steps[-1] for series in record.series.values()):,} steps"
         if record.newest is not None:
             yield "last value", f"{datetime.fromtimestamp(record.newest, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    declared = run.config.get("features") or {}
-    if declared.get("label_classes"):
-        yield "classes of the label", ", ".join(map(str, declared["label_classes"]))
+    features = run.config.get("features") or {}
+    if features.get("label_classes"):
+        yield "classes of the label", ", ".join(map(str, features["label_classes"]))
     if run.versions.get("started"):
         yield "started", str(run.versions["started"])[:16].replace("T", " ") + " UTC"
     yield "folder", str(run.path)
@@ -145,11 +145,11 @@ def _set_aside(config: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[st
 
 
 def make_server(folders: Sequence[str | Path], port: int, every: int) -> ThreadingHTTPServer:
-    """Return a server for the page on 127.0.0.1; the page reloads during a run."""
+    """Return a server of the page on 127.0.0.1; the page reloads itself during a run."""
 
     @functools.lru_cache(maxsize=1)
-    def rendered(stamp: tuple[Any, ...], going: bool) -> bytes:
-        return render(folders, every if going else None).encode()
+    def rendered(modified: tuple[Any, ...], reloads: bool) -> bytes:
+        return render(folders, every if reloads else None).encode()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -158,8 +158,8 @@ def make_server(folders: Sequence[str | Path], port: int, every: int) -> Threadi
                 self.send_error(404)  # refuse DNS rebinding: a foreign host name that resolves to this machine
                 return
             try:
-                body = rendered(_stamp(folders), any(is_running(Path(folder)) for folder in folders))
-            except (ConfigurationError, OSError) as error:  # a file may be about to be replaced
+                body = rendered(_modification_times(folders), any(is_running(Path(folder)) for folder in folders))
+            except (ConfigurationError, OSError) as error:  # the run may be replacing a file
                 self.send_error(503, str(error).splitlines()[0])
                 return
             self.send_response(200)
@@ -182,7 +182,7 @@ class _PageServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def _stamp(folders: Sequence[str | Path]) -> tuple[Any, ...]:
+def _modification_times(folders: Sequence[str | Path]) -> tuple[Any, ...]:
     files = (
         Path(folder) / name
         for folder in folders

@@ -43,8 +43,8 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     Args:
         config: a checked configuration.
         command: "fit" trains on ``data.train``, "online" on ``data.stream``.
-        resume: True continues from the last snapshot in the run folder, or starts over there if it has none yet. False
-            starts a new run in the next free folder.
+        resume: True: continue from the last snapshot in the run folder, or start over there if it has none. False:
+            start a new run in the next free folder.
 
     Returns:
         The run folder.
@@ -61,22 +61,22 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
         raise ConfigurationError(f"{config.source}: data.{splits[0]}: is missing; trainer {command} needs it")
     mirror = None if config.mirror is None else Mirror(expand(config.mirror, "mirror"))
     # a run that was killed before its first snapshot starts over
-    continues = resume and bool(available(config.run_dir / FOLDER))
-    learns = command == "online" and not continues and config.features is not None
-    experiment = build(config, (*splits, "train") if learns else splits)
-    if config.init_from is not None and not continues:
-        begin = {name: value for name, value in config.init_from.items() if value is not None}
-        experiment.trainer.init_from(**{**begin, "path": expand(str(begin["path"]), "path")})
-    if learns:
-        _learn_features(experiment)
-    with contextlib.ExitStack() as held:
+    has_snapshot = resume and bool(available(config.run_dir / FOLDER))
+    fits_features = command == "online" and not has_snapshot and config.features is not None
+    experiment = build(config, (*splits, "train") if fits_features else splits)
+    if config.init_from is not None and not has_snapshot:
+        arguments = {name: value for name, value in config.init_from.items() if value is not None}
+        experiment.trainer.init_from(**{**arguments, "path": expand(str(arguments["path"]), "path")})
+    if fits_features:
+        _fit_features(experiment)
+    with contextlib.ExitStack() as locks:
 
-        def take() -> str:
+        def claim_folder() -> str:
             run_dir = config.run_dir if resume else run_folder.claim_run_dir(config.run_dir)
-            held.enter_context(claim(run_dir, "run folder"))
+            locks.enter_context(claim(run_dir, "run folder"))
             return str(run_dir)
 
-        run_dir = Path(experiment.trainer.group.from_main(take))
+        run_dir = Path(experiment.trainer.group.from_main(claim_folder))
         if run_dir != config.run_dir:
             logger.info("%s is in use by an earlier run; this one goes to %s", config.run_dir, run_dir)
         config = config.model_copy(update={"run_dir": run_dir})
@@ -86,7 +86,7 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
             if not resume and experiment.trainer.state.progress.global_step == 0:
                 if mirror is not None:
                     mirror.remove_started()
-                held.close()
+                locks.close()
                 run_folder.remove_rejected(run_dir)
             raise
         finally:
@@ -94,31 +94,28 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
                 mirror.catch_up()
 
 
-def _learn_features(experiment: Experiment) -> None:
-    """Fit features on data.train before an online run, unless they are fitted.
-
-    They cannot be fitted on a stream, which has no end.
-    """
+def _fit_features(experiment: Experiment) -> None:
+    """Fit unfitted features on data.train, because a stream has no end to fit on."""
     features = experiment.trainer.features
-    earlier = experiment.datasets.pop("train", None)
-    if features is not None and not features.is_fitted and earlier is not None:
+    rows = experiment.datasets.pop("train", None)
+    if features is not None and not features.is_fitted and rows is not None:
         logger.info("features: %s learn from data.train", ", ".join(features.statistics))
-        features.fit(earlier)
+        features.fit(rows)
 
 
 def _train_in(
     config: ExperimentConfig, experiment: Experiment, command: str, resume: bool, mirror: Mirror | None
 ) -> Path:
-    run_dir, trainer = config.run_dir, experiment.trainer
+    run_dir, trainer, datasets = config.run_dir, experiment.trainer, experiment.datasets
     group = trainer.group
     trainer.run_dir = run_dir
-    recorded = dump(config.to_dict())
-    trainer.saver.config = recorded
-    if MASK in recorded:
+    config_text = dump(config.to_dict())
+    trainer.saver.config = config_text
+    if MASK in config_text:
         logger.warning("the configuration holds a credential, which is not written to the run folder: %s", ENV_HINT)
     callbacks = [*(experiment.callbacks or [ProgressBar()]), *([] if mirror is None else [mirror])]
     if command == "online":
-        callbacks = [left for callback in callbacks for left in _without_validation(callback)]
+        callbacks = [adapted for callback in callbacks for adapted in _without_validation(callback)]
     for callback in callbacks:
         if isinstance(callback, ProgressBar):
             callback.results = False  # the command prints them together with the test results
@@ -127,36 +124,34 @@ def _train_in(
         callbacks.append(RunRecord(run_dir / run_folder.RECORD))
     else:
         run_dir = run_folder.scratch_folder()  # all ranks write records, but only those of rank 0 are kept
-    earlier = 0.0
+    seconds_before = 0.0
     if resume and group.is_main:
-        earlier = run_folder.seconds_before(run_dir)
-        callbacks.append(_ResumeRecord(config, earlier))
+        seconds_before = run_folder.seconds_before(run_dir)
+        callbacks.append(_ResumeRecord(config, seconds_before))
     else:
         run_folder.write_record(run_dir, config, command)
     baseline = None
     if command == "fit" and config.baseline is not None:
-        given = experiment.datasets
         arguments = keyword_values(config.baseline, Baseline)
-        baseline = Baseline(given["train"], given.get("test", given.get("valid")), **arguments)
+        baseline = Baseline(datasets["train"], datasets.get("test", datasets.get("valid")), **arguments)
         callbacks.insert(0, baseline)
     logger.info("run folder: %s", config.run_dir)
     # "auto" starts over, with a warning, if the run was killed before its first snapshot
-    from_where = "auto" if resume else None
+    resume_from = "auto" if resume else None
     start_time = time.monotonic()
-    data = experiment.datasets
-    common: dict[str, Any] = {"callbacks": callbacks, "resume": from_where}
+    common_options: dict[str, Any] = {"callbacks": callbacks, "resume": resume_from}
     try:
         if command == "fit":
-            options = common | keyword_values(config.fit, trainer.fit)
-            trainer.fit(data["train"], valid_dataset=data.get("valid"), **options)
+            options = common_options | keyword_values(config.fit, trainer.fit)
+            trainer.fit(datasets["train"], valid_dataset=datasets.get("valid"), **options)
         else:
-            options = common | keyword_values(config.online, trainer.online_train)
-            trainer.online_train(data["stream"], **options)
+            options = common_options | keyword_values(config.online, trainer.online_train)
+            trainer.online_train(datasets["stream"], **options)
     finally:
-        results = _results(trainer)
-        outcome = _outcome(trainer, command, (earlier, time.monotonic() - start_time), results)
+        results = _last_values(trainer)
+        outcome = _outcome(trainer, command, (seconds_before, time.monotonic() - start_time), results)
         _write_results(run_dir, trainer, outcome)
-    if "test" in data:
+    if "test" in datasets:
         test = evaluate_on(experiment, "test")
         results.update({f"test_{name}": value for name, value in test.items()})
         outcome["drift"] = _drift(experiment, "test")
@@ -165,29 +160,26 @@ def _train_in(
         outcome["baseline"] = baseline.compare(trainer)
         run_folder.write_json(run_dir / run_folder.METRICS, outcome)
     if experiment.report is not None:
-        reported = experiment.report(trainer, run_dir)
-        if isinstance(reported, Mapping):
-            outcome["report"] = reported
+        report = experiment.report(trainer, run_dir)
+        if isinstance(report, Mapping):
+            outcome["report"] = report
             run_folder.write_json(run_dir / run_folder.METRICS, outcome)
     return run_dir
 
 
 def _without_validation(callback: Any) -> list[Any]:
-    """Adapt a callback to a stream, which has no validation.
-
-    The result is a list with the callback or its replacement. It is empty if the callback is left out.
-    """
+    """Return [the callback], [its replacement without a monitor], or []."""
     monitor = getattr(callback, "monitor", None)  # MindSpore's callbacks have none, or one with another meaning
     if not isinstance(callback, Callback) or not str(monitor).startswith("val_"):
         return [callback]
-    left = callback.without_monitor()
-    what = "is left out" if left is None else "ranks nothing"
-    logger.info("%s(monitor=%r) %s: a stream has no validation", type(callback).__name__, monitor, what)
-    return [] if left is None else [left]
+    adapted = callback.without_monitor()
+    consequence = "is left out" if adapted is None else "ranks nothing"
+    logger.info("%s(monitor=%r) %s: a stream has no validation", type(callback).__name__, monitor, consequence)
+    return [] if adapted is None else [adapted]
 
 
 def _drift(experiment: Experiment, split: str) -> dict[str, float]:
-    """Return each raw column's drift (PSI) from the training rows; {} if unknown."""
+    """Return the drift (PSI) of each raw column from the training rows; {} if unknown."""
     features = experiment.trainer.features
     if features is None or not features.is_fitted or not features.learned.profiled_rows:
         return {}
@@ -209,7 +201,7 @@ class _ResumeRecord(Callback):
         run_folder.record_resume(self._config.run_dir, self._config, trainer.state.snapshot, self._seconds)
 
 
-def _results(trainer: Trainer) -> dict[str, Any]:
+def _last_values(trainer: Trainer) -> dict[str, Any]:
     """Return the last value of each recorded metric."""
     history = trainer.history.history if trainer.history is not None else {}
     return {("train_loss" if name == "loss" else name): values[-1] for name, values in history.items() if values}
@@ -218,13 +210,13 @@ def _results(trainer: Trainer) -> dict[str, Any]:
 def _outcome(trainer: Trainer, command: str, seconds: tuple[float, float], results: dict[str, Any]) -> dict[str, Any]:
     """Return the content of ``metrics.json``."""
     state = trainer.state
-    ended = str(state.stop_reason) if state.exception is None else f"exception: {type(state.exception).__name__}"
+    stop_reason = str(state.stop_reason) if state.exception is None else f"exception: {type(state.exception).__name__}"
     return {
         "command": command,
         "results": results,
         "best": {} if trainer.history is None else trainer.history.as_dict()["best"],
         "progress": state.progress.state_dict(),
-        "stop_reason": ended,
+        "stop_reason": stop_reason,
         "seconds": round(sum(seconds), 3),
         "seconds_before": round(seconds[0], 3),
         "snapshot": state.snapshot,
@@ -278,7 +270,7 @@ def splits_of(config: ExperimentConfig) -> list[str]:
 
 
 def split_of(config: ExperimentConfig, split: str | None) -> str:
-    """Return `split` if it is configured; for None, the first dataset of `SPLITS`."""
+    """Return `split` if it is configured; for None, the first configured split."""
     splits = splits_of(config)
     if split is None and splits:
         return splits[0]

@@ -85,13 +85,13 @@ class ServeOptions:
     log_queue_rows: int = 100_000  # maximum rows queued for logging; further rows are counted and dropped
 
     def __post_init__(self) -> None:
-        whole("serve: port", self.port, 0, most=65535)
+        whole("serve: port", self.port, 0, maximum=65535)
         for name in ("batch_rows", "request_rows", "body_bytes", "queue_rows", "log_queue_rows"):
             whole(f"serve: {name}", getattr(self, name))
         number("serve: timeout", self.timeout, above=0, below=math.inf, what="seconds")
         for name in ("batch_delay", "drain", "log_wait"):
-            number(f"serve: {name}", getattr(self, name), least=0, below=math.inf, what="seconds")
-        number("serve: log_share", self.log_share, above=0, most=1, what="a share")
+            number(f"serve: {name}", getattr(self, name), minimum=0, below=math.inf, what="seconds")
+        number("serve: log_share", self.log_share, above=0, maximum=1, what="a share")
         if self.log is None and self.log_recommended is None and (self.log_share != 1 or self.log_wait):
             raise ConfigurationError("serve: log_share and log_wait need log, the place where rows are written")
         if self.log_wait >= self.timeout:

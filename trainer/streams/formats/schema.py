@@ -192,7 +192,7 @@ class Schema:
             if name is not None and name not in columns:
                 absent_column(f"{role}={name!r}", name, columns)
         choice("event_time_unit", self.event_time_unit, TIME_UNITS, optional=True)
-        number("max_future", self.max_future, least=0, optional=True, what="seconds")
+        number("max_future", self.max_future, minimum=0, optional=True, what="seconds")
         fields = dict(columns)
         if self.event_time is not None and self.event_time not in fields:
             fields[self.event_time] = Column(np.float64, coerce=True, times=True, time_unit=self.event_time_unit)

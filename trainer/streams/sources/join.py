@@ -100,9 +100,9 @@ class DelayedLabelJoin(BufferedStream):
         max_waiting: int | None = None,
     ) -> None:
         super().__init__()
-        checks.number("negative_sampling_rate", negative_sampling_rate, above=0, most=1, what="a share")
+        checks.number("negative_sampling_rate", negative_sampling_rate, above=0, maximum=1, what="a share")
         checks.number("within", within, above=0, what="seconds")
-        checks.number("lateness", lateness, least=0, what="seconds")
+        checks.number("lateness", lateness, minimum=0, what="seconds")
         checks.choice("at_end", at_end, ("negative", "drop"))
         checks.choice("expired", expired, ("negative", "drop"))
         checks.whole("max_waiting", max_waiting, optional=True)
